@@ -1,0 +1,144 @@
+"""Every error this project raises, split by what the caller must do next.
+
+LedgerError
+├── RetryableError              nothing happened: try again
+│   ├── BookieUnavailableError      a bookie cannot be reached, or answers too late
+│   ├── MetadataUnavailableError    ZooKeeper cannot be reached
+│   ├── TooManyRequestsError        a bound on work in flight was met
+│   └── RecoveryError               a ledger cannot be recovered now: too few bookies answer
+├── OutcomeUnknownError         it may or may not have happened: look before you repeat
+│   └── AddOutcomeUnknownError      an add was in flight when its ledger closed (also LedgerClosedError)
+├── FencedError                 another client took the ledger over: stop writing to it
+├── ConflictError               somebody else changed it first
+├── NotFoundError               it does not exist
+│   ├── NoSuchLedgerError
+│   ├── NoSuchEntryError
+│   ├── NoSuchStreamError
+│   └── ReadBeyondConfirmedError    the entry is not confirmed yet
+├── UnauthorizedError           wrong password, key or token
+├── LedgerClosedError           the handle or the ledger is closed
+├── CorruptionError             stored bytes are damaged: stop, and repair
+│   ├── DigestMismatchError         no replica of an entry has a valid digest
+│   └── DataLossError               data a reader asked for are gone for good
+├── ConfigurationError          the request itself is wrong: change it
+│   ├── EntryTooLargeError
+│   └── SchemaMismatchError
+└── NotEnoughBookiesError       fewer usable bookies than the ledger needs
+
+Nothing of grpc, kazoo, LMDB or Arrow leaks out: a boundary raises one of these and keeps the
+cause (``raise ... from``). Every class pickles by its message, because Spark carries errors
+between processes.
+"""
+
+from __future__ import annotations
+
+
+class LedgerError(Exception):
+    """Base of every error here. ``outcome_unknown`` says that the request may have taken effect."""
+
+    outcome_unknown: bool = False
+    retryable: bool = False
+
+
+class RetryableError(LedgerError):
+    """Nothing happened; the same request may succeed later."""
+
+    retryable = True
+
+
+class BookieUnavailableError(RetryableError):
+    """A bookie cannot be reached, refused the connection, or did not answer in time."""
+
+
+class MetadataUnavailableError(RetryableError):
+    """ZooKeeper cannot be reached; no metadata was changed."""
+
+
+class TooManyRequestsError(RetryableError):
+    """A bound on requests or bytes in flight was met; send less at once."""
+
+
+class RecoveryError(RetryableError):
+    """A ledger cannot be recovered now: answers from too many bookies are missing.
+
+    The ledger stays IN_RECOVERY and loses nothing; open it again once the bookies are back.
+    """
+
+
+class OutcomeUnknownError(LedgerError):
+    """The request may or may not have taken effect: read the state before repeating it."""
+
+    outcome_unknown = True
+
+
+class LedgerClosedError(LedgerError):
+    """The handle was closed, or the ledger was closed by another client."""
+
+
+class AddOutcomeUnknownError(OutcomeUnknownError, LedgerClosedError):
+    """An add was in flight when its ledger closed; only opening with ``recover=True`` tells."""
+
+
+class FencedError(LedgerError):
+    """Another client has fenced the ledger: this writer may add nothing more.
+
+    Adds that were in flight may or may not be part of the ledger.
+    """
+
+    outcome_unknown = True
+
+
+class ConflictError(LedgerError):
+    """Somebody else changed the same thing first; read it again and decide."""
+
+
+class NotFoundError(LedgerError):
+    """The ledger, entry, stream or node does not exist."""
+
+
+class NoSuchLedgerError(NotFoundError):
+    """No ledger with this id exists: it was never created, or it was deleted."""
+
+
+class NoSuchEntryError(NotFoundError):
+    """Every replica says that it does not hold the entry."""
+
+
+class NoSuchStreamError(NotFoundError):
+    """No stream with this name exists."""
+
+
+class ReadBeyondConfirmedError(NotFoundError):
+    """The range ends above the last add confirmed; refresh or tail the reader to see more."""
+
+
+class UnauthorizedError(LedgerError):
+    """The password, key or token is wrong."""
+
+
+class CorruptionError(LedgerError):
+    """Stored bytes are damaged; nothing damaged was delivered."""
+
+
+class DigestMismatchError(CorruptionError):
+    """Replicas answered, but none with bytes that match their digest."""
+
+
+class DataLossError(CorruptionError):
+    """Data that a reader asked for no longer exist."""
+
+
+class ConfigurationError(LedgerError):
+    """An option, argument or file is wrong; the message names it and what is allowed."""
+
+
+class EntryTooLargeError(ConfigurationError):
+    """An entry or a row is larger than the limit."""
+
+
+class SchemaMismatchError(ConfigurationError):
+    """The data do not have the schema of the stream; the message names the field."""
+
+
+class NotEnoughBookiesError(LedgerError):
+    """Fewer usable bookies than the ledger's ensemble, or ack quorum, needs."""

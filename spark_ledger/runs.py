@@ -1,0 +1,71 @@
+"""EntryRun: consecutive frames of one ledger as one buffer, the unit that travels and is stored.
+
+Python handles runs, never single entries, on every hot path: one network message, one journal
+record and one index row carry many entries. ``sizes`` delimits the frames inside ``frames``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from spark_ledger.types import EntryId, LedgerId
+
+
+class EntryRun(NamedTuple):
+    """Entries of one ledger in ascending order.
+
+    ``entry_ids`` is None when ids are consecutive from ``first_entry``; otherwise it lists all.
+    """
+
+    ledger_id: LedgerId
+    first_entry: EntryId
+    entry_ids: Sequence[int] | None
+    sizes: Sequence[int]
+    frames: bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def last_entry(self) -> EntryId:
+        if self.entry_ids is not None:
+            return EntryId(self.entry_ids[-1])
+        return EntryId(self.first_entry + len(self.sizes) - 1)
+
+    def ids(self) -> Sequence[int]:
+        """All entry ids, ascending."""
+        if self.entry_ids is not None:
+            return self.entry_ids
+        return range(self.first_entry, self.first_entry + len(self.sizes))
+
+    def offsets(self) -> list[int]:
+        """Where each frame starts in ``frames``, and behind them the end: ``count + 1`` numbers."""
+        return list(accumulate(self.sizes, initial=0))
+
+    def split(self) -> Iterator[tuple[EntryId, memoryview]]:
+        """Each entry id with its frame."""
+        view = memoryview(self.frames)
+        start = 0
+        for entry_id, size in zip(self.ids(), self.sizes, strict=True):
+            yield EntryId(entry_id), view[start : start + size]
+            start += size
+
+
+def run_error(run: EntryRun) -> str | None:
+    """Why a run that arrived from outside is malformed, or None. Checked before anything is kept."""
+    if run.ledger_id < 0 or run.first_entry < 0:
+        return f"negative ledger id {run.ledger_id} or entry id {run.first_entry}"
+    if not run.sizes:
+        return "no entries"
+    if min(run.sizes) == 0 or sum(run.sizes) != len(run.frames):
+        return f"frame sizes do not add up to {len(run.frames)} bytes"
+    ids = run.entry_ids
+    if ids is not None:
+        if len(ids) != len(run.sizes) or ids[0] != run.first_entry:
+            return "entry ids do not match the frames"
+        if any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
+            return "entry ids are not ascending"
+    return None

@@ -1,0 +1,143 @@
+"""Transport: how a client talks to bookies. One interface; gRPC in production, memory in tests.
+
+A transport delivers and reports; it never retries and never decides. All methods are called on
+one asyncio loop, and callbacks come on that loop. Statuses of ``BookieStatus`` are values here,
+not exceptions: the protocol machines need every one of them. A broken connection is reported as
+UNAVAILABLE, a missing answer as TIMEOUT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple, Protocol
+
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.runs import EntryRun
+
+
+class AddResult(NamedTuple):
+    """A bookie's answer to the runs of one appender.
+
+    OK means that every run sent so far, up to and with ``last_entry``, is durable there. Any other
+    status ends the appender: nothing more is reported, later runs are dropped.
+    """
+
+    bookie_id: BookieId
+    status: BookieStatus
+    last_entry: EntryId
+    message: str = ""
+
+
+class ReadChunk(NamedTuple):
+    """Part of a range. ``run`` is None when ``status`` is not OK; ``entry_id`` then names the entry
+    that could not be had, and the iterator ends."""
+
+    status: BookieStatus
+    run: EntryRun | None
+    entry_id: EntryId
+    message: str = ""
+
+
+class LastConfirmed(NamedTuple):
+    """A bookie's view of a ledger's end: the LAC it knows, the highest entry it holds (-1: none)."""
+
+    status: BookieStatus
+    last_add_confirmed: EntryId = EntryId(-1)
+    last_entry: EntryId = EntryId(-1)
+    fenced: bool = False
+    message: str = ""
+
+
+class BookieDescription(NamedTuple):
+    """What a bookie says about itself."""
+
+    bookie_id: BookieId
+    cluster_id: str
+    version: str
+    state: str
+    ledgers: int
+    journal_bytes: int
+    entry_log_bytes: int
+    free_bytes: int
+    uptime_s: float
+
+
+class Appender(Protocol):
+    """One writer's ordered lane to one bookie, over the stream that all writers share."""
+
+    def send(self, run: EntryRun) -> None:
+        """Queue a run. Never blocks and never raises; failures arrive as an ``AddResult``."""
+
+    def close(self) -> None:
+        """Stop reporting. What was sent may still be stored."""
+
+
+class Transport(Protocol):
+    """Connections to bookies, made on first use and kept."""
+
+    def open_appender(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        *,
+        access_key: bytes,
+        recovery: bool,
+        on_result: Callable[[AddResult], None],
+    ) -> Appender:
+        """A lane for one ledger. ``on_result`` is never called from inside this call or ``send``."""
+
+    def read(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        first_entry: EntryId,
+        last_entry: EntryId,
+        *,
+        stride: int = 1,
+        max_bytes: int = 0,
+        fence: bool = False,
+        access_key: bytes = b"",
+        timeout_s: float,
+    ) -> AsyncIterator[ReadChunk]:
+        """Entries ``first_entry, first_entry + stride, ...`` up to ``last_entry``, in order.
+
+        Ends early after ``max_bytes``. Never raises for what a bookie or the network does.
+        """
+
+    async def read_last_confirmed(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        *,
+        fence: bool = False,
+        access_key: bytes = b"",
+        wait_above: EntryId = EntryId(-1),
+        wait_s: float = 0.0,
+        timeout_s: float,
+    ) -> LastConfirmed:
+        """The bookie's LAC; with ``wait_s``, held there until LAC > ``wait_above`` (long poll).
+
+        The deadline of the call is ``wait_s + timeout_s``.
+        """
+
+    async def write_last_confirmed(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        last_add_confirmed: EntryId,
+        *,
+        access_key: bytes = b"",
+        timeout_s: float,
+    ) -> BookieStatus:
+        """Tell a bookie the LAC of an idle writer."""
+
+    async def list_entries(
+        self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
+    ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
+        """Ranges, both ends included, of the entries that this bookie holds."""
+
+    async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
+        """What the bookie says of itself. Raises BookieUnavailableError."""
+
+    async def close(self) -> None:
+        """Close every connection; open appenders are failed with UNAVAILABLE."""

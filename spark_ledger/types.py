@@ -1,0 +1,185 @@
+"""The values that cross layers: ids, quorums, ledger metadata, entries, positions, statuses.
+
+Nothing here does I/O. Every class is frozen; constructors refuse values that break a rule of
+the protocol, so a value that exists is valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum
+from typing import Generic, NamedTuple, NewType, TypeVar
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import ENSEMBLE_SIZE_MAX
+
+LedgerId = NewType("LedgerId", int)
+EntryId = NewType("EntryId", int)
+BookieId = NewType("BookieId", str)
+
+NO_ENTRY = EntryId(-1)
+"""Stands for "no entry yet": the last add confirmed of an empty ledger."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned(Generic[T]):
+    """A value read from the metadata store with the version a compare-and-set must name."""
+
+    value: T
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quorums:
+    """How a ledger is replicated: E bookies in an ensemble, WQ copies, AQ acknowledgements."""
+
+    ensemble_size: int = 3
+    write_quorum: int = 3
+    ack_quorum: int = 2
+
+    def __post_init__(self) -> None:
+        e, wq, aq = self.ensemble_size, self.write_quorum, self.ack_quorum
+        if not e >= wq >= aq >= 1:
+            raise ConfigurationError(
+                f"ensemble_size {e}, write_quorum {wq}, ack_quorum {aq}: "
+                "needs ensemble_size >= write_quorum >= ack_quorum >= 1"
+            )
+        if e > ENSEMBLE_SIZE_MAX:
+            raise ConfigurationError(f"ensemble_size {e}: at most {ENSEMBLE_SIZE_MAX} is allowed")
+
+    def __str__(self) -> str:
+        return f"E{self.ensemble_size} WQ{self.write_quorum} AQ{self.ack_quorum}"
+
+
+class LedgerState(Enum):
+    """OPEN -> IN_RECOVERY -> CLOSED, or OPEN -> CLOSED; CLOSED is final."""
+
+    OPEN = "open"
+    IN_RECOVERY = "in_recovery"
+    CLOSED = "closed"
+
+
+class DigestType(Enum):
+    """How entries are protected: CRC32C against damage, HMAC-SHA256 against forgery too."""
+
+    CRC32C = "crc32c"
+    HMAC_SHA256 = "hmac-sha256"
+
+
+class Fragment(NamedTuple):
+    """Entries from ``first_entry`` up to the next fragment, and their bookies in slot order."""
+
+    first_entry: EntryId
+    bookies: tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMetadata:
+    """What the metadata store knows of a ledger.
+
+    ``last_entry_id`` and ``length`` (payload bytes) are known once the ledger is CLOSED.
+    ``access_key_hash`` is empty for a ledger without a password. ``creation_token`` tells a
+    creator whose reply was lost that the node it meets is its own.
+    """
+
+    ledger_id: LedgerId
+    quorums: Quorums
+    fragments: tuple[Fragment, ...]
+    state: LedgerState = LedgerState.OPEN
+    last_entry_id: EntryId = NO_ENTRY
+    length: int = 0
+    digest_type: DigestType = DigestType.CRC32C
+    access_key_hash: bytes = b""
+    creation_time_ms: int = 0
+    creation_token: str = ""
+    custom_metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.fragments and self.fragments[0].first_entry == 0, "first fragment starts at 0"
+        previous = -1
+        for fragment in self.fragments:
+            assert fragment.first_entry > previous, "fragments are in strictly increasing order"
+            assert len(fragment.bookies) == self.quorums.ensemble_size, "an ensemble has E slots"
+            assert len(set(fragment.bookies)) == len(fragment.bookies), "bookies are distinct"
+            previous = fragment.first_entry
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is LedgerState.CLOSED
+
+    @property
+    def last_fragment(self) -> Fragment:
+        return self.fragments[-1]
+
+    def with_changes(self, **changes: object) -> LedgerMetadata:
+        """A copy with fields replaced; the constructor checks it again."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+class Entry(NamedTuple):
+    """One verified entry. ``length`` counts payload bytes of the ledger up to and with it."""
+
+    ledger_id: LedgerId
+    entry_id: EntryId
+    payload: bytes
+    last_add_confirmed: EntryId
+    length: int
+
+
+class BookieState(Enum):
+    """What a registered bookie takes: everything, or only reads and recovery adds."""
+
+    WRITABLE = "writable"
+    READ_ONLY = "readonly"
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfo:
+    """A registered bookie: who it is, where it answers, what it takes."""
+
+    bookie_id: BookieId
+    address: str
+    state: BookieState = BookieState.WRITABLE
+    rack: str = "/default-rack"
+    free_bytes: int = 0
+    admin_address: str = ""
+
+
+class BookieStatus(IntEnum):
+    """A bookie's answer to one request. Numbers are those of ``bookie.proto``.
+
+    The last two are never sent: a client's transport reports them when no answer came.
+    """
+
+    OK = 0
+    NO_SUCH_LEDGER = 1
+    NO_SUCH_ENTRY = 2
+    FENCED = 3
+    READ_ONLY = 4
+    UNAUTHORIZED = 5
+    TOO_MANY_REQUESTS = 6
+    UNKNOWN_STATE = 7
+    BAD_REQUEST = 8
+    IO_ERROR = 9
+    WRONG_BOOKIE = 10
+    UNAVAILABLE = 100
+    TIMEOUT = 101
+
+    @property
+    def is_negative(self) -> bool:
+        """True only for a definite "I do not hold it". Unknown is never negative (DESIGN 5.6)."""
+        return self in (BookieStatus.NO_SUCH_LEDGER, BookieStatus.NO_SUCH_ENTRY)
+
+
+class Dlsn(NamedTuple):
+    """Position of a row in a stream: segment, entry within the segment, row within the entry.
+
+    All three count from 0. Tuple order is stream order.
+    """
+
+    segment: int
+    entry: int = 0
+    slot: int = 0

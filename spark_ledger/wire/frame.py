@@ -1,0 +1,133 @@
+"""The entry frame: the bytes of one entry, made once by its writer and never changed after.
+
+    offset  bytes  field
+    0       8      ledger id, big endian, as all numbers here
+    8       8      entry id
+    16      8      last add confirmed when the writer made the frame (-1: none)
+    24      8      length: payload bytes of the ledger up to and with this entry
+    32      d      digest over the 32 bytes above and the payload; d = 4 or 16
+    32 + d  n      payload
+
+The digest binds a payload to its place, so a bookie cannot serve another entry, ledger or LAC.
+Recovery and re-replication copy frames byte for byte: an entry id has one frame on every replica.
+CRC32C detects damage. HMAC-SHA256 (first 16 bytes, RFC 2104) also stops forgery by anybody
+without the ledger's password, whose MAC key no bookie ever sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from typing import Protocol
+
+from google_crc32c import extend as crc32c_extend
+from google_crc32c import value as crc32c_value
+
+from spark_ledger.errors import DigestMismatchError
+from spark_ledger.types import DigestType, Entry, EntryId, LedgerId
+from spark_ledger.runs import EntryRun
+
+HEADER = struct.Struct(">qqqQ")
+HEADER_BYTES = HEADER.size
+_CRC = struct.Struct(">I")
+_HMAC_BYTES = 16
+_LAC_OFFSET = 16
+_LAC = struct.Struct(">q")
+
+
+class Digest(Protocol):
+    """Seals and opens frames of one ledger."""
+
+    size: int
+
+    def sum(self, header: bytes, payload: bytes) -> bytes:
+        """The digest of a header and a payload."""
+
+
+class Crc32cDigest:
+    """Integrity: four bytes, computed by the processor."""
+
+    size = 4
+
+    def sum(self, header: bytes, payload: bytes) -> bytes:
+        return _CRC.pack(crc32c_extend(crc32c_value(header), payload))
+
+
+class HmacDigest:
+    """Authenticity: HMAC-SHA256 with the ledger's MAC key, cut to 16 bytes."""
+
+    size = _HMAC_BYTES
+
+    def __init__(self, mac_key: bytes) -> None:
+        assert mac_key, "an HMAC ledger has a password"
+        self._mac_key = mac_key
+
+    def sum(self, header: bytes, payload: bytes) -> bytes:
+        return hmac.digest(self._mac_key, header + payload, "sha256")[:_HMAC_BYTES]
+
+
+def digest_for(digest_type: DigestType, mac_key: bytes) -> Digest:
+    """The digest of a ledger of this type; ``mac_key`` is ignored for CRC32C."""
+    if digest_type is DigestType.HMAC_SHA256:
+        return HmacDigest(mac_key)
+    return Crc32cDigest()
+
+
+def seal(
+    digest: Digest,
+    ledger_id: int,
+    entry_id: int,
+    last_add_confirmed: int,
+    length: int,
+    payload: bytes,
+) -> bytes:
+    """The frame of an entry."""
+    header = HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
+    return b"".join((header, digest.sum(header, payload), payload))
+
+
+def open_frame(digest: Digest, ledger_id: int, entry_id: int, frame: bytes | memoryview) -> Entry:
+    """The entry in a frame. Raises DigestMismatchError for anything but the very entry asked for."""
+    payload_start = HEADER_BYTES + digest.size
+    if len(frame) < payload_start:
+        raise DigestMismatchError(f"ledger {ledger_id} entry {entry_id}: {len(frame)} bytes only")
+    header = bytes(frame[:HEADER_BYTES])
+    payload = bytes(frame[payload_start:])
+    stored = bytes(frame[HEADER_BYTES:payload_start])
+    if not hmac.compare_digest(digest.sum(header, payload), stored):
+        raise DigestMismatchError(f"ledger {ledger_id} entry {entry_id}: digest does not match")
+    found_ledger, found_entry, last_add_confirmed, length = HEADER.unpack(header)
+    if found_ledger != ledger_id or found_entry != entry_id:
+        raise DigestMismatchError(
+            f"ledger {ledger_id} entry {entry_id}: bookie served {found_ledger}/{found_entry}"
+        )
+    return Entry(
+        LedgerId(ledger_id), EntryId(entry_id), payload, EntryId(last_add_confirmed), length
+    )
+
+
+def frame_last_add_confirmed(run: EntryRun) -> EntryId:
+    """The LAC piggybacked in the last frame of a run; LACs grow along a run. Not verified."""
+    start = len(run.frames) - run.sizes[-1]
+    if run.sizes[-1] < HEADER_BYTES:
+        return EntryId(-1)
+    (last_add_confirmed,) = _LAC.unpack_from(run.frames, start + _LAC_OFFSET)
+    return EntryId(last_add_confirmed)
+
+
+_SCRYPT_COST = 2**14  # RFC 7914: about 50 ms, once per handle
+
+
+def derive_keys(password: bytes, ledger_id: int) -> tuple[bytes, bytes]:
+    """(access key shown to bookies, MAC key never shown) of a ledger; both empty without password."""
+    if not password:
+        return b"", b""
+    salt = b"spark-ledger v1 ledger %d" % ledger_id
+    key = hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=64)
+    return key[:32], key[32:]
+
+
+def access_key_hash(access_key: bytes) -> bytes:
+    """What a bookie and the metadata keep of an access key; empty for an empty key."""
+    return hashlib.sha256(access_key).digest() if access_key else b""
