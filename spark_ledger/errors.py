@@ -7,7 +7,7 @@ LedgerError
 │   ├── TooManyRequestsError        a bound on work in flight was met
 │   └── RecoveryError               a ledger cannot be recovered now: too few bookies answer
 ├── OutcomeUnknownError         it may or may not have happened: look before you repeat
-│   └── AddOutcomeUnknownError      an add was in flight when its ledger closed (also LedgerClosedError)
+│   └── AddOutcomeUnknownError      an add was in flight at close (also LedgerClosedError)
 ├── FencedError                 another client took the ledger over: stop writing to it
 ├── ConflictError               somebody else changed it first
 ├── NotFoundError               it does not exist

@@ -7,7 +7,7 @@ record and one index row carry many entries. ``sizes`` delimits the frames insid
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from spark_ledger.types import EntryId, LedgerId
@@ -55,7 +55,7 @@ class EntryRun(NamedTuple):
 
 
 def run_error(run: EntryRun) -> str | None:
-    """Why a run that arrived from outside is malformed, or None. Checked before anything is kept."""
+    """Why a run that came from outside is malformed, or None."""
     if run.ledger_id < 0 or run.first_entry < 0:
         return f"negative ledger id {run.ledger_id} or entry id {run.first_entry}"
     if not run.sizes:
@@ -66,6 +66,6 @@ def run_error(run: EntryRun) -> str | None:
     if ids is not None:
         if len(ids) != len(run.sizes) or ids[0] != run.first_entry:
             return "entry ids do not match the frames"
-        if any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(ids)):
             return "entry ids are not ascending"
     return None

@@ -6,7 +6,7 @@ this interface.
 
 Errors, the same from every implementation:
 
-* ``NotFoundError``: the node, or for ``create`` its parent where ``make_parents`` is off, is missing
+* ``NotFoundError``: the node, or its parent (``create`` without ``make_parents``), is missing
 * ``ConflictError``: the node exists already, or its version is not the expected one
 * ``MetadataUnavailableError``: the store could not be reached and nothing was changed
 * ``OutcomeUnknownError``: the connection broke during a write; it may have happened

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.runs import EntryRun
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 
 
 class AddResult(NamedTuple):
@@ -39,11 +39,11 @@ class ReadChunk(NamedTuple):
 
 
 class LastConfirmed(NamedTuple):
-    """A bookie's view of a ledger's end: the LAC it knows, the highest entry it holds (-1: none)."""
+    """A bookie's view of a ledger's end: its LAC, and the highest entry it holds (-1: none)."""
 
     status: BookieStatus
-    last_add_confirmed: EntryId = EntryId(-1)
-    last_entry: EntryId = EntryId(-1)
+    last_add_confirmed: EntryId = NO_ENTRY
+    last_entry: EntryId = NO_ENTRY
     fenced: bool = False
     message: str = ""
 
@@ -84,7 +84,7 @@ class Transport(Protocol):
         recovery: bool,
         on_result: Callable[[AddResult], None],
     ) -> Appender:
-        """A lane for one ledger. ``on_result`` is never called from inside this call or ``send``."""
+        """A lane for one ledger. ``on_result`` is never called from inside this or ``send``."""
 
     def read(
         self,
@@ -111,7 +111,7 @@ class Transport(Protocol):
         *,
         fence: bool = False,
         access_key: bytes = b"",
-        wait_above: EntryId = EntryId(-1),
+        wait_above: EntryId = NO_ENTRY,
         wait_s: float = 0.0,
         timeout_s: float,
     ) -> LastConfirmed:

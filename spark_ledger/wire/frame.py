@@ -25,8 +25,8 @@ from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c_value
 
 from spark_ledger.errors import DigestMismatchError
-from spark_ledger.types import DigestType, Entry, EntryId, LedgerId
 from spark_ledger.runs import EntryRun
+from spark_ledger.types import DigestType, Entry, EntryId, LedgerId
 
 HEADER = struct.Struct(">qqqQ")
 HEADER_BYTES = HEADER.size
@@ -88,7 +88,7 @@ def seal(
 
 
 def open_frame(digest: Digest, ledger_id: int, entry_id: int, frame: bytes | memoryview) -> Entry:
-    """The entry in a frame. Raises DigestMismatchError for anything but the very entry asked for."""
+    """The entry in a frame. Raises DigestMismatchError unless it is the very entry asked for."""
     payload_start = HEADER_BYTES + digest.size
     if len(frame) < payload_start:
         raise DigestMismatchError(f"ledger {ledger_id} entry {entry_id}: {len(frame)} bytes only")
@@ -120,7 +120,7 @@ _SCRYPT_COST = 2**14  # RFC 7914: about 50 ms, once per handle
 
 
 def derive_keys(password: bytes, ledger_id: int) -> tuple[bytes, bytes]:
-    """(access key shown to bookies, MAC key never shown) of a ledger; both empty without password."""
+    """(access key shown to bookies, MAC key never shown); both empty without a password."""
     if not password:
         return b"", b""
     salt = b"spark-ledger v1 ledger %d" % ledger_id
