@@ -7,13 +7,14 @@ record and one index row carry many entries. ``sizes`` delimits the frames insid
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from spark_ledger.types import EntryId, LedgerId
 
 
-class EntryRun(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class EntryRun:
     """Entries of one ledger in ascending order.
 
     ``entry_ids`` is None when ids are consecutive from ``first_entry``; otherwise it lists all.
