@@ -1,0 +1,194 @@
+"""Who may import whom: the layers of the house as one table, checked against the parsed sources."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from tests.style.sources import PRODUCT, Source, imports, sources
+
+VALUES = tuple(f"spark_ledger.{name}" for name in ("types", "errors", "limits", "runs"))
+PUBLIC = (*VALUES, "spark_ledger.config", "spark_ledger.version")
+INTERFACE = "spark_ledger.metadata.base"
+
+# What a pure module would need in order to wait, to look at the world, or to be nondeterministic.
+IMPURE = frozenset(
+    {
+        "asyncio",
+        "concurrent",
+        "datetime",
+        "io",
+        "logging",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "queue",
+        "random",
+        "secrets",
+        "select",
+        "selectors",
+        "shutil",
+        "signal",
+        "socket",
+        "ssl",
+        "subprocess",
+        "tempfile",
+        "threading",
+        "time",
+        "uuid",
+    }
+)
+
+
+class Rule(NamedTuple):
+    """What the modules below one name may import.
+
+    ``ours``: names in this repository, each with all below it. ``libraries``: top-level names of
+    other people's packages. ``banned``: standard modules that are refused; the others are free.
+    """
+
+    ours: tuple[str, ...]
+    libraries: frozenset[str] = frozenset()
+    banned: frozenset[str] = frozenset()
+
+
+def rule(*ours: str, libraries: str = "", banned: frozenset[str] | str = frozenset()) -> Rule:
+    words = frozenset(banned.split()) if isinstance(banned, str) else banned
+    return Rule(ours, frozenset(libraries.split()), words)
+
+
+# The longest name that fits a module decides. A package may always import itself.
+RULES = {
+    # values: each may import those named before it
+    "spark_ledger.version": rule(banned=IMPURE),
+    "spark_ledger.errors": rule(banned=IMPURE),
+    "spark_ledger.limits": rule(banned=IMPURE),
+    "spark_ledger.types": rule("spark_ledger.errors", "spark_ledger.limits", banned=IMPURE),
+    "spark_ledger.runs": rule(*VALUES, banned=IMPURE),
+    "spark_ledger.config": rule(*VALUES, libraries="msgspec", banned="asyncio threading"),
+    # the client library
+    "spark_ledger.protocol": rule(*VALUES, banned=IMPURE),
+    "spark_ledger.wire": rule(
+        *VALUES, libraries="google google_crc32c msgspec", banned="asyncio threading"
+    ),
+    "spark_ledger.transport": rule(*PUBLIC, "spark_ledger.wire", libraries="grpc google"),
+    "spark_ledger.metadata": rule(*PUBLIC, libraries="kazoo msgspec"),
+    "spark_ledger.client": rule(
+        *PUBLIC,
+        "spark_ledger.protocol",
+        "spark_ledger.wire",
+        "spark_ledger.transport",
+        "spark_ledger.metadata",
+        libraries="msgspec",
+    ),
+    # streams need the names of transactions (Check, Create, Put), never a store's implementation
+    "spark_ledger.stream": rule(
+        *PUBLIC, "spark_ledger.client", INTERFACE, libraries="pyarrow msgspec"
+    ),
+    "spark_ledger.cli": rule("spark_ledger", libraries="click rich msgspec pyarrow"),
+    # spark_ledger/__init__.py, aio.py, local.py
+    "spark_ledger": rule("spark_ledger", libraries="msgspec"),
+    # the connector sees the blocking face and streams
+    "connector": rule(
+        *PUBLIC,
+        "spark_ledger.client",
+        "spark_ledger.stream",
+        "spark_ledger.connect",
+        libraries="pyspark pyarrow msgspec",
+    ),
+    # the bookie
+    "bookie_server.core": rule(*VALUES, banned=IMPURE),
+    "bookie_server.storage": rule(
+        *VALUES, "spark_ledger.config", libraries="lmdb msgspec google_crc32c", banned="asyncio"
+    ),
+    "bookie_server.bookie": rule(
+        *VALUES, "spark_ledger.wire", "bookie_server.core", "bookie_server.storage"
+    ),
+    "bookie_server.service": rule(
+        *PUBLIC,
+        "spark_ledger.wire",
+        "bookie_server.core",
+        "bookie_server.storage",
+        "bookie_server.bookie",
+        "bookie_server.config",
+        libraries="grpc grpc_health google prometheus_client aiohttp msgspec",
+    ),
+    "bookie_server.replication": rule(
+        *PUBLIC, "spark_ledger.client", "spark_ledger.metadata", libraries="msgspec"
+    ),
+    # bookie_server/__main__.py, server.py, config.py: start-up, which knows every part
+    "bookie_server": rule(
+        *PUBLIC,
+        "spark_ledger.metadata",
+        "spark_ledger.wire",
+        "bookie_server",
+        libraries="grpc msgspec",
+    ),
+}
+
+
+def is_below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def fault(module: str, imported: str) -> str | None:
+    """Why ``module`` may not import ``imported``, or None if it may."""
+    place = max((name for name in RULES if is_below(module, name)), key=len)
+    allowed = RULES[place]
+    top = imported.partition(".")[0]
+    if top in PRODUCT:
+        itself = is_below(imported, place)
+        if itself or any(is_below(imported, name) for name in allowed.ours):
+            return None
+        return f"{place} may not import {imported}"
+    if top in sys.stdlib_module_names:
+        return f"{place} must not use {top}" if top in allowed.banned else None
+    return None if top in allowed.libraries else f"{place} may not use the library {top}"
+
+
+@pytest.mark.parametrize("source", sources(PRODUCT), ids=lambda source: source.path)
+def test_module_imports_only_what_its_layer_may(source: Source) -> None:
+    faults = [
+        f"{source.path}:{line}: {why}"
+        for line, imported in imports(source)
+        if (why := fault(source.module, imported))
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("spark_ledger.protocol.append", "asyncio"),
+        ("spark_ledger.protocol.append", "time.monotonic"),
+        ("spark_ledger.protocol.append", "spark_ledger.metadata.base.MetadataStore"),
+        ("spark_ledger.types", "spark_ledger.runs.EntryRun"),
+        ("spark_ledger.transport.grpc", "spark_ledger.protocol.append"),
+        ("spark_ledger.client.driver", "grpc"),
+        ("spark_ledger.stream.commit", "kazoo.client"),
+        ("spark_ledger.stream.commit", "spark_ledger.metadata.zookeeper"),
+        ("spark_ledger.cli.main", "bookie_server.config"),
+        ("connector.planner", "grpc.aio"),
+        ("bookie_server.core.fencing", "os.path"),
+        ("bookie_server.storage.journal", "asyncio"),
+        ("bookie_server.service.servicer", "spark_ledger.client"),
+        ("bookie_server.replication.worker", "bookie_server.storage.index"),
+    ],
+)
+def test_table_refuses(module: str, imported: str) -> None:
+    assert fault(module, imported)
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("spark_ledger.protocol.append", "spark_ledger.protocol.quorum.write_set"),
+        ("spark_ledger.protocol.append", "spark_ledger.runs.EntryRun"),
+        ("spark_ledger.client.driver", "spark_ledger.transport.grpc"),
+        ("bookie_server.replication.worker", "spark_ledger.client"),
+    ],
+)
+def test_table_allows(module: str, imported: str) -> None:
+    assert fault(module, imported) is None
