@@ -9,6 +9,7 @@ LedgerError
 ├── OutcomeUnknownError         it may or may not have happened: look before you repeat
 │   └── AddOutcomeUnknownError      an add was in flight at close (also LedgerClosedError)
 ├── FencedError                 another client took the ledger over: stop writing to it
+│   └── LedgerTakenOverError        ... and closed it already (also LedgerClosedError)
 ├── ConflictError               somebody else changed it first
 ├── NotFoundError               it does not exist
 │   ├── NoSuchLedgerError
@@ -86,6 +87,10 @@ class FencedError(LedgerError):
     """
 
     outcome_unknown = True
+
+
+class LedgerTakenOverError(FencedError, LedgerClosedError):
+    """Another client has fenced, recovered and closed the ledger; its end is final."""
 
 
 class ConflictError(LedgerError):

@@ -1,0 +1,469 @@
+"""The writer of a ledger: ids, confirmation in order, ensemble changes, close.
+
+The rules are DESIGN section 5, 2 to 4 and 8. In short:
+
+* An entry is confirmed when all before it are, AQ bookies of its write set hold it, no ensemble
+  change is in progress, and its ensemble is the one in the metadata.
+* A bookie that fails is replaced from LAC + 1 on: choose, compare-and-set, clear the replaced
+  slots, resend, and only then confirm again, also when nothing could be replaced.
+* Without a replacement the writer goes on while AQ is in reach and looks again later.
+* Failures with nothing pending wait for the next add.
+* A writer that finds its ledger taken over withdraws; it never overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import accumulate, islice
+
+from spark_ledger.errors import (
+    AddOutcomeUnknownError,
+    ConflictError,
+    FencedError,
+    LedgerError,
+    LedgerTakenOverError,
+    NotEnoughBookiesError,
+    UnauthorizedError,
+)
+from spark_ledger.limits import (
+    ADD_TIMEOUT_S,
+    EXPLICIT_LAC_DELAY_S,
+    FRAGMENTS_MAX,
+    SLOW_BOOKIE_GRACE_S,
+    WRITER_BYTES_IN_FLIGHT_MAX,
+)
+from spark_ledger.protocol.ensemble import closed, replace_slots, with_ensemble
+from spark_ledger.protocol.events import (
+    AddAcknowledged,
+    AddFailed,
+    AnnounceLastConfirmed,
+    Append,
+    BookiesChosen,
+    ChooseBookies,
+    Close,
+    CloseAppender,
+    Command,
+    ConfirmEntries,
+    Done,
+    Event,
+    Failed,
+    FailEntries,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataWritten,
+    Tick,
+    WriteMetadata,
+)
+from spark_ledger.protocol.replication import Replication
+from spark_ledger.types import (
+    NO_ENTRY,
+    BookieId,
+    BookieStatus,
+    EntryId,
+    LedgerMetadata,
+    LedgerState,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLimits:
+    """When a silent bookie counts as failed, and how much may be in flight."""
+
+    add_timeout_s: float = ADD_TIMEOUT_S
+    slow_bookie_grace_s: float = SLOW_BOOKIE_GRACE_S
+    bytes_in_flight_max: int = WRITER_BYTES_IN_FLIGHT_MAX
+    replacement_retry_s: float = 1.0
+    explicit_lac_delay_s: float = EXPLICIT_LAC_DELAY_S
+
+
+class Phase(Enum):
+    """What the writer is doing. CHOOSING and CHANGING are one ensemble change: LAC stands still."""
+
+    WRITING = auto()
+    CHOOSING = auto()
+    CHANGING = auto()
+    CLOSING = auto()
+    CLOSED = auto()
+
+
+class AppendMachine:
+    """The writer's half of the protocol, for one ledger that this client created."""
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        version: int,
+        *,
+        now: float,
+        limits: AppendLimits | None = None,
+    ) -> None:
+        assert metadata.state is LedgerState.OPEN, "only the creator of an open ledger writes"
+        self.metadata = metadata
+        self.version = version
+        self.phase = Phase.WRITING
+        self.error: LedgerError | None = None
+        """Why no more entries are taken; None while the writer works."""
+        self.last_add_confirmed: EntryId = NO_ENTRY
+        self.last_add_pushed: EntryId = NO_ENTRY
+        self._limits = limits or AppendLimits()
+        self._replication = Replication(
+            metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
+        )
+        self._lengths = _Lengths()
+        self._announced: int = NO_ENTRY
+        self._last_append_at = now
+        self._asked: tuple[int, ...] = ()
+        self._replacements: dict[int, BookieId] = {}
+        self._wanted: LedgerMetadata | None = None
+        self._close_requested = False
+
+    def start(self) -> list[Command]:
+        """Open the appenders of the first ensemble."""
+        return self._replication.open_all()
+
+    @property
+    def length(self) -> int:
+        """Payload bytes pushed so far."""
+        return self._lengths.at(self.last_add_pushed)
+
+    @property
+    def bookies(self) -> tuple[BookieId, ...]:
+        """The current ensemble in slot order."""
+        return self._replication.bookies
+
+    @property
+    def failed_slots(self) -> frozenset[int]:
+        """Slots whose bookie failed and has not been replaced."""
+        return self._replication.failed_slots
+
+    @property
+    def held_by_all(self) -> int:
+        """The highest entry up to which every live bookie holds all that it has to."""
+        return self._replication.held_by_all_live()
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Payload bytes that the slowest live bookie has not acknowledged yet."""
+        held = min(self._replication.held_by_all_live(), self.last_add_pushed)
+        return self.length - self._lengths.at(held)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a producer may add more now. Bounds the memory of the writer (DESIGN 5.12)."""
+        return self.bytes_in_flight < self._limits.bytes_in_flight_max
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing to wait for: no tick is needed until the next event."""
+        return (
+            self.phase in (Phase.WRITING, Phase.CLOSED)
+            and self._replication.held_by_all_live() == self.last_add_pushed
+            and self._announced >= self.last_add_confirmed
+        )
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in one event at monotonic time ``now``; the commands to perform, in order."""
+        match event:
+            case AddAcknowledged():
+                return self._on_acknowledged(event, now)
+            case Append():
+                return self._on_append(event, now)
+            case AddFailed():
+                return self._on_add_failed(event, now)
+            case BookiesChosen():
+                return self._on_chosen(event, now)
+            case MetadataWritten():
+                return self._on_written(event.metadata, event.version, now)
+            case MetadataConflict():
+                return self._on_conflict(event, now)
+            case MetadataFailed():
+                return self._on_metadata_failed(event)
+            case Close():
+                return self._on_close()
+            case Tick():
+                return self._on_tick(now)
+            case _:
+                raise AssertionError(f"not an event of a writer: {event!r}")
+
+    # -- adding ------------------------------------------------------------------------------------
+
+    def _on_append(self, event: Append, now: float) -> list[Command]:
+        assert self.error is None and not self._close_requested, "the shell checks before it adds"
+        assert event.sizes, "an append carries entries"
+        self._lengths.extend(event.sizes)
+        self.last_add_pushed = EntryId(self.last_add_pushed + len(event.sizes))
+        self._announced = self.last_add_confirmed  # piggybacked in the frames being sent
+        self._last_append_at = now
+        commands = self._replication.push(self.last_add_pushed, now)
+        return commands + self._change_if_needed(now)
+
+    def _on_acknowledged(self, event: AddAcknowledged, now: float) -> list[Command]:
+        if not self._replication.acknowledge(event.slot, event.bookie_id, event.last_entry, now):
+            return []
+        return self._confirm()
+
+    def _confirm(self) -> list[Command]:
+        """Move LAC as far as the acknowledgements allow; never during an ensemble change."""
+        if self.phase is not Phase.WRITING or self.error is not None:
+            return []
+        end = self._replication.confirmed_end()
+        if end <= self.last_add_confirmed:
+            return []
+        self.last_add_confirmed = end
+        self._lengths.forget_below(min(end, self._replication.held_by_all_live()))
+        return [ConfirmEntries(end)]
+
+    # -- failures and ensemble changes -------------------------------------------------------------
+
+    def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
+        if not self._replication.fail(event.slot, event.bookie_id, now):
+            return []
+        commands: list[Command] = [CloseAppender(event.slot)]
+        where = f"ledger {self.metadata.ledger_id}: bookie {event.bookie_id}"
+        if event.status is BookieStatus.FENCED:
+            return commands + self._stop(
+                FencedError(f"{where} says that another client has fenced the ledger")
+            )
+        if event.status is BookieStatus.UNAUTHORIZED:
+            return commands + self._stop(
+                UnauthorizedError(f"{where} refuses the ledger's password {event.message}".rstrip())
+            )
+        return commands + self._change_if_needed(now)
+
+    def _change_if_needed(self, now: float) -> list[Command]:
+        """Start an ensemble change, if a bookie has failed and entries are waiting."""
+        due = self._replication.failed_due(now)
+        if self.phase is not Phase.WRITING or self.error is not None or not due:
+            return []
+        if self.last_add_pushed == self.last_add_confirmed:
+            return []  # a late failure: dealt with at the next add (DESIGN 5.4)
+        return self._choose(due)
+
+    def _choose(self, due: tuple[int, ...]) -> list[Command]:
+        self.phase = Phase.CHOOSING
+        self._asked = due
+        slots = self._replication.slots
+        return [
+            ChooseBookies(
+                slots=due,
+                members=frozenset(slot.bookie_id for slot in slots),
+                failed={index: slots[index].bookie_id for index in due},
+            )
+        ]
+
+    def _on_chosen(self, event: BookiesChosen, now: float) -> list[Command]:
+        if self.phase is not Phase.CHOOSING or self.error is not None:
+            return []
+        for index in self._asked:
+            if index not in event.replacements:
+                self._replication.slots[index].retry_at = now + self._limits.replacement_retry_s
+        self._replacements = {
+            slot: bookie
+            for slot, bookie in event.replacements.items()
+            if slot in self._replication.failed_slots
+        }
+        return self._write_change(now) if self._replacements else self._end_change(now)
+
+    def _write_change(self, now: float) -> list[Command]:
+        """Write the new ensemble, from LAC + 1 on, into the metadata."""
+        bookies = replace_slots(self._replication.bookies, self._replacements)
+        first_entry = EntryId(self.last_add_confirmed + 1)
+        if first_entry < self.metadata.last_fragment.first_entry:
+            return self._stop(
+                ConflictError(
+                    f"ledger {self.metadata.ledger_id}: another client changed its ensemble; "
+                    "open the ledger with recovery to learn its end"
+                )
+            )
+        fragments = with_ensemble(self.metadata.fragments, first_entry, bookies)
+        if len(fragments) > FRAGMENTS_MAX:
+            return self._give_up()
+        wanted = self.metadata.with_changes(fragments=fragments)
+        self.phase = Phase.CHANGING
+        if wanted == self.metadata:
+            return self._on_written(wanted, self.version, now)
+        return [self._write(wanted)]
+
+    def _write(self, wanted: LedgerMetadata) -> WriteMetadata:
+        self._wanted = wanted
+        return WriteMetadata(wanted, self.version)
+
+    def _end_change(self, now: float) -> list[Command]:
+        """Nothing is being changed any more: look for newer failures, else confirm again.
+
+        Confirming is not skipped when the change replaced nothing, or the queue would stand still.
+        """
+        self.phase = Phase.WRITING
+        commands = self._change_if_needed(now)
+        if commands:
+            return commands
+        return self._confirm() if self._replication.can_confirm() else self._give_up()
+
+    def _give_up(self) -> list[Command]:
+        """Too few bookies for AQ: fail what is pending and close the ledger at LAC."""
+        quorums = self.metadata.quorums
+        failed = sorted(self._replication.slots[i].bookie_id for i in self.failed_slots)
+        error = NotEnoughBookiesError(
+            f"ledger {self.metadata.ledger_id} ({quorums}): bookies {', '.join(failed)} failed and "
+            f"no other writable bookie can take their place; the ledger was closed at entry "
+            f"{self.last_add_confirmed}. Start bookies, then write to a new ledger"
+        )
+        commands: list[Command] = [FailEntries(error)]
+        self.error = error
+        return commands + self._write_closed()
+
+    def _stop(self, error: LedgerError) -> list[Command]:
+        """The writer may add nothing more; the end of the ledger is for others to decide."""
+        if self.error is not None:
+            return []
+        self.error = error
+        commands: list[Command] = [FailEntries(error), *self._replication.close_all()]
+        self.phase = Phase.CLOSED
+        return [*commands, Failed(error)] if self._close_requested else commands
+
+    # -- metadata answers --------------------------------------------------------------------------
+
+    def _on_written(self, metadata: LedgerMetadata, version: int, now: float) -> list[Command]:
+        self.metadata, self.version, self._wanted = metadata, version, None
+        if self.phase is Phase.CLOSING:
+            if metadata.is_closed:
+                return self._finished()
+            return [self._write(self._closed_value())]  # a change was in flight when close came
+        if self.phase is not Phase.CHANGING:
+            return []
+        replaced, self._replacements = self._replacements, {}
+        commands = self._replication.install(replaced, self.last_add_confirmed, now)
+        return commands + self._end_change(now)
+
+    def _on_conflict(self, event: MetadataConflict, now: float) -> list[Command]:
+        if self.phase not in (Phase.CHANGING, Phase.CLOSING):
+            return []
+        stored = event.metadata
+        if stored == self._wanted:
+            return self._on_written(stored, event.version, now)  # ours: its reply was lost
+        if self.phase is Phase.CLOSING and stored.is_closed and self._is_our_end(stored):
+            self.metadata, self.version = stored, event.version
+            return self._finished()
+        if stored.state is not LedgerState.OPEN:
+            self.metadata, self.version = stored, event.version
+            return self._withdraw(stored)
+        # Somebody changed an older fragment (re-replication): both changes must survive.
+        self.metadata, self.version = stored, event.version
+        if self.phase is Phase.CLOSING:
+            return [self._write(self._closed_value())]
+        return self._write_change(now)
+
+    def _withdraw(self, stored: LedgerMetadata) -> list[Command]:
+        """Somebody else is recovering, or has closed, the ledger. Never override (DESIGN 5.8)."""
+        name = f"ledger {stored.ledger_id}"
+        error: LedgerError
+        if stored.is_closed:
+            error = LedgerTakenOverError(
+                f"{name}: another client recovered it and closed it at entry "
+                f"{stored.last_entry_id}; this writer had confirmed {self.last_add_confirmed}"
+            )
+        else:
+            error = FencedError(f"{name}: another client is recovering it")
+        if self.error is None:
+            return self._stop(error)
+        self.phase = Phase.CLOSED
+        return [Failed(error)] if self._close_requested else []
+
+    def _on_metadata_failed(self, event: MetadataFailed) -> list[Command]:
+        if self.phase is Phase.CLOSING:
+            self.phase = Phase.CLOSED
+            return [Failed(event.error)] if self._close_requested else []
+        if self.phase is not Phase.CHANGING:
+            return []
+        return self._stop(event.error)
+
+    # -- close -------------------------------------------------------------------------------------
+
+    def _on_close(self) -> list[Command]:
+        assert not self._close_requested, "the shell closes once"
+        self._close_requested = True
+        if self.phase is Phase.CLOSED:
+            return [Done(self.metadata, self.version)]  # the application knows why from its adds
+        commands: list[Command] = []
+        if self.error is None and self.last_add_pushed > self.last_add_confirmed:
+            commands.append(
+                FailEntries(
+                    AddOutcomeUnknownError(
+                        f"ledger {self.metadata.ledger_id} was closed at entry "
+                        f"{self.last_add_confirmed} while later adds were in flight"
+                    )
+                )
+            )
+        if self.phase is Phase.CLOSING:
+            return commands  # closing already, after too few bookies were left
+        return commands + self._write_closed()
+
+    def _write_closed(self) -> list[Command]:
+        change_in_flight = self.phase is Phase.CHANGING
+        self.phase = Phase.CLOSING
+        commands = self._replication.close_all()
+        if not change_in_flight:
+            commands.append(self._write(self._closed_value()))
+        return commands
+
+    def _closed_value(self) -> LedgerMetadata:
+        end = self.last_add_confirmed
+        return closed(self.metadata, last_entry=end, length=self._lengths.at(end))
+
+    def _is_our_end(self, stored: LedgerMetadata) -> bool:
+        end = self.last_add_confirmed
+        return stored.last_entry_id == end and stored.length == self._lengths.at(end)
+
+    def _finished(self) -> list[Command]:
+        self.phase = Phase.CLOSED
+        return [Done(self.metadata, self.version)] if self._close_requested else []
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def _on_tick(self, now: float) -> list[Command]:
+        if self.error is not None or self._close_requested:
+            return []
+        limits = self._limits
+        silent_slots = set(self._replication.silent_slots(now, limits.add_timeout_s))
+        if not self.has_room:
+            silent_slots.update(
+                self._replication.dispensable_slots(now, limits.slow_bookie_grace_s)
+            )
+        commands: list[Command] = []
+        for index in sorted(silent_slots):
+            bookie_id = self._replication.slots[index].bookie_id
+            silent = AddFailed(index, bookie_id, BookieStatus.TIMEOUT, "no answer")
+            commands += self._on_add_failed(silent, now)
+        commands += self._change_if_needed(now)
+        idle = now - self._last_append_at >= limits.explicit_lac_delay_s
+        if idle and self._announced < self.last_add_confirmed:
+            self._announced = self.last_add_confirmed
+            commands.append(
+                AnnounceLastConfirmed(self.last_add_confirmed, self._replication.live_bookies)
+            )
+        return commands
+
+
+class _Lengths:
+    """Cumulative payload bytes at each entry, from the last one that nobody asks about any more."""
+
+    _FORGET_AT_ONCE = 4096
+
+    def __init__(self) -> None:
+        self._base = -1
+        self._at = [0]
+
+    def extend(self, sizes: Sequence[int]) -> None:
+        self._at.extend(islice(accumulate(sizes, initial=self._at[-1]), 1, None))
+
+    def at(self, entry_id: int) -> int:
+        assert entry_id >= self._base, "the length of an entry that was forgotten"
+        return self._at[entry_id - self._base]
+
+    def forget_below(self, entry_id: int) -> None:
+        count = entry_id - self._base
+        if count >= self._FORGET_AT_ONCE:
+            del self._at[:count]
+            self._base = entry_id

@@ -1,0 +1,268 @@
+"""What goes into the machines and what comes out. Frozen values, nothing else.
+
+Events are facts that the shell learned; commands are work that it has to do. Both are the same
+for every machine, so one shell loop drives them all. A command that asks for something names
+what the matching event has to carry back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+class Append(NamedTuple):
+    """The application adds entries of these payload sizes; they get the next ids."""
+
+    sizes: Sequence[int]
+
+
+class AddAcknowledged(NamedTuple):
+    """The bookie in a slot holds all of the slot's entries up to ``last_entry``, durably."""
+
+    slot: int
+    bookie_id: BookieId
+    last_entry: EntryId
+
+
+class AddFailed(NamedTuple):
+    """The bookie in a slot refused or did not answer; its appender reports nothing more."""
+
+    slot: int
+    bookie_id: BookieId
+    status: BookieStatus
+    message: str = ""
+
+
+class BookiesChosen(NamedTuple):
+    """Replacements for slots, as far as there are any. Answers ``ChooseBookies``."""
+
+    replacements: Mapping[int, BookieId]
+
+
+class MetadataWritten(NamedTuple):
+    """The compare-and-set succeeded. Answers ``WriteMetadata``."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+class MetadataConflict(NamedTuple):
+    """The metadata are not what the machine thought; these are stored. Answers ``WriteMetadata``.
+
+    Also the answer when the outcome was unknown and the shell read again: the machine sees for
+    itself whether the stored value is the one it wanted.
+    """
+
+    metadata: LedgerMetadata
+    version: int
+
+
+class MetadataFailed(NamedTuple):
+    """The metadata could not be written or read, for good. Answers ``WriteMetadata``."""
+
+    error: LedgerError
+
+
+class Close(NamedTuple):
+    """The application closes the ledger; adds that are still pending are given up."""
+
+
+class Tick(NamedTuple):
+    """Time passed. The shell sends one now and then while a machine is at work."""
+
+
+class LastConfirmedAnswer(NamedTuple):
+    """A bookie's last add confirmed. Answers ``ReadLastConfirmed``."""
+
+    slot: int
+    status: BookieStatus
+    last_add_confirmed: EntryId
+    message: str = ""
+
+
+class EntriesRead(NamedTuple):
+    """A replica returned the lane's entries from the one it was asked for up to ``last_entry``."""
+
+    slot: int
+    lane: int
+    last_entry: EntryId
+
+
+class ReadEnded(NamedTuple):
+    """A replica ended a read. OK: it ended early (byte cap) or at the end of the range.
+
+    Otherwise ``entry_id`` is the entry it could not return. Damaged bytes are IO_ERROR.
+    """
+
+    slot: int
+    lane: int
+    status: BookieStatus
+    entry_id: EntryId
+    message: str = ""
+
+
+class LengthRead(NamedTuple):
+    """The cumulative length at an entry. Answers ``ReadLength``."""
+
+    length: int
+
+
+class LengthUnknown(NamedTuple):
+    """The entry that says the length could not be read. Answers ``ReadLength``."""
+
+    error: LedgerError
+
+
+Event = (
+    Append
+    | AddAcknowledged
+    | AddFailed
+    | BookiesChosen
+    | MetadataWritten
+    | MetadataConflict
+    | MetadataFailed
+    | Close
+    | Tick
+    | LastConfirmedAnswer
+    | EntriesRead
+    | ReadEnded
+    | LengthRead
+    | LengthUnknown
+)
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+class OpenAppender(NamedTuple):
+    """Open an appender to a bookie for a slot, in place of the slot's earlier one."""
+
+    slot: int
+    bookie_id: BookieId
+
+
+class CloseAppender(NamedTuple):
+    """The slot's appender is of no more use."""
+
+    slot: int
+
+
+class SendEntries(NamedTuple):
+    """Send the slot's entries from ``first`` to ``last``, both included, through its appender."""
+
+    slot: int
+    first: EntryId
+    last: EntryId
+
+
+class ConfirmEntries(NamedTuple):
+    """Every entry up to ``last`` is confirmed: tell the application, in entry order."""
+
+    last: EntryId
+
+
+class FailEntries(NamedTuple):
+    """Every entry above the last add confirmed fails with this error, and so do later ones."""
+
+    error: LedgerError
+
+
+class ChooseBookies(NamedTuple):
+    """Find bookies for slots: not ``members``, and one of ``failed`` only if it works again."""
+
+    slots: tuple[int, ...]
+    members: frozenset[BookieId]
+    failed: Mapping[int, BookieId]
+
+
+class WriteMetadata(NamedTuple):
+    """Compare-and-set the ledger's metadata."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+class AnnounceLastConfirmed(NamedTuple):
+    """Tell the bookies the last add confirmed (explicit LAC)."""
+
+    last_add_confirmed: EntryId
+    bookies: tuple[BookieId, ...]
+
+
+class ReadLastConfirmed(NamedTuple):
+    """Ask a bookie for its last add confirmed."""
+
+    slot: int
+    bookie_id: BookieId
+    fence: bool
+
+
+class ReadEntries(NamedTuple):
+    """Ask a replica for entries of a lane: ``first, first + stride, ...`` up to ``last``."""
+
+    slot: int
+    lane: int
+    bookie_id: BookieId
+    first: EntryId
+    last: EntryId
+    stride: int
+    fence: bool
+
+
+class CancelRead(NamedTuple):
+    """A read is of no more use."""
+
+    slot: int
+    lane: int
+
+
+class DeliverEntries(NamedTuple):
+    """Take the lane's entries from ``first`` to ``last`` out of what this replica returned."""
+
+    slot: int
+    lane: int
+    first: EntryId
+    last: EntryId
+
+
+class ReadLength(NamedTuple):
+    """Read the entry and report its cumulative length."""
+
+    entry_id: EntryId
+
+
+class Done(NamedTuple):
+    """The machine reached its goal; ``metadata`` and ``version`` are what is stored now."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+class Failed(NamedTuple):
+    """The machine gave up."""
+
+    error: LedgerError
+
+
+Command = (
+    OpenAppender
+    | CloseAppender
+    | SendEntries
+    | ConfirmEntries
+    | FailEntries
+    | ChooseBookies
+    | WriteMetadata
+    | AnnounceLastConfirmed
+    | ReadLastConfirmed
+    | ReadEntries
+    | CancelRead
+    | DeliverEntries
+    | ReadLength
+    | Done
+    | Failed
+)

@@ -1,0 +1,113 @@
+"""All quorum arithmetic: who stores an entry, what is confirmed, what answers suffice.
+
+Nothing else in the project computes with E, WQ and AQ. The rules are those of BookKeeper; the
+terms (coverage, ack quorum) are those of its TLA+ specification.
+
+An entry e of a fragment goes to the slots ``(e + i) % E`` for ``i < WQ``: its *write set*. All
+entries with the same remainder ``e % E`` share one write set; such a class of entries is a
+*lane*. When E == WQ every entry has every slot in its write set, and there is only one lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from spark_ledger.types import EntryId, Quorums
+
+
+def write_set(entry_id: int, quorums: Quorums) -> tuple[int, ...]:
+    """The slots that store an entry, in read preference order."""
+    e = quorums.ensemble_size
+    return tuple((entry_id + i) % e for i in range(quorums.write_quorum))
+
+
+def slot_holds(slot: int, entry_id: int, quorums: Quorums) -> bool:
+    """Whether an entry's write set contains a slot."""
+    return (slot - entry_id) % quorums.ensemble_size < quorums.write_quorum
+
+
+def slot_entries(slot: int, first: int, last: int, quorums: Quorums) -> Sequence[int]:
+    """The entries from ``first`` to ``last``, both included, that a slot stores; ascending."""
+    if quorums.ensemble_size == quorums.write_quorum:
+        return range(first, last + 1)
+    return [e for e in range(first, last + 1) if slot_holds(slot, e, quorums)]
+
+
+def last_slot_entry(slot: int, last: int, quorums: Quorums) -> int:
+    """The highest entry up to ``last`` that a slot stores; may be below 0 when there is none."""
+    # A slot's entries are those whose distance to it is below WQ: at most E - WQ steps back.
+    distance = (slot - last) % quorums.ensemble_size
+    if distance < quorums.write_quorum:
+        return last
+    return last - (quorums.ensemble_size - distance)
+
+
+class Lane(NamedTuple):
+    """Entries ``residue, residue + stride, ...`` and the slots that each of them is stored on."""
+
+    residue: int
+    stride: int
+    slots: tuple[int, ...]
+
+    def first_at_or_after(self, entry_id: int) -> int:
+        """The lane's first entry that is not below ``entry_id``."""
+        return entry_id + (self.residue - entry_id) % self.stride
+
+
+@lru_cache
+def lanes(quorums: Quorums) -> tuple[Lane, ...]:
+    """Every class of entries that share a write set."""
+    e = quorums.ensemble_size
+    if e == quorums.write_quorum:
+        return (Lane(0, 1, tuple(range(e))),)
+    return tuple(Lane(residue, e, write_set(residue, quorums)) for residue in range(e))
+
+
+def confirmed_end(acked: Sequence[int], last_pushed: int, quorums: Quorums) -> EntryId:
+    """The highest entry L such that every entry up to L has AQ acknowledgements.
+
+    ``acked[s]`` says that slot s holds all of its entries up to that id. Bookies answer a writer
+    in order, so one number per slot is all there is to know, and the cost of confirming does not
+    grow with the number of entries.
+    """
+    assert len(acked) == quorums.ensemble_size, "one number per slot"
+    end = last_pushed
+    for lane in lanes(quorums):
+        in_order = sorted((acked[slot] for slot in lane.slots), reverse=True)
+        stored = in_order[quorums.ack_quorum - 1]
+        first_missing = lane.first_at_or_after(stored + 1)
+        end = min(end, first_missing - 1)
+    return EntryId(end)
+
+
+def can_confirm(failed_slots: frozenset[int], quorums: Quorums) -> bool:
+    """Whether every write set still has AQ slots that are not failed."""
+    return all(
+        sum(slot not in failed_slots for slot in lane.slots) >= quorums.ack_quorum
+        for lane in lanes(quorums)
+    )
+
+
+def is_covered(known_slots: frozenset[int], quorums: Quorums) -> bool:
+    """Whether so many slots answered that no AQ of one write set can be among the silent ones.
+
+    "Answered" means OK or definitely negative; an error is silence (DESIGN 5.6). Once all the
+    answering bookies are fenced, the old writer can confirm nothing more; and one of them knows
+    every entry that was confirmed before.
+    """
+    return all(
+        sum(slot not in known_slots for slot in lane.slots) < quorums.ack_quorum
+        for lane in lanes(quorums)
+    )
+
+
+def is_not_written(negatives: int, quorums: Quorums) -> bool:
+    """Whether this many definite "I do not hold it" of one write set exclude AQ copies."""
+    return negatives >= quorums.write_quorum - quorums.ack_quorum + 1
+
+
+def no_newer_confirmed(empty_answers: int, quorums: Quorums) -> bool:
+    """Whether so many bookies know no newer LAC that no AQ of the ensemble can know one."""
+    return empty_answers >= quorums.ensemble_size - quorums.ack_quorum + 1

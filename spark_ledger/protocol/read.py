@@ -1,0 +1,182 @@
+"""Reading a lane of entries: replica order, failover, speculation, and what a failure means.
+
+One machine reads ``first, first + stride, ...`` up to ``last`` of one fragment and one write set.
+Replicas stream; the machine takes each entry from whoever brings it first and asks the next
+replica when one ends early, fails or stays silent for too long. An entry is missing only if every
+replica said so; a damaged or unreachable replica leaves open that it exists (DESIGN 5.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    DigestMismatchError,
+    LedgerError,
+    NoSuchEntryError,
+)
+from spark_ledger.protocol.events import (
+    CancelRead,
+    Command,
+    DeliverEntries,
+    Done,
+    EntriesRead,
+    Event,
+    Failed,
+    ReadEnded,
+    ReadEntries,
+    Tick,
+)
+from spark_ledger.protocol.quorum import Lane
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
+
+
+class ReadMachine:
+    """Reads one lane of one fragment.
+
+    ``order`` lists the lane's slots, preferred first. ``handle`` returns ``Done`` after the last
+    entry was delivered, or ``Failed``. ``slow_slots`` were overtaken by speculation: callers put
+    their bookies to the back of later orders.
+    """
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        version: int,
+        bookies: Sequence[BookieId],
+        lane_index: int,
+        lane: Lane,
+        first: EntryId,
+        last: EntryId,
+        *,
+        order: Sequence[int],
+        speculative_delay_s: float,
+        now: float,
+    ) -> None:
+        assert sorted(order) == sorted(lane.slots), "the order names every replica once"
+        assert lane.first_at_or_after(first) == first, "the first entry is one of the lane"
+        self._metadata, self._version = metadata, version
+        self._bookies = bookies
+        self._lane_index, self._lane = lane_index, lane
+        self._next, self._last = int(first), int(last)
+        self._waiting = list(order)
+        self._reading: dict[int, int] = {}
+        """Slots that were asked and have not ended, with the next entry each will bring."""
+        self._asked_for: dict[int, int] = {}
+        """The entry that each of them was asked to begin with."""
+        self._problems: dict[int, ReadEnded] = {}
+        """Why replicas could not bring the entry that is next."""
+        self._speculative_delay_s = speculative_delay_s
+        self._progress_at = now
+        self._finished = False
+        self.slow_slots: set[int] = set()
+
+    def start(self, now: float) -> list[Command]:
+        """Ask the preferred replica."""
+        return self._ask_next(now)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in one event; the commands to perform, in order."""
+        if self._finished:
+            return []
+        match event:
+            case EntriesRead():
+                return self._on_entries(event, now)
+            case ReadEnded():
+                return self._on_ended(event, now)
+            case Tick():
+                return self._on_tick(now)
+            case _:
+                raise AssertionError(f"not an event of a reader: {event!r}")
+
+    def _on_entries(self, event: EntriesRead, now: float) -> list[Command]:
+        if event.slot not in self._reading:
+            return []
+        stride = self._lane.stride
+        self._reading[event.slot] = event.last_entry + stride
+        if event.last_entry < self._next:
+            return []
+        first, self._next = self._next, event.last_entry + stride
+        self._progress_at = now
+        self._problems.clear()
+        lane = self._lane_index
+        commands: list[Command] = [
+            DeliverEntries(event.slot, lane, EntryId(first), event.last_entry)
+        ]
+        if self._next > self._last:
+            return commands + self._finish(Done(self._metadata, self._version))
+        for slot in [s for s in self._reading if s != event.slot]:
+            # Speculation is over: the faster one goes on alone.
+            self._retire(slot)
+            self.slow_slots.add(slot)
+            commands.append(CancelRead(slot, lane))
+        return commands
+
+    def _on_ended(self, event: ReadEnded, now: float) -> list[Command]:
+        if event.slot not in self._reading:
+            return []
+        brought_up_to = self._reading[event.slot]
+        self._retire(event.slot)
+        came_to_nothing = brought_up_to == self._asked_for[event.slot]
+        if event.status is BookieStatus.OK and not came_to_nothing:
+            self._waiting.remove(event.slot)
+            self._waiting.insert(0, event.slot)  # the byte cap: the same replica goes on
+        elif brought_up_to >= self._next:
+            self._problems[event.slot] = event
+        if self._reading:
+            return []  # another replica is at work on it
+        return self._ask_next(now)
+
+    def _on_tick(self, now: float) -> list[Command]:
+        if now - self._progress_at < self._speculative_delay_s:
+            return []
+        self.slow_slots.update(self._reading)
+        self._progress_at = now
+        return self._ask_next(now) if self._candidates() else []
+
+    def _candidates(self) -> list[int]:
+        return [slot for slot in self._waiting if slot not in self._problems]
+
+    def _ask_next(self, now: float) -> list[Command]:
+        candidates = self._candidates()
+        if not candidates:
+            return self._finish(Failed(self._failure()))
+        slot = candidates[0]
+        self._waiting.remove(slot)
+        self._reading[slot] = self._asked_for[slot] = self._next
+        self._progress_at = now
+        return [
+            ReadEntries(
+                slot,
+                self._lane_index,
+                self._bookies[slot],
+                EntryId(self._next),
+                EntryId(self._last),
+                self._lane.stride,
+                fence=False,
+            )
+        ]
+
+    def _retire(self, slot: int) -> None:
+        del self._reading[slot]
+        self._waiting.append(slot)
+
+    def _finish(self, outcome: Done | Failed) -> list[Command]:
+        self._finished = True
+        cancelled = [CancelRead(slot, self._lane_index) for slot in self._reading]
+        return [*cancelled, outcome]
+
+    def _failure(self) -> LedgerError:
+        """Missing only if all say so; damaged if any copy is; else it may well exist."""
+        name = f"ledger {self._metadata.ledger_id} entry {self._next}"
+        problems = list(self._problems.values())
+        told = ", ".join(
+            f"{self._bookies[p.slot]}: {p.status.name.lower()} {p.message}".strip()
+            for p in problems
+        )
+        if all(p.status.is_negative for p in problems):
+            return NoSuchEntryError(f"{name}: no bookie holds it ({told})")
+        if any(p.status is BookieStatus.IO_ERROR for p in problems):
+            return DigestMismatchError(f"{name}: no intact copy could be read ({told})")
+        return BookieUnavailableError(f"{name}: no replica could be read ({told})")

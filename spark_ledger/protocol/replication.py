@@ -1,0 +1,168 @@
+"""The slots of one ensemble: what was sent to each, what each holds, which have failed.
+
+Shared by the append machine and by recovery's write-back. One number per slot suffices, because
+a bookie answers one appender in order: ``acked_to`` says that the bookie holds every entry of the
+slot up to it, counted from where the slot was installed. Entries before that are confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spark_ledger.protocol.events import CloseAppender, Command, OpenAppender, SendEntries
+from spark_ledger.protocol.quorum import (
+    can_confirm,
+    confirmed_end,
+    last_slot_entry,
+)
+from spark_ledger.types import BookieId, EntryId, Quorums
+
+
+class Slot:
+    """One place in the ensemble."""
+
+    __slots__ = ("acked_to", "bookie_id", "failed", "retry_at", "sent_to", "silent_since")
+
+    def __init__(self, bookie_id: BookieId, acked_to: int, now: float) -> None:
+        self.bookie_id = bookie_id
+        self.acked_to = acked_to
+        self.sent_to = acked_to
+        self.failed = False
+        self.retry_at = now
+        """A failed slot without a replacement: when to look for one again."""
+        self.silent_since = now
+        """When the bookie last had nothing to answer, or answered."""
+
+
+class Replication:
+    """Slots, and what follows from them. All rules about "who must hold what" are asked here."""
+
+    def __init__(
+        self, quorums: Quorums, bookies: Sequence[BookieId], last_confirmed: int, now: float
+    ) -> None:
+        assert len(bookies) == quorums.ensemble_size, "an ensemble has E slots"
+        self.quorums = quorums
+        self.slots = [Slot(bookie, last_confirmed, now) for bookie in bookies]
+        self.last_pushed = last_confirmed
+
+    @property
+    def bookies(self) -> tuple[BookieId, ...]:
+        """The ensemble in slot order."""
+        return tuple(slot.bookie_id for slot in self.slots)
+
+    @property
+    def live_bookies(self) -> tuple[BookieId, ...]:
+        return tuple(slot.bookie_id for slot in self.slots if not slot.failed)
+
+    @property
+    def failed_slots(self) -> frozenset[int]:
+        return frozenset(index for index, slot in enumerate(self.slots) if slot.failed)
+
+    def failed_due(self, now: float) -> tuple[int, ...]:
+        """Failed slots for which a replacement should be looked for now."""
+        return tuple(i for i, slot in enumerate(self.slots) if slot.failed and slot.retry_at <= now)
+
+    def can_confirm(self) -> bool:
+        """Whether the slots that have not failed can still give every entry AQ copies."""
+        return can_confirm(self.failed_slots, self.quorums)
+
+    def open_all(self) -> list[Command]:
+        """Appenders for a fresh ensemble."""
+        return [OpenAppender(i, slot.bookie_id) for i, slot in enumerate(self.slots)]
+
+    def push(self, last: int, now: float) -> list[Command]:
+        """Entries up to ``last`` exist now: send them to the live slots."""
+        assert last > self.last_pushed, "ids only grow"
+        first, self.last_pushed = self.last_pushed + 1, last
+        commands: list[Command] = []
+        for index, slot in enumerate(self.slots):
+            if slot.failed:
+                continue
+            if not self._outstanding(index):
+                slot.silent_since = now
+            commands.extend(self._send(index, first))
+        return commands
+
+    def acknowledge(self, index: int, bookie_id: BookieId, last: int, now: float) -> bool:
+        """A bookie holds its slot's entries up to ``last``. False: a stale or repeated answer."""
+        slot = self.slots[index]
+        if slot.bookie_id != bookie_id or last <= slot.acked_to:
+            return False
+        if last > slot.sent_to:
+            return False  # a bookie cannot hold what was never sent to it
+        slot.acked_to = last
+        slot.silent_since = now
+        return True
+
+    def fail(self, index: int, bookie_id: BookieId, now: float) -> bool:
+        """A bookie failed. False: it no longer stands in the slot, or was known to have failed."""
+        slot = self.slots[index]
+        if slot.bookie_id != bookie_id or slot.failed:
+            return False
+        slot.failed = True
+        slot.retry_at = now
+        return True
+
+    def confirmed_end(self) -> EntryId:
+        """The highest entry up to which all have AQ copies in this ensemble."""
+        acked = [slot.acked_to for slot in self.slots]
+        return confirmed_end(acked, self.last_pushed, self.quorums)
+
+    def held_by_all_live(self) -> int:
+        """The highest entry up to which no live slot owes an acknowledgement."""
+        owed = [
+            slot.acked_to
+            for index, slot in enumerate(self.slots)
+            if not slot.failed and self._outstanding(index)
+        ]
+        return min(owed, default=self.last_pushed)
+
+    def silent_slots(self, now: float, silence_s: float) -> list[int]:
+        """Live slots that owe an acknowledgement and have given none for so long."""
+        return [
+            index
+            for index, slot in enumerate(self.slots)
+            if not slot.failed and self._outstanding(index) and now - slot.silent_since >= silence_s
+        ]
+
+    def dispensable_slots(self, now: float, silence_s: float) -> list[int]:
+        """Silent slots without which every entry can still get AQ copies: slow, holding us up."""
+        failed = self.failed_slots
+        return [
+            index
+            for index in self.silent_slots(now, silence_s)
+            if can_confirm(failed | {index}, self.quorums)
+        ]
+
+    def install(
+        self, replacements: Mapping[int, BookieId], last_confirmed: int, now: float
+    ) -> list[Command]:
+        """Put bookies into slots and resend to them all that is not confirmed.
+
+        Every replaced slot forgets its acknowledgements here, before the caller may confirm
+        anything: an entry must not count a copy on a bookie that metadata no longer name
+        (DESIGN 5.4).
+        """
+        for index, bookie_id in replacements.items():
+            self.slots[index] = Slot(bookie_id, last_confirmed, now)
+        commands: list[Command] = []
+        for index, bookie_id in sorted(replacements.items()):
+            commands.append(OpenAppender(index, bookie_id))
+            commands.extend(self._send(index, last_confirmed + 1))
+        return commands
+
+    def close_all(self) -> list[Command]:
+        """No more appends."""
+        return [CloseAppender(index) for index in range(len(self.slots))]
+
+    def _send(self, index: int, first: int) -> list[Command]:
+        slot = self.slots[index]
+        last = last_slot_entry(index, self.last_pushed, self.quorums)
+        if last < first:
+            return []
+        slot.sent_to = last
+        return [SendEntries(index, EntryId(first), EntryId(last))]
+
+    def _outstanding(self, index: int) -> bool:
+        slot = self.slots[index]
+        return slot.sent_to > slot.acked_to
