@@ -1,0 +1,236 @@
+"""Planning: a range of a stream becomes Spark partitions, and a trigger's share of the backlog.
+
+Everything here is a pure function of positions and of metadata that no longer change once they are
+committed, so the replay of a micro-batch plans exactly the partitions of the first attempt. Which
+bookie is alive plays no part: replica choice is left to the reader, helped by a rotation number.
+
+A partition costs about 50 ms of Spark's own time whatever it holds, so ranges are packed into few
+partitions of about equal size. Rows inside a partition, and partitions among themselves, are in
+stream order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from connector.options import PlanLimits, TriggerLimits
+from spark_ledger.limits import MIB
+from spark_ledger.stream.model import Commit, Segment, SegmentRange, cut
+from spark_ledger.types import Dlsn, LedgerId
+
+PARTITIONS_MAX: Final = 2048
+"""At 50 ms each this is 100 s of task start-up on one core; beyond it partitions grow instead."""
+
+PARTITION_BYTES_SMALLEST: Final = 16 * MIB
+PARTITION_BYTES_LARGEST: Final = 128 * MIB
+"""Partition size when ``maxBytesPerPartition`` is not given: an eighth of the range within these
+bounds. Below the lower one a task's start costs more than its data; the upper one is Spark's own
+for files."""
+
+PARTITIONS_WANTED: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One partition: ranges in stream order, and ``rotation``, which replica to prefer.
+
+    Partitions that run at the same time differ in ``rotation``, so they load different bookies.
+    """
+
+    ranges: tuple[SegmentRange, ...]
+    rotation: int
+
+
+def ranges_of(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[SegmentRange]:
+    """The rows from ``start`` up to and without ``end`` as ranges of the commits' segments.
+
+    ``commits`` holds at least those between the two, in order.
+    """
+    ranges: list[SegmentRange] = []
+    for commit in commits:
+        number, time_ms = commit.number, commit.time_ms
+        for segment in commit.segments:
+            if start.segment < segment.number < end.segment:
+                bounds: tuple[tuple[int, int], ...] = ((0, 0), (len(segment.entry_rows), 0))
+            else:
+                bounds = cut(segment, start, end)
+            if bounds:
+                ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms))
+    return ranges
+
+
+def plan_partitions(
+    ranges: Iterable[SegmentRange],
+    *,
+    borders: Mapping[LedgerId, Sequence[int]],
+    limits: PlanLimits,
+) -> list[Plan]:
+    """Partitions for ranges that are in stream order.
+
+    ``borders`` gives the first entries of a ledger's fragments; ranges are cut there, so that each
+    has one ensemble. A ledger that is missing there counts as one fragment.
+    """
+    pieces: list[_Piece] = []
+    for piece in ranges:
+        inner = borders.get(piece.segment.ledger_id, ())
+        if len(inner) <= 1:
+            pieces.append(_Piece(piece, _size_bytes(piece), _entries(piece)))
+        else:
+            pieces.extend(
+                _Piece(part, _size_bytes(part), _entries(part))
+                for part in _cut_at_borders(piece, inner)
+            )
+    return _pack(pieces, limits)
+
+
+class _Piece(NamedTuple):
+    """A range with its weight."""
+
+    range: SegmentRange
+    size_bytes: int
+    entries: int
+
+
+def _size_bytes(part: SegmentRange) -> int:
+    """Payload bytes; the sum over the entries is saved for the usual case of a whole segment."""
+    if part.start == (0, 0) and part.end == (len(part.segment.entry_rows), 0):
+        return part.segment.size_bytes
+    return part.size_bytes
+
+
+def _entries(part: SegmentRange) -> int:
+    return part.end[0] - part.start[0] + (part.end[1] > 0)
+
+
+def _split(part: SegmentRange, entry: int) -> tuple[SegmentRange, SegmentRange]:
+    """The part before ``entry`` (counted from 0 in the segment) and the part from it on."""
+    assert part.start < (entry, 0) < part.end, "a cut leaves two parts"
+    return part._replace(end=(entry, 0)), part._replace(start=(entry, 0))
+
+
+def _cut_at_borders(part: SegmentRange, borders: Sequence[int]) -> Iterable[SegmentRange]:
+    rest = part
+    for border in borders:
+        entry = border - part.segment.first_entry
+        if rest.start < (entry, 0) < rest.end:
+            left, rest = _split(rest, entry)
+            yield left
+    yield rest
+
+
+def partition_count(total_bytes: int, entries: int, limits: PlanLimits) -> int:
+    """How many partitions a range of this size becomes; at least one, at most one per entry."""
+    target = limits.max_bytes_per_partition
+    if target is None:
+        eighth = total_bytes // PARTITIONS_WANTED
+        target = min(max(eighth, PARTITION_BYTES_SMALLEST), PARTITION_BYTES_LARGEST)
+    wanted = max(limits.min_partitions, -(-total_bytes // target))
+    return max(1, min(wanted, entries, max(PARTITIONS_MAX, limits.min_partitions)))
+
+
+def _pack(pieces: Sequence[_Piece], limits: PlanLimits) -> list[Plan]:
+    """Lay the pieces end to end and cut at equal distances, each time at the next entry border."""
+    total = sum(piece.size_bytes for piece in pieces)
+    count = partition_count(total, sum(piece.entries for piece in pieces), limits)
+    plans: list[Plan] = []
+    current: list[SegmentRange] = []
+
+    def close() -> None:
+        if current:
+            plans.append(Plan(tuple(current), rotation=len(plans)))
+            current.clear()
+
+    begin, boundary = 0, 1
+    next_cut = total * boundary // count
+    for piece in pieces:
+        end = begin + piece.size_bytes
+        rest: SegmentRange | None = piece.range
+        origin = piece.range.start[0]
+        while boundary < count and next_cut <= end:
+            entry = origin + -(-(next_cut - begin) * piece.entries // piece.size_bytes)
+            if rest is not None and (entry, 0) >= rest.end:
+                current.append(rest)
+                rest = None
+            elif rest is not None and (entry, 0) > rest.start:
+                left, rest = _split(rest, entry)
+                current.append(left)
+            close()
+            boundary += 1
+            next_cut = total * boundary // count
+        if rest is not None:
+            current.append(rest)
+        begin = end
+    close()
+    return plans
+
+
+class Admission(NamedTuple):
+    """What a trigger may take: the rows before ``end``. ``limited``: a limit left some behind."""
+
+    end: Dlsn
+    rows: int
+    limited: bool
+
+
+_NO_LIMIT: Final = 1 << 62
+
+
+def admit(segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits) -> Admission:
+    """Take entries from ``start`` on until a limit is reached, and at least one entry.
+
+    ``segments`` begins with that of ``start``, if that exists; it is read no further than needed.
+    Cuts are at entry borders: less than a limit is taken, more only when the first entry alone is.
+    """
+    rows_left = _NO_LIMIT if limits.max_rows is None else limits.max_rows
+    bytes_left = _NO_LIMIT if limits.max_bytes is None else limits.max_bytes
+    position, taken = start, 0
+    for segment in segments:
+        entry, slot = (position.entry, position.slot) if segment.number == start.segment else (0, 0)
+        if not (entry or slot) and segment.rows <= rows_left and segment.size_bytes <= bytes_left:
+            rows, size_bytes, stop = segment.rows, segment.size_bytes, len(segment.entry_rows)
+        else:
+            rows, size_bytes, stop = _take_entries(
+                segment, (entry, slot), rows_left, bytes_left, at_least_one=taken == 0
+            )
+        taken, rows_left, bytes_left = taken + rows, rows_left - rows, bytes_left - size_bytes
+        if stop < len(segment.entry_rows):
+            end = Dlsn(segment.number, stop) if stop > entry else position
+            return Admission(end, taken, limited=True)
+        position = Dlsn(segment.number + 1)
+    return Admission(position, taken, limited=False)
+
+
+def _take_entries(
+    segment: Segment,
+    start: tuple[int, int],
+    rows_left: int,
+    bytes_left: int,
+    *,
+    at_least_one: bool,
+) -> tuple[int, int, int]:
+    """Rows and bytes of the entries from ``start`` that fit, and the entry where they stop."""
+    entry, skipped_rows = start
+    rows = size_bytes = 0
+    while entry < len(segment.entry_rows):
+        entry_rows = segment.entry_rows[entry] - skipped_rows
+        entry_bytes = segment.size_bytes * entry_rows // segment.rows
+        fits = rows + entry_rows <= rows_left and size_bytes + entry_bytes <= bytes_left
+        if not fits and not (at_least_one and rows == 0):
+            break
+        rows, size_bytes, skipped_rows = rows + entry_rows, size_bytes + entry_bytes, 0
+        entry += 1
+    return rows, size_bytes, entry
+
+
+def has_rows(segments: Iterable[Segment], start: Dlsn, wanted: int) -> bool:
+    """True when at least ``wanted`` rows lie from ``start`` on; reads no further than needed."""
+    found = 0
+    for segment in segments:
+        bounds = cut(segment, start, None)
+        if bounds:
+            found += SegmentRange(segment, bounds[0], bounds[1], 0, 0).rows
+        if found >= wanted:
+            return True
+    return found >= wanted

@@ -1,0 +1,195 @@
+"""Parsers of single option values: numbers, sizes, times, positions, secrets.
+
+Each takes the text a user wrote and raises ValueError with the half sentence that says what is
+allowed; ``connector.options`` puts the name of the option in front.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import GIB, KIB, MIB
+from spark_ledger.types import Dlsn
+
+
+class PositionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A position as users write it; entry and slot may be left out."""
+
+    segment: int | None = None
+    entry: int = 0
+    slot: int = 0
+
+    @property
+    def dlsn(self) -> Dlsn:
+        """The position in a stream."""
+        assert self.segment is not None, "checked when the options were read"
+        return Dlsn(self.segment, self.entry, self.slot)
+
+
+Position = Literal["earliest", "latest"] | PositionJson
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A secret, or where to find it: ``env:NAME`` or ``file:PATH``. Never shown.
+
+    The reference travels with the task; the value is looked up where it is used.
+    """
+
+    reference: str
+
+    def __repr__(self) -> str:
+        return "Secret(***)" if self.reference else "Secret(none)"
+
+    def __bool__(self) -> bool:
+        return bool(self.reference)
+
+    def reveal(self) -> str:
+        """The value. Raises ConfigurationError when the variable or file is missing."""
+        kind, _, name = self.reference.partition(":")
+        if kind == "env":
+            value = os.environ.get(name)
+            if value is None:
+                raise ConfigurationError(
+                    f"a secret refers to the environment variable {name}, which is not set here; "
+                    "set it for the driver and for the executors (spark.executorEnv.*)"
+                )
+            return value
+        if kind == "file":
+            try:
+                return Path(name).read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"a secret refers to the file {name}, which cannot be read: {error.strerror}"
+                ) from error
+        return self.reference
+
+
+NO_SECRET: Final = Secret("")
+"""No secret was given."""
+
+
+def parse_whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A parser of whole numbers from ``low`` to ``high``, both included."""
+    wanted = f"a whole number >= {low}" if high is None else f"a whole number {low} to {high}"
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d{1,19}", text.strip()):
+            raise ValueError(f"needs {wanted}")
+        value = int(text)
+        if value < low or (high is not None and value > high):
+            raise ValueError(f"needs {wanted}")
+        return value
+
+    return parse
+
+
+_SIZE_UNITS: Final = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
+
+
+def parse_size_bytes(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A parser of sizes: bytes, or with a unit as Spark writes them (64k, 128m, 1g, 1 MiB)."""
+    top = "" if high is None else f", at most {high} bytes"
+    wanted = f"a size such as 1048576, 64k, 128m or 1g, at least {low} bytes{top}"
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"(\d{1,15})\s*([bkmgt]?)(?:i?b)?", text.strip().lower())
+        if match is None:
+            raise ValueError(f"needs {wanted}")
+        value = int(match[1]) * _SIZE_UNITS[match[2]]
+        if value < low or (high is not None and value > high):
+            raise ValueError(f"needs {wanted}")
+        return value
+
+    return parse
+
+
+_DURATION_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_duration_s(text: str) -> float:
+    """A time span in seconds: a bare number counts seconds; units are ms, s, m, min, h."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|min|h|)", text.strip().lower())
+    value = float(match[1]) * _DURATION_UNITS[match[2]] if match else 0.0
+    if value <= 0.0:
+        raise ValueError("needs a time above 0, such as 500ms, 10s, 15m or 1h")
+    return value
+
+
+def parse_boolean(text: str) -> bool:
+    """``true`` or ``false``, in any case."""
+    value = {"true": True, "false": False}.get(text.strip().lower())
+    if value is None:
+        raise ValueError("needs true or false")
+    return value
+
+
+def parse_one_of(*allowed: str) -> Callable[[str], str]:
+    """A parser of one of a few words, in any case."""
+
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in allowed:
+            raise ValueError(f"needs one of {', '.join(allowed)}")
+        return value
+
+    return parse
+
+
+def parse_name(wanted: str) -> Callable[[str], str]:
+    """A parser of non-empty text."""
+
+    def parse(text: str) -> str:
+        value = text.strip()
+        if not value:
+            raise ValueError(f"is empty: give {wanted}")
+        return value
+
+    return parse
+
+
+def parse_path(text: str) -> str:
+    """The path of a file; whether it exists is known only where it is used."""
+    return parse_name("the path of a PEM file")(text)
+
+
+def parse_timestamp_ms(text: str) -> int:
+    """Milliseconds since 1970 (UTC), or ISO 8601; a time without a zone is UTC."""
+    value = text.strip()
+    if re.fullmatch(r"\d{1,15}", value):
+        return int(value)
+    try:
+        when = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(
+            "needs milliseconds since 1970 or ISO 8601 such as 2026-01-31T12:00:00Z"
+        ) from None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return round(when.timestamp() * 1000)
+
+
+def parse_position(text: str) -> Position:
+    """``earliest``, ``latest``, or JSON such as ``{"segment": 3, "entry": 0, "slot": 0}``."""
+    value = text.strip()
+    if value.lower() == "earliest":
+        return "earliest"
+    if value.lower() == "latest":
+        return "latest"
+    wanted = 'needs earliest, latest or JSON such as {"segment": 3, "entry": 0, "slot": 0}'
+    try:
+        position = msgspec.json.decode(value, type=PositionJson)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{wanted} ({error})") from None
+    if min(position.segment or 0, position.entry, position.slot) < 0:
+        raise ValueError(f"{wanted}; numbers count from 0")
+    return position

@@ -1,0 +1,46 @@
+"""Offsets: one spelling for a position, and a clear error for a foreign checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from connector.offsets import ledger_offset, ledger_position, stream_offset, stream_position
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.types import Dlsn, EntryId, LedgerId
+
+
+def test_text_of_a_stream_offset() -> None:
+    assert json.dumps(stream_offset(Dlsn(3, 5))) == '{"entry": 5, "segment": 3}'
+    assert json.dumps(stream_offset(Dlsn(3, 5, 7))) == '{"entry": 5, "segment": 3, "slot": 7}'
+    assert json.dumps(ledger_offset(LedgerId(9), EntryId(4))) == '{"entry": 4, "ledger": 9}'
+
+
+@pytest.mark.parametrize("position", [Dlsn(0), Dlsn(3, 5), Dlsn(3, 5, 7)])
+def test_round_trip_through_json(position: Dlsn) -> None:
+    assert stream_position(json.loads(json.dumps(stream_offset(position)))) == position
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        {},
+        {"entry": 1},
+        {"entry": 1, "segment": 2, "x": 3},
+        {"entry": "1", "segment": 2},
+        {"entry": -1, "segment": 2},
+        {"entry": 4, "ledger": 9},
+    ],
+)
+def test_a_foreign_stream_offset_is_refused(offset: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="use a new checkpoint"):
+        stream_position(offset)
+
+
+def test_a_foreign_ledger_offset_is_refused() -> None:
+    assert ledger_position({"entry": 4, "ledger": 9}, LedgerId(9)) == 4
+    with pytest.raises(ConfigurationError, match="belongs to ledger 8"):
+        ledger_position({"entry": 4, "ledger": 8}, LedgerId(9))
+    with pytest.raises(ConfigurationError, match="use a new checkpoint"):
+        ledger_position({"entry": 4, "segment": 9}, LedgerId(9))

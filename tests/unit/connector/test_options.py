@@ -1,0 +1,300 @@
+"""Options: every name, type, range, conflict and place has one clear answer."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from connector.options import (
+    METADATA_ENVIRONMENT,
+    OPTIONS,
+    PlanLimits,
+    TriggerLimits,
+    read_options,
+    write_options,
+)
+from connector.values import PositionJson, Secret
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.types import Dlsn, Quorums
+
+URI = "zk://127.0.0.1:2181/ledgers"
+BASE = {"metadata": URI, "stream": "flights"}
+
+
+def read(streaming: bool = True, /, **options: str):
+    return read_options({**BASE, **options}, streaming=streaming)
+
+
+def write(streaming: bool = True, /, **options: str):
+    return write_options({**BASE, **options}, streaming=streaming)
+
+
+def test_defaults_of_a_read() -> None:
+    options = read()
+    assert options.connection.metadata == URI
+    assert (options.stream, options.ledger_id) == ("flights", None)
+    assert (options.start, options.end) == ("earliest", "latest")
+    assert options.trigger == TriggerLimits() and options.trigger.unlimited
+    assert options.plan == PlanLimits(1, None)
+    assert options.fail_on_data_loss and not options.include_metadata
+
+
+def test_defaults_of_a_write() -> None:
+    options = write()
+    assert options.create_stream and not options.merge_schema
+    assert options.quorums == Quorums(3, 3, 2)
+    assert options.sink_id is options.transaction_app is options.compression is None
+
+
+def test_names_are_case_insensitive() -> None:
+    options = read_options(
+        {"METADATA": URI, "Stream": "s", "MAXROWSPERTRIGGER": "7"}, streaming=True
+    )
+    assert options.trigger.max_rows == 7
+
+
+def test_every_option_has_a_unique_name() -> None:
+    assert len({option.name.lower() for option in OPTIONS}) == len(OPTIONS)
+
+
+def test_metadata_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(METADATA_ENVIRONMENT, URI)
+    assert read_options({"stream": "s"}, streaming=True).connection.metadata == URI
+    monkeypatch.delenv(METADATA_ENVIRONMENT)
+    with pytest.raises(
+        ConfigurationError, match=f"option metadata is missing.*{METADATA_ENVIRONMENT}"
+    ):
+        read_options({"stream": "s"}, streaming=True)
+
+
+def test_path_is_the_stream() -> None:
+    assert read_options({"metadata": URI, "path": "s"}, streaming=True).stream == "s"
+    assert write_options({"metadata": URI, "path": "s"}, streaming=True).stream == "s"
+    assert read_options({**BASE, "path": "flights"}, streaming=True).stream == "flights"
+    with pytest.raises(ConfigurationError, match="stream = 'flights' and the path 'x'"):
+        read(path="x")
+
+
+def test_what_spark_adds_is_allowed() -> None:
+    write(checkpointLocation="/tmp/c", queryName="q")
+
+
+@pytest.mark.parametrize(
+    ("given", "suggested"),
+    [
+        ("strem", "stream"),
+        ("maxRowPerTrigger", "maxRowsPerTrigger"),
+        ("startPosition", "startingPosition"),
+        ("includeMetadate", "includeMetadata"),
+        ("ledger.pasword", "ledger.password"),
+        ("writequorums", "writeQuorum"),
+    ],
+)
+def test_a_misspelt_option_names_the_nearest(given: str, suggested: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"unknown option '{given}': did you mean {suggested}"
+    ):
+        read(**{given: "1"})
+
+
+def test_an_unknown_option_lists_the_valid_ones() -> None:
+    with pytest.raises(ConfigurationError, match="unknown option 'qqq'; the options are ackQuorum"):
+        read(qqq="1")
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "maxOffsetsPerTrigger"])
+def test_names_of_the_kafka_source_are_translated(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="the option of this source is"):
+        read(**{name: "1"})
+
+
+def test_asynchronous_progress_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="exactly-once"):
+        write(asyncProgressTrackingEnabled="true")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("maxRowsPerTrigger", "0", "needs a whole number >= 1"),
+        ("maxRowsPerTrigger", "many", "needs a whole number >= 1"),
+        ("maxRowsPerTrigger", "1.5", "needs a whole number >= 1"),
+        ("maxBytesPerTrigger", "10 parsecs", "needs a size such as"),
+        ("maxBytesPerPartition", "1k", "at least 65536 bytes"),
+        ("minPartitions", "100000", "1 to 10000"),
+        ("failOnDataLoss", "yes", "needs true or false"),
+        ("readTimeout", "0", "above 0"),
+        ("readTimeout", "-5s", "above 0"),
+        ("startingPosition", "newest", "needs earliest, latest or JSON"),
+        ("startingPosition", '{"segment": "3"}', "needs earliest, latest or JSON"),
+        ("startingPosition", '{"segment": 3, "offset": 1}', "unknown field"),
+        ("startingPosition", '{"segment": -3}', "count from 0"),
+        ("startingPosition", '{"entry": 3}', 'names its "segment"'),
+        ("startingTimestamp", "yesterday", "ISO 8601"),
+        ("ledgerId", "-1", "needs a whole number >= 0"),
+        ("metadata", "host:2181", "not a URI"),
+        ("stream", " ", "is empty"),
+    ],
+)
+def test_a_bad_value_names_the_option_and_what_is_allowed(
+    name: str, text: str, reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=name) as caught:
+        read(**{name: text})
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1048576", 1 << 20),
+        ("64k", 64 << 10),
+        ("128m", 128 << 20),
+        ("1 MiB", 1 << 20),
+        ("1g", 1 << 30),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert read(maxBytesPerTrigger=text).trigger.max_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10", 10.0), ("500ms", 0.5), ("10s", 10.0), ("15m", 900.0), ("1h", 3600.0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert read(readTimeout=text).read_timeout_s == pytest.approx(seconds)
+
+
+def test_positions() -> None:
+    position = read(startingPosition='{"slot": 2, "segment": 3}').start
+    assert isinstance(position, PositionJson) and position.dlsn == Dlsn(3, 0, 2)
+    assert read(startingPosition="LATEST").start == "latest"
+
+
+@pytest.mark.parametrize(
+    "text", ["1767225600000", "2026-01-01T00:00:00Z", "2026-01-01", "2026-01-01T01:00:00+01:00"]
+)
+def test_timestamps(text: str) -> None:
+    assert read(startingTimestamp=text).start_timestamp_ms == 1767225600000
+
+
+@pytest.mark.parametrize(
+    ("streaming", "one", "other"),
+    [
+        (True, ("startingPosition", "earliest"), ("startingTimestamp", "1")),
+        (False, ("endingPosition", "latest"), ("endingTimestamp", "1")),
+        (True, ("stream", "flights"), ("ledgerId", "1")),
+    ],
+)
+def test_conflicting_options_are_both_named(
+    streaming: bool, one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{one[0]} and {other[0]} exclude each other"):
+        read(streaming, **dict([one, other]))
+
+
+def test_options_in_the_wrong_mode_say_what_to_use() -> None:
+    with pytest.raises(ConfigurationError, match="endingPosition is for batch queries only"):
+        read(True, endingPosition="latest")
+    with pytest.raises(ConfigurationError, match="maxRowsPerTrigger is for streaming queries only"):
+        read(False, maxRowsPerTrigger="5")
+    with pytest.raises(ConfigurationError, match=r"txnAppId is for batch.*sinkId"):
+        write(True, txnAppId="a", txnVersion="1")
+    with pytest.raises(ConfigurationError, match=r"sinkId is for streaming.*txnAppId"):
+        write(False, sinkId="a")
+
+
+def test_options_of_the_other_direction() -> None:
+    with pytest.raises(ConfigurationError, match="sinkId is for a write, not for a streaming read"):
+        read(True, sinkId="a")
+    with pytest.raises(ConfigurationError, match="includeMetadata is for a read"):
+        write(True, includeMetadata="true")
+    read(False, ensembleSize="1")
+    write(False, includeMetadata="true")
+
+
+def test_transaction_options_come_in_pairs() -> None:
+    options = write(False, txnAppId="job", txnVersion="7")
+    assert (options.transaction_app, options.transaction_version) == ("job", 7)
+    with pytest.raises(ConfigurationError, match="txnVersion needs option txnAppId"):
+        write(False, txnVersion="7")
+    with pytest.raises(ConfigurationError, match="txnAppId needs option txnVersion"):
+        write(False, txnAppId="job")
+
+
+def test_trigger_limits() -> None:
+    limits = read(minRowsPerTrigger="5", maxRowsPerTrigger="9", maxTriggerDelay="30s").trigger
+    assert limits == TriggerLimits(9, None, 5, 30.0)
+    with pytest.raises(ConfigurationError, match="maxTriggerDelay needs option minRowsPerTrigger"):
+        read(maxTriggerDelay="30s")
+    with pytest.raises(
+        ConfigurationError, match="minRowsPerTrigger = 9 is above maxRowsPerTrigger"
+    ):
+        read(minRowsPerTrigger="9", maxRowsPerTrigger="5")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (3, 3, 2)),
+        ({"ensembleSize": "1"}, (1, 1, 1)),
+        ({"ensembleSize": "2"}, (2, 2, 2)),
+        ({"ensembleSize": "5"}, (5, 3, 2)),
+        ({"writeQuorum": "4"}, (4, 4, 2)),
+        ({"ensembleSize": "5", "writeQuorum": "3", "ackQuorum": "3"}, (5, 3, 3)),
+    ],
+)
+def test_quorums(given: dict[str, str], expected: tuple[int, int, int]) -> None:
+    assert write(**given).quorums == Quorums(*expected)
+
+
+def test_impossible_quorums_are_named_as_options() -> None:
+    with pytest.raises(ConfigurationError, match="ensembleSize = 2, writeQuorum = 3"):
+        write(ensembleSize="2", writeQuorum="3")
+    with pytest.raises(ConfigurationError, match="ackQuorum counts only when"):
+        write(ackQuorum="1", createStream="false")
+
+
+def test_a_raw_ledger() -> None:
+    options = read_options(
+        {"metadata": URI, "ledgerId": "42", "startingPosition": '{"entry": 5}'}, streaming=True
+    )
+    assert (options.ledger_id, options.stream, options.subject) == (42, None, "ledger 42")
+    for name, text in {
+        "startingTimestamp": "5",
+        "includeMetadata": "true",
+        "startingPosition": '{"segment": 1}',
+        "path": "s",
+    }.items():
+        with pytest.raises(ConfigurationError):
+            read_options({"metadata": URI, "ledgerId": "42", name: text}, streaming=True)
+    for streaming in (True, False):
+        with pytest.raises(ConfigurationError, match="ledgerId is for reading"):
+            write_options({"metadata": URI, "ledgerId": "42"}, streaming=streaming)
+
+
+def test_secrets_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEDGER_SECRET", "from-env")
+    file = tmp_path / "secret"
+    file.write_text("from-file\n")
+    for reference, value in {
+        "plain": "plain",
+        "env:LEDGER_SECRET": "from-env",
+        f"file:{file}": "from-file",
+    }.items():
+        options = read(**{"ledger.password": reference})
+        assert reference not in repr(options)
+        assert options.connection.password.reveal() == value
+        assert pickle.loads(pickle.dumps(options)) == options
+    with pytest.raises(ConfigurationError, match="LEDGER_OTHER, which is not set"):
+        Secret("env:LEDGER_OTHER").reveal()
+    with pytest.raises(ConfigurationError, match="/no/such/file, which cannot be read"):
+        Secret("file:/no/such/file").reveal()
+
+
+def test_tls_files_come_in_pairs() -> None:
+    with pytest.raises(ConfigurationError, match=r"tls\.certFile needs option tls\.keyFile"):
+        read(**{"tls.certFile": "/c.pem"})
