@@ -1,0 +1,59 @@
+"""Which bookies get new data, and which replica a reader asks first.
+
+Pure: chance comes in as the caller's ``shuffle``, what is known of bookies as plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from spark_ledger.types import BookieId, BookieInfo, BookieState
+
+
+def choose_bookies(
+    candidates: Sequence[BookieInfo],
+    count: int,
+    *,
+    exclude: Collection[BookieId],
+    load: Mapping[BookieId, int],
+    shuffle: Callable[[list[BookieInfo]], None],
+) -> tuple[BookieId, ...] | None:
+    """``count`` distinct writable bookies outside ``exclude``, or None when there are too few.
+
+    The least loaded come first; ``load`` is any number that grows with the work a client has given
+    a bookie (open slots, bytes), 0 for one it does not name. ``shuffle`` decides between equals, so
+    that clients which know nothing of each other do not all choose the same bookies.
+    """
+    assert count >= 0, "cannot choose a negative number of bookies"
+    usable = [
+        bookie
+        for bookie in candidates
+        if bookie.state is BookieState.WRITABLE and bookie.bookie_id not in exclude
+    ]
+    assert len({bookie.bookie_id for bookie in usable}) == len(usable), "a bookie is listed once"
+    if len(usable) < count:
+        return None
+    shuffle(usable)
+    usable.sort(key=lambda bookie: load.get(bookie.bookie_id, 0))  # stable: equals stay shuffled
+    return tuple(bookie.bookie_id for bookie in usable[:count])
+
+
+def read_order(
+    slots: Sequence[int],
+    bookies: Sequence[BookieId],
+    entry_hint: int,
+    *,
+    slow: Collection[BookieId],
+    gone: Collection[BookieId],
+) -> list[int]:
+    """The slots of a lane in the order in which a reader should ask them.
+
+    ``entry_hint`` rotates the slots, so that readers of different ranges share the replicas; pass
+    the range's first entry, or any number that differs between readers. Bookies that were overtaken
+    by a speculative read (``slow``) stand behind the others, unregistered ones (``gone``) last: they
+    are still asked, because a registration may lag behind the bookie (DESIGN 5.10).
+    """
+    assert slots, "every lane has a replica"
+    turn = entry_hint % len(slots)
+    rotated = [*slots[turn:], *slots[:turn]]
+    return sorted(rotated, key=lambda slot: (bookies[slot] in gone, bookies[slot] in slow))
