@@ -25,6 +25,10 @@ FRAGMENTS_MAX: Final = 10_000
 LEDGER_METADATA_BYTES_MAX: Final = 256 * KIB
 """A quarter of ZooKeeper's own ``jute.maxbuffer``, so that a transaction holds several nodes."""
 
+METADATA_REQUEST_BYTES_MAX: Final = 1 * MIB - 16 * KIB
+"""One metadata write or transaction. ZooKeeper drops the connection, without a reason, of a client
+that sends more than its ``jute.maxbuffer`` (1 MiB less a byte), names and ACLs included."""
+
 # -- messages --------------------------------------------------------------------------------------
 
 APPEND_MESSAGE_BYTES_TARGET: Final = 1 * MIB
