@@ -1,0 +1,353 @@
+"""Bookies in the metadata store: ephemeral registrations, identity cookies, and a live view.
+
+``bookies/writable/<id>`` and ``bookies/readonly/<id>`` are ephemeral and hold a ``BookieInfo``;
+``bookies/cookies/<id>`` stays, so its children are all bookies that ever belonged to the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    LedgerError,
+    MetadataUnavailableError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryableError,
+)
+from spark_ledger.metadata.base import MetadataStore, Watch
+from spark_ledger.metadata.codec import decode_bookie, encode_bookie
+from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
+
+BookieIds = list[BookieId]
+
+BOOKIES_PATH = "bookies"
+COOKIES_PATH = f"{BOOKIES_PATH}/cookies"
+
+REGISTER_RETRY_DELAY_S = 0.2
+"""Pause between attempts to register again after a lost session."""
+
+DIRECTORY_REFRESH_S = 30.0
+"""The live view reads everything again this often: watches are hints, and free space drifts."""
+
+_ATTEMPTS = 3
+_BOOKIE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+logger = logging.getLogger(__name__)
+
+
+def check_bookie_id(bookie_id: str) -> BookieId:
+    """The id itself, if it may name a node. Raises ConfigurationError."""
+    if not _BOOKIE_ID.fullmatch(bookie_id):
+        raise ConfigurationError(
+            f"bookie id {bookie_id!r}: use 1 to 128 letters, digits and . _ : - "
+            "(starting with a letter or digit)"
+        )
+    return BookieId(bookie_id)
+
+
+def _path(state: BookieState, bookie_id: BookieId) -> str:
+    return f"{BOOKIES_PATH}/{state.value}/{check_bookie_id(bookie_id)}"
+
+
+class BookieRegistry:
+    """Registrations and cookies. A bookie registers itself with it; everyone else only reads."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._info: BookieInfo | None = None
+        self._owned = False  # the node was made by this process in its present session
+        self._lock = asyncio.Lock()
+        self._session_watch: Watch | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # -- registration of this process --------------------------------------------------------------
+
+    @property
+    def registered(self) -> bool:
+        """False before ``register``, after ``deregister`` and while a lost session is renewed."""
+        return self._owned
+
+    async def register(self, info: BookieInfo) -> None:
+        """Announce this bookie, and keep it announced over lost sessions until ``deregister``.
+
+        A registration that an earlier process with the same id left behind is taken over at once.
+        Call it again with changed information to update it. Raises MetadataUnavailableError,
+        OutcomeUnknownError (calling again is safe), UnauthorizedError.
+        """
+        check_bookie_id(info.bookie_id)
+        assert self._info is None or self._info.bookie_id == info.bookie_id, "one bookie each"
+        self._info = info
+        if self._session_watch is None:
+            self._session_watch = self._store.on_session_lost(self._on_session_lost)
+        await self._publish()
+
+    async def set_state(self, state: BookieState) -> None:
+        """Move between writable and read-only. For a moment a reader may see both."""
+        assert self._info is not None, "registered before"
+        await self.register(replace(self._info, state=state))
+
+    async def deregister(self) -> None:
+        """Withdraw the registration. Idempotent."""
+        if self._session_watch is not None:
+            self._session_watch.cancel()
+            self._session_watch = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        async with self._lock:
+            info, self._info = self._info, None
+            self._owned = False
+            if info is not None:
+                for state in BookieState:
+                    await self._remove(_path(state, info.bookie_id))
+
+    async def _publish(self) -> None:
+        async with self._lock:
+            info = self._info
+            if info is None:
+                return
+            path, data = _path(info.state, info.bookie_id), encode_bookie(info)
+            if not (self._owned and await self._update(path, data)):
+                await self._take_over(path, data)
+            # The other directory last: a bookie that changes state is never in neither.
+            for state in BookieState:
+                if state is not info.state:
+                    await self._remove(_path(state, info.bookie_id))
+            self._owned = True
+
+    async def _update(self, path: str, data: bytes) -> bool:
+        """Replace our own node; False if it is not there (the bookie changes its state)."""
+        for _ in range(_ATTEMPTS):
+            try:
+                node = await self._store.get(path)
+                if node.value != data:
+                    await self._store.put(path, data, node.version)
+            except NotFoundError:
+                return False
+            except (ConflictError, OutcomeUnknownError):
+                continue
+            return True
+        return False
+
+    async def _take_over(self, path: str, data: bytes) -> None:
+        """Create the node; one that stands belongs to a dead process with our id (its disks are
+        locked by us now), or to our own attempt that lost its reply: it gives way."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self._store.create(path, data, ephemeral=True)
+            except ConflictError:
+                logger.info("replacing the registration %s of an earlier process", path)
+                await self._remove(path)
+            except OutcomeUnknownError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                return
+        raise ConflictError(
+            f"metadata node {path!r} comes back after it is removed: is another process running "
+            "with the same bookie id?"
+        )
+
+    async def _remove(self, path: str) -> None:
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self._store.delete(path)
+                return
+            except NotFoundError:
+                return
+            except OutcomeUnknownError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+
+    def _on_session_lost(self) -> None:
+        self._owned = False
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._register_again())
+
+    async def _register_again(self) -> None:
+        while not self._owned and self._info is not None:
+            try:
+                await self._publish()
+                logger.info("registered again after the metadata session was lost")
+            except (RetryableError, OutcomeUnknownError, ConflictError) as error:
+                logger.warning("cannot register again yet: %s", error)
+                await asyncio.sleep(REGISTER_RETRY_DELAY_S)
+            except LedgerError:
+                logger.exception("cannot register again; the bookie serves unannounced")
+                return
+
+    # -- what is registered ------------------------------------------------------------------------
+
+    async def list(self) -> list[BookieInfo]:
+        """Registered bookies by id. One that is just changing its state counts as read-only."""
+        found: dict[BookieId, BookieInfo] = {}
+        for state in (BookieState.WRITABLE, BookieState.READ_ONLY):
+            names = await self._store.children(f"{BOOKIES_PATH}/{state.value}")
+            infos = await asyncio.gather(*(self._read_listed(state, name) for name in names))
+            found.update((info.bookie_id, info) for info in infos if info is not None)
+        return [found[bookie_id] for bookie_id in sorted(found)]
+
+    async def get(self, bookie_id: BookieId) -> BookieInfo | None:
+        """One registered bookie, or None."""
+        for state in (BookieState.READ_ONLY, BookieState.WRITABLE):
+            info = await self._read(state, bookie_id)
+            if info is not None:
+                return info
+        return None
+
+    def watch(self, callback: Callable[[], None]) -> Watch:
+        """Call back after a bookie came, went or changed its state, or may have."""
+        return _Watches(
+            [self._store.watch(f"{BOOKIES_PATH}/{state.value}", callback) for state in BookieState]
+        )
+
+    async def _read(self, state: BookieState, bookie_id: BookieId) -> BookieInfo | None:
+        path = _path(state, bookie_id)
+        try:
+            node = await self._store.get(path)
+        except NotFoundError:
+            return None
+        # The directory decides: between create and update the text inside may lag.
+        return replace(decode_bookie(path, bookie_id, node.value), state=state)
+
+    async def _read_listed(self, state: BookieState, name: str) -> BookieInfo | None:
+        try:
+            return await self._read(state, BookieId(name))
+        except (CorruptionError, ConfigurationError) as error:
+            # One bad registration must not hide the good bookies from everybody.
+            logger.warning("leaving out a bookie: %s", error)
+            return None
+
+    # -- cookies -----------------------------------------------------------------------------------
+
+    async def create_cookie(self, bookie_id: BookieId, data: bytes) -> None:
+        """Make a bookie part of the cluster. Raises ConflictError if the id is taken.
+
+        ``data`` must be unique to this bookie (it holds a random incarnation), because it decides
+        after a lost reply whether the cookie that stands is the caller's.
+        """
+        path = f"{COOKIES_PATH}/{check_bookie_id(bookie_id)}"
+        try:
+            await self._store.create(path, data)
+        except (ConflictError, OutcomeUnknownError) as error:
+            try:
+                found = await self._store.get(path)
+            except NotFoundError:
+                raise error from None
+            if found.value != data:
+                raise ConflictError(f"bookie id {bookie_id!r} is taken in this cluster") from error
+
+    async def get_cookie(self, bookie_id: BookieId) -> Versioned[bytes]:
+        """A bookie's cookie. Raises NotFoundError."""
+        try:
+            return await self._store.get(f"{COOKIES_PATH}/{check_bookie_id(bookie_id)}")
+        except NotFoundError as error:
+            raise NotFoundError(f"bookie {bookie_id!r} is not part of this cluster") from error
+
+    async def delete_cookie(self, bookie_id: BookieId) -> None:
+        """Remove a bookie from the cluster for good. A missing cookie is fine."""
+        await self._remove(f"{COOKIES_PATH}/{check_bookie_id(bookie_id)}")
+
+    async def list_cookies(self) -> BookieIds:
+        """Every bookie that belongs to the cluster, running or not, by id."""
+        return [BookieId(name) for name in await self._store.children(COOKIES_PATH)]
+
+
+class BookieDirectory:
+    """The registered bookies as last seen, kept fresh by watches and a slow periodic read.
+
+    Clients place ensembles with it and find addresses with it; neither waits for ZooKeeper.
+    """
+
+    def __init__(self, registry: BookieRegistry) -> None:
+        self._registry = registry
+        self._bookies: Mapping[BookieId, BookieInfo] = {}
+        self._addresses: dict[BookieId, str] = {}
+        self._watch: Watch | None = None
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    async def start(self) -> None:
+        """Read once and follow from then on. Raises MetadataUnavailableError."""
+        assert self._task is None, "started once"
+        self._watch = self._registry.watch(self._changed.set)
+        await self.refresh()
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def close(self) -> None:
+        """Stop following. What was seen stays readable."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def address(self, bookie_id: BookieId) -> str | None:
+        """Where a bookie answers, or last did: one that is no longer registered may still serve,
+        and says who it is when it is asked."""
+        return self._addresses.get(bookie_id)
+
+    def get(self, bookie_id: BookieId) -> BookieInfo | None:
+        """A registered bookie."""
+        return self._bookies.get(bookie_id)
+
+    def all(self) -> list[BookieInfo]:
+        """Registered bookies, by id."""
+        return list(self._bookies.values())
+
+    def writable(self) -> list[BookieInfo]:
+        """Registered bookies that take new entries, by id."""
+        return [info for info in self._bookies.values() if info.state is BookieState.WRITABLE]
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call back, on the loop, after the view changed."""
+        self._listeners.append(callback)
+
+    async def refresh(self) -> None:
+        """Read now, for instance before giving up for want of bookies."""
+        async with self._lock:  # an older answer must not replace a newer one
+            self._changed.clear()  # before the read: a change during it must lead to another
+            bookies = {info.bookie_id: info for info in await self._registry.list()}
+            changed = bookies != self._bookies
+            self._bookies = bookies
+        self._addresses.update((info.bookie_id, info.address) for info in bookies.values())
+        if changed:
+            for listener in self._listeners:
+                listener()
+
+    async def _follow(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DIRECTORY_REFRESH_S):
+                    await self._changed.wait()
+            try:
+                await self.refresh()
+            except MetadataUnavailableError as error:
+                # The view ages, which is safe; the reconnect sets the event again.
+                logger.warning("the list of bookies may be out of date: %s", error)
+            except LedgerError:
+                logger.exception("the list of bookies cannot be read; keeping the last one")
+                await asyncio.sleep(DIRECTORY_REFRESH_S)
+
+
+class _Watches:
+    """Several watches as one."""
+
+    def __init__(self, watches: list[Watch]) -> None:
+        self._watches = watches
+
+    def cancel(self) -> None:
+        for watch in self._watches:
+            watch.cancel()

@@ -1,0 +1,226 @@
+"""What stands in metadata nodes: JSON with a format version, decoded strictly.
+
+| node | fields |
+|---|---|
+| ledger | format_version, ledger_id, ensemble_size, write_quorum, ack_quorum, state, fragments as |
+| | ``[[first_entry, [bookie, ...]], ...]``, last_entry_id, length, digest_type, |
+| | access_key_hash (base64), creation_time_ms, creation_token, custom_metadata |
+| bookie | format_version, bookie_id, address, state, rack, free_bytes, admin_address |
+| cluster | format_version, cluster_id |
+| ledger id counter | format_version, next_id, token |
+
+A node that does not decode is CorruptionError naming its path; a node of a later format is
+ConfigurationError that says to upgrade. Unknown fields are refused: a field that an older program
+drops on its next write would be lost silently.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.limits import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
+from spark_ledger.types import (
+    BookieId,
+    BookieInfo,
+    BookieState,
+    DigestType,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+)
+
+FORMAT_VERSION = 1
+"""Raised when a program that knows only the older format must not touch the data."""
+
+_Count = Annotated[int, Meta(ge=0)]
+_LastEntry = Annotated[int, Meta(ge=-1)]
+_Name = Annotated[str, Meta(min_length=1)]
+
+
+class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    format_version: int = FORMAT_VERSION
+
+
+class LedgerNode(_Node, frozen=True, kw_only=True):
+    """One ledger."""
+
+    ledger_id: _Count
+    ensemble_size: _Count
+    write_quorum: _Count
+    ack_quorum: _Count
+    state: LedgerState
+    fragments: Annotated[
+        list[tuple[_Count, list[_Name]]], Meta(min_length=1, max_length=FRAGMENTS_MAX)
+    ]
+    last_entry_id: _LastEntry
+    length: _Count
+    digest_type: DigestType
+    access_key_hash: bytes
+    creation_time_ms: _Count
+    creation_token: str
+    custom_metadata: dict[str, str]
+
+
+class BookieNode(_Node, frozen=True, kw_only=True):
+    """One registered bookie."""
+
+    bookie_id: _Name
+    address: _Name
+    state: BookieState
+    rack: str
+    free_bytes: _Count
+    admin_address: str
+
+
+class ClusterNode(_Node, frozen=True, kw_only=True):
+    """The cluster's identity."""
+
+    cluster_id: _Name
+
+
+class CounterNode(_Node, frozen=True, kw_only=True):
+    """The next ledger id. ``token`` is new with each write, so that no two writers, one of whom
+    lost its reply, can take the same bytes for their own."""
+
+    next_id: _Count
+    token: str
+
+
+class _AnyVersion(msgspec.Struct, frozen=True):
+    format_version: int
+
+
+N = TypeVar("N", bound=_Node)
+
+
+def encode_node(node: _Node) -> bytes:
+    """JSON bytes of a node."""
+    return msgspec.json.encode(node)
+
+
+def decode_node(kind: type[N], path: str, data: bytes) -> N:
+    """A node of this kind; ``path`` is for the error message.
+
+    Raises CorruptionError, or ConfigurationError for a node of a later format.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_AnyVersion).format_version
+        if found > FORMAT_VERSION:
+            raise ConfigurationError(
+                f"metadata node {path!r} has format version {found}, this program knows up to "
+                f"{FORMAT_VERSION}: upgrade spark-ledger here"
+            )
+        node = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"metadata node {path!r} is damaged: {error}") from error
+    if node.format_version < 1:
+        raise CorruptionError(f"metadata node {path!r} is damaged: format version {found}")
+    return node
+
+
+def encode_ledger(metadata: LedgerMetadata) -> bytes:
+    """The node of a ledger. Raises ConfigurationError if it is larger than a node may be."""
+    quorums = metadata.quorums
+    data = encode_node(
+        LedgerNode(
+            ledger_id=metadata.ledger_id,
+            ensemble_size=quorums.ensemble_size,
+            write_quorum=quorums.write_quorum,
+            ack_quorum=quorums.ack_quorum,
+            state=metadata.state,
+            fragments=[(each.first_entry, list(each.bookies)) for each in metadata.fragments],
+            last_entry_id=metadata.last_entry_id,
+            length=metadata.length,
+            digest_type=metadata.digest_type,
+            access_key_hash=metadata.access_key_hash,
+            creation_time_ms=metadata.creation_time_ms,
+            creation_token=metadata.creation_token,
+            custom_metadata=dict(metadata.custom_metadata),
+        )
+    )
+    if len(data) > LEDGER_METADATA_BYTES_MAX or len(metadata.fragments) > FRAGMENTS_MAX:
+        custom_bytes = sum(len(k) + len(v) for k, v in metadata.custom_metadata.items())
+        raise ConfigurationError(
+            f"ledger {metadata.ledger_id}: its metadata need {len(data)} bytes with "
+            f"{len(metadata.fragments)} fragments and {custom_bytes} characters of custom "
+            f"metadata; at most {LEDGER_METADATA_BYTES_MAX} bytes and {FRAGMENTS_MAX} fragments "
+            "are possible: use less custom metadata, or continue in a new ledger"
+        )
+    return data
+
+
+def decode_ledger(path: str, ledger_id: LedgerId, data: bytes) -> LedgerMetadata:
+    """The ledger in a node. Every rule that the constructors assert is checked here first."""
+    node = decode_node(LedgerNode, path, data)
+    problem = _ledger_problem(node, ledger_id)
+    if problem:
+        raise CorruptionError(f"metadata node {path!r} is damaged: {problem}")
+    try:
+        quorums = Quorums(node.ensemble_size, node.write_quorum, node.ack_quorum)
+    except ConfigurationError as error:
+        raise CorruptionError(f"metadata node {path!r} is damaged: {error}") from error
+    return LedgerMetadata(
+        ledger_id=ledger_id,
+        quorums=quorums,
+        fragments=tuple(
+            Fragment(EntryId(first_entry), tuple(BookieId(bookie) for bookie in bookies))
+            for first_entry, bookies in node.fragments
+        ),
+        state=node.state,
+        last_entry_id=EntryId(node.last_entry_id),
+        length=node.length,
+        digest_type=node.digest_type,
+        access_key_hash=node.access_key_hash,
+        creation_time_ms=node.creation_time_ms,
+        creation_token=node.creation_token,
+        custom_metadata=node.custom_metadata,
+    )
+
+
+def _ledger_problem(node: LedgerNode, ledger_id: LedgerId) -> str | None:
+    if node.ledger_id != ledger_id:
+        return f"it holds ledger {node.ledger_id}"
+    firsts = [first_entry for first_entry, _ in node.fragments]
+    if firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)):
+        return f"fragments start at {firsts[:5]}..., not at 0 and ascending"
+    for first_entry, bookies in node.fragments:
+        if len(bookies) != node.ensemble_size or len(set(bookies)) != len(bookies):
+            return f"fragment {first_entry} needs {node.ensemble_size} distinct bookies"
+    return None
+
+
+def encode_bookie(info: BookieInfo) -> bytes:
+    """The node of a registered bookie."""
+    return encode_node(
+        BookieNode(
+            bookie_id=info.bookie_id,
+            address=info.address,
+            state=info.state,
+            rack=info.rack,
+            free_bytes=info.free_bytes,
+            admin_address=info.admin_address,
+        )
+    )
+
+
+def decode_bookie(path: str, bookie_id: BookieId, data: bytes) -> BookieInfo:
+    """The bookie in a node."""
+    node = decode_node(BookieNode, path, data)
+    if node.bookie_id != bookie_id:
+        raise CorruptionError(f"metadata node {path!r} is damaged: it holds {node.bookie_id!r}")
+    return BookieInfo(
+        bookie_id=bookie_id,
+        address=node.address,
+        state=node.state,
+        rack=node.rack,
+        free_bytes=node.free_bytes,
+        admin_address=node.admin_address,
+    )

@@ -1,0 +1,199 @@
+"""LedgerStore: ids and metadata of ledgers, changed only by compare-and-set.
+
+A ledger's node is ``ledgers/00/0000/L0001``: the id in groups of four digits, so that no level
+has more than ten thousand children. Its version is the token of the compare-and-set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Callable, Sequence
+
+from spark_ledger.errors import (
+    ConflictError,
+    NoSuchLedgerError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
+from spark_ledger.metadata.base import MetadataStore, Watch
+from spark_ledger.metadata.codec import (
+    CounterNode,
+    decode_ledger,
+    decode_node,
+    encode_ledger,
+    encode_node,
+)
+from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+
+LEDGERS_PATH = "ledgers"
+COUNTER_PATH = "ledger-id-counter"
+
+LEDGER_ID_BLOCK = 64
+"""Ids taken per round trip. Unused ones are lost when a client ends; ids are plentiful."""
+
+FIRST_LEDGER_ID = 1
+
+_LISTS_IN_FLIGHT_MAX = 64
+_ATTEMPTS = 3
+_NAME = re.compile(r"L(\d{4})")
+
+
+def ledger_path(ledger_id: LedgerId) -> str:
+    """Where a ledger's metadata stand."""
+    assert ledger_id >= 0, "ledger ids count upwards"
+    rest, low = divmod(ledger_id, 10_000)
+    high, middle = divmod(rest, 10_000)
+    return f"{LEDGERS_PATH}/{high:02d}/{middle:04d}/L{low:04d}"
+
+
+class LedgerStore:
+    """Ledgers in a metadata store. One per client, on its loop."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._next_id = 0
+        self._block_end = 0
+        self._counter_lock = asyncio.Lock()
+
+    async def new_ledger_id(self) -> LedgerId:
+        """An id that no other ledger has or had. Ids of one client ascend, with gaps."""
+        async with self._counter_lock:
+            if self._next_id == self._block_end:
+                self._next_id = await self._take_block()
+                self._block_end = self._next_id + LEDGER_ID_BLOCK
+            self._next_id += 1
+            return LedgerId(self._next_id - 1)
+
+    async def create(self, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
+        """Make a ledger known. Nothing may be sent to a bookie before this returned.
+
+        A missing creation token is added; it tells whether a node that is met after a lost reply
+        is this very ledger. Raises ConflictError if the id is in use, OutcomeUnknownError.
+        """
+        if not metadata.creation_token:
+            metadata = metadata.with_changes(creation_token=uuid.uuid4().hex)
+        path = ledger_path(metadata.ledger_id)
+        data = encode_ledger(metadata)
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self._store.create(path, data)
+                return Versioned(metadata, 0)
+            except ConflictError:
+                found = await self.read(metadata.ledger_id)
+                if found.value.creation_token == metadata.creation_token:
+                    return found
+                raise ConflictError(f"ledger {metadata.ledger_id} exists already") from None
+            except OutcomeUnknownError as error:
+                # Sending it again is safe: the token tells our own node from another's.
+                if attempt == _ATTEMPTS - 1:
+                    raise OutcomeUnknownError(
+                        f"ledger {metadata.ledger_id} may or may not have been created: {error}"
+                    ) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        """The metadata and their version. Raises NoSuchLedgerError, CorruptionError."""
+        path = ledger_path(ledger_id)
+        try:
+            node = await self._store.get(path)
+        except NotFoundError as error:
+            raise _no_such_ledger(ledger_id) from error
+        return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
+
+    async def compare_and_set(self, metadata: LedgerMetadata, version: int) -> int:
+        """Replace the metadata if their version is ``version``; the new version.
+
+        Raises ConflictError (read again, decide again), NoSuchLedgerError, OutcomeUnknownError
+        (read again before repeating), ConfigurationError if the metadata became too large.
+        """
+        ledger_id = metadata.ledger_id
+        data = encode_ledger(metadata)
+        try:
+            return await self._store.put(ledger_path(ledger_id), data, version)
+        except ConflictError as error:
+            raise ConflictError(
+                f"ledger {ledger_id}: another client changed its metadata after version {version}"
+            ) from error
+        except NotFoundError as error:
+            raise _no_such_ledger(ledger_id) from error
+        except OutcomeUnknownError as error:
+            raise OutcomeUnknownError(
+                f"ledger {ledger_id}: its metadata may or may not have been changed: {error}"
+            ) from error
+
+    async def delete(self, ledger_id: LedgerId) -> None:
+        """Forget a ledger; bookies then collect its entries. A missing one is fine."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self._store.delete(ledger_path(ledger_id))
+                return
+            except NotFoundError:
+                return
+            except OutcomeUnknownError:
+                if attempt == _ATTEMPTS - 1:  # deleting twice is the same as once
+                    raise
+
+    async def list(self) -> list[LedgerId]:
+        """Ids of all ledgers, ascending.
+
+        Not a snapshot: a ledger made or deleted meanwhile may or may not be in it. An error of
+        any part is raised: garbage collection must not take a partial list for the whole.
+        """
+        highs = await self._store.children(LEDGERS_PATH)
+        middles = [
+            f"{high}/{middle}"
+            for high, names in zip(highs, await self._children(highs), strict=True)
+            for middle in names
+        ]
+        ids: list[LedgerId] = []
+        for prefix, names in zip(middles, await self._children(middles), strict=True):
+            base = int(prefix.replace("/", "")) * 10_000
+            for name in names:
+                match = _NAME.fullmatch(name)
+                if match:
+                    ids.append(LedgerId(base + int(match[1])))
+        return sorted(ids)
+
+    def watch(self, ledger_id: LedgerId, callback: Callable[[], None]) -> Watch:
+        """Call back after the ledger's metadata changed, or may have."""
+        return self._store.watch(ledger_path(ledger_id), callback)
+
+    async def _children(self, below: Sequence[str]) -> Sequence[Sequence[str]]:
+        found: list[Sequence[str]] = []
+        for start in range(0, len(below), _LISTS_IN_FLIGHT_MAX):
+            part = below[start : start + _LISTS_IN_FLIGHT_MAX]
+            found += await asyncio.gather(
+                *(self._store.children(f"{LEDGERS_PATH}/{name}") for name in part)
+            )
+        return found
+
+    async def _take_block(self) -> int:
+        """First id of a block that is ours. Losing a block to a lost reply costs only its ids."""
+        unknown = 0
+        while True:
+            try:
+                node = await self._store.get(COUNTER_PATH)
+            except NotFoundError:
+                first, version = FIRST_LEDGER_ID, None
+            else:
+                first = decode_node(CounterNode, COUNTER_PATH, node.value).next_id
+                version = node.version
+            data = encode_node(CounterNode(next_id=first + LEDGER_ID_BLOCK, token=uuid.uuid4().hex))
+            try:
+                if version is None:
+                    await self._store.create(COUNTER_PATH, data)
+                else:
+                    await self._store.put(COUNTER_PATH, data, version)
+                return first
+            except ConflictError:
+                continue  # another client took this block, so the system makes progress
+            except OutcomeUnknownError:
+                unknown += 1
+                if unknown == _ATTEMPTS:
+                    raise
+
+
+def _no_such_ledger(ledger_id: LedgerId) -> NoSuchLedgerError:
+    return NoSuchLedgerError(f"ledger {ledger_id} does not exist: never created, or deleted")
