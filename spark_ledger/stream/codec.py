@@ -1,0 +1,335 @@
+"""Stream metadata as JSON nodes: strict and versioned. Pure.
+
+Every node is one JSON object with a format version ``v``. Unknown fields, missing fields, wrong
+types and contradictory values are ``CorruptionError`` that names the node, never a guess.
+
+A commit whose segment list is large keeps it elsewhere: the node then has ``list_ledger`` and
+``list_entries`` (payloads of entries 0 .. n-1 of that ledger, joined, are the JSON of the list).
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from spark_ledger.errors import CorruptionError, LedgerError
+from spark_ledger.stream.model import (
+    Commit,
+    Compression,
+    Head,
+    Segment,
+    SinkRecord,
+    StreamConfig,
+    segment_error,
+)
+from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
+
+FORMAT_VERSION = 1
+
+
+class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    v: int = FORMAT_VERSION
+
+
+class _ConfigNode(_Node, frozen=True, kw_only=True):
+    name: str
+    stream_id: str
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    compression: Compression
+    entry_bytes: int
+    segment_roll_bytes: int
+    segment_roll_age_s: float
+    created_ms: int
+    deleted: bool
+    schemas: list[str]
+    """Base64 of Arrow IPC schema messages; the index is the schema version."""
+
+
+class _HeadNode(_Node, frozen=True, kw_only=True):
+    stream_id: str
+    next_commit: int
+    next_segment: int
+    rows: int
+    bytes: int
+    time_ms: int
+    earliest: tuple[int, int, int]
+    earliest_commit: int
+
+
+class _SegmentItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    ledger: int
+    first: int
+    last: int
+    rows: int
+    bytes: int
+    schema: int
+    entry_rows: list[int] = []
+    """Left out when there is one entry."""
+
+
+class _CommitNode(_Node, frozen=True, kw_only=True, omit_defaults=True):
+    time_ms: int
+    first_segment: int
+    sink: str
+    transaction: int
+    run: str = ""
+    rows_before: int = 0
+    bytes_before: int = 0
+    segments: list[_SegmentItem] = []
+    list_ledger: int | None = None
+    list_entries: int = 0
+
+
+class _SinkNode(_Node, frozen=True, kw_only=True):
+    sink: str
+    transaction: int
+    commit: int
+    run: str
+
+
+class SegmentListPointer(msgspec.Struct, frozen=True):
+    """Where the segment list of a commit is kept when the node is too small for it."""
+
+    ledger_id: LedgerId
+    entries: int
+
+
+N = TypeVar("N", bound=_Node)
+
+
+def _decode(data: bytes, kind: type[N], path: str) -> N:
+    try:
+        node = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"metadata node {path}: {error}") from error
+    if node.v != FORMAT_VERSION:
+        raise CorruptionError(
+            f"metadata node {path}: format version {node.v}, but this program knows only "
+            f"{FORMAT_VERSION}; use a newer one"
+        )
+    return node
+
+
+def _require(condition: bool, path: str, what: str) -> None:
+    if not condition:
+        raise CorruptionError(f"metadata node {path}: {what}")
+
+
+# -- configuration ---------------------------------------------------------------------------------
+
+
+def encode_config(config: StreamConfig) -> bytes:
+    """The ``config`` node."""
+    return msgspec.json.encode(
+        _ConfigNode(
+            name=config.name,
+            stream_id=config.stream_id,
+            ensemble_size=config.quorums.ensemble_size,
+            write_quorum=config.quorums.write_quorum,
+            ack_quorum=config.quorums.ack_quorum,
+            compression=config.compression,
+            entry_bytes=config.entry_bytes,
+            segment_roll_bytes=config.segment_roll_bytes,
+            segment_roll_age_s=float(config.segment_roll_age_s),
+            created_ms=config.created_ms,
+            deleted=config.deleted,
+            schemas=[encode_schema(schema) for schema in config.schemas],
+        )
+    )
+
+
+def decode_config(data: bytes, path: str) -> StreamConfig:
+    """The configuration in a node."""
+    node = _decode(data, _ConfigNode, path)
+    _require(bool(node.schemas), path, "no schema")
+    try:
+        return StreamConfig(
+            name=node.name,
+            stream_id=node.stream_id,
+            schemas=tuple(decode_schema(text, path) for text in node.schemas),
+            quorums=Quorums(node.ensemble_size, node.write_quorum, node.ack_quorum),
+            compression=node.compression,
+            entry_bytes=node.entry_bytes,
+            segment_roll_bytes=node.segment_roll_bytes,
+            segment_roll_age_s=node.segment_roll_age_s,
+            created_ms=node.created_ms,
+            deleted=node.deleted,
+        )
+    except CorruptionError:
+        raise
+    except LedgerError as error:
+        raise CorruptionError(f"metadata node {path}: {error}") from error
+
+
+def encode_schema(schema: Any) -> str:
+    """An Arrow schema as text."""
+    return base64.b64encode(schema.serialize().to_pybytes()).decode("ascii")
+
+
+def decode_schema(text: str, path: str) -> Any:
+    """The Arrow schema in a text."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (ValueError, OSError, EOFError, pa.ArrowException) as error:
+        raise CorruptionError(f"metadata node {path}: damaged Arrow schema: {error}") from error
+
+
+# -- head and sinks --------------------------------------------------------------------------------
+
+
+def encode_head(head: Head) -> bytes:
+    """The ``head`` node."""
+    return msgspec.json.encode(
+        _HeadNode(
+            stream_id=head.stream_id,
+            next_commit=head.next_commit,
+            next_segment=head.next_segment,
+            rows=head.rows,
+            bytes=head.size_bytes,
+            time_ms=head.time_ms,
+            earliest=(head.earliest.segment, head.earliest.entry, head.earliest.slot),
+            earliest_commit=head.earliest_commit,
+        )
+    )
+
+
+def decode_head(data: bytes, path: str) -> Head:
+    """The head in a node."""
+    node = _decode(data, _HeadNode, path)
+    numbers = (node.next_commit, node.next_segment, node.rows, node.bytes, *node.earliest)
+    _require(min(*numbers, node.earliest_commit) >= 0, path, "negative number")
+    _require(node.earliest_commit <= node.next_commit, path, "earliest commit above the next")
+    head = Head(
+        stream_id=node.stream_id,
+        next_commit=node.next_commit,
+        next_segment=node.next_segment,
+        rows=node.rows,
+        size_bytes=node.bytes,
+        time_ms=node.time_ms,
+        earliest=Dlsn(*node.earliest),
+        earliest_commit=node.earliest_commit,
+    )
+    _require(head.earliest <= head.end, path, "truncation point above the end")
+    return head
+
+
+def encode_sink(record: SinkRecord) -> bytes:
+    """A ``sinks/<id>`` node."""
+    return msgspec.json.encode(
+        _SinkNode(
+            sink=record.sink_id,
+            transaction=record.transaction_id,
+            commit=record.commit,
+            run=record.run_id,
+        )
+    )
+
+
+def decode_sink(data: bytes, path: str) -> SinkRecord:
+    """The sink record in a node."""
+    node = _decode(data, _SinkNode, path)
+    _require(node.commit >= 0, path, "negative commit")
+    return SinkRecord(node.sink, node.transaction, node.commit, node.run)
+
+
+# -- commits ---------------------------------------------------------------------------------------
+
+
+def encode_commit(commit: Commit, pointer: SegmentListPointer | None = None) -> bytes:
+    """A ``commits/<bucket>/<n>`` node; with a pointer its segment list is kept elsewhere."""
+    return msgspec.json.encode(
+        _CommitNode(
+            time_ms=commit.time_ms,
+            first_segment=commit.first_segment,
+            sink=commit.sink_id,
+            transaction=commit.transaction_id,
+            run=commit.run_id,
+            rows_before=commit.rows_before,
+            bytes_before=commit.bytes_before,
+            segments=[] if pointer else [_item(segment) for segment in commit.segments],
+            list_ledger=pointer.ledger_id if pointer else None,
+            list_entries=pointer.entries if pointer else 0,
+        )
+    )
+
+
+def decode_commit(data: bytes, number: int, path: str) -> tuple[Commit, SegmentListPointer | None]:
+    """The commit in a node. With a pointer, its segments are still to be fetched and attached."""
+    node = _decode(data, _CommitNode, path)
+    _require(node.first_segment >= 0, path, "negative segment number")
+    pointer = None
+    if node.list_ledger is not None:
+        _require(node.list_ledger >= 0 and node.list_entries > 0, path, "bad list pointer")
+        _require(not node.segments, path, "both a segment list and a pointer to one")
+        pointer = SegmentListPointer(LedgerId(node.list_ledger), node.list_entries)
+    commit = Commit(
+        number=number,
+        time_ms=node.time_ms,
+        first_segment=node.first_segment,
+        segments=_segments(node.segments, node.first_segment, path),
+        sink_id=node.sink,
+        transaction_id=node.transaction,
+        run_id=node.run,
+        rows_before=node.rows_before,
+        bytes_before=node.bytes_before,
+    )
+    return commit, pointer
+
+
+def encode_segment_list(segments: tuple[Segment, ...]) -> bytes:
+    """A segment list for entries of a ledger."""
+    return msgspec.json.encode([_item(segment) for segment in segments])
+
+
+def decode_segment_list(data: bytes, first_segment: int, path: str) -> tuple[Segment, ...]:
+    """The segments of such a list, numbered from ``first_segment``."""
+    try:
+        items = msgspec.json.decode(data, type=list[_SegmentItem])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"segment list of {path}: {error}") from error
+    return _segments(items, first_segment, path)
+
+
+def _item(segment: Segment) -> _SegmentItem:
+    return _SegmentItem(
+        ledger=segment.ledger_id,
+        first=segment.first_entry,
+        last=segment.last_entry,
+        rows=segment.rows,
+        bytes=segment.size_bytes,
+        schema=segment.schema_version,
+        entry_rows=list(segment.entry_rows) if segment.entries > 1 else [],
+    )
+
+
+def _segments(items: list[_SegmentItem], first_segment: int, path: str) -> tuple[Segment, ...]:
+    return tuple(_segment(item, number, path) for number, item in enumerate(items, first_segment))
+
+
+def _segment(item: _SegmentItem, number: int, path: str) -> Segment:
+    entry_rows = tuple(item.entry_rows or (item.rows,))
+    reason = segment_error(
+        item.ledger,
+        item.first,
+        item.last,
+        rows=item.rows,
+        size_bytes=item.bytes,
+        schema_version=item.schema,
+        entry_rows=entry_rows,
+    )
+    _require(reason is None, path, f"segment {number}: {reason}")
+    return Segment(
+        number=number,
+        ledger_id=LedgerId(item.ledger),
+        first_entry=EntryId(item.first),
+        last_entry=EntryId(item.last),
+        rows=item.rows,
+        size_bytes=item.bytes,
+        schema_version=item.schema,
+        entry_rows=entry_rows,
+    )

@@ -1,0 +1,221 @@
+"""Reads the commits of a stream: by number, by range, by segment, by time; cached.
+
+A commit never changes, so what was read once stays true. Commits are found by number, never by
+listing: their segment numbers and times ascend, so a search needs a few gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
+from spark_ledger.stream import codec
+from spark_ledger.stream.codec import SegmentListPointer
+from spark_ledger.stream.ledgers import Ledgers
+from spark_ledger.stream.model import Commit, Head
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.types import EntryId
+
+CACHE_WEIGHT_MAX = 1 << 20
+"""Bounds the cache to some 50 MB: 60,000 small commits, or commits with a million entries."""
+
+_COMMIT_WEIGHT = 16
+GETS_IN_FLIGHT_MAX = 64
+"""Parallel metadata reads: enough to hide the round trip, few enough to be polite."""
+
+_WINDOW_FIRST = 16
+_WINDOW_MAX = 1024
+
+
+class CommitLog:
+    """The commits of one stream. Bound to one event loop, as all of the client is."""
+
+    def __init__(self, ledgers: Ledgers, nodes: StreamNodes) -> None:
+        self._ledgers = ledgers
+        self._nodes = nodes
+        self._cache: OrderedDict[int, Commit] = OrderedDict()
+        self._cache_weight = 0
+        self._gets = asyncio.Semaphore(GETS_IN_FLIGHT_MAX)
+
+    def remember(self, commit: Commit) -> None:
+        """Put a commit that is known to be stored into the cache."""
+        if commit.number in self._cache:
+            return
+        self._cache[commit.number] = replace(commit, applied=True)
+        self._cache_weight += _weight(commit)
+        while self._cache_weight > CACHE_WEIGHT_MAX and len(self._cache) > 1:
+            _, oldest = self._cache.popitem(last=False)
+            self._cache_weight -= _weight(oldest)
+
+    async def get(self, number: int) -> Commit:
+        """A commit by number.
+
+        Raises ``NoSuchStreamError`` when the stream was deleted, ``DataLossError`` when the
+        commit is before the truncation point, ``NotFoundError`` when it is not made yet.
+        """
+        commit = self._cache.get(number)
+        if commit is not None:
+            self._cache.move_to_end(number)
+            return commit
+        async with self._gets:
+            try:
+                commit, pointer = await self._nodes.commit(number)
+            except NotFoundError as error:
+                raise await self._why_missing(number) from error
+            if pointer is not None:
+                commit = replace(commit, segments=await self._segment_list(commit, pointer))
+        self.remember(commit)
+        return commit
+
+    async def range(self, first: int, end: int) -> list[Commit]:
+        """Commits ``first`` .. ``end - 1``, read in parallel."""
+        found = [self._cache.get(number) for number in range(first, end)]
+        missing = [first + index for index, commit in enumerate(found) if commit is None]
+        for start in range(0, len(missing), _WINDOW_MAX):
+            window = missing[start : start + _WINDOW_MAX]
+            for commit in await asyncio.gather(*(self.get(number) for number in window)):
+                found[commit.number - first] = commit
+        return [commit for commit in found if commit is not None]
+
+    async def at_segment(self, head: Head, segment: int) -> Commit:
+        """The commit that placed a segment, which must be below ``head.next_segment``."""
+        assert 0 <= segment < head.next_segment, (segment, head.next_segment)
+        number = await self._last_at_or_below(
+            head, segment, lambda commit: commit.first_segment, head.next_segment
+        )
+        if number is None:
+            raise DataLossError(
+                f"stream {self._nodes.name!r}: segment {segment} was truncated; the earliest "
+                f"position is {tuple(head.earliest)}"
+            )
+        commit = await self.get(number)
+        if segment >= commit.end_segment:
+            raise CorruptionError(
+                f"stream {self._nodes.name!r}: no commit holds segment {segment}; commit {number} "
+                f"ends before {commit.end_segment}"
+            )
+        return commit
+
+    async def first_since(self, head: Head, time_ms: int) -> Commit | None:
+        """The first commit made at ``time_ms`` or later, or None."""
+        number = await self._last_at_or_below(
+            head, time_ms - 1, lambda commit: commit.time_ms, head.time_ms + 1
+        )
+        following = head.earliest_commit if number is None else number + 1
+        return await self.get(following) if following < head.next_commit else None
+
+    async def between(
+        self,
+        head: Head,
+        first_segment: int,
+        end_segment: int,
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+    ) -> list[Commit]:
+        """The commits that hold segments ``first_segment`` .. ``end_segment - 1``, in order.
+
+        Commits without segments are left out. With a limit it stops after the commit in which
+        the rows (or bytes) counted from the start of the first commit reach it, and reads in
+        growing windows, so a far-behind reader does not fetch the whole backlog.
+        """
+        end_segment = min(end_segment, head.next_segment)
+        if first_segment >= end_segment:
+            return []
+        commits = [await self.at_segment(head, first_segment)]
+        window = _WINDOW_FIRST if max_rows is not None or max_bytes is not None else _WINDOW_MAX
+        while commits[-1].end_segment < end_segment and not _reaches(commits, max_rows, max_bytes):
+            following = commits[-1].number + 1
+            commits += await self.range(following, min(following + window, head.next_commit))
+            window = min(2 * window, _WINDOW_MAX)
+        limit = (
+            next(
+                (n for n in range(1, len(commits)) if _reaches(commits[:n], max_rows, max_bytes)),
+                len(commits),
+            )
+            if max_rows is not None or max_bytes is not None
+            else len(commits)
+        )
+        return [
+            commit
+            for commit in commits[:limit]
+            if commit.segments and commit.first_segment < end_segment
+        ]
+
+    async def _last_at_or_below(
+        self, head: Head, target: int, key: Callable[[Commit], int], key_at_end: int
+    ) -> int | None:
+        """The last commit whose ascending key is at most ``target``; None when there is none.
+
+        Guesses by proportion, because keys often grow evenly, and halves in between, so that an
+        uneven stream costs at most twice a binary search.
+        """
+        low, high = head.earliest_commit, head.next_commit
+        if low >= high:
+            return None
+        low_key = key(await self.get(low))
+        if low_key > target:
+            return None
+        high_key, guesses = key_at_end, True
+        while high - low > 1:  # key(low) <= target, and key(high) > target or high is the end
+            middle = (low + high) // 2
+            if guesses and high_key > low_key:
+                share = (target - low_key) * (high - low) // (high_key - low_key)
+                middle = min(max(low + share, low + 1), high - 1)
+            guesses = not guesses
+            found = key(await self.get(middle))
+            if found <= target:
+                low, low_key = middle, found
+            else:
+                high, high_key = middle, found
+        return low
+
+    async def _segment_list(
+        self, commit: Commit, pointer: SegmentListPointer
+    ) -> tuple[codec.Segment, ...]:
+        """Fetch a segment list that was too large for its node."""
+        reader = await self._ledgers.open_ledger(pointer.ledger_id)
+        parts: list[bytes] = []
+        async for entries in reader.read_batches(
+            EntryId(0), EntryId(pointer.entries - 1), unconfirmed=True
+        ):
+            parts += [entry.payload for entry in entries]
+        path = self._nodes.commit_path(commit.number)
+        return codec.decode_segment_list(b"".join(parts), commit.first_segment, path)
+
+    async def _why_missing(self, number: int) -> Exception:
+        """The error that explains why a commit node is not there."""
+        name = self._nodes.name
+        config = await self._nodes.config()
+        if config.value.deleted:
+            return self._nodes.no_such_stream()
+        head = (await self._nodes.head()).value
+        if number < head.earliest_commit:
+            return DataLossError(
+                f"stream {name!r}: commit {number} was truncated; the earliest is "
+                f"{head.earliest_commit}"
+            )
+        if number >= head.next_commit:
+            return NotFoundError(f"stream {name!r}: commit {number} is not made yet")
+        return CorruptionError(
+            f"stream {name!r}: metadata node {self._nodes.commit_path(number)} is missing, "
+            f"although the stream has commits up to {head.next_commit - 1}"
+        )
+
+
+def _weight(commit: Commit) -> int:
+    return _COMMIT_WEIGHT + sum(segment.entries for segment in commit.segments)
+
+
+def _reaches(commits: Sequence[Commit], max_rows: int | None, max_bytes: int | None) -> bool:
+    """Whether commits hold at least as many rows or bytes as a limit; totals tell without adding."""
+    first, last = commits[0], commits[-1]
+    if max_rows is not None and last.rows_before + last.rows - first.rows_before >= max_rows:
+        return True
+    return (
+        max_bytes is not None
+        and last.bytes_before + last.size_bytes - first.bytes_before >= max_bytes
+    )

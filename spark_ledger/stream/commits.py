@@ -1,0 +1,98 @@
+"""Decides what a proposed commit does to a stream. Pure.
+
+The rule: a (sink, transaction) pair is applied at most once, and the transactions of a sink are
+applied in ascending order. The decision is made from one reading of the head and the sink's record
+and takes effect only if neither changed since (one metadata transaction).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from spark_ledger.errors import ConflictError
+from spark_ledger.stream.model import UNPLACED, Commit, Head, Segment, SinkRecord
+from spark_ledger.types import Dlsn
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Segments to append, by whom.
+
+    ``overwrites`` drops all rows before it from the stream, atomically with the append.
+    ``is_remembered`` is false for an append whose sink id nobody else knows: it leaves no record,
+    because nobody can repeat it.
+    """
+
+    segments: tuple[Segment, ...]
+    sink_id: str
+    transaction_id: int
+    run_id: str = ""
+    overwrites: bool = False
+    is_remembered: bool = True
+
+    def __post_init__(self) -> None:
+        assert all(segment.number == UNPLACED for segment in self.segments), "not placed yet"
+
+
+class AlreadyApplied(NamedTuple):
+    """The pair was applied before, by this commit: nothing to do."""
+
+    commit: int
+
+
+class Apply(NamedTuple):
+    """What the metadata become. ``sink`` is None for a proposal that is not remembered."""
+
+    head: Head
+    commit: Commit
+    sink: SinkRecord | None
+
+
+def decide(
+    head: Head, sink: SinkRecord | None, proposal: Proposal, *, now_ms: int, stream_name: str
+) -> AlreadyApplied | Apply:
+    """What the proposal does to a stream with this head and sink record.
+
+    Raises ``ConflictError`` when the sink has applied a newer transaction.
+    """
+    if sink is not None:
+        assert sink.sink_id == proposal.sink_id, "the record is of this sink"
+        if sink.transaction_id == proposal.transaction_id:
+            return AlreadyApplied(sink.commit)
+        if sink.transaction_id > proposal.transaction_id:
+            raise _older_transaction(sink, proposal, stream_name)
+    first = head.next_segment
+    commit = Commit(
+        number=head.next_commit,
+        time_ms=max(now_ms, head.time_ms),
+        first_segment=first,
+        segments=tuple(segment.placed(n) for n, segment in enumerate(proposal.segments, first)),
+        sink_id=proposal.sink_id,
+        transaction_id=proposal.transaction_id,
+        run_id=proposal.run_id,
+        rows_before=head.rows,
+        bytes_before=head.size_bytes,
+    )
+    after = replace(
+        head,
+        next_commit=commit.number + 1,
+        next_segment=commit.end_segment,
+        rows=head.rows + commit.rows,
+        size_bytes=head.size_bytes + commit.size_bytes,
+        time_ms=commit.time_ms,
+    )
+    if proposal.overwrites:
+        after = replace(after, earliest=Dlsn(first, 0, 0), earliest_commit=commit.number)
+    record = SinkRecord(proposal.sink_id, proposal.transaction_id, commit.number, proposal.run_id)
+    return Apply(after, commit, record if proposal.is_remembered else None)
+
+
+def _older_transaction(sink: SinkRecord, proposal: Proposal, stream_name: str) -> ConflictError:
+    return ConflictError(
+        f"stream {stream_name!r}: sink {proposal.sink_id!r} offers transaction "
+        f"{proposal.transaction_id}, but it has already committed transaction "
+        f"{sink.transaction_id} (commit {sink.commit}, run {sink.run_id or 'unknown'}). Either a "
+        "second, slower driver runs on the same checkpoint: stop it; or the checkpoint was "
+        "deleted or reset while the sink id stayed the same: use a new sink id (option sinkId)"
+    )

@@ -1,0 +1,80 @@
+"""What streams need of the ledger client, and no more. ``spark_ledger.client`` fits it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.types import Entry, EntryId, LedgerId, LedgerMetadata
+
+TAG_STREAM_NAME = "stream"
+TAG_STREAM_ID = "stream_id"
+TAG_PURPOSE = "purpose"
+"""Custom metadata of every ledger a stream makes, so that orphans can be told."""
+
+PURPOSE_SEGMENTS = "segments"
+PURPOSE_SEGMENT_LIST = "segment-list"
+
+
+class OpenLedger(Protocol):
+    """A ledger this process writes."""
+
+    @property
+    def ledger_id(self) -> LedgerId: ...
+
+    @property
+    def last_add_pushed(self) -> EntryId: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def append_nowait(self, payload: bytes) -> asyncio.Future[int]:
+        """Push an entry; the future gives its id once it is confirmed."""
+
+    async def wait_for_room(self) -> None:
+        """Wait while too many bytes are in flight."""
+
+    async def close(self) -> None:
+        """Close the ledger; adds still in flight have an unknown outcome."""
+
+
+class LedgerRange(Protocol):
+    """A ledger this process reads."""
+
+    @property
+    def metadata(self) -> LedgerMetadata: ...
+
+    def read_batches(
+        self, first: EntryId, last: EntryId, *, unconfirmed: bool = False
+    ) -> AsyncIterator[list[Entry]]:
+        """Entries first .. last in order, in lists of about one MiB."""
+
+
+class Ledgers(Protocol):
+    """Creates, opens and deletes ledgers."""
+
+    @property
+    def store(self) -> MetadataStore: ...
+
+    async def create_ledger(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        custom_metadata: Mapping[str, str] | None = None,
+    ) -> OpenLedger:
+        """A new ledger, open for this process."""
+
+    async def open_ledger(self, ledger_id: LedgerId) -> LedgerRange:
+        """Open for reading, without recovery. Raises ``NoSuchLedgerError``."""
+
+    async def delete_ledger(self, ledger_id: LedgerId) -> None:
+        """Delete; a ledger that is gone already is fine."""
+
+
+def ledger_tags(stream_name: str, stream_id: str, purpose: str) -> dict[str, str]:
+    """The custom metadata of a stream's ledger."""
+    return {TAG_STREAM_NAME: stream_name, TAG_STREAM_ID: stream_id, TAG_PURPOSE: purpose}

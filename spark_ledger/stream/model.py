@@ -1,0 +1,331 @@
+"""The values of a stream: its configuration, segments, commits and head. Pure.
+
+A stream is a totally ordered sequence of segments, numbered 0, 1, 2 ... Commits append segments
+atomically; the head says how far the stream reaches. Constructors refuse values that break a
+rule, so a value that exists is valid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, GIB, KIB, MIB
+from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
+
+ENTRY_BYTES_DEFAULT = 1 * MIB
+"""Arrow bytes of an entry before compression: large enough to make the work per entry small,
+small enough that a reader's batch is of the size Spark moves fastest."""
+
+ENTRY_BYTES_MIN = 1 * KIB
+SEGMENT_ROLL_BYTES_DEFAULT = 1 * GIB
+SEGMENT_ROLL_AGE_S_DEFAULT = 600.0
+"""A writer starts a new ledger after this much payload or time, so that retention, which deletes
+whole ledgers, has pieces to delete."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+SINK_ID_CHARS_MAX = 200
+
+
+class Compression(Enum):
+    """How the buffers of an entry are compressed."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+def check_stream_name(name: str) -> str:
+    """The name, if it may be a stream's; otherwise ``ConfigurationError``."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"stream name {name!r}: use 1 to 200 letters, digits, dots, hyphens and underscores, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def parse_compression(value: str | Compression) -> Compression:
+    """A compression by name; ``ConfigurationError`` lists what is allowed."""
+    try:
+        return value if isinstance(value, Compression) else Compression(str(value).lower())
+    except ValueError:
+        allowed = ", ".join(option.value for option in Compression)
+        raise ConfigurationError(f"compression {value!r}: use one of {allowed}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """What a stream is. Only ``schemas`` grows, and ``deleted`` turns true once.
+
+    ``stream_id`` is random: it tells a stream from a later one of the same name. ``schemas`` are
+    Arrow schemas; the version of a schema is its index.
+    """
+
+    name: str
+    stream_id: str
+    schemas: tuple[Any, ...]
+    quorums: Quorums = field(default_factory=Quorums)
+    compression: Compression = Compression.LZ4
+    entry_bytes: int = ENTRY_BYTES_DEFAULT
+    segment_roll_bytes: int = SEGMENT_ROLL_BYTES_DEFAULT
+    segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT
+    created_ms: int = 0
+    deleted: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.schemas, "a stream has at least one schema"
+        if not ENTRY_BYTES_MIN <= self.entry_bytes <= ENTRY_PAYLOAD_BYTES_MAX // 2:
+            raise ConfigurationError(
+                f"entry_bytes {self.entry_bytes}: use {ENTRY_BYTES_MIN} to "
+                f"{ENTRY_PAYLOAD_BYTES_MAX // 2}"
+            )
+        if self.segment_roll_bytes < self.entry_bytes:
+            raise ConfigurationError(
+                f"segment_roll_bytes {self.segment_roll_bytes}: must be at least entry_bytes, "
+                f"{self.entry_bytes}"
+            )
+        if not self.segment_roll_age_s > 0:
+            raise ConfigurationError(
+                f"segment_roll_age_s {self.segment_roll_age_s}: must be above 0"
+            )
+
+    @property
+    def schema(self) -> Any:
+        """The newest schema (``pyarrow.Schema``)."""
+        return self.schemas[-1]
+
+    @property
+    def schema_version(self) -> int:
+        """The version of ``schema``."""
+        return len(self.schemas) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Entries ``first_entry`` .. ``last_entry`` of one ledger, at place ``number`` of the stream.
+
+    ``size_bytes`` counts payload bytes. ``entry_rows`` lists the rows of each entry. A segment
+    that no commit has placed yet has the number ``UNPLACED``.
+    """
+
+    number: int
+    ledger_id: LedgerId
+    first_entry: EntryId
+    last_entry: EntryId
+    rows: int
+    size_bytes: int
+    schema_version: int
+    entry_rows: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        reason = segment_error(
+            self.ledger_id,
+            self.first_entry,
+            self.last_entry,
+            rows=self.rows,
+            size_bytes=self.size_bytes,
+            schema_version=self.schema_version,
+            entry_rows=self.entry_rows,
+        )
+        assert reason is None, reason
+
+    @property
+    def entries(self) -> int:
+        """How many entries it has; at least one."""
+        return self.last_entry - self.first_entry + 1
+
+    def placed(self, number: int) -> Segment:
+        """The same segment with a number."""
+        return replace(self, number=number)
+
+
+UNPLACED = -1
+
+
+def segment_error(
+    ledger_id: int,
+    first_entry: int,
+    last_entry: int,
+    *,
+    rows: int,
+    size_bytes: int,
+    schema_version: int,
+    entry_rows: Sequence[int],
+) -> str | None:
+    """Why these cannot be the fields of a segment, or None."""
+    if ledger_id < 0 or not 0 <= first_entry <= last_entry:
+        return f"ledger {ledger_id} with entries {first_entry}..{last_entry}"
+    if len(entry_rows) != last_entry - first_entry + 1:
+        return f"{len(entry_rows)} row counts for entries {first_entry}..{last_entry}"
+    if min(entry_rows) < 1 or sum(entry_rows) != rows:
+        return f"the rows of its entries do not add up to {rows}"
+    if size_bytes < 1 or schema_version < 0:
+        return f"{size_bytes} bytes, schema version {schema_version}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """An atomic append, at place ``number`` of the stream's commits. Immutable once stored.
+
+    ``first_segment`` is the number of the first segment (for an empty commit: of the next one).
+    ``rows_before`` and ``bytes_before`` are totals of the stream up to it. ``sink_id`` and
+    ``transaction_id`` say who appended; a pair is applied at most once. ``applied`` is false when
+    the pair had been applied before, so this call changed nothing; it is not stored.
+    """
+
+    number: int
+    time_ms: int
+    first_segment: int
+    segments: tuple[Segment, ...]
+    sink_id: str
+    transaction_id: int
+    run_id: str = ""
+    rows_before: int = 0
+    bytes_before: int = 0
+    applied: bool = field(default=True, compare=False)
+
+    @property
+    def rows(self) -> int:
+        return sum(segment.rows for segment in self.segments)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def end_segment(self) -> int:
+        """One above the number of its last segment."""
+        return self.first_segment + len(self.segments)
+
+    def segment(self, number: int) -> Segment:
+        """One of its segments by number."""
+        assert self.first_segment <= number < self.end_segment, (number, self.number)
+        return self.segments[number - self.first_segment]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far a stream reaches. ``earliest`` is the truncation point, the first readable row.
+
+    ``rows`` and ``size_bytes`` are totals since the stream began. ``time_ms`` is the time of the
+    last commit; commit times never go backwards. ``earliest_commit`` is the first commit with
+    a readable row (or the next commit).
+    """
+
+    stream_id: str
+    next_commit: int = 0
+    next_segment: int = 0
+    rows: int = 0
+    size_bytes: int = 0
+    time_ms: int = 0
+    earliest: Dlsn = Dlsn(0, 0, 0)  # noqa: RUF009 - a NamedTuple is immutable
+    earliest_commit: int = 0
+
+    @property
+    def end(self) -> Dlsn:
+        """The position behind the last row."""
+        return Dlsn(self.next_segment, 0, 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is readable: nothing was appended, or all is truncated."""
+        return self.earliest >= self.end
+
+
+class SinkRecord(NamedTuple):
+    """The newest transaction of a sink, and the commit that applied it."""
+
+    sink_id: str
+    transaction_id: int
+    commit: int
+    run_id: str
+
+
+class SegmentRange(NamedTuple):
+    """Rows of one segment: from ``start`` (inclusive) to ``end`` (exclusive), as (entry, slot).
+
+    It carries all that a reader in another process needs to read it without metadata.
+    """
+
+    segment: Segment
+    start: tuple[int, int]
+    end: tuple[int, int]
+    commit: int
+    commit_time_ms: int
+
+    @property
+    def first_entry(self) -> EntryId:
+        """Ledger entry id of the first entry that is touched."""
+        return EntryId(self.segment.first_entry + self.start[0])
+
+    @property
+    def last_entry(self) -> EntryId:
+        """Ledger entry id of the last entry that is touched."""
+        entry, slot = self.end
+        return EntryId(self.segment.first_entry + (entry if slot > 0 else entry - 1))
+
+    @property
+    def rows(self) -> int:
+        """How many rows the range holds."""
+        counts = self.segment.entry_rows
+        whole = sum(counts[self.start[0] : self.end[0]])
+        return whole - self.start[1] + self.end[1]
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many payload bytes the range holds: its share of the segment's, by rows."""
+        return -(-self.segment.size_bytes * self.rows // self.segment.rows)
+
+
+def cut(segment: Segment, start: Dlsn | None, end: Dlsn | None) -> tuple[tuple[int, int], ...]:
+    """The (start, end) of the part of a segment between two positions; empty when none is.
+
+    Slots behind the last row of an entry mean the next entry, so any position is a place.
+    """
+
+    def place(position: Dlsn | None, otherwise: tuple[int, int]) -> tuple[int, int]:
+        if position is None or position.segment != segment.number:
+            return otherwise
+        entry, slot = position.entry, position.slot
+        if entry >= segment.entries:
+            return (segment.entries, 0)
+        return (entry, slot) if slot < segment.entry_rows[entry] else (entry + 1, 0)
+
+    if start is not None and start.segment > segment.number:
+        return ()
+    if end is not None and end.segment < segment.number:
+        return ()
+    first, last = place(start, (0, 0)), place(end, (segment.entries, 0))
+    return (first, last) if first < last else ()
+
+
+def ranges_between(commits: Sequence[Commit], start: Dlsn, end: Dlsn) -> list[SegmentRange]:
+    """The ranges of the commits' segments from ``start`` (inclusive) to ``end`` (exclusive)."""
+    ranges: list[SegmentRange] = []
+    for commit in commits:
+        for segment in commit.segments:
+            bounds = cut(segment, start, end)
+            if bounds:
+                ranges.append(
+                    SegmentRange(segment, bounds[0], bounds[1], commit.number, commit.time_ms)
+                )
+    return ranges
+
+
+def position_after_rows(segment: Segment, start: tuple[int, int], rows: int) -> Dlsn:
+    """The position ``rows`` rows behind ``start``, but not beyond the start of the next segment."""
+    assert segment.number >= 0, "the segment is placed"
+    wanted = rows + start[1]
+    ends = list(accumulate(segment.entry_rows[start[0] :]))
+    for offset, rows_to_here in enumerate(ends):
+        if wanted < rows_to_here:
+            before = rows_to_here - segment.entry_rows[start[0] + offset]
+            return Dlsn(segment.number, start[0] + offset, wanted - before)
+    return Dlsn(segment.number + 1, 0, 0)

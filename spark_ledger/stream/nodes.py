@@ -1,0 +1,101 @@
+"""Where a stream's metadata nodes are, and how to read them. No decisions.
+
+streams/<name>/config               what the stream is; its version guards every commit
+streams/<name>/head                 how far it reaches; replaced by every commit
+streams/<name>/sinks/<sink id>      newest transaction of a sink
+streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never changed
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from spark_ledger.errors import ConfigurationError, NoSuchStreamError, NotFoundError
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.stream import codec
+from spark_ledger.stream.codec import SegmentListPointer
+from spark_ledger.stream.model import (
+    SINK_ID_CHARS_MAX,
+    Commit,
+    Head,
+    SinkRecord,
+    StreamConfig,
+    check_stream_name,
+)
+from spark_ledger.types import Versioned
+
+STREAMS_ROOT = "streams"
+COMMITS_PER_BUCKET = 1000
+"""Children of one node stay listable in one ZooKeeper answer."""
+
+
+class StreamNodes:
+    """The nodes of one stream in a metadata store."""
+
+    def __init__(self, store: MetadataStore, name: str) -> None:
+        self.store = store
+        self.name = check_stream_name(name)
+        self.root = f"{STREAMS_ROOT}/{name}"
+        self.config_path = f"{self.root}/config"
+        self.head_path = f"{self.root}/head"
+        self.sinks_path = f"{self.root}/sinks"
+        self.commits_path = f"{self.root}/commits"
+
+    def sink_path(self, sink_id: str) -> str:
+        """The node of a sink; ids may hold any character, paths may not."""
+        return f"{self.sinks_path}/s-{quote(sink_id, safe='')}"
+
+    def bucket_path(self, commit: int) -> str:
+        """The parent of a commit's node."""
+        return f"{self.commits_path}/{commit // COMMITS_PER_BUCKET:07d}"
+
+    def commit_path(self, commit: int) -> str:
+        """The node of a commit."""
+        return f"{self.bucket_path(commit)}/{commit:010d}"
+
+    async def config(self) -> Versioned[StreamConfig]:
+        """The configuration, also of a stream that is being deleted."""
+        try:
+            node = await self.store.get(self.config_path)
+        except NotFoundError as error:
+            raise self.no_such_stream() from error
+        return Versioned(codec.decode_config(node.value, self.config_path), node.version)
+
+    async def head(self) -> Versioned[Head]:
+        """The head."""
+        try:
+            node = await self.store.get(self.head_path)
+        except NotFoundError as error:
+            raise self.no_such_stream() from error
+        return Versioned(codec.decode_head(node.value, self.head_path), node.version)
+
+    async def sink(self, sink_id: str) -> Versioned[SinkRecord] | None:
+        """The record of a sink, or None when it never committed."""
+        path = self.sink_path(sink_id)
+        try:
+            node = await self.store.get(path)
+        except NotFoundError:
+            return None
+        return Versioned(codec.decode_sink(node.value, path), node.version)
+
+    async def commit(self, number: int) -> tuple[Commit, SegmentListPointer | None]:
+        """A commit node. Raises ``NotFoundError`` when there is none."""
+        path = self.commit_path(number)
+        node = await self.store.get(path)
+        return codec.decode_commit(node.value, number, path)
+
+    def no_such_stream(self) -> NoSuchStreamError:
+        """The error for a stream that does not exist (any more)."""
+        return NoSuchStreamError(
+            f"stream {self.name!r} does not exist; create it first, or check the name and the "
+            "metadata URI"
+        )
+
+
+def check_sink_id(sink_id: str) -> str:
+    """The id, if it may be a sink's; otherwise ``ConfigurationError``."""
+    if not isinstance(sink_id, str) or not 1 <= len(sink_id) <= SINK_ID_CHARS_MAX:
+        raise ConfigurationError(
+            f"sink id {sink_id!r}: use a text of 1 to {SINK_ID_CHARS_MAX} characters"
+        )
+    return sink_id
