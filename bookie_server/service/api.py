@@ -1,0 +1,118 @@
+"""What the service asks of a bookie; ``bookie_server.bookie.Bookie`` is the real one.
+
+The service owns the network and nothing else: it decodes, hands over, and sends the answer. Tests
+put a scripted bookie behind the same interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+
+Done = Callable[[BookieStatus, str], None]
+"""Receives the answer to a write: a status, and a sentence when it is not OK."""
+
+
+class ReadOutcome(Protocol):
+    """Entries of a range, and why there are no more of them."""
+
+    @property
+    def runs(self) -> Sequence[EntryRun]:
+        """In order; together the entries that could be had."""
+
+    @property
+    def status(self) -> BookieStatus:
+        """OK: everything, or as much as the byte limit allows; else why reading stopped."""
+
+    @property
+    def entry_id(self) -> EntryId:
+        """The entry that could not be had, when the status is not OK."""
+
+    @property
+    def message(self) -> str:
+        """A sentence, when the status is not OK."""
+
+
+class LedgerEnd(Protocol):
+    """What a bookie knows of a ledger's end."""
+
+    @property
+    def status(self) -> BookieStatus:
+        """OK, NO_SUCH_LEDGER, UNKNOWN_STATE ..."""
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        """Highest LAC heard of; -1: none."""
+
+    @property
+    def last_entry(self) -> EntryId:
+        """Highest entry held; -1: none."""
+
+    @property
+    def fenced(self) -> bool:
+        """Normal adds are refused for ever."""
+
+    @property
+    def message(self) -> str:
+        """A sentence, when the status is not OK."""
+
+
+class BookieApi(Protocol):
+    """A bookie without its network.
+
+    Methods are called on the service's loop, except ``read`` and ``list_entries``, which are
+    thread-safe and run in a pool. ``done`` and watch callbacks come on the loop.
+    """
+
+    @property
+    def append_bytes_in_flight(self) -> int:
+        """Bytes accepted and not durable yet."""
+
+    def add(
+        self,
+        run: EntryRun,
+        *,
+        access_key: bytes,
+        recovery: bool,
+        last_add_confirmed: EntryId,
+        done: Done,
+    ) -> None:
+        """Store a run. Answers for one ledger come in order; a refusal may come at once."""
+
+    def fence(self, ledger_id: LedgerId, *, access_key: bytes, done: Done) -> None:
+        """Refuse normal adds from now on; durable before ``done(OK)``."""
+
+    def write_last_confirmed(
+        self,
+        ledger_id: LedgerId,
+        last_add_confirmed: EntryId,
+        *,
+        access_key: bytes,
+        done: Done,
+    ) -> None:
+        """Take note of a LAC from an idle writer."""
+
+    def end_of_ledger(self, ledger_id: LedgerId, *, access_key: bytes) -> LedgerEnd:
+        """The ledger's LAC and last entry here."""
+
+    def watch_last_confirmed(
+        self, ledger_id: LedgerId, callback: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call back when the LAC grows, and on fence; the result cancels the watch."""
+
+    def read(
+        self,
+        ledger_id: LedgerId,
+        first_entry: EntryId,
+        last_entry: EntryId,
+        *,
+        stride: int,
+        max_bytes: int,
+    ) -> ReadOutcome:
+        """Entries ``first, first + stride, ...`` up to ``last``, at least one whatever its size."""
+
+    def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
+        """Ranges, both ends included, of the entries held; None for an unknown ledger."""

@@ -1,0 +1,72 @@
+"""The gRPC server around the service: options, health, interceptors, listening address."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+
+from bookie_server.service.grpc_service import BookieService
+from bookie_server.service.interceptors import MetricsInterceptor
+from bookie_server.service.metrics import ServiceMetrics
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.wire.codec import SERVICE_NAME
+from spark_ledger.wire.options import transfer_options
+
+_CALLS_MAX: Final = 10_000
+"""Calls at once, long polls and append streams included; more are refused by grpc."""
+
+
+def server_options() -> list[tuple[str, int]]:
+    """grpc options of a bookie: sizes, and permission for the keepalive probes of clients."""
+    return [
+        *transfer_options(),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        ("grpc.http2.max_ping_strikes", 0),
+        # Two bookies on one port would each get some of the connections.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+class GrpcServer:
+    """Serves one BookieService. Make it on the loop that runs it."""
+
+    def __init__(self, service: BookieService, metrics: ServiceMetrics) -> None:
+        self._server = grpc.aio.server(
+            options=server_options(),
+            interceptors=[MetricsInterceptor(metrics)],
+            maximum_concurrent_rpcs=_CALLS_MAX,
+        )
+        self._server.add_generic_rpc_handlers((service.handlers(),))
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and serve; the port, which the system picks when ``port`` is 0.
+
+        Raises ConfigurationError when the address cannot be bound.
+        """
+        address = f"{host}:{port}"
+        try:
+            bound: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigurationError(f"cannot listen on {address}: is it in use?") from error
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        return bound
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls; let those in flight finish for ``grace_s``, then cut them off."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.stop(grace_s)
+
+    async def _set_health(self, status: int) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)

@@ -1,0 +1,312 @@
+"""The gRPC servicer: decodes a call, hands it to the bookie, sends the bookie's answer.
+
+It decides nothing about ledgers; what may be answered is the bookie's business. Statuses travel
+inside messages, so a client learns them for every call in the same way; grpc's own codes are left
+for what grpc itself finds wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from bookie_server.service.api import BookieApi, Done, LedgerEnd
+from bookie_server.service.append_session import AppendGate, AppendSession
+from bookie_server.service.metrics import ServiceMetrics
+from bookie_server.service.read_path import RangeRead, read_request_error
+from spark_ledger.limits import LONG_POLL_S_MAX
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.codec import BOOKIE_ID_KEY, SERVICE_NAME, encode_read_end, status_to_wire
+
+READ_THREADS: Final = 4
+"""Reads wait for the disk or copy memory, both without the interpreter's lock."""
+
+_RANGES_PER_MESSAGE: Final = 10_000
+"""About 100 KB of a ListEntries answer."""
+
+Refusal = tuple[BookieStatus, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a bookie says about itself; see ``DescribeResponse``."""
+
+    cluster_id: str
+    version: str
+    state: str
+    ledgers: int
+    journal_bytes: int
+    entry_log_bytes: int
+    free_bytes: int
+    uptime_s: float
+
+
+class BookieService:
+    """Handlers of ``spark_ledger.v1.Bookie`` over one bookie. Lives on one loop."""
+
+    def __init__(
+        self,
+        bookie: BookieApi,
+        bookie_id: BookieId,
+        *,
+        describe: Callable[[], Description],
+        metrics: ServiceMetrics,
+    ) -> None:
+        """``describe`` is called in the pool, for it may ask the disk."""
+        self._bookie = bookie
+        self._bookie_id = bookie_id
+        self._describe = describe
+        self._metrics = metrics
+        self._gate = AppendGate(bookie)
+        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="bookie-read")
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """All methods, for ``grpc.aio.Server.add_generic_rpc_handlers``."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME,
+            {
+                "Append": grpc.stream_stream_rpc_method_handler(
+                    self.append, None, pb.AppendResponse.SerializeToString
+                ),
+                "Read": grpc.unary_stream_rpc_method_handler(
+                    self.read, pb.ReadRequest.FromString, None
+                ),
+                "ReadLastConfirmed": grpc.unary_unary_rpc_method_handler(
+                    self.read_last_confirmed,
+                    pb.ReadLastConfirmedRequest.FromString,
+                    pb.ReadLastConfirmedResponse.SerializeToString,
+                ),
+                "WriteLastConfirmed": grpc.unary_unary_rpc_method_handler(
+                    self.write_last_confirmed,
+                    pb.WriteLastConfirmedRequest.FromString,
+                    pb.WriteLastConfirmedResponse.SerializeToString,
+                ),
+                "ListEntries": grpc.unary_stream_rpc_method_handler(
+                    self.list_entries,
+                    pb.ListEntriesRequest.FromString,
+                    pb.ListEntriesResponse.SerializeToString,
+                ),
+                "Describe": grpc.unary_unary_rpc_method_handler(
+                    self.describe,
+                    pb.DescribeRequest.FromString,
+                    pb.DescribeResponse.SerializeToString,
+                ),
+            },
+        )
+
+    def close(self) -> None:
+        """Wait for reads in the pool. Call after the gRPC server has stopped."""
+        self._pool.shutdown(wait=True)
+
+    # -- handlers ----------------------------------------------------------------------------------
+
+    async def append(self, _requests: AsyncIterator[bytes], context: Any) -> None:
+        """One client's stream of adds."""
+        self._metrics.append_streams += 1
+        try:
+            await AppendSession(
+                self._bookie,
+                context,
+                gate=self._gate,
+                metrics=self._metrics,
+                refusal=self._wrong_bookie(context),
+            ).run()
+        finally:
+            self._metrics.append_streams -= 1
+
+    async def read(self, request: pb.ReadRequest, context: Any) -> None:
+        """A range of entries; with ``fence`` the ledger is fenced first."""
+        started = time.perf_counter()
+        refusal = self._refusal(context, read_request_error(request))
+        if refusal is None and request.fence:
+            refusal = await self._fence(request)
+        if refusal is not None:
+            status, message = refusal
+            self._metrics.read_ended(status, 0, time.perf_counter() - started)
+            await context.write(encode_read_end(status, EntryId(request.first_entry), message))
+            return
+        work = RangeRead(self._bookie, request)
+        loop = asyncio.get_running_loop()
+        while not work.ended:
+            for encoded in await loop.run_in_executor(self._pool, work.next_messages):
+                await context.write(encoded)
+        self._metrics.read_ended(work.status, work.bytes_read, time.perf_counter() - started)
+
+    async def read_last_confirmed(
+        self, request: pb.ReadLastConfirmedRequest, context: Any
+    ) -> pb.ReadLastConfirmedResponse:
+        """The end of a ledger as this bookie knows it, at once or when it has moved on."""
+        refusal = self._refusal(context, _ledger_error(request.ledger_id))
+        if refusal is None and request.fence:
+            refusal = await self._fence(request)
+        if refusal is not None:
+            return pb.ReadLastConfirmedResponse(
+                status=status_to_wire(refusal[0]),
+                message=refusal[1],
+                last_add_confirmed=-1,
+                last_entry=-1,
+            )
+        end = await self._moved_end(request) if request.wait_ms else self._end(request)
+        return pb.ReadLastConfirmedResponse(
+            status=status_to_wire(end.status),
+            message=end.message,
+            last_add_confirmed=end.last_add_confirmed,
+            last_entry=end.last_entry,
+            fenced=end.fenced,
+        )
+
+    async def write_last_confirmed(
+        self, request: pb.WriteLastConfirmedRequest, context: Any
+    ) -> pb.WriteLastConfirmedResponse:
+        """An idle writer's LAC."""
+        refusal = self._refusal(context, _ledger_error(request.ledger_id))
+        if refusal is None:
+            status, message = await _answer(
+                lambda done: self._bookie.write_last_confirmed(
+                    LedgerId(request.ledger_id),
+                    EntryId(request.last_add_confirmed),
+                    access_key=request.access_key,
+                    done=done,
+                )
+            )
+        else:
+            status, message = refusal
+        return pb.WriteLastConfirmedResponse(status=status_to_wire(status), message=message)
+
+    async def list_entries(self, request: pb.ListEntriesRequest, context: Any) -> None:
+        """Ranges of the entries held here."""
+        refusal = self._refusal(context, _ledger_error(request.ledger_id))
+        ranges: list[tuple[EntryId, EntryId]] = []
+        if refusal is None:
+            ledger_id = LedgerId(request.ledger_id)
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._pool, self._bookie.list_entries, ledger_id)
+            if found is None:
+                message = f"ledger {ledger_id} is not known here"
+                refusal = (BookieStatus.NO_SUCH_LEDGER, message)
+            else:
+                ranges = found
+        if refusal is not None:
+            await context.write(
+                pb.ListEntriesResponse(status=status_to_wire(refusal[0]), message=refusal[1])
+            )
+            return
+        for start in range(0, len(ranges), _RANGES_PER_MESSAGE):
+            response = pb.ListEntriesResponse()
+            for first, last in ranges[start : start + _RANGES_PER_MESSAGE]:
+                response.ranges.add(first_entry=first, last_entry=last)
+            await context.write(response)
+
+    async def describe(self, _request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        """Who this bookie is and how it does."""
+        refusal = self._refusal(context, "")
+        if refusal is not None:
+            return pb.DescribeResponse(
+                status=status_to_wire(refusal[0]), message=refusal[1], bookie_id=self._bookie_id
+            )
+        loop = asyncio.get_running_loop()
+        description = await loop.run_in_executor(self._pool, self._describe)
+        return pb.DescribeResponse(
+            bookie_id=self._bookie_id,
+            cluster_id=description.cluster_id,
+            version=description.version,
+            state=description.state,
+            ledgers=description.ledgers,
+            journal_bytes=description.journal_bytes,
+            entry_log_bytes=description.entry_log_bytes,
+            free_bytes=description.free_bytes,
+            uptime_s=description.uptime_s,
+        )
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _wrong_bookie(self, context: Any) -> Refusal | None:
+        """Refuse what was meant for the bookie that had this address before."""
+        meant = next(
+            (value for key, value in context.invocation_metadata() if key == BOOKIE_ID_KEY), None
+        )
+        if meant == self._bookie_id:
+            return None
+        asked = "no bookie was named" if meant is None else f"bookie {meant} was asked"
+        return BookieStatus.WRONG_BOOKIE, f"this is bookie {self._bookie_id}; {asked}"
+
+    def _refusal(self, context: Any, error: str) -> Refusal | None:
+        """Why a call other than Append is refused before anything is done."""
+        wrong = self._wrong_bookie(context)
+        if wrong is not None:
+            return wrong
+        if context.time_remaining() is None:
+            return BookieStatus.BAD_REQUEST, "a call needs a deadline"
+        if error:
+            return BookieStatus.BAD_REQUEST, error
+        return None
+
+    async def _fence(self, request: pb.ReadRequest | pb.ReadLastConfirmedRequest) -> Refusal | None:
+        """Fence durably. None once that is done."""
+        answer = await _answer(
+            lambda done: self._bookie.fence(
+                LedgerId(request.ledger_id), access_key=request.access_key, done=done
+            )
+        )
+        self._metrics.fences[answer[0]] += 1
+        return None if answer[0] is BookieStatus.OK else answer
+
+    def _end(self, request: pb.ReadLastConfirmedRequest) -> LedgerEnd:
+        return self._bookie.end_of_ledger(
+            LedgerId(request.ledger_id), access_key=request.access_key
+        )
+
+    async def _moved_end(self, request: pb.ReadLastConfirmedRequest) -> LedgerEnd:
+        """Long poll: the end once its LAC is above ``wait_above`` or the ledger is fenced.
+
+        A ledger that is not known here yet is waited for as well: its first entry may be on its
+        way. When nothing happens within the time, the end as it is then.
+        """
+        changed = asyncio.Event()
+        cancel = self._bookie.watch_last_confirmed(LedgerId(request.ledger_id), changed.set)
+        self._metrics.long_polls += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(request.wait_ms / 1000, LONG_POLL_S_MAX)):
+                    while not self._has_moved(request):
+                        changed.clear()
+                        await changed.wait()
+        finally:
+            self._metrics.long_polls -= 1
+            cancel()
+        return self._end(request)
+
+    def _has_moved(self, request: pb.ReadLastConfirmedRequest) -> bool:
+        end = self._end(request)
+        if end.status is BookieStatus.NO_SUCH_LEDGER:
+            return False
+        return (
+            end.status is not BookieStatus.OK
+            or end.fenced
+            or end.last_add_confirmed > request.wait_above
+        )
+
+
+async def _answer(ask: Callable[[Done], None]) -> Refusal:
+    """What the bookie calls back with."""
+    future: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+
+    def done(status: BookieStatus, message: str) -> None:
+        if not future.done():  # the caller may have gone
+            future.set_result((status, message))
+
+    ask(done)
+    return await future
+
+
+def _ledger_error(ledger_id: int) -> str:
+    return f"negative ledger id {ledger_id}" if ledger_id < 0 else ""

@@ -1,0 +1,82 @@
+"""What the service counts. Plain numbers on the hot path; Prometheus sees them when it scrapes.
+
+Everything is written on the service's loop, so nothing here locks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from spark_ledger.types import BookieStatus
+
+LATENCY_BOUNDS_S: Final = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+)  # fmt: skip
+"""Upper bounds of latency buckets, from a journal sync on a fast disk to a client's timeout."""
+
+
+class Histogram:
+    """Counts observations by bucket; the last bucket takes what is above all bounds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it) as Prometheus wants them."""
+        result: list[tuple[str, float]] = []
+        running = 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            running += count
+            result.append((bound, float(running)))
+        return result
+
+
+class ServiceMetrics:
+    """Counters of the service since the start of the process."""
+
+    def __init__(self) -> None:
+        self.adds: Counter[BookieStatus] = Counter()
+        """Runs answered, by status."""
+        self.entries_added = 0
+        self.bytes_added = 0
+        self.add_latency = Histogram()
+        """From decoding a run to its answer."""
+        self.append_streams = 0
+        """Append streams open now."""
+        self.reads: Counter[BookieStatus] = Counter()
+        """Range reads, by how they ended."""
+        self.bytes_read = 0
+        self.read_latency = Histogram()
+        self.fences: Counter[BookieStatus] = Counter()
+        self.calls: Counter[tuple[str, str]] = Counter()
+        """Finished calls by method and grpc code."""
+        self.calls_in_progress: Counter[str] = Counter()
+        self.long_polls = 0
+        """Tail requests held now."""
+
+    def add_completed(
+        self, status: BookieStatus, entries: int, size_bytes: int, seconds: float
+    ) -> None:
+        """One run was answered."""
+        self.adds[status] += 1
+        if status is BookieStatus.OK:
+            self.entries_added += entries
+            self.bytes_added += size_bytes
+            self.add_latency.observe(seconds)
+
+    def read_ended(self, status: BookieStatus, size_bytes: int, seconds: float) -> None:
+        """One range read was answered to its end."""
+        self.reads[status] += 1
+        self.bytes_read += size_bytes
+        self.read_latency.observe(seconds)

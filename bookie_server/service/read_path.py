@@ -1,0 +1,84 @@
+"""Reading a range on the bookie: chunk after chunk in a thread pool, each as one message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from bookie_server.service.api import BookieApi
+from spark_ledger.limits import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.codec import encode_read_end, encode_read_response
+
+
+class RangeRead:
+    """Progress of one Read call. ``next_messages`` runs in the pool, one call at a time."""
+
+    def __init__(self, bookie: BookieApi, request: pb.ReadRequest) -> None:
+        self._bookie = bookie
+        self._ledger_id = LedgerId(request.ledger_id)
+        self._next_entry = EntryId(request.first_entry)
+        self._last_entry = EntryId(request.last_entry)
+        self._stride = request.stride or 1
+        self._bytes_left = min(request.max_bytes or READ_REQUEST_BYTES_MAX, READ_REQUEST_BYTES_MAX)
+        self.bytes_read = 0
+        self.status = BookieStatus.OK
+
+    @property
+    def ended(self) -> bool:
+        """The range, the byte limit or an error was reached."""
+        return (
+            self.status is not BookieStatus.OK
+            or self._next_entry > self._last_entry
+            or self._bytes_left <= 0
+        )
+
+    def next_messages(self) -> list[bytes]:
+        """Read one more chunk: the encoded ReadResponses, a run and perhaps the end."""
+        outcome = self._bookie.read(
+            self._ledger_id,
+            self._next_entry,
+            self._last_entry,
+            stride=self._stride,
+            max_bytes=min(self._bytes_left, READ_CHUNK_BYTES_TARGET),
+        )
+        messages: list[bytes] = []
+        if outcome.runs:
+            run = merge_runs(outcome.runs)
+            size = len(run.frames)
+            self.bytes_read += size
+            self._bytes_left -= size
+            self._next_entry = EntryId(run.last_entry + self._stride)
+            messages.append(encode_read_response(run))
+        self.status = outcome.status
+        if outcome.status is not BookieStatus.OK:
+            messages.append(encode_read_end(outcome.status, outcome.entry_id, outcome.message))
+        assert messages, "an OK read has at least one entry"
+        return messages
+
+
+def merge_runs(runs: Sequence[EntryRun]) -> EntryRun:
+    """Ascending runs of one ledger as one, so that a chunk of small appends is one message."""
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+    sizes = list(chain.from_iterable(run.sizes for run in runs))
+    ids: list[int] | None = list(chain.from_iterable(run.ids() for run in runs))
+    assert ids is not None
+    if ids[-1] - ids[0] + 1 == len(ids):  # ascending, so nothing is missing between
+        ids = None
+    frames = b"".join([run.frames for run in runs])
+    return EntryRun(first.ledger_id, first.first_entry, ids, sizes, frames)
+
+
+def read_request_error(request: pb.ReadRequest) -> str:
+    """Why a ReadRequest makes no sense, or ""."""
+    if request.ledger_id < 0 or request.first_entry < 0:
+        return f"negative ledger id {request.ledger_id} or entry id {request.first_entry}"
+    if request.last_entry < request.first_entry:
+        return f"the range {request.first_entry}..{request.last_entry} is empty"
+    if request.stride < 0:
+        return f"stride {request.stride} is negative"
+    return ""

@@ -1,0 +1,272 @@
+"""One Append stream to one bookie, shared by the appenders of all ledgers of this client.
+
+Two tasks per stream. The sender puts everything that is queued into one message, so the busier a
+client is, the larger its messages are; the reader hands each result to the appender with its tag.
+A stream lives as long as its connection and is never repaired: an appender belongs to one stream
+for life, so that a result can never speak of runs sent over another connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.runs import EntryRun
+from spark_ledger.transport.base import AddResult
+from spark_ledger.transport.channel import failure_of
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.codec import AddCommand, encode_append_request, status_from_wire
+
+
+class StreamAppender:
+    """One ledger's lane on an AppendStream; see ``transport.base.Appender``."""
+
+    __slots__ = (
+        "_ended",
+        "_on_result",
+        "_outstanding",
+        "_stream",
+        "access_key",
+        "ledger_id",
+        "recovery",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        stream: AppendStream,
+        tag: int,
+        ledger_id: LedgerId,
+        *,
+        access_key: bytes,
+        recovery: bool,
+        on_result: Callable[[AddResult], None],
+    ) -> None:
+        self._stream = stream
+        self.tag = tag
+        self.ledger_id = ledger_id
+        self.access_key = access_key
+        self.recovery = recovery
+        self._on_result = on_result
+        self._outstanding: deque[tuple[EntryId, int]] = deque()
+        self._ended = False
+
+    @property
+    def has_outstanding(self) -> bool:
+        """A run was sent, or is queued, that the bookie has not answered."""
+        return bool(self._outstanding)
+
+    def send(self, run: EntryRun) -> None:
+        assert run.ledger_id == self.ledger_id, "an appender carries one ledger"
+        if self._ended:
+            return
+        self._outstanding.append((run.last_entry, len(run.frames)))
+        self._stream.queue(self, run)
+
+    def close(self) -> None:
+        if not self._ended:
+            self._end()
+
+    def report(self, status: BookieStatus, last_entry: EntryId, message: str) -> None:
+        """Take a result from the stream and hand it on, unless this lane has ended."""
+        if self._ended:
+            return
+        if status is BookieStatus.OK:
+            answered = 0
+            outstanding = self._outstanding
+            while outstanding and outstanding[0][0] <= last_entry:
+                answered += outstanding.popleft()[1]
+            self._stream.forget(answered)
+        else:
+            self._end()
+        self._on_result(AddResult(self._stream.bookie_id, status, last_entry, message))
+
+    def fail(self, message: str) -> None:
+        """The stream broke: report UNAVAILABLE for the first run that has no answer."""
+        first = self._outstanding[0][0] if self._outstanding else EntryId(-1)
+        self.report(BookieStatus.UNAVAILABLE, first, message)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._stream.forget(sum(size for _, size in self._outstanding))
+        self._outstanding.clear()
+        self._stream.drop(self)
+
+
+class AppendStream:
+    """The stream of one connection. Made on the loop; broken for good after its first failure."""
+
+    def __init__(
+        self,
+        bookie_id: BookieId,
+        open_call: Callable[[], Any],
+        *,
+        connect_timeout_s: float,
+        broken: str = "",
+    ) -> None:
+        """``open_call`` starts the call; ``broken`` says why there can be none (then not used)."""
+        self.bookie_id = bookie_id
+        self.bytes_in_flight = 0
+        """Frame bytes queued or sent and not answered yet, over all appenders."""
+        self._open_call = open_call
+        self._connect_timeout_s = connect_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._appenders: dict[int, StreamAppender] = {}
+        self._tags = count(1)
+        self._queue: deque[tuple[StreamAppender, EntryRun]] = deque()
+        self._wake = asyncio.Event()
+        self._broken = broken
+        self._call: Any = None
+        self._tasks: list[asyncio.Task[None]] = []
+        if not broken:
+            self._start(self._send_all())
+
+    @property
+    def is_broken(self) -> bool:
+        """Nothing can be sent any more; open another stream."""
+        return bool(self._broken)
+
+    def open(
+        self,
+        ledger_id: LedgerId,
+        *,
+        access_key: bytes,
+        recovery: bool,
+        on_result: Callable[[AddResult], None],
+    ) -> StreamAppender:
+        """A lane for one ledger."""
+        appender = StreamAppender(
+            self,
+            next(self._tags),
+            ledger_id,
+            access_key=access_key,
+            recovery=recovery,
+            on_result=on_result,
+        )
+        self._appenders[appender.tag] = appender
+        return appender
+
+    def queue(self, appender: StreamAppender, run: EntryRun) -> None:
+        """Send a run after those queued before. On a broken stream its appender is failed soon."""
+        self.bytes_in_flight += len(run.frames)
+        if self._broken:
+            self._loop.call_soon(appender.fail, self._broken)
+            return
+        self._queue.append((appender, run))
+        self._wake.set()
+
+    def forget(self, size_bytes: int) -> None:
+        """So many bytes were answered or given up."""
+        self.bytes_in_flight -= size_bytes
+        assert self.bytes_in_flight >= 0, "each byte is answered or given up once"
+
+    def drop(self, appender: StreamAppender) -> None:
+        """The appender has ended: its results go nowhere, what it has queued is not sent."""
+        self._appenders.pop(appender.tag, None)
+        if self._queue:
+            self._queue = deque(item for item in self._queue if item[0] is not appender)
+
+    def break_off(self, reason: str) -> None:
+        """End the stream. Appenders with a run unanswered are failed now, others when used."""
+        if self._broken:
+            return
+        self._broken = reason
+        self._queue.clear()
+        for task in self._tasks:
+            if task is not asyncio.current_task(self._loop):
+                task.cancel()
+        if self._call is not None:
+            self._call.cancel()
+        for appender in list(self._appenders.values()):
+            if appender.has_outstanding:
+                self._loop.call_soon(appender.fail, reason)
+
+    async def close(self) -> None:
+        """Break off, fail every open appender, and wait for the tasks."""
+        reason = f"the connection to bookie {self.bookie_id} was closed here"
+        self.break_off(reason)
+        for appender in list(self._appenders.values()):
+            appender.fail(reason)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- the two tasks -----------------------------------------------------------------------------
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A bug in a result callback, or here, must not leave appenders waiting for ever."""
+        if task.cancelled() or task.exception() is None:
+            return
+        self._loop.call_exception_handler(
+            {"message": "append stream failed", "exception": task.exception(), "task": task}
+        )
+        self._break("internal error")
+
+    async def _send_all(self) -> None:
+        try:
+            call = self._call = self._open_call()
+            async with asyncio.timeout(self._connect_timeout_s):
+                await call.wait_for_connection()
+            self._start(self._receive_all(call))
+            while True:
+                message = self._next_message()
+                if message:
+                    await call.write(message)
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
+            self._break(f"no connection within {self._connect_timeout_s} s")
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            # InvalidStateError: the call ended between two writes; the reader may know the reason.
+            self._break(failure_of(error)[1] if isinstance(error, grpc.RpcError) else str(error))
+
+    async def _receive_all(self, call: Any) -> None:
+        try:
+            while True:
+                message = await call.read()
+                if message is grpc.aio.EOF:
+                    self._break("the bookie ended the stream")
+                    return
+                self._dispatch(message)
+        except grpc.RpcError as error:
+            self._break(failure_of(error)[1])
+        except DecodeError as error:
+            self._break(f"its answer is not one: {error}")
+
+    def _break(self, details: str) -> None:
+        self.break_off(f"bookie {self.bookie_id} is unavailable: {details}")
+
+    def _next_message(self) -> bytes:
+        """What is queued, up to the target size but at least one run; empty when nothing is."""
+        queue = self._queue
+        adds: list[AddCommand] = []
+        size = 0
+        while queue:
+            appender, run = queue[0]
+            size += len(run.frames)
+            if adds and size > APPEND_MESSAGE_BYTES_TARGET:
+                break
+            queue.popleft()
+            adds.append(AddCommand(appender.tag, appender.access_key, appender.recovery, run))
+        return encode_append_request(adds)
+
+    def _dispatch(self, message: bytes) -> None:
+        for result in pb.AppendResponse.FromString(message).results:
+            appender = self._appenders.get(result.tag)
+            if appender is None:
+                continue  # it has ended: a late answer to what was still on its way
+            status = status_from_wire(result.status)
+            appender.report(status, EntryId(result.last_entry), result.message)

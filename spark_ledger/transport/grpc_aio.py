@@ -1,0 +1,345 @@
+"""Transport over gRPC (grpc.aio): one channel and one Append stream per bookie, made on first use.
+
+The transport belongs to the loop and the process that use it first: connections do not survive a
+fork, and a child that uses its parent's transport gets an error that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerClosedError
+from spark_ledger.transport.append_stream import AppendStream, StreamAppender
+from spark_ledger.transport.base import (
+    AddResult,
+    BookieDescription,
+    LastConfirmed,
+    ReadChunk,
+)
+from spark_ledger.transport.channel import GrpcOptions, failure_of, is_broken, open_channel
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.codec import (
+    BOOKIE_ID_KEY,
+    SERVICE_NAME,
+    decode_read_response,
+    status_from_wire,
+)
+
+Resolve = Callable[[BookieId], str | None]
+"""The address ``host:port`` at which a bookie is registered now, or None."""
+
+
+class _Connection:
+    """A channel to one address of one bookie, with its calls."""
+
+    def __init__(self, bookie_id: BookieId, address: str, options: GrpcOptions) -> None:
+        self.address = address
+        self.channel = open_channel(address, options)
+        self.made_at = time.monotonic()
+        self.metadata = ((BOOKIE_ID_KEY, bookie_id),)
+        self.stream: AppendStream | None = None
+        channel = self.channel
+        self.append = channel.stream_stream(f"/{SERVICE_NAME}/Append")
+        self.read = channel.unary_stream(
+            f"/{SERVICE_NAME}/Read", request_serializer=pb.ReadRequest.SerializeToString
+        )
+        self.read_last_confirmed = channel.unary_unary(
+            f"/{SERVICE_NAME}/ReadLastConfirmed",
+            request_serializer=pb.ReadLastConfirmedRequest.SerializeToString,
+            response_deserializer=pb.ReadLastConfirmedResponse.FromString,
+        )
+        self.write_last_confirmed = channel.unary_unary(
+            f"/{SERVICE_NAME}/WriteLastConfirmed",
+            request_serializer=pb.WriteLastConfirmedRequest.SerializeToString,
+            response_deserializer=pb.WriteLastConfirmedResponse.FromString,
+        )
+        self.list_entries = channel.unary_stream(
+            f"/{SERVICE_NAME}/ListEntries",
+            request_serializer=pb.ListEntriesRequest.SerializeToString,
+            response_deserializer=pb.ListEntriesResponse.FromString,
+        )
+        self.describe = channel.unary_unary(
+            f"/{SERVICE_NAME}/Describe",
+            request_serializer=pb.DescribeRequest.SerializeToString,
+            response_deserializer=pb.DescribeResponse.FromString,
+        )
+
+    async def close(self, reason: str) -> None:
+        if self.stream is not None:
+            self.stream.break_off(reason)
+        await self.channel.close()
+
+
+class GrpcTransport:
+    """See ``transport.base.Transport``. ``resolve`` is asked on every use, so it must be cheap."""
+
+    def __init__(self, resolve: Resolve, options: GrpcOptions | None = None) -> None:
+        self._resolve = resolve
+        self._options = options or GrpcOptions()
+        self._process_id = os.getpid()
+        self._connections: dict[BookieId, _Connection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def open_appender(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        *,
+        access_key: bytes,
+        recovery: bool,
+        on_result: Callable[[AddResult], None],
+    ) -> StreamAppender:
+        stream = self._append_stream(bookie_id)
+        return stream.open(ledger_id, access_key=access_key, recovery=recovery, on_result=on_result)
+
+    def append_bytes_in_flight(self, bookie_id: BookieId) -> int:
+        """Frame bytes queued or sent to a bookie, over all ledgers, and not answered yet."""
+        connection = self._connections.get(bookie_id)
+        stream = connection.stream if connection is not None else None
+        return stream.bytes_in_flight if stream is not None else 0
+
+    async def read(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        first_entry: EntryId,
+        last_entry: EntryId,
+        *,
+        stride: int = 1,
+        max_bytes: int = 0,
+        fence: bool = False,
+        access_key: bytes = b"",
+        timeout_s: float,
+    ) -> AsyncIterator[ReadChunk]:
+        wanted = first_entry
+        connection = self._connection(bookie_id)
+        if connection is None:
+            yield ReadChunk(BookieStatus.UNAVAILABLE, None, wanted, _unregistered(bookie_id))
+            return
+        request = pb.ReadRequest(
+            ledger_id=ledger_id,
+            first_entry=first_entry,
+            last_entry=last_entry,
+            stride=stride,
+            max_bytes=max_bytes,
+            fence=fence,
+            access_key=access_key,
+        )
+        call = connection.read(request, timeout=timeout_s, metadata=connection.metadata)
+        try:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                response, run = decode_read_response(data)
+                if run is None:
+                    status, entry_id = status_from_wire(response.status), response.entry_id
+                    yield ReadChunk(status, None, EntryId(entry_id), response.message)
+                    return
+                wanted = EntryId(run.last_entry + stride)
+                yield ReadChunk(BookieStatus.OK, run, run.first_entry)
+        except grpc.RpcError as error:
+            status, message = failure_of(error)
+            yield ReadChunk(status, None, wanted, _about(bookie_id, message))
+        except ConfigurationError as error:
+            yield ReadChunk(BookieStatus.IO_ERROR, None, wanted, _about(bookie_id, str(error)))
+        finally:
+            call.cancel()
+
+    async def read_last_confirmed(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        *,
+        fence: bool = False,
+        access_key: bytes = b"",
+        wait_above: EntryId = NO_ENTRY,
+        wait_s: float = 0.0,
+        timeout_s: float,
+    ) -> LastConfirmed:
+        request = pb.ReadLastConfirmedRequest(
+            ledger_id=ledger_id,
+            fence=fence,
+            access_key=access_key,
+            wait_above=wait_above,
+            wait_ms=round(wait_s * 1000),
+        )
+        answer = await self._ask(
+            bookie_id, "read_last_confirmed", request, timeout_s=wait_s + timeout_s
+        )
+        if isinstance(answer, _Failure):
+            return LastConfirmed(answer.status, message=answer.message)
+        return LastConfirmed(
+            status_from_wire(answer.status),
+            EntryId(answer.last_add_confirmed),
+            EntryId(answer.last_entry),
+            answer.fenced,
+            answer.message,
+        )
+
+    async def write_last_confirmed(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        last_add_confirmed: EntryId,
+        *,
+        access_key: bytes = b"",
+        timeout_s: float,
+    ) -> BookieStatus:
+        request = pb.WriteLastConfirmedRequest(
+            ledger_id=ledger_id, last_add_confirmed=last_add_confirmed, access_key=access_key
+        )
+        answer = await self._ask(bookie_id, "write_last_confirmed", request, timeout_s=timeout_s)
+        if isinstance(answer, _Failure):
+            return answer.status
+        return status_from_wire(answer.status)
+
+    async def list_entries(
+        self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
+    ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
+        ranges: list[tuple[EntryId, EntryId]] = []
+        connection = self._connection(bookie_id)
+        if connection is None:
+            return BookieStatus.UNAVAILABLE, []
+        request = pb.ListEntriesRequest(ledger_id=ledger_id)
+        call = connection.list_entries(request, timeout=timeout_s, metadata=connection.metadata)
+        try:
+            async for answer in call:
+                if answer.status != pb.OK:
+                    return status_from_wire(answer.status), []
+                ranges += [(EntryId(r.first_entry), EntryId(r.last_entry)) for r in answer.ranges]
+        except (grpc.RpcError, DecodeError) as error:
+            return _failure(bookie_id, error).status, []
+        finally:
+            call.cancel()
+        return BookieStatus.OK, ranges
+
+    async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
+        answer = await self._ask(bookie_id, "describe", pb.DescribeRequest(), timeout_s=timeout_s)
+        if isinstance(answer, _Failure):
+            raise BookieUnavailableError(answer.message)
+        if answer.status != pb.OK:
+            raise BookieUnavailableError(_about(bookie_id, answer.message))
+        return BookieDescription(
+            BookieId(answer.bookie_id),
+            answer.cluster_id,
+            answer.version,
+            answer.state,
+            answer.ledgers,
+            answer.journal_bytes,
+            answer.entry_log_bytes,
+            answer.free_bytes,
+            answer.uptime_s,
+        )
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._process_id:
+            return  # the connections are the parent's
+        for connection in self._connections.values():
+            if connection.stream is not None:
+                await connection.stream.close()
+            await connection.channel.close()
+        self._connections.clear()
+        await asyncio.gather(*self._closing)
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _connection(self, bookie_id: BookieId) -> _Connection | None:
+        """The connection to use now; None when there is none and the bookie is not registered.
+
+        A bookie that is no longer registered keeps its connection: it may have lost its session
+        and still serve. One that is registered elsewhere, or whose last connection attempt failed
+        a moment ago, gets a new connection.
+        """
+        self._check_usable()
+        connection = self._connections.get(bookie_id)
+        address = self._resolve(bookie_id)
+        if connection is not None:
+            moved = address is not None and address != connection.address
+            rested = time.monotonic() - connection.made_at > self._options.reconnect_interval_s
+            if not moved and not (rested and is_broken(connection.channel)):
+                return connection
+            address = address or connection.address
+            reason = f"bookie {bookie_id} is reached over a new connection"
+            task = asyncio.get_running_loop().create_task(connection.close(reason))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        if address is None:
+            return None
+        self._connections[bookie_id] = _Connection(bookie_id, address, self._options)
+        return self._connections[bookie_id]
+
+    def _append_stream(self, bookie_id: BookieId) -> AppendStream:
+        connection = self._connection(bookie_id)
+        if connection is None:
+            return AppendStream(
+                bookie_id, _no_call, connect_timeout_s=0.0, broken=_unregistered(bookie_id)
+            )
+        if connection.stream is None or connection.stream.is_broken:
+            connection.stream = AppendStream(
+                bookie_id,
+                lambda: connection.append(metadata=connection.metadata),
+                connect_timeout_s=self._options.connect_timeout_s,
+            )
+        return connection.stream
+
+    async def _ask(
+        self, bookie_id: BookieId, method: str, request: Any, *, timeout_s: float
+    ) -> Any | _Failure:
+        """The answer to a unary call, or why there is none."""
+        connection = self._connection(bookie_id)
+        if connection is None:
+            return _Failure(BookieStatus.UNAVAILABLE, _unregistered(bookie_id))
+        call = getattr(connection, method)
+        try:
+            return await call(request, timeout=timeout_s, metadata=connection.metadata)
+        except grpc.RpcError as error:
+            return _failure(bookie_id, error)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise LedgerClosedError("the transport is closed: open a new client")
+        if os.getpid() != self._process_id:
+            raise LedgerClosedError(
+                f"the transport was made in process {self._process_id} and is used in process "
+                f"{os.getpid()}: connections do not survive a fork, open a new client there"
+            )
+
+
+class _Failure:
+    """A call that brought no answer."""
+
+    __slots__ = ("message", "status")
+
+    def __init__(self, status: BookieStatus, message: str) -> None:
+        self.status = status
+        self.message = message
+
+
+def _failure(bookie_id: BookieId, error: Exception) -> _Failure:
+    if isinstance(error, grpc.RpcError):
+        status, message = failure_of(error)
+        return _Failure(status, _about(bookie_id, message))
+    return _Failure(BookieStatus.IO_ERROR, _about(bookie_id, f"its answer is not one: {error}"))
+
+
+def _about(bookie_id: BookieId, message: str) -> str:
+    return f"bookie {bookie_id}: {message}"
+
+
+def _unregistered(bookie_id: BookieId) -> str:
+    return f"bookie {bookie_id} is not registered: it is down, or was never part of this cluster"
+
+
+def _no_call() -> Any:
+    raise AssertionError("a stream that is born broken makes no call")

@@ -1,0 +1,251 @@
+"""Protobuf messages to and from our values, with one copy of the frames where it counts.
+
+Messages that carry frames (AppendRequest, ReadResponse) are encoded here by hand: the small
+fields go through protobuf, and the frames are joined in behind them under their field key, which
+is valid protobuf because fields may come in any order. Going through protobuf's own objects costs
+forty times as much per MiB, because the bytes are copied into an arena that grows by doubling.
+``tests/unit/spark_ledger/wire/test_codec.py`` holds the encodings against protobuf's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple, cast
+
+from google.protobuf.message import DecodeError
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import ENTRY_FRAME_OVERHEAD_BYTES_MAX, ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.runs import EntryRun, run_error
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+
+FRAME_BYTES_MIN: Final = 32 + 4
+"""Header and the shortest digest (``wire.frame``)."""
+
+FRAME_BYTES_MAX: Final = ENTRY_PAYLOAD_BYTES_MAX + ENTRY_FRAME_OVERHEAD_BYTES_MAX
+"""A frame around the largest payload."""
+
+SERVICE_NAME: Final = "spark_ledger.v1.Bookie"
+"""Full name of the service in ``bookie.proto``."""
+
+BOOKIE_ID_KEY: Final = "bookie-id"
+"""Call metadata: the bookie that the client means to talk to."""
+
+# Keys of the bytes fields handled here by hand: field number << 3 | 2.
+_REQUEST_ADDS: Final = 0x0A
+_ADD_RUN: Final = 0x0A
+_RUN_FRAMES: Final = 0x2A
+_RESPONSE_RUN: Final = 0x22
+
+_STATUSES: Final = {int(status): status for status in BookieStatus if status < 100}
+
+
+class AddCommand(NamedTuple):
+    """One run that a client sends for one of its appenders, named by ``tag``."""
+
+    tag: int
+    access_key: bytes
+    recovery: bool
+    run: EntryRun
+
+
+class ReceivedAdd(NamedTuple):
+    """An AddCommand as a bookie received it. ``error`` says why it is malformed, or is empty."""
+
+    tag: int
+    access_key: bytes
+    recovery: bool
+    run: EntryRun
+    error: str
+
+
+def status_from_wire(number: int) -> BookieStatus:
+    """The status with this number; one from a newer version is unknown, which is never negative."""
+    return _STATUSES.get(number, BookieStatus.UNKNOWN_STATE)
+
+
+def status_to_wire(status: BookieStatus) -> pb.Status:
+    """The protobuf enum value of a status that a bookie sends."""
+    assert status in _STATUSES, f"{status.name} is never sent"
+    return cast("pb.Status", int(status))
+
+
+def encode_append_request(adds: Iterable[AddCommand]) -> bytes:
+    """An AppendRequest; each run's frames are copied once."""
+    parts: list[bytes] = []
+    for tag, access_key, recovery, run in adds:
+        fields = pb.AddRun(tag=tag, access_key=access_key, recovery=recovery).SerializeToString()
+        run_fields, run_bytes = _run_fields(run)
+        run_size = _varint(run_bytes)
+        add_bytes = len(fields) + 1 + len(run_size) + run_bytes
+        parts += (b"%c" % _REQUEST_ADDS, _varint(add_bytes), fields)
+        parts += (b"%c" % _ADD_RUN, run_size, run_fields, run.frames)
+    return b"".join(parts)
+
+
+def decode_append_request(data: bytes) -> list[ReceivedAdd]:
+    """The adds of an AppendRequest, each checked. Raises ConfigurationError if it is not one."""
+    adds = []
+    try:
+        for key, start, end in _fields(data, 0, len(data)):
+            if key != _REQUEST_ADDS:
+                continue  # a field from a newer version
+            rest, run_range = _cut_field(data, start, end, _ADD_RUN)
+            add = pb.AddRun.FromString(rest)
+            run, problem = _checked_run(data, *run_range)
+            adds.append(ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem))
+    except (DecodeError, IndexError, ValueError) as error:
+        raise ConfigurationError(f"an append request of {len(data)} bytes is malformed") from error
+    return adds
+
+
+def encode_read_response(run: EntryRun) -> bytes:
+    """A ReadResponse with status OK that carries a run; its frames are copied once."""
+    run_fields, run_bytes = _run_fields(run)
+    return b"".join((b"%c" % _RESPONSE_RUN, _varint(run_bytes), run_fields, run.frames))
+
+
+def encode_read_end(status: BookieStatus, entry_id: EntryId, message: str) -> bytes:
+    """The ReadResponse that ends a read: ``entry_id`` is the entry that could not be had."""
+    assert status is not BookieStatus.OK, "a read that got everything just ends"
+    response = pb.ReadResponse(status=status_to_wire(status), entry_id=entry_id, message=message)
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+def decode_read_response(data: bytes) -> tuple[Any, EntryRun | None]:
+    """A ReadResponse without its run (protobuf), and the run, whose frames are copied once.
+
+    The run is not checked: frames carry a digest, which readers verify. Raises ConfigurationError
+    if the bytes are not a ReadResponse.
+    """
+    try:
+        rest, (start, end) = _cut_field(data, 0, len(data), _RESPONSE_RUN)
+        response = pb.ReadResponse.FromString(rest)
+        run = _decode_run(*_cut_frames(data, start, end)) if end > start else None
+    except (DecodeError, IndexError, ValueError) as error:
+        raise ConfigurationError(f"a read response of {len(data)} bytes is malformed") from error
+    return response, run
+
+
+def _decode_run(message: Any, frames: bytes) -> EntryRun:
+    ids = message.entry_ids
+    return EntryRun(
+        LedgerId(message.ledger_id),
+        EntryId(message.first_entry),
+        list(ids) if ids else None,
+        list(message.sizes),
+        frames,
+    )
+
+
+def _checked_run(data: bytes, start: int, end: int) -> tuple[EntryRun, str]:
+    """The run encoded there, and why it is malformed, or "".
+
+    What cannot be right is not expanded to lists: a hostile message would cost many times its size.
+    """
+    message, frames = _cut_frames(data, start, end)
+    count = len(message.sizes)
+    problem: str | None = None
+    if count * FRAME_BYTES_MIN > len(frames):
+        problem = f"{count} frames in {len(frames)} bytes: one has {FRAME_BYTES_MIN} or more"
+    elif len(message.entry_ids) not in (0, count):
+        problem = f"{len(message.entry_ids)} entry ids for {count} frames"
+    if problem is not None:
+        empty = EntryRun(LedgerId(message.ledger_id), EntryId(message.first_entry), (), (), b"")
+        return empty, problem
+    run = _decode_run(message, frames)
+    problem = run_error(run)
+    if problem is None and min(run.sizes) < FRAME_BYTES_MIN:
+        problem = f"a frame of {min(run.sizes)} bytes: at least {FRAME_BYTES_MIN} are needed"
+    if problem is None and max(run.sizes) > FRAME_BYTES_MAX:
+        problem = f"a frame of {max(run.sizes)} bytes: at most {FRAME_BYTES_MAX} are allowed"
+    return run, problem or ""
+
+
+def _cut_frames(data: bytes, start: int, end: int) -> tuple[Any, bytes]:
+    """The protobuf EntryRun encoded there without its frames, and the frames."""
+    rest, (frames_start, frames_end) = _cut_field(data, start, end, _RUN_FRAMES)
+    return pb.EntryRun.FromString(rest), data[frames_start:frames_end]
+
+
+def _cut_field(data: bytes, start: int, end: int, key: int) -> tuple[bytes, tuple[int, int]]:
+    """All fields of a message but the bytes field ``key``, and where the value of that one is.
+
+    A missing field has an empty range. Raises ValueError if it is there twice.
+    """
+    rest: list[bytes] = []
+    found = (start, start)
+    seen = False
+    position = start
+    for field_key, value_start, value_end in _fields(data, start, end):
+        if field_key == key:
+            if seen:
+                raise ValueError("a field that may be there once is there twice")
+            seen, found = True, (value_start, value_end)
+        else:
+            rest.append(data[position:value_end])
+        position = value_end
+    return b"".join(rest), found
+
+
+def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Each field of the message in a range: its key, and where its value starts and ends.
+
+    Raises ValueError or IndexError when the bytes are not a message.
+    """
+    position = start
+    while position < end:
+        key, position = _read_varint(data, position)
+        wire_type = key & 7
+        value_start = position
+        if wire_type == 2:
+            size, value_start = _read_varint(data, position)
+            position = value_start + size
+        elif wire_type == 0:
+            _, position = _read_varint(data, position)
+        elif wire_type in (1, 5):
+            position += 8 if wire_type == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire_type} is not in use")
+        if position > end:
+            raise ValueError("a field is longer than its message")
+        yield key, value_start, position
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number at ``position`` and where the next byte is."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError("a number has more than ten bytes")
+
+
+def _run_fields(run: EntryRun) -> tuple[bytes, int]:
+    """Everything of an encoded EntryRun but its frames, and the size of the whole."""
+    fields = pb.EntryRun(
+        ledger_id=run.ledger_id,
+        first_entry=run.first_entry,
+        entry_ids=run.entry_ids,
+        sizes=run.sizes,
+    ).SerializeToString()
+    size = len(run.frames)
+    head = b"".join((fields, b"%c" % _RUN_FRAMES, _varint(size)))
+    return head, len(head) + size
+
+
+def _varint(value: int) -> bytes:
+    """A length in protobuf's base-128 form."""
+    if value < 0x80:
+        return bytes((value,))
+    digits = bytearray()
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)

@@ -1,0 +1,24 @@
+"""Sizes that clients and bookies give to gRPC, as its (option, number) pairs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_ledger.limits import MESSAGE_BYTES_MAX, MIB
+
+_HTTP2_FRAME_BYTES: Final = 1 * MIB
+"""One DATA frame for one message of the usual size, instead of 64 frames of 16 KiB."""
+
+_HTTP2_WINDOW_BYTES: Final = 8 * MIB
+"""Bytes a peer may send ahead of the reader: enough for a busy loop not to stall the sender."""
+
+
+def transfer_options() -> list[tuple[str, int]]:
+    """Options about message and frame sizes, the same on both sides of a connection."""
+    return [
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.http2.max_frame_size", _HTTP2_FRAME_BYTES),
+        ("grpc.http2.lookahead_bytes", _HTTP2_WINDOW_BYTES),
+        ("grpc.http2.write_buffer_size", _HTTP2_FRAME_BYTES),
+    ]
