@@ -50,8 +50,8 @@ def read_order(
 
     ``entry_hint`` rotates the slots, so that readers of different ranges share the replicas; pass
     the range's first entry, or any number that differs between readers. Bookies that were overtaken
-    by a speculative read (``slow``) stand behind the others, unregistered ones (``gone``) last: they
-    are still asked, because a registration may lag behind the bookie (DESIGN 5.10).
+    by a speculative read (``slow``) stand behind the others, unregistered ones (``gone``) last:
+    they are still asked, because a registration may lag behind the bookie (DESIGN 5.10).
     """
     assert slots, "every lane has a replica"
     turn = entry_hint % len(slots)
