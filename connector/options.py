@@ -238,12 +238,12 @@ class _Values:
             raise ConfigurationError(f"option {given} needs option {missing} as well")
 
 
-def read_options(raw: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Check the options of a read.
+def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
+    """Check the options of a read. ``streaming`` None: not known yet, as when a schema is asked for.
 
     Raises ConfigurationError naming the option and what is allowed.
     """
-    values = _parse(raw, READ, STREAM if streaming else BATCH)
+    values = _parse(raw, READ, "" if streaming is None else STREAM if streaming else BATCH)
     values.refuse_together("startingPosition", "startingTimestamp")
     values.refuse_together("endingPosition", "endingTimestamp")
     values.refuse_together("stream", "ledgerId")
@@ -311,13 +311,13 @@ def _parse(raw: Mapping[str, str], direction: str, mode: str) -> _Values:
         if option is None:
             raise _unknown(given)
         if option.direction not in ("", direction):
-            if mode == BATCH:
+            if mode != STREAM:
                 continue
             raise ConfigurationError(
                 f"option {option.name} is for a {option.direction}, "
                 f"not for a streaming {direction}: remove it"
             )
-        if option.mode not in ("", mode):
+        if mode and option.mode not in ("", mode):
             raise ConfigurationError(
                 f"option {option.name} is for {option.mode} queries only: {option.instead}"
             )

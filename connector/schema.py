@@ -1,0 +1,151 @@
+"""Schemas: Spark's StructType to the Arrow schema a stream stores, and back.
+
+The Arrow types are those Spark itself uses. Some Spark types share one Arrow type (``interval hour
+to second`` and ``interval day to second``; strings with a collation), so the exact Spark type is
+kept in the metadata of the Arrow field and used again as long as it still fits.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import (
+    from_arrow_metadata,
+    from_arrow_type,
+    to_arrow_metadata,
+    to_arrow_type,
+)
+
+from spark_ledger.errors import ConfigurationError, SchemaMismatchError
+from spark_ledger.stream.schema import canonical_schema
+
+TYPE_KEY: Final = b"spark.type"
+"""Arrow field metadata: the Spark type as JSON, where the Arrow type alone does not tell it."""
+
+METADATA_COLUMN: Final = "_ledger"
+"""The struct column that ``includeMetadata`` adds."""
+
+METADATA_TYPE: Final = spark.StructType(
+    [
+        spark.StructField("segment", spark.LongType(), nullable=False),
+        spark.StructField("entry", spark.LongType(), nullable=False),
+        spark.StructField("slot", spark.LongType(), nullable=False),
+        spark.StructField("ledger_id", spark.LongType(), nullable=False),
+        spark.StructField("commit", spark.LongType(), nullable=False),
+        spark.StructField("commit_time", spark.TimestampType(), nullable=False),
+    ]
+)
+
+LEDGER_SCHEMA: Final = spark.StructType(
+    [
+        spark.StructField("ledger_id", spark.LongType(), nullable=False),
+        spark.StructField("entry_id", spark.LongType(), nullable=False),
+        spark.StructField("payload", spark.BinaryType(), nullable=False),
+    ]
+)
+"""What reading a raw ledger gives."""
+
+
+def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
+    """The Arrow schema in which a stream stores rows of a Spark schema.
+
+    Raises SchemaMismatchError naming the column whose type cannot be stored.
+    """
+    return canonical_schema(pa.schema([_arrow_field(field) for field in schema.fields]))
+
+
+def _arrow_field(field: spark.StructField) -> pa.Field:
+    arrow_type = _arrow_type(field)
+    metadata = dict(to_arrow_metadata(field.metadata) or {})
+    if from_arrow_type(arrow_type) != field.dataType:
+        metadata[TYPE_KEY] = field.dataType.json().encode()
+    return pa.field(field.name, arrow_type, field.nullable, metadata or None)
+
+
+def _arrow_type(field: spark.StructField) -> pa.DataType:
+    try:
+        return to_arrow_type(field.dataType, timezone="UTC")
+    except PySparkException as error:
+        hint = (
+            "cast it to int (months)" if "YearMonth" in repr(field.dataType) else "cast it first"
+        )
+        raise SchemaMismatchError(
+            f"column {field.name!r} has the type {field.dataType.simpleString()}, which Spark does "
+            f"not hand to Python data sources: {hint}"
+        ) from error
+
+
+def spark_schema_of(schema: pa.Schema, *, include_metadata: bool) -> spark.StructType:
+    """The Spark schema of a stored Arrow schema, with the column ``_ledger`` if asked for."""
+    fields = [_spark_field(field) for field in schema]
+    if include_metadata:
+        if METADATA_COLUMN in schema.names:
+            raise ConfigurationError(
+                f"option includeMetadata: the stream has a column {METADATA_COLUMN!r} of its own"
+            )
+        fields.append(spark.StructField(METADATA_COLUMN, METADATA_TYPE, nullable=False))
+    return spark.StructType(fields)
+
+
+def _spark_field(field: pa.Field) -> spark.StructField:
+    metadata = field.metadata or {}
+    data_type = from_arrow_type(field.type)
+    if TYPE_KEY in metadata:
+        exact = spark._parse_datatype_json_value(json.loads(metadata[TYPE_KEY]))
+        if to_arrow_type(exact, timezone="UTC").equals(field.type, check_metadata=False):
+            data_type = exact
+    return spark.StructField(
+        field.name, data_type, field.nullable, from_arrow_metadata(field.metadata)
+    )
+
+
+def read_schema(schema: spark.StructType) -> pa.Schema:
+    """The Arrow schema Spark wants of every batch of a read with this declared schema."""
+    return pa.schema(
+        [pa.field(field.name, _arrow_type(field), field.nullable) for field in schema.fields]
+    )
+
+
+def check_declared(
+    declared: spark.StructType, stored: pa.Schema, *, include_metadata: bool, subject: str
+) -> None:
+    """Refuse a schema a user declared (``.schema(...)``) that the stream cannot deliver.
+
+    Fewer columns, any order and types that Arrow can cast to are fine; a value that does not fit the
+    declared type fails the task that meets it.
+
+    Raises SchemaMismatchError naming the column.
+    """
+    for field in declared.fields:
+        if field.name == METADATA_COLUMN and include_metadata:
+            if field.dataType != METADATA_TYPE:
+                raise SchemaMismatchError(
+                    f"{subject}: the declared type of {METADATA_COLUMN!r} must be "
+                    f"{METADATA_TYPE.simpleString()}"
+                )
+            continue
+        index = stored.get_field_index(field.name)
+        if index < 0:
+            columns = ", ".join(stored.names)
+            raise SchemaMismatchError(
+                f"{subject} has no column {field.name!r}, which the declared schema names; "
+                f"its columns are {columns}"
+            )
+        _check_widens(stored.field(index), field, subject)
+
+
+def _check_widens(stored: pa.Field, declared: spark.StructField, subject: str) -> None:
+    wanted = _arrow_type(declared)
+    if stored.type.equals(wanted, check_metadata=False):
+        return
+    try:
+        pa.nulls(0, stored.type).cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaMismatchError(
+            f"{subject}: column {declared.name!r} is stored as {stored.type}, which cannot be read "
+            f"as {declared.dataType.simpleString()}"
+        ) from error

@@ -1,0 +1,238 @@
+"""The driver's view of a stream: where it starts and ends, what a trigger takes, what is planned.
+
+The head is read when asked and watched while idle. Commits are immutable, so those between the
+query's position and the head are kept in memory until the query has passed them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from connector.offsets import OffsetJson, stream_offset, stream_position
+from connector.options import ReadOptions
+from connector.partitions import StreamPartition
+from connector.planner import admit, has_rows, plan_partitions, ranges_of
+from connector.source import IDLE_WAIT_S
+from connector.values import PositionJson
+from spark_ledger.errors import ConfigurationError, DataLossError
+from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.types import Dlsn, LedgerId
+
+if TYPE_CHECKING:
+    from spark_ledger.stream.blocking import Stream
+
+_LOG: Final = logging.getLogger(__name__)
+
+SEGMENTS_PER_FETCH: Final = 1024
+"""Commits are fetched in steps of this many segments while a limited trigger looks for its end."""
+
+
+class StreamSource:
+    """A ``Source`` over a stream. Used by one thread."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        stream: Stream,
+        borders_of: Callable[[LedgerId], tuple[int, ...]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._stream = stream
+        self._borders_of = borders_of
+        self._clock = clock
+        self._commits = CommitCache(stream)
+        self._initial: Dlsn | None = None
+        self._target: Dlsn | None = None
+        self._rows_held_since = clock()
+
+    # -- where to start and end ------------------------------------------------------------------
+
+    def initial_offset(self) -> OffsetJson:
+        if self._initial is None:
+            self._initial = self._resolve_start(self._stream.head())
+        return stream_offset(self._initial)
+
+    def _resolve_start(self, head: Head) -> Dlsn:
+        options = self._options
+        if options.start_timestamp_ms is not None:
+            return self._position_at(head, options.start_timestamp_ms, "startingTimestamp")
+        if isinstance(options.start, PositionJson):
+            position = self._checked(head, options.start.dlsn, "startingPosition")
+            return self._normal(position, head)
+        return head.earliest if options.start == "earliest" else head.end
+
+    def final_offset(self) -> OffsetJson:
+        head = self._stream.head()
+        options = self._options
+        end = head.end
+        if options.end_timestamp_ms is not None:
+            end = self._position_at(head, options.end_timestamp_ms, "endingTimestamp")
+        elif isinstance(options.end, PositionJson):
+            end = self._normal(options.end.dlsn, head)
+            if end > head.end:
+                raise self._after_head(options.end.dlsn, head, "endingPosition")
+        elif options.end == "earliest":
+            raise ConfigurationError(
+                "option endingPosition = 'earliest': nothing lies before it; "
+                "use latest or a position"
+            )
+        return stream_offset(end)
+
+    def _position_at(self, head: Head, timestamp_ms: int, option: str) -> Dlsn:
+        """The first row of the first commit made at or after a time; the end when none is yet."""
+        if timestamp_ms > max(time.time() * 1000, head.time_ms):
+            raise ConfigurationError(
+                f"option {option} = {timestamp_ms} lies in the future of {self._options.subject}: "
+                "which commit it means is not known yet"
+            )
+        commit = self._stream.commit_at(timestamp_ms)
+        if commit is None:
+            return head.end
+        return max(Dlsn(commit.first_segment), head.earliest)
+
+    def _normal(self, position: Dlsn, head: Head) -> Dlsn:
+        """The one spelling of a position: an end of an entry or segment is the next one's start."""
+        if position.segment >= head.next_segment or position < head.earliest:
+            return position
+        (segment,) = self._commits.segments(position.segment, position.segment + 1)
+        entry, slot = position.entry, position.slot
+        if entry < segment.entries and slot >= segment.entry_rows[entry]:
+            entry, slot = entry + 1, 0
+        if entry >= segment.entries:
+            return Dlsn(position.segment + 1)
+        return Dlsn(position.segment, entry, slot)
+
+    def _checked(self, head: Head, position: Dlsn, what: str) -> Dlsn:
+        """The position, or the earliest one when its rows are gone and that may be."""
+        if position > head.end:
+            raise self._after_head(position, head, what)
+        if position >= head.earliest:
+            return position
+        message = (
+            f"{self._options.subject}: {what} {tuple(position)} lies before the first row kept, "
+            f"{tuple(head.earliest)}: the rows between were truncated or have expired"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"{message}; to go on from the first row kept, set failOnDataLoss=false"
+            )
+        _LOG.warning("%s; going on from there, because failOnDataLoss=false", message)
+        return head.earliest
+
+    def _after_head(self, position: Dlsn, head: Head, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._options.subject}: {what} {tuple(position)} lies behind the end, "
+            f"{tuple(head.end)}; was the stream deleted and created again? "
+            "Then use a new checkpoint"
+        )
+
+    # -- triggers ----------------------------------------------------------------------------------
+
+    def pin_target(self) -> None:
+        self._target = self._stream.head().end
+
+    def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> OffsetJson:
+        position = stream_position(start)
+        end = self._reachable(position)
+        if end <= position:
+            return dict(start)
+        self._checked(self._stream.head(), position, "the position of the checkpoint")
+        limits = self._options.trigger
+        if unlimited or limits.unlimited:
+            return self._advance(end)
+        if self._target is None and limits.min_rows is not None:
+            waited_s = self._clock() - self._rows_held_since
+            enough = has_rows(self._backlog(position, end), position, limits.min_rows)
+            if not enough and waited_s < limits.max_delay_s:
+                time.sleep(min(IDLE_WAIT_S, limits.max_delay_s - waited_s))
+                return dict(start)
+        return self._advance(min(end, admit(self._backlog(position, end), position, limits).end))
+
+    def _reachable(self, position: Dlsn) -> Dlsn:
+        """The end of what may be read; waits a moment when that is the position itself."""
+        if self._target is not None:
+            return self._target
+        end = self._stream.head().end
+        if end > position:
+            return end
+        self._stream.wait_for_commit(after_segment=position.segment, timeout_s=IDLE_WAIT_S)
+        return self._stream.head().end
+
+    def _advance(self, end: Dlsn) -> OffsetJson:
+        self._rows_held_since = self._clock()
+        return stream_offset(end)
+
+    def _backlog(self, position: Dlsn, end: Dlsn) -> Iterator[Segment]:
+        """Segments from the position on, fetched as far as they are taken from here."""
+        first = max(position.segment, self._stream.head().earliest.segment)
+        while first < end.segment:
+            stop = min(first + SEGMENTS_PER_FETCH, end.segment)
+            yield from self._commits.segments(first, stop)
+            first = stop
+
+    def newest_offset(self) -> OffsetJson | None:
+        return stream_offset(self._stream.head().end)
+
+    # -- partitions --------------------------------------------------------------------------------
+
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[StreamPartition]:
+        first, last = stream_position(start), stream_position(end)
+        if first >= last:
+            return []
+        head = self._stream.head()
+        first = self._checked(head, first, "the position of the checkpoint")
+        self._checked(head, last, "the end of the micro-batch")
+        commits = self._commits.between(first.segment, last.segment + (last > Dlsn(last.segment)))
+        ranges = ranges_of(commits, first, last)
+        borders = {
+            ledger_id: self._borders_of(ledger_id)
+            for ledger_id in dict.fromkeys(part.segment.ledger_id for part in ranges)
+        }
+        plans = plan_partitions(ranges, borders=borders, limits=self._options.plan)
+        return [StreamPartition(plan) for plan in plans]
+
+    def forget(self, end: Mapping[str, Any]) -> None:
+        self._commits.forget_before(stream_position(end).segment)
+
+
+class CommitCache:
+    """Consecutive commits of a stream, fetched once."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._commits: list[Commit] = []
+
+    def between(self, first_segment: int, end_segment: int) -> list[Commit]:
+        """The commits that hold segments ``first_segment`` .. ``end_segment - 1``, in order."""
+        if first_segment >= end_segment:
+            return []
+        known = self._commits
+        if known and not known[0].first_segment <= first_segment <= known[-1].end_segment:
+            known.clear()
+        if not known:
+            known.extend(self._stream.commits_between(first_segment, end_segment))
+        elif known[-1].end_segment < end_segment:
+            known.extend(self._stream.commits_between(known[-1].end_segment, end_segment))
+        low = bisect_left(known, first_segment + 1, key=lambda commit: commit.end_segment)
+        high = bisect_left(known, end_segment, key=lambda commit: commit.first_segment)
+        return known[low:high]
+
+    def segments(self, first_segment: int, end_segment: int) -> list[Segment]:
+        """Segments ``first_segment`` .. ``end_segment - 1``."""
+        return [
+            segment
+            for commit in self.between(first_segment, end_segment)
+            for segment in commit.segments
+            if first_segment <= segment.number < end_segment
+        ]
+
+    def forget_before(self, segment: int) -> None:
+        """Drop commits that end at or before a segment."""
+        keep = bisect_left(self._commits, segment + 1, key=lambda commit: commit.end_segment)
+        del self._commits[:keep]
