@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from spark_ledger import errors
 from spark_ledger.types import Dlsn
 from spark_ledger.version import __version__
 
-__all__ = ["Dlsn", "__version__", "errors"]
+if TYPE_CHECKING:
+    from spark_ledger.client.blocking import LedgerConnection
+
+
+def connect(uri: str, **options: Any) -> LedgerConnection:
+    """Connect to a cluster: ``with spark_ledger.connect("zk://host:2181/ledgers") as client: ...``
+
+    ``options`` are the fields of ``spark_ledger.config.ClientConfig``. Raises ConfigurationError for
+    a malformed URI or an unknown option, MetadataUnavailableError if ZooKeeper cannot be reached.
+    """
+    from spark_ledger.client.blocking import LedgerConnection
+
+    return LedgerConnection.connect(uri, **options)
+
+
+__all__ = ["Dlsn", "__version__", "connect", "errors"]

@@ -155,6 +155,11 @@ class AppendMachine:
         return self.bytes_in_flight < self._limits.bytes_in_flight_max
 
     @property
+    def bytes_in_flight_max(self) -> int:
+        """The bound that ``has_room`` keeps."""
+        return self._limits.bytes_in_flight_max
+
+    @property
     def is_idle(self) -> bool:
         """Nothing to wait for: no tick is needed until the next event."""
         return (

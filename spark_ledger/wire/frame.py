@@ -107,6 +107,34 @@ def open_frame(digest: Digest, ledger_id: int, entry_id: int, frame: bytes | mem
     )
 
 
+def open_run(digest: Digest, run: EntryRun) -> tuple[list[Entry], DigestMismatchError | None]:
+    """The entries of a run up to the first that is damaged, and what is wrong with that one.
+
+    The same as ``open_frame`` for each frame, without a view object and a call per entry.
+    """
+    entries: list[Entry] = []
+    frames, ledger_id, digest_sum = run.frames, run.ledger_id, digest.sum
+    overhead = HEADER_BYTES + digest.size
+    start = 0
+    for entry_id, size in zip(run.ids(), run.sizes, strict=True):
+        end = start + size
+        header = frames[start : start + HEADER_BYTES]
+        payload = frames[start + overhead : end]
+        stored = frames[start + HEADER_BYTES : start + overhead]
+        if size < overhead or stored != digest_sum(header, payload):
+            return entries, DigestMismatchError(
+                f"ledger {ledger_id} entry {entry_id}: digest does not match"
+            )
+        found_ledger, found_entry, last_add_confirmed, length = HEADER.unpack(header)
+        if found_ledger != ledger_id or found_entry != entry_id:
+            return entries, DigestMismatchError(
+                f"ledger {ledger_id} entry {entry_id}: bookie served {found_ledger}/{found_entry}"
+            )
+        entries.append(Entry(ledger_id, found_entry, payload, last_add_confirmed, length))
+        start = end
+    return entries, None
+
+
 def frame_last_add_confirmed(run: EntryRun) -> EntryId:
     """The LAC piggybacked in the last frame of a run; LACs grow along a run. Not verified."""
     start = len(run.frames) - run.sizes[-1]

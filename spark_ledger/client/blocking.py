@@ -1,0 +1,338 @@
+"""The blocking face: the same client for code without a loop (Spark workers, scripts, the CLI).
+
+One background thread per process runs one asyncio loop, the *portal*. Handles pass work to it and
+wait. A forked child makes its own portal and its own connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from typing import Any, Self, TypeVar
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.reader import LedgerReader
+from spark_ledger.client.writer import LedgerWriter, check_payload
+from spark_ledger.errors import LedgerClosedError, LedgerError
+from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata
+
+T = TypeVar("T")
+
+
+class BlockingPortal:
+    """A loop on a thread of its own. Get the process's one with ``BlockingPortal.get()``."""
+
+    _current: BlockingPortal | None = None
+    _making = threading.Lock()
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="spark-ledger", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self._stop)
+
+    @classmethod
+    def get(cls) -> BlockingPortal:
+        """The portal of this process; a child that was forked gets a new one."""
+        with cls._making:
+            if cls._current is None or cls._current._pid != os.getpid():
+                cls._current = cls()
+            return cls._current
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for its result."""
+        assert threading.current_thread() is not self._thread, "blocking inside the loop"
+        if self._pid != os.getpid():
+            work.close()
+            raise LedgerClosedError(
+                "this connection was made before the process forked: connect again in the child"
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # KeyboardInterrupt: do not leave the work running behind
+            raise
+
+    def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
+        """The items of an async iterator; it is closed when this one is."""
+
+        async def take() -> tuple[bool, T | None]:
+            try:
+                return True, await anext(iterator)
+            except StopAsyncIteration:
+                return False, None
+
+        try:
+            while True:
+                more, item = self.call(take())
+                if not more:
+                    return
+                yield item  # type: ignore[misc]
+        finally:
+            close = getattr(iterator, "aclose", None)
+            if close is not None and not self.loop.is_closed():
+                self.call(close())
+
+    def _stop(self) -> None:
+        if self._pid == os.getpid() and self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(timeout=2.0)
+
+
+class BlockingWriter:
+    """Appends to a ledger. Threads may share it; entries get ids in the order of the calls."""
+
+    def __init__(self, portal: BlockingPortal, writer: LedgerWriter) -> None:
+        self._portal = portal
+        self._writer = writer
+        self._inbox: list[tuple[bytes, concurrent.futures.Future[int]]] = []
+        self._inbox_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        """The ledger's id."""
+        return self._writer.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The metadata as this writer last wrote or read them."""
+        return self._writer.metadata
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        """The last entry that is confirmed; -1 when there is none."""
+        return self._writer.last_add_confirmed
+
+    @property
+    def last_add_pushed(self) -> EntryId:
+        """The last entry that was appended, confirmed or not."""
+        return EntryId(self._writer.last_add_pushed + len(self._inbox))
+
+    @property
+    def length(self) -> int:
+        """Payload bytes appended so far."""
+        return self._writer.length + self._inbox_bytes
+
+    def append(self, payload: bytes) -> EntryId:
+        """Append one entry and wait until it is confirmed; its id.
+
+        Raises EntryTooLargeError, LedgerClosedError, FencedError, NotEnoughBookiesError.
+        """
+        return EntryId(self.append_async(payload).result())
+
+    def append_async(self, payload: bytes) -> concurrent.futures.Future[int]:
+        """Append one entry; a future of its id. Futures complete in entry order.
+
+        Waits while too many bytes are in flight. What is wrong with the payload is raised here,
+        what happens to the ledger is raised by the future.
+        """
+        payload = check_payload(payload)
+        future: concurrent.futures.Future[int] = concurrent.futures.Future()
+        if self._inbox_bytes or not self._writer.has_room:
+            self._wait_for_room()
+        with self._lock:
+            first = not self._inbox
+            self._inbox.append((payload, future))
+            self._inbox_bytes += len(payload)
+        if first:
+            self._portal.loop.call_soon_threadsafe(self._deliver)
+        return future
+
+    def flush(self) -> None:
+        """Wait until everything appended so far is confirmed. Raises what made that fail."""
+        self._portal.call(self._flush())
+
+    def close(self) -> None:
+        """Wait for what is in flight, then close the ledger. A second call is fine."""
+        self._portal.call(self._close())
+
+    def _wait_for_room(self) -> None:
+        limit = self._writer.bytes_in_flight_max
+        if self._inbox_bytes >= limit or not self._writer.has_room:
+            self._portal.call(self._room())
+
+    async def _room(self) -> None:
+        self._deliver()
+        await self._writer.wait_for_room()
+
+    async def _flush(self) -> None:
+        self._deliver()
+        await self._writer.flush()
+
+    async def _close(self) -> None:
+        self._deliver()
+        await self._writer.close()
+
+    def _deliver(self) -> None:
+        """On the loop: hand over everything that callers have left."""
+        with self._lock:
+            inbox, self._inbox, self._inbox_bytes = self._inbox, [], 0
+        if not inbox:
+            return
+        payloads = [payload for payload, _ in inbox]
+        futures = [future for _, future in inbox]
+        try:
+            self._writer.submit(payloads, futures)
+        except LedgerError as error:
+            for future in futures:
+                future.set_exception(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class BlockingReader:
+    """Reads a ledger up to its last add confirmed."""
+
+    def __init__(self, portal: BlockingPortal, reader: LedgerReader) -> None:
+        self._portal = portal
+        self._reader = reader
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        """The ledger's id."""
+        return self._reader.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The metadata as this reader last read them."""
+        return self._reader.metadata
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger is closed, so that its end is final."""
+        return self._reader.is_closed
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        """The last entry that may be read; -1 for an empty ledger."""
+        return self._reader.last_add_confirmed
+
+    def refresh(self) -> None:
+        """Learn of new fragments, of the close, and of newly confirmed entries."""
+        self._portal.call(self._reader.refresh())
+
+    def read(
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+    ) -> Iterator[Entry]:
+        """The entries from ``first`` to ``last``, both included.
+
+        The range is checked here and now: ReadBeyondConfirmedError, ConfigurationError. While
+        iterating: NoSuchEntryError, BookieUnavailableError, DigestMismatchError.
+        """
+        self._reader.check_range(first, last, unconfirmed=unconfirmed)
+        batches = self._reader.read_batches(
+            first, last, unconfirmed=unconfirmed, replica_hint=replica_hint
+        )
+        return _flatten(self._portal.iterate(batches))
+
+    def tail(self, start: int = 0, *, idle_timeout: float | None = None) -> Iterator[Entry]:
+        """Entries from ``start`` on as they are confirmed, until the ledger is closed and read.
+
+        ``idle_timeout`` ends it after so many seconds without a new entry.
+        """
+        batches = self._reader.tail_batches(start, idle_timeout=idle_timeout)
+        return _flatten(self._portal.iterate(batches))
+
+    def close(self) -> None:
+        """Nothing is held open; here so that a reader can stand in a ``with``."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class LedgerConnection:
+    """A blocking connection to a cluster. Leaving ``with`` closes it."""
+
+    def __init__(self, portal: BlockingPortal, client: LedgerClient) -> None:
+        self._portal = portal
+        self._client = client
+        self._closed = False
+
+    @classmethod
+    def connect(cls, uri: str, **options: Any) -> Self:
+        """Connect to the cluster whose metadata are at ``uri``. See ``LedgerClient.connect``."""
+        portal = BlockingPortal.get()
+        return cls(portal, portal.call(LedgerClient.connect(uri, **options)))
+
+    def create_ledger(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        password: bytes = b"",
+        custom_metadata: Mapping[str, str] | None = None,
+    ) -> BlockingWriter:
+        """Create a ledger; its only writer. See ``LedgerClient.create_ledger``."""
+        writer = self._call(
+            self._client.create_ledger(
+                ensemble_size=ensemble_size,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                password=password,
+                custom_metadata=custom_metadata,
+            )
+        )
+        return BlockingWriter(self._portal, writer)
+
+    def open_ledger(
+        self, ledger_id: int, *, recover: bool = False, password: bytes = b""
+    ) -> BlockingReader:
+        """Open a ledger for reading. See ``LedgerClient.open_ledger``."""
+        reader = self._call(self._client.open_ledger(ledger_id, recover=recover, password=password))
+        return BlockingReader(self._portal, reader)
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger. Idempotent."""
+        self._call(self._client.delete_ledger(ledger_id))
+
+    def list_ledgers(self) -> list[LedgerId]:
+        """The ids of all ledgers, ascending."""
+        return self._call(self._client.list_ledgers())
+
+    def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError."""
+        return self._call(self._client.ledger_metadata(ledger_id))
+
+    def list_bookies(self) -> list[BookieInfo]:
+        """The bookies that are registered now."""
+        return self._call(self._client.list_bookies())
+
+    def close(self) -> None:
+        """Close the connection. Writers that were not closed leave their ledgers open."""
+        if not self._closed:
+            self._closed = True
+            self._portal.call(self._client.close())
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            work.close()
+            raise LedgerClosedError("this connection is closed: connect again")
+        return self._portal.call(work)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _flatten(batches: Iterator[list[Entry]]) -> Iterator[Entry]:
+    for batch in batches:
+        yield from batch

@@ -1,0 +1,158 @@
+"""What all handles of a client share: stores, transport, settings, its knowledge of bookies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spark_ledger.config import ClientConfig
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConflictError,
+    LedgerError,
+    MetadataUnavailableError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import BookieDirectory
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.protocol.events import (
+    ChooseBookies,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataWritten,
+    WriteMetadata,
+)
+from spark_ledger.protocol.placement import choose_bookies
+from spark_ledger.transport.base import Transport
+from spark_ledger.types import BookieId, LedgerId
+
+_SUSPECT_S = 10.0
+"""A bookie that failed an add is asked whether it works before it is used again for so long."""
+_PROBE_TIMEOUT_S = 1.0
+_METADATA_RETRY_S = 0.2
+
+
+@dataclass(slots=True)
+class ClientContext:
+    """One connection's parts. ``load`` counts the ensembles of this client that use a bookie."""
+
+    store: MetadataStore
+    ledgers: LedgerStore
+    directory: BookieDirectory
+    transport: Transport
+    config: ClientConfig
+    load: Counter[BookieId] = field(default_factory=Counter)
+    slow_bookies: dict[BookieId, float] = field(default_factory=dict)
+    """Bookies that a speculative read overtook, until when they come last."""
+    random: random.Random = field(default_factory=random.Random)
+    _suspects: dict[BookieId, float] = field(default_factory=dict)
+
+    def suspect(self, bookie_id: BookieId) -> None:
+        """A bookie failed an add: prefer others for a while."""
+        self._suspects[bookie_id] = asyncio.get_running_loop().time() + _SUSPECT_S
+
+    def slow(self, bookie_id: BookieId) -> None:
+        """A bookie was overtaken by speculation: ask it last for a while."""
+        self.slow_bookies[bookie_id] = asyncio.get_running_loop().time() + _SUSPECT_S
+
+    def slow_now(self) -> frozenset[BookieId]:
+        """Bookies that reads should ask last."""
+        now = asyncio.get_running_loop().time()
+        self.slow_bookies = {b: until for b, until in self.slow_bookies.items() if until > now}
+        return frozenset(self.slow_bookies)
+
+    async def new_ensemble(self, count: int) -> tuple[BookieId, ...] | None:
+        """Bookies for a new ledger: least loaded first, suspects only if they answer."""
+        return await self._choose(count, exclude=frozenset())
+
+    async def replacements(self, command: ChooseBookies) -> dict[int, BookieId]:
+        """Bookies for the failed slots of an ensemble, as far as there are any.
+
+        Others are preferred. A failed bookie that answers again may return to its own slot.
+        """
+        taken = set(command.members)
+        found: dict[int, BookieId] = {}
+        for slot in command.slots:
+            chosen = await self._choose(1, exclude=frozenset(taken))
+            if chosen is not None:
+                found[slot] = chosen[0]
+                taken.add(chosen[0])
+        writable = {info.bookie_id for info in self.directory.writable()}
+        for slot in command.slots:
+            bookie_id = command.failed[slot]
+            if slot not in found and bookie_id in writable and await self._answers(bookie_id):
+                found[slot] = bookie_id
+        return found
+
+    async def _choose(
+        self, count: int, *, exclude: frozenset[BookieId]
+    ) -> tuple[BookieId, ...] | None:
+        now = asyncio.get_running_loop().time()
+        suspects = {bookie for bookie, until in self._suspects.items() if until > now}
+        candidates = self.directory.writable()
+        chosen = choose_bookies(
+            candidates,
+            count,
+            exclude=exclude | suspects,
+            load=self.load,
+            shuffle=self.random.shuffle,
+        )
+        if chosen is not None:
+            return chosen
+        for bookie_id in suspects - exclude:
+            if await self._answers(bookie_id):
+                suspects.discard(bookie_id)
+        return choose_bookies(
+            candidates,
+            count,
+            exclude=exclude | suspects,
+            load=self.load,
+            shuffle=self.random.shuffle,
+        )
+
+    async def _answers(self, bookie_id: BookieId) -> bool:
+        try:
+            await self.transport.describe(bookie_id, timeout_s=_PROBE_TIMEOUT_S)
+        except BookieUnavailableError:
+            return False
+        self._suspects.pop(bookie_id, None)
+        return True
+
+    async def write_metadata(
+        self, command: WriteMetadata
+    ) -> MetadataWritten | MetadataConflict | MetadataFailed:
+        """Compare-and-set. An update whose reply was lost is read again, not repeated."""
+        deadline = asyncio.get_running_loop().time() + 2 * self.config.metadata_timeout_s
+        ledger_id = command.metadata.ledger_id
+        try:
+            version = await self.ledgers.compare_and_set(command.metadata, command.version)
+        except (ConflictError, OutcomeUnknownError, MetadataUnavailableError):
+            return await self._read_again(ledger_id, deadline)
+        except LedgerError as error:
+            return MetadataFailed(error)
+        return MetadataWritten(command.metadata, version)
+
+    async def _read_again(
+        self, ledger_id: LedgerId, deadline: float
+    ) -> MetadataConflict | MetadataFailed:
+        while True:
+            try:
+                stored = await self.ledgers.read(ledger_id)
+            except MetadataUnavailableError as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    return MetadataFailed(error)
+                await asyncio.sleep(_METADATA_RETRY_S)
+            except (NotFoundError, LedgerError) as error:
+                return MetadataFailed(error)
+            else:
+                return MetadataConflict(stored.value, stored.version)
+
+    def use(self, bookies: Mapping[int, BookieId] | tuple[BookieId, ...], by: int) -> None:
+        """Count bookies as used (``by`` = 1) or no longer used (-1) by an ensemble."""
+        for bookie_id in bookies.values() if isinstance(bookies, Mapping) else bookies:
+            self.load[bookie_id] += by

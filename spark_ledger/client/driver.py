@@ -1,0 +1,116 @@
+"""Drives one protocol machine: deliver events, perform commands in order, tick while it is busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from spark_ledger.protocol.events import Command, Event, Tick
+
+_TICK_S = 0.02
+
+
+class Machine(Protocol):
+    """What a driver needs of a machine."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in one event; the commands to perform."""
+
+
+class Driver:
+    """One serial context for one machine: no event is handled while another one is.
+
+    ``perform`` carries out one command; it must not block. What takes time runs as a task of this
+    driver (``spawn``) and comes back as an event. ``busy`` says whether ticks are needed. A bug of
+    ours (an assertion of the machine) ends the driver and goes to ``crashed``, so nobody waits on.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        perform: Callable[[Command], None],
+        *,
+        busy: Callable[[], bool],
+        crashed: Callable[[BaseException], None],
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self._machine = machine
+        self._perform = perform
+        self._busy = busy
+        self._crashed = crashed
+        self._after = after
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._tick: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def start(self, commands: list[Command]) -> None:
+        """Perform the machine's first commands."""
+        self._run(commands)
+
+    def feed(self, event: Event) -> None:
+        """Give the machine an event; perform what follows from it."""
+        self._events.append(event)
+        if not self._handling and not self._stopped:
+            self._run([])
+
+    def _run(self, commands: list[Command]) -> None:
+        self._handling = True
+        try:
+            for command in commands:
+                self._perform(command)
+            while self._events:
+                event = self._events.popleft()
+                for command in self._machine.handle(event, self._loop.time()):
+                    self._perform(command)
+        except Exception as error:
+            self._stopped = True
+            self._crashed(error)
+            raise
+        finally:
+            self._handling = False
+        if self._after is not None:
+            self._after()
+        self.keep_ticking()
+
+    def keep_ticking(self) -> None:
+        """Make sure that ticks come while the machine is busy."""
+        if self._tick is None and not self._stopped and self._busy():
+            self._tick = self._loop.call_later(_TICK_S, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self._tick = None
+        if not self._stopped:
+            self.feed(Tick())
+
+    def answer(self, question: Coroutine[Any, Any, Event]) -> None:
+        """Run something that takes time; its result is the next event."""
+
+        async def run() -> None:
+            event = await question
+            if not self._stopped:
+                self.feed(event)
+
+        self.spawn(run())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task that ends with this driver."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def stop(self) -> None:
+        """No more ticks and events; tasks are cancelled and awaited."""
+        self._stopped = True
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,216 @@
+"""Reads one lane of one fragment: drives a ReadMachine, verifies every digest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+
+from spark_ledger.client.context import ClientContext
+from spark_ledger.client.driver import Driver
+from spark_ledger.errors import LedgerError
+from spark_ledger.limits import READ_REQUEST_BYTES_MAX
+from spark_ledger.protocol.events import (
+    CancelRead,
+    Command,
+    DeliverEntries,
+    Done,
+    EntriesRead,
+    Failed,
+    ReadEnded,
+    ReadEntries,
+)
+from spark_ledger.protocol.placement import read_order
+from spark_ledger.protocol.quorum import Lane
+from spark_ledger.protocol.read import ReadMachine
+from spark_ledger.transport.base import ReadChunk
+from spark_ledger.types import (
+    BookieStatus,
+    Entry,
+    EntryId,
+    Fragment,
+    LedgerMetadata,
+    Versioned,
+)
+from spark_ledger.wire.frame import Digest, open_run
+
+_CHUNKS_AHEAD_MAX = 4
+"""Chunks (of about 1 MiB) that are read before the consumer has taken the first."""
+
+
+class LaneReader:
+    """An iterator over lists of verified entries, in the lane's order."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger: Versioned[LedgerMetadata],
+        digest: Digest,
+        fragment: Fragment,
+        lane_index: int,
+        lane: Lane,
+        first: EntryId,
+        last: EntryId,
+        *,
+        replica_hint: int,
+    ) -> None:
+        self._context = context
+        self._ledger = ledger.value
+        self._digest = digest
+        self._fragment = fragment
+        loop = asyncio.get_running_loop()
+        directory = context.directory
+        order = read_order(
+            lane.slots,
+            fragment.bookies,
+            replica_hint,
+            slow=context.slow_now(),
+            gone=[b for b in fragment.bookies if directory.address(b) is None],
+        )
+        self._machine = ReadMachine(
+            ledger.value,
+            ledger.version,
+            fragment.bookies,
+            lane_index,
+            lane,
+            first,
+            last,
+            order=order,
+            speculative_delay_s=context.config.speculative_read_delay_s,
+            now=loop.time(),
+        )
+        self._reads: dict[int, asyncio.Task[None]] = {}
+        self._fetched: dict[int, list[Entry]] = {}
+        """What each replica brought last, until the machine says whether it is wanted."""
+        self._ready: deque[list[Entry]] = deque()
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._ended = False
+        self._error: LedgerError | None = None
+        self._driver = Driver(
+            self._machine,
+            self._perform,
+            busy=lambda: not self._ended and self._room.is_set(),
+            crashed=self._on_crash,
+        )
+
+    async def chunks(self) -> AsyncGenerator[list[Entry], None]:
+        """The entries. Raises NoSuchEntryError, BookieUnavailableError, DigestMismatchError."""
+        self._driver.start(self._machine.start(asyncio.get_running_loop().time()))
+        try:
+            while True:
+                while self._ready:
+                    chunk = self._ready.popleft()
+                    if len(self._ready) < _CHUNKS_AHEAD_MAX:
+                        self._room.set()
+                        self._driver.keep_ticking()
+                    yield chunk
+                if self._error is not None:
+                    raise self._error
+                if self._ended:
+                    return
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._ended = True
+            await self._driver.stop()
+            for slot in self._machine.slow_slots:
+                self._context.slow(self._fragment.bookies[slot])
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case ReadEntries():
+                self._reads[command.slot] = self._driver.spawn(self._read(command))
+            case CancelRead():
+                task = self._reads.pop(command.slot, None)
+                if task is not None:
+                    task.cancel()
+            case DeliverEntries():
+                self._deliver(command)
+            case Done():
+                self._end(None)
+            case Failed():
+                self._end(command.error)
+            case _:
+                raise AssertionError(f"not a command of a reader: {command!r}")
+
+    def _deliver(self, command: DeliverEntries) -> None:
+        entries = self._fetched[command.slot]
+        if entries[0].entry_id != command.first or entries[-1].entry_id != command.last:
+            entries = [e for e in entries if command.first <= e.entry_id <= command.last]
+        self._ready.append(entries)
+        if len(self._ready) >= _CHUNKS_AHEAD_MAX:
+            self._room.clear()
+        self._changed.set()
+
+    def _end(self, error: LedgerError | None) -> None:
+        self._ended, self._error = True, error
+        self._changed.set()
+
+    def _on_crash(self, error: BaseException) -> None:
+        broken = LedgerError(
+            f"ledger {self._ledger.ledger_id}: internal error, please report it: {error}"
+        )
+        broken.__cause__ = error
+        self._end(broken)
+
+    async def _read(self, command: ReadEntries) -> None:
+        """One request to one replica; every chunk is an event, and so is the end."""
+        me = asyncio.current_task()
+        expected = int(command.first)
+        ended: ReadEnded | None = None
+        async for chunk in self._context.transport.read(
+            command.bookie_id,
+            self._ledger.ledger_id,
+            command.first,
+            command.last,
+            stride=command.stride,
+            max_bytes=READ_REQUEST_BYTES_MAX,
+            timeout_s=self._context.config.read_timeout_s,
+        ):
+            if self._reads.get(command.slot) is not me:
+                return
+            entries, ended = verify_chunk(self._digest, command, expected, chunk)
+            if entries:
+                expected = entries[-1].entry_id + command.stride
+                self._fetched[command.slot] = entries
+                self._driver.feed(
+                    EntriesRead(command.slot, command.lane, EntryId(entries[-1].entry_id))
+                )
+            if ended is not None:
+                break
+            await self._room.wait()
+        if self._reads.get(command.slot) is not me:
+            return
+        del self._reads[command.slot]
+        self._driver.feed(
+            ended
+            or ReadEnded(
+                command.slot, command.lane, BookieStatus.OK, EntryId(expected), "early end"
+            )
+        )
+
+
+def verify_chunk(
+    digest: Digest, command: ReadEntries, expected: int, chunk: ReadChunk
+) -> tuple[list[Entry], ReadEnded | None]:
+    """The good entries of a chunk, and the end of the read if it ends here.
+
+    A reply is believed only if it brings the very entries asked for, in order, with digests that
+    match; the first that is not so counts as damaged on that replica (IO_ERROR).
+    """
+    slot, lane = command.slot, command.lane
+    if chunk.run is None:
+        entry_id = EntryId(max(int(chunk.entry_id), expected))
+        return [], ReadEnded(slot, lane, chunk.status, entry_id, chunk.message)
+    run = chunk.run
+    wanted = range(expected, expected + run.count * command.stride, command.stride)
+    if run.ledger_id < 0 or list(run.ids()) != list(wanted) or wanted[-1] > command.last:
+        problem = f"asked for entry {expected}, got {run.first_entry}..{run.last_entry}"
+        return [], ReadEnded(slot, lane, BookieStatus.IO_ERROR, EntryId(expected), problem)
+    entries, damage = open_run(digest, run)
+    if damage is not None:
+        at = EntryId(expected + len(entries) * command.stride)
+        return entries, ReadEnded(slot, lane, BookieStatus.IO_ERROR, at, str(damage))
+    return entries, None

@@ -1,0 +1,235 @@
+"""LedgerClient: creates, opens, lists and deletes ledgers. The async heart of every front door."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from spark_ledger.client.context import ClientContext
+from spark_ledger.client.reader import LedgerReader, read_last_confirmed
+from spark_ledger.client.recovery import Recovery
+from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.config import ClientConfig, build
+from spark_ledger.errors import ConfigurationError, NotEnoughBookiesError, UnauthorizedError
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import BookieDirectory, BookieRegistry
+from spark_ledger.metadata.cluster import ensure_cluster
+from spark_ledger.metadata.connect import open_store
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.transport.base import Transport
+from spark_ledger.types import (
+    NO_ENTRY,
+    BookieInfo,
+    DigestType,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    Quorums,
+)
+from spark_ledger.wire.frame import Digest, access_key_hash, derive_keys, digest_for
+
+
+class LedgerClient:
+    """One connection to a cluster. All methods belong to the loop that made it."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+
+    @classmethod
+    async def connect(cls, uri: str, **options: Any) -> LedgerClient:
+        """Connect to the cluster whose metadata are at ``uri`` (``zk://host:port,.../root``).
+
+        ``options`` are the fields of ``config.ClientConfig``. Raises ConfigurationError for a
+        malformed URI or an unknown option, MetadataUnavailableError, UnauthorizedError.
+        """
+        config = build(ClientConfig, options)
+        store = await open_store(
+            uri,
+            session_timeout_s=config.session_timeout_s,
+            connect_timeout_s=config.metadata_timeout_s,
+        )
+        try:
+            return await cls.over(store, None, config)
+        except BaseException:
+            await store.close()
+            raise
+
+    @classmethod
+    async def over(
+        cls, store: MetadataStore, transport: Transport | None, config: ClientConfig | None = None
+    ) -> LedgerClient:
+        """A client over a store and a transport (gRPC when None), both of which it then owns."""
+        await ensure_cluster(store)
+        directory = BookieDirectory(BookieRegistry(store))
+        await directory.start()
+        if transport is None:
+            # grpc is loaded here and not above: importing spark_ledger shall not cost it.
+            from spark_ledger.transport.grpc_aio import GrpcTransport
+
+            transport = GrpcTransport(directory.address)
+        return cls(
+            ClientContext(
+                store=store,
+                ledgers=LedgerStore(store),
+                directory=directory,
+                transport=transport,
+                config=config or ClientConfig(),
+            )
+        )
+
+    @property
+    def store(self) -> MetadataStore:
+        """The metadata store of this connection."""
+        return self._context.store
+
+    async def create_ledger(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        password: bytes = b"",
+        custom_metadata: Mapping[str, str] | None = None,
+    ) -> LedgerWriter:
+        """Create a ledger; its only writer.
+
+        A ``password`` protects it: entries carry an HMAC, and appending, fencing and opening need
+        it. Raises ConfigurationError, NotEnoughBookiesError, MetadataUnavailableError.
+        """
+        quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
+        custom = _check_custom_metadata(custom_metadata or {})
+        _check_password(password)
+        bookies = await self._context.new_ensemble(ensemble_size)
+        if bookies is None:
+            writable = len(self._context.directory.writable())
+            raise NotEnoughBookiesError(
+                f"a ledger with ensemble_size {ensemble_size} needs as many writable bookies; "
+                f"{writable} are registered. Start more bookies, or lower ensemble_size"
+            )
+        ledger_id = await self._context.ledgers.new_ledger_id()
+        access_key, mac_key = await _derive_keys(password, ledger_id)
+        digest_type = DigestType.HMAC_SHA256 if password else DigestType.CRC32C
+        created = await self._context.ledgers.create(
+            LedgerMetadata(
+                ledger_id=ledger_id,
+                quorums=quorums,
+                fragments=(Fragment(EntryId(0), bookies),),
+                digest_type=digest_type,
+                access_key_hash=access_key_hash(access_key),
+                creation_time_ms=time.time_ns() // 1_000_000,
+                creation_token=secrets.token_hex(16),
+                custom_metadata=custom,
+            )
+        )
+        digest = digest_for(digest_type, mac_key)
+        return LedgerWriter(self._context, created, access_key=access_key, digest=digest)
+
+    async def open_ledger(
+        self, ledger_id: int, *, recover: bool = False, password: bytes = b""
+    ) -> LedgerReader:
+        """Open a ledger for reading.
+
+        With ``recover`` the ledger is fenced, recovered and closed first: its writer can add
+        nothing more, and its end is final. Raises NoSuchLedgerError, UnauthorizedError (which
+        fences nothing), RecoveryError or BookieUnavailableError while too few bookies answer.
+        """
+        _check_password(password)
+        ledger = await self._context.ledgers.read(check_ledger_id(ledger_id))
+        access_key, digest = await _keys_of(ledger.value, password)
+        if recover and not ledger.value.is_closed:
+            ledger = await Recovery(
+                self._context, ledger, access_key=access_key, digest=digest
+            ).run()
+        last_add_confirmed = NO_ENTRY
+        if not ledger.value.is_closed:
+            last_add_confirmed = await read_last_confirmed(self._context, ledger.value, access_key)
+        return LedgerReader(
+            self._context,
+            ledger,
+            access_key=access_key,
+            digest=digest,
+            last_add_confirmed=last_add_confirmed,
+        )
+
+    async def open_unconfirmed(self, ledger_id: int, *, password: bytes = b"") -> LedgerReader:
+        """Open a ledger without asking any bookie for its last add confirmed.
+
+        For a caller who reads ranges that are known to be confirmed (a stream's commits), with
+        ``unconfirmed=True``. Raises NoSuchLedgerError, UnauthorizedError.
+        """
+        ledger = await self._context.ledgers.read(check_ledger_id(ledger_id))
+        access_key, digest = await _keys_of(ledger.value, password)
+        return LedgerReader(
+            self._context,
+            ledger,
+            access_key=access_key,
+            digest=digest,
+            last_add_confirmed=NO_ENTRY,
+        )
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger's metadata; bookies free the space later. Idempotent."""
+        await self._context.ledgers.delete(check_ledger_id(ledger_id))
+
+    async def list_ledgers(self) -> list[LedgerId]:
+        """The ids of all ledgers, ascending."""
+        return await self._context.ledgers.list()
+
+    async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError."""
+        return (await self._context.ledgers.read(check_ledger_id(ledger_id))).value
+
+    async def list_bookies(self) -> list[BookieInfo]:
+        """The bookies that are registered now."""
+        await self._context.directory.refresh()
+        return self._context.directory.all()
+
+    async def close(self) -> None:
+        """Close the connection. Writers that were not closed leave their ledgers open."""
+        await self._context.transport.close()
+        await self._context.directory.close()
+        await self._context.store.close()
+
+    async def __aenter__(self) -> LedgerClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+def check_ledger_id(ledger_id: int) -> LedgerId:
+    """The id as LedgerId. Raises ConfigurationError for what cannot be one."""
+    if not isinstance(ledger_id, int) or isinstance(ledger_id, bool) or ledger_id < 0:
+        raise ConfigurationError(f"a ledger id is a number from 0 on, not {ledger_id!r}")
+    return LedgerId(ledger_id)
+
+
+def _check_password(password: bytes) -> None:
+    if not isinstance(password, bytes):
+        raise ConfigurationError(f"a password is bytes, not {type(password).__name__}")
+
+
+def _check_custom_metadata(custom_metadata: Mapping[str, str]) -> dict[str, str]:
+    for key, value in custom_metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ConfigurationError(f"custom_metadata {key!r}: keys and values are str")
+    return dict(custom_metadata)
+
+
+async def _derive_keys(password: bytes, ledger_id: LedgerId) -> tuple[bytes, bytes]:
+    if not password:
+        return b"", b""
+    return await asyncio.to_thread(derive_keys, password, ledger_id)
+
+
+async def _keys_of(metadata: LedgerMetadata, password: bytes) -> tuple[bytes, Digest]:
+    """The access key and digest that a password gives. Raises UnauthorizedError."""
+    access_key, mac_key = await _derive_keys(password, metadata.ledger_id)
+    if access_key_hash(access_key) != metadata.access_key_hash:
+        what = "wrong password" if metadata.access_key_hash else "it has no password, one was given"
+        raise UnauthorizedError(f"ledger {metadata.ledger_id}: {what}")
+    return access_key, digest_for(metadata.digest_type, mac_key)

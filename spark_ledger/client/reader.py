@@ -1,0 +1,324 @@
+"""LedgerReader: the handle that reads a ledger up to its last add confirmed, and follows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from spark_ledger.client.context import ClientContext
+from spark_ledger.client.lane_reader import LaneReader
+from spark_ledger.errors import (
+    ConfigurationError,
+    MetadataUnavailableError,
+    ReadBeyondConfirmedError,
+)
+from spark_ledger.limits import LONG_POLL_S_MAX
+from spark_ledger.metadata.base import Watch
+from spark_ledger.protocol.ensemble import fragment_ranges
+from spark_ledger.protocol.events import LastConfirmedAnswer, ReadLastConfirmed
+from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
+from spark_ledger.protocol.quorum import Lane, lanes
+from spark_ledger.types import (
+    BookieId,
+    Entry,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    Versioned,
+)
+from spark_ledger.wire.frame import Digest
+
+_POLL_PAUSE_S = 0.05
+"""Between rounds of long polls that came to nothing at once, as when bookies are down."""
+
+
+class LedgerReader:
+    """Reads entries of a ledger. A reader fences nothing and changes nothing."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger: Versioned[LedgerMetadata],
+        *,
+        access_key: bytes,
+        digest: Digest,
+        last_add_confirmed: EntryId,
+    ) -> None:
+        self._context = context
+        self._ledger = ledger
+        self._access_key = access_key
+        self._digest = digest
+        self._last_add_confirmed = last_add_confirmed
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        """The ledger's id."""
+        return self._ledger.value.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The metadata as this reader last read them."""
+        return self._ledger.value
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger is closed, so that its end is final."""
+        return self._ledger.value.is_closed
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        """The last entry that may be read; -1 for an empty ledger. It never goes back."""
+        if self.is_closed:
+            return self._ledger.value.last_entry_id
+        return self._last_add_confirmed
+
+    async def refresh(self) -> None:
+        """Learn of new fragments, of the close, and of newly confirmed entries.
+
+        Raises NoSuchLedgerError once the ledger is deleted, BookieUnavailableError,
+        MetadataUnavailableError.
+        """
+        await self._refresh_metadata()
+        if not self.is_closed:
+            newest = await read_last_confirmed(self._context, self.metadata, self._access_key)
+            self._last_add_confirmed = max(self._last_add_confirmed, newest)
+
+    async def _refresh_metadata(self) -> None:
+        ledger = await self._context.ledgers.read(self.ledger_id)
+        if ledger.version >= self._ledger.version:
+            self._ledger = ledger
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def read(
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+    ) -> AsyncIterator[Entry]:
+        """The entries from ``first`` to ``last``, both included. See ``read_batches``."""
+        async with aclosing(
+            self.read_batches(first, last, unconfirmed=unconfirmed, replica_hint=replica_hint)
+        ) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    yield entry
+
+    async def read_batches(
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+    ) -> AsyncGenerator[list[Entry], None]:
+        """The entries from ``first`` to ``last``, both included, in lists of about 1 MiB.
+
+        ``unconfirmed`` skips the check against the last add confirmed: only for a caller who knows
+        from elsewhere (a stream's commit) that the range was confirmed. ``replica_hint`` chooses
+        which replica is asked first, so that readers share the load.
+
+        Raises ReadBeyondConfirmedError before any bookie is asked, NoSuchEntryError if no replica
+        holds an entry, BookieUnavailableError, DigestMismatchError. A hole is never skipped.
+        """
+        self.check_range(first, last, unconfirmed=unconfirmed)
+        for low, high, fragment in fragment_ranges(self.metadata, first, last):
+            async with aclosing(self._read_fragment(fragment, low, high, replica_hint)) as batches:
+                async for batch in batches:
+                    yield batch
+
+    def check_range(self, first: int, last: int, *, unconfirmed: bool) -> None:
+        """Raises ConfigurationError or ReadBeyondConfirmedError for a range that cannot be read."""
+        if first < 0 or last < first:
+            raise ConfigurationError(
+                f"ledger {self.ledger_id}: no range of entries goes from {first} to {last}"
+            )
+        if last > self.last_add_confirmed and not (unconfirmed and not self.is_closed):
+            raise ReadBeyondConfirmedError(
+                f"ledger {self.ledger_id}: entry {last} is above the last add confirmed "
+                f"{self.last_add_confirmed}"
+                + ("" if self.is_closed else "; refresh() or tail() the reader to see new entries")
+            )
+
+    def _lane(
+        self, fragment: Fragment, index: int, lane: Lane, first: int, last: int, hint: int
+    ) -> AsyncGenerator[list[Entry], None]:
+        reader = LaneReader(
+            self._context,
+            self._ledger,
+            self._digest,
+            fragment,
+            index,
+            lane,
+            EntryId(first),
+            EntryId(last),
+            replica_hint=hint,
+        )
+        return reader.chunks()
+
+    async def _read_fragment(
+        self, fragment: Fragment, first: int, last: int, hint: int
+    ) -> AsyncGenerator[list[Entry], None]:
+        all_lanes = lanes(self.metadata.quorums)
+        if len(all_lanes) == 1:
+            only = self._lane(fragment, 0, all_lanes[0], first, last, hint)
+            async with aclosing(only):
+                async for chunk in only:
+                    yield chunk
+            return
+        # Striped: each lane brings every E-th entry; merge them in entry order.
+        iterators = {}
+        for index, lane in enumerate(all_lanes):
+            start = lane.first_at_or_after(first)
+            if start <= last:
+                iterators[lane.residue] = self._lane(fragment, index, lane, start, last, hint)
+        try:
+            async for merged in _merge(iterators, first, last, all_lanes[0].stride):
+                yield merged
+        finally:
+            for iterator in iterators.values():
+                await iterator.aclose()
+
+    # -- following ---------------------------------------------------------------------------------
+
+    async def tail(
+        self, start: int = 0, *, idle_timeout: float | None = None
+    ) -> AsyncIterator[Entry]:
+        """Entries from ``start`` on, as they are confirmed. See ``tail_batches``."""
+        async with aclosing(self.tail_batches(start, idle_timeout=idle_timeout)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    yield entry
+
+    async def tail_batches(
+        self, start: int = 0, *, idle_timeout: float | None = None
+    ) -> AsyncGenerator[list[Entry], None]:
+        """Entries from ``start`` on in lists, as they are confirmed.
+
+        Ends when the ledger is closed and all is delivered, or after ``idle_timeout`` seconds
+        without a new entry (None: never). Raises NoSuchLedgerError once the ledger is deleted.
+        """
+        if start < 0:
+            raise ConfigurationError(f"ledger {self.ledger_id}: entries count from 0, not {start}")
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        changed.set()
+        watch: Watch | None = None
+        try:
+            if not self.is_closed:
+                watch = self._context.ledgers.watch(self.ledger_id, changed.set)
+            following, idle_since = start, loop.time()
+            while True:
+                end = self.last_add_confirmed
+                if following <= end:
+                    async with aclosing(self.read_batches(following, end)) as batches:
+                        async for batch in batches:
+                            yield batch
+                    following, idle_since = end + 1, loop.time()
+                elif self.is_closed or not await self._wait_for_news(
+                    changed, idle_since, idle_timeout
+                ):
+                    return
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    async def _wait_for_news(self, changed: asyncio.Event, deadline: float | None) -> bool:
+        """Wait until LAC or the metadata may have changed. False: nothing came in time."""
+        loop = asyncio.get_running_loop()
+        if changed.is_set():
+            changed.clear()
+            try:
+                await self._refresh_metadata()
+            except MetadataUnavailableError:
+                changed.set()  # the bookies may still tell of new entries; look again later
+            else:
+                return True
+        wait_s = LONG_POLL_S_MAX
+        if deadline is not None:
+            wait_s = min(wait_s, deadline - loop.time())
+            if wait_s <= 0:
+                return False
+        poll = loop.create_task(self._long_poll(wait_s))
+        metadata_changed = loop.create_task(changed.wait())
+        try:
+            await asyncio.wait({poll, metadata_changed}, return_when=asyncio.FIRST_COMPLETED)
+            if poll.done():
+                self._last_add_confirmed = max(self._last_add_confirmed, poll.result())
+            return True
+        finally:
+            for task in (poll, metadata_changed):
+                task.cancel()
+            await asyncio.gather(poll, metadata_changed, return_exceptions=True)
+
+    async def _long_poll(self, wait_s: float) -> EntryId:
+        """Ask all bookies of the last fragment to tell of a newer LAC; the newest known."""
+        known, loop = self.last_add_confirmed, asyncio.get_running_loop()
+        began = loop.time()
+        round_ = LongPoll(self.metadata, known)
+        tasks = {
+            loop.create_task(
+                self._context.transport.read_last_confirmed(
+                    bookie_id,
+                    self.ledger_id,
+                    wait_above=known,
+                    wait_s=wait_s,
+                    timeout_s=self._context.config.read_timeout_s,
+                )
+            )
+            for bookie_id in self.metadata.last_fragment.bookies
+        }
+        try:
+            for answer in asyncio.as_completed(tasks):
+                told = await answer
+                if round_.answer(told.status, told.last_add_confirmed):
+                    break
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if round_.newest == known and loop.time() - began < _POLL_PAUSE_S:
+            await asyncio.sleep(min(_POLL_PAUSE_S, wait_s))
+        return round_.newest
+
+
+async def _merge(
+    iterators: dict[int, AsyncGenerator[list[Entry], None]], first: int, last: int, stride: int
+) -> AsyncIterator[list[Entry]]:
+    """The lanes' entries in entry order; ``iterators`` by the entries' remainder."""
+    merged: list[Entry] = []
+    buffers: dict[int, list[Entry]] = {residue: [] for residue in iterators}
+    for entry_id in range(first, last + 1):
+        residue = entry_id % stride
+        if not buffers[residue]:
+            if merged:
+                yield merged
+                merged = []
+            buffers[residue] = (await anext(iterators[residue]))[::-1]
+        merged.append(buffers[residue].pop())
+    yield merged
+
+
+async def read_last_confirmed(
+    context: ClientContext, metadata: LedgerMetadata, access_key: bytes
+) -> EntryId:
+    """The last add confirmed of a ledger that is not closed, without fencing it."""
+    round_ = LastConfirmedRead(metadata, fence=False)
+
+    async def ask(slot: int, bookie_id: BookieId) -> LastConfirmedAnswer:
+        told = await context.transport.read_last_confirmed(
+            bookie_id,
+            metadata.ledger_id,
+            access_key=access_key,
+            timeout_s=context.config.read_timeout_s,
+        )
+        return LastConfirmedAnswer(slot, told.status, told.last_add_confirmed, told.message)
+
+    questions = [c for c in round_.start() if isinstance(c, ReadLastConfirmed)]
+    tasks = [asyncio.ensure_future(ask(q.slot, q.bookie_id)) for q in questions]
+    try:
+        for answer in asyncio.as_completed(tasks):
+            if round_.answer(await answer):
+                break
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if round_.error is not None:
+        raise round_.error
+    assert round_.result is not None, "a round that is over has a result or an error"
+    return round_.result

@@ -1,0 +1,264 @@
+"""Runs a recovery: drives a RecoveryMachine over the transport and the metadata store."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from spark_ledger.client.context import ClientContext
+from spark_ledger.client.driver import Driver
+from spark_ledger.client.frames import FrameStore
+from spark_ledger.client.lane_reader import LaneReader, verify_chunk
+from spark_ledger.errors import LedgerError
+from spark_ledger.limits import READ_REQUEST_BYTES_MAX
+from spark_ledger.protocol.ensemble import fragment_of
+from spark_ledger.protocol.events import (
+    AddAcknowledged,
+    AddFailed,
+    BookiesChosen,
+    CancelRead,
+    ChooseBookies,
+    CloseAppender,
+    Command,
+    DeliverEntries,
+    Done,
+    EntriesRead,
+    Event,
+    Failed,
+    LastConfirmedAnswer,
+    LengthRead,
+    LengthUnknown,
+    OpenAppender,
+    ReadEnded,
+    ReadEntries,
+    ReadLastConfirmed,
+    ReadLength,
+    SendEntries,
+    WriteMetadata,
+)
+from spark_ledger.protocol.quorum import lanes
+from spark_ledger.protocol.recovery import RecoveryMachine
+from spark_ledger.transport.base import AddResult, Appender
+from spark_ledger.types import BookieStatus, Entry, EntryId, LedgerMetadata, Versioned
+from spark_ledger.wire.frame import Digest
+
+
+class Recovery:
+    """Fences, recovers and closes one ledger; used once."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger: Versioned[LedgerMetadata],
+        *,
+        access_key: bytes,
+        digest: Digest,
+    ) -> None:
+        self._context = context
+        self._metadata = ledger.value
+        self._access_key = access_key
+        self._digest = digest
+        self._loop = asyncio.get_running_loop()
+        self._machine = RecoveryMachine(
+            ledger.value,
+            ledger.version,
+            now=self._loop.time(),
+            add_timeout_s=context.config.add_timeout_s,
+        )
+        self._appenders: dict[int, Appender] = {}
+        self._reads: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._fetched: dict[tuple[int, int], dict[int, bytes]] = {}
+        """What each replica brought last: frames by entry id."""
+        self._found: dict[int, bytes] = {}
+        """Frames of entries that were found and are not yet in order behind one another."""
+        self._lengths: dict[int, int] = {}
+        self._frames: FrameStore | None = None
+        self._next_entry = 0
+        self._outcome: asyncio.Future[Versioned[LedgerMetadata]] = self._loop.create_future()
+        self._driver = Driver(
+            self._machine,
+            self._perform,
+            busy=lambda: not self._outcome.done(),
+            crashed=self._on_crash,
+        )
+
+    async def run(self) -> Versioned[LedgerMetadata]:
+        """The closed metadata. Raises RecoveryError, UnauthorizedError, and metadata errors."""
+        try:
+            self._driver.start(self._machine.start())
+            return await self._outcome
+        finally:
+            await self._driver.stop()
+            for appender in self._appenders.values():
+                appender.close()
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case ReadLastConfirmed():
+                self._driver.answer(self._read_last_confirmed(command))
+            case ReadEntries():
+                key = (command.slot, command.lane)
+                self._reads[key] = self._driver.spawn(self._read(command))
+            case CancelRead():
+                task = self._reads.pop((command.slot, command.lane), None)
+                if task is not None:
+                    task.cancel()
+            case DeliverEntries():
+                self._deliver(command)
+            case SendEntries():
+                self._send(command)
+            case OpenAppender():
+                self._open_appender(command)
+            case CloseAppender():
+                appender = self._appenders.pop(command.slot, None)
+                if appender is not None:
+                    appender.close()
+            case ChooseBookies():
+                self._driver.answer(self._choose(command))
+            case WriteMetadata():
+                self._driver.answer(self._write_metadata(command))
+            case ReadLength():
+                self._driver.answer(self._read_length(command))
+            case Done():
+                self._finish(Versioned(command.metadata, command.version))
+            case Failed():
+                self._fail(command.error)
+            case _:
+                raise AssertionError(f"not a command of a recovery: {command!r}")
+
+    # -- finding -----------------------------------------------------------------------------------
+
+    async def _read_last_confirmed(self, command: ReadLastConfirmed) -> Event:
+        told = await self._context.transport.read_last_confirmed(
+            command.bookie_id,
+            self._metadata.ledger_id,
+            fence=command.fence,
+            access_key=self._access_key,
+            timeout_s=self._context.config.read_timeout_s,
+        )
+        return LastConfirmedAnswer(command.slot, told.status, told.last_add_confirmed, told.message)
+
+    async def _read(self, command: ReadEntries) -> None:
+        key, me = (command.slot, command.lane), asyncio.current_task()
+        expected, ended = int(command.first), None
+        async for chunk in self._context.transport.read(
+            command.bookie_id,
+            self._metadata.ledger_id,
+            command.first,
+            command.last,
+            stride=command.stride,
+            max_bytes=READ_REQUEST_BYTES_MAX,
+            fence=command.fence,
+            access_key=self._access_key,
+            timeout_s=self._context.config.read_timeout_s,
+        ):
+            if self._reads.get(key) is not me:
+                return
+            entries, ended = verify_chunk(self._digest, command, expected, chunk)
+            if entries and chunk.run is not None:
+                last = entries[-1].entry_id
+                frames = {int(e): bytes(f) for e, f in chunk.run.split() if e <= last}
+                self._lengths.update((entry.entry_id, entry.length) for entry in entries)
+                expected = entries[-1].entry_id + command.stride
+                self._fetched[key] = frames
+                self._driver.feed(
+                    EntriesRead(command.slot, command.lane, EntryId(entries[-1].entry_id))
+                )
+            if ended is not None:
+                break
+        if self._reads.get(key) is me:
+            del self._reads[key]
+            self._driver.feed(
+                ended or ReadEnded(*key, status=BookieStatus.OK, entry_id=EntryId(expected))
+            )
+
+    def _deliver(self, command: DeliverEntries) -> None:
+        frames = self._fetched[command.slot, command.lane]
+        stride = lanes(self._metadata.quorums)[command.lane].stride
+        for entry_id in range(command.first, command.last + 1, stride):
+            self._found[entry_id] = frames[entry_id]
+
+    # -- writing back ------------------------------------------------------------------------------
+
+    def _send(self, command: SendEntries) -> None:
+        if self._frames is None:
+            self._next_entry = self._machine.last_add_confirmed + 1
+            self._frames = FrameStore(self._metadata, self._digest, first_entry=self._next_entry)
+        while self._next_entry in self._found:
+            self._frames.add([self._found.pop(self._next_entry)])
+            self._next_entry += 1
+        for run in self._frames.runs(command.slot, command.first, command.last):
+            self._appenders[command.slot].send(run)
+
+    def _open_appender(self, command: OpenAppender) -> None:
+        old = self._appenders.pop(command.slot, None)
+        if old is not None:
+            old.close()
+        self._appenders[command.slot] = self._context.transport.open_appender(
+            command.bookie_id,
+            self._metadata.ledger_id,
+            access_key=self._access_key,
+            recovery=True,
+            on_result=partial(self._on_result, command.slot),
+        )
+
+    def _on_result(self, slot: int, result: AddResult) -> None:
+        if result.status is BookieStatus.OK:
+            self._driver.feed(AddAcknowledged(slot, result.bookie_id, result.last_entry))
+        else:
+            self._context.suspect(result.bookie_id)
+            self._driver.feed(AddFailed(slot, result.bookie_id, result.status, result.message))
+
+    async def _choose(self, command: ChooseBookies) -> Event:
+        return BookiesChosen(await self._context.replacements(command))
+
+    async def _write_metadata(self, command: WriteMetadata) -> Event:
+        return await self._context.write_metadata(command)
+
+    async def _read_length(self, command: ReadLength) -> Event:
+        """The cumulative length at the end: known if the entry was found, else read from it."""
+        entry_id = command.entry_id
+        if entry_id in self._lengths:
+            return LengthRead(self._lengths[entry_id])
+        metadata = self._metadata
+        fragment = fragment_of(metadata, entry_id)
+        index, lane = next(
+            (i, lane)
+            for i, lane in enumerate(lanes(metadata.quorums))
+            if lane.first_at_or_after(entry_id) == entry_id
+        )
+        reader = LaneReader(
+            self._context,
+            Versioned(metadata, 0),
+            self._digest,
+            fragment,
+            index,
+            lane,
+            entry_id,
+            entry_id,
+            replica_hint=0,
+        )
+        entries: list[Entry] = []
+        try:
+            async for chunk in reader.chunks():
+                entries.extend(chunk)
+        except LedgerError as error:
+            return LengthUnknown(error)
+        return LengthRead(entries[0].length)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _finish(self, closed: Versioned[LedgerMetadata]) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(closed)
+
+    def _fail(self, error: LedgerError) -> None:
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
+
+    def _on_crash(self, error: BaseException) -> None:
+        broken = LedgerError(
+            f"ledger {self._metadata.ledger_id}: internal error, please report it: {error}"
+        )
+        broken.__cause__ = error
+        self._fail(broken)

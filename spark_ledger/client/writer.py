@@ -1,0 +1,408 @@
+"""LedgerWriter: the handle that appends to a ledger this client created."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from spark_ledger.client.context import ClientContext
+from spark_ledger.client.driver import Driver
+from spark_ledger.client.frames import FrameStore
+from spark_ledger.errors import (
+    ConfigurationError,
+    EntryTooLargeError,
+    LedgerClosedError,
+    LedgerError,
+    TooManyRequestsError,
+)
+from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.protocol.append import AppendLimits, AppendMachine
+from spark_ledger.protocol.events import (
+    AddAcknowledged,
+    AddFailed,
+    AnnounceLastConfirmed,
+    Append,
+    BookiesChosen,
+    ChooseBookies,
+    Close,
+    CloseAppender,
+    Command,
+    ConfirmEntries,
+    Done,
+    Event,
+    Failed,
+    FailEntries,
+    OpenAppender,
+    SendEntries,
+    WriteMetadata,
+)
+from spark_ledger.transport.base import AddResult, Appender
+from spark_ledger.types import BookieStatus, EntryId, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.wire.frame import Digest
+
+_CLOSE_GRACE_S = 0.25
+"""A closing writer lets the slowest replica catch up for so long, to leave WQ copies behind."""
+
+
+class Completion(Protocol):
+    """What is told of an entry's fate: an asyncio or a concurrent future."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+    def set_exception(self, exception: Any, /) -> None: ...
+
+
+class LedgerWriter:
+    """Appends entries in order; they are durable on AQ bookies once confirmed.
+
+    All methods belong to the loop that made the writer. Leaving ``async with`` closes the ledger.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger: Versioned[LedgerMetadata],
+        *,
+        access_key: bytes,
+        digest: Digest,
+    ) -> None:
+        self._context = context
+        self._access_key = access_key
+        self._loop = asyncio.get_running_loop()
+        config = context.config
+        self._machine = AppendMachine(
+            ledger.value,
+            ledger.version,
+            now=self._loop.time(),
+            limits=AppendLimits(
+                add_timeout_s=config.add_timeout_s,
+                bytes_in_flight_max=config.bytes_in_flight_max,
+                explicit_lac_delay_s=config.explicit_lac_delay_s,
+            ),
+        )
+        self._frames = FrameStore(ledger.value, digest)
+        self._pending: deque[Completion] = deque()
+        """Fates of the entries that the machine knows and has not confirmed, in entry order."""
+        self._queue: list[bytes] = []
+        """Payloads that wait for the end of this loop turn, to be added all at once."""
+        self._queue_completions: list[Completion] = []
+        self._queue_bytes = 0
+        self._appenders: dict[int, Appender] = {}
+        self._waiting_for_room: list[asyncio.Future[None]] = []
+        self._progress: asyncio.Event = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
+        self._outcome: asyncio.Future[None] = self._loop.create_future()
+        self._driver = Driver(
+            self._machine,
+            self._perform,
+            busy=lambda: not self._machine.is_idle,
+            crashed=self._on_crash,
+            after=self._on_progress,
+        )
+        context.use(self._machine.bookies, +1)
+        self._driver.start(self._machine.start())
+
+    # -- state -------------------------------------------------------------------------------------
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        """The ledger's id."""
+        return self._machine.metadata.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The metadata as this writer last wrote or read them."""
+        return self._machine.metadata
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        """The last entry that is confirmed; -1 when there is none."""
+        return self._machine.last_add_confirmed
+
+    @property
+    def last_add_pushed(self) -> EntryId:
+        """The last entry that was appended, confirmed or not."""
+        return EntryId(self._machine.last_add_pushed + len(self._queue))
+
+    @property
+    def length(self) -> int:
+        """Payload bytes appended so far."""
+        return self._machine.length + self._queue_bytes
+
+    @property
+    def failed_slots(self) -> frozenset[int]:
+        """Places in the ensemble whose bookie failed and could not be replaced yet."""
+        return self._machine.failed_slots
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more can be appended."""
+        return self._closing is not None or self._machine.error is not None
+
+    @property
+    def bytes_in_flight_max(self) -> int:
+        """The bound that ``wait_for_room`` keeps."""
+        return self._machine.bytes_in_flight_max
+
+    @property
+    def has_room(self) -> bool:
+        """Whether ``append_nowait`` would stay within the bound on bytes in flight."""
+        return self._machine.has_room and self._queue_bytes < self._machine.bytes_in_flight_max
+
+    # -- appending ---------------------------------------------------------------------------------
+
+    async def append(self, payload: bytes) -> EntryId:
+        """Append one entry and wait until it is confirmed; its id.
+
+        Raises EntryTooLargeError, LedgerClosedError, FencedError, NotEnoughBookiesError.
+        """
+        await self.wait_for_room()
+        return EntryId(await self.append_nowait(payload))
+
+    def append_nowait(self, payload: bytes) -> asyncio.Future[int]:
+        """Append one entry; a future of its id. Futures complete in entry order.
+
+        Raises TooManyRequestsError when a caller ignores ``wait_for_room``.
+        """
+        future: asyncio.Future[int] = self._loop.create_future()
+        self.submit([check_payload(payload)], [future])
+        return future
+
+    def submit(self, payloads: Sequence[bytes], completions: Sequence[Completion]) -> None:
+        """Append entries whose payloads were checked; each completion is told its entry's id."""
+        self.check_open()
+        if self._queue_bytes > 4 * self._machine.bytes_in_flight_max:
+            raise TooManyRequestsError(
+                f"ledger {self.ledger_id}: {self._queue_bytes} bytes wait already; "
+                "await wait_for_room() between appends"
+            )
+        if not self._queue:
+            self._loop.call_soon(self._add_queued)
+        self._queue.extend(payloads)
+        self._queue_completions.extend(completions)
+        self._queue_bytes += sum(map(len, payloads))
+
+    def check_open(self) -> None:
+        """Raises what happened to the ledger, if nothing more can be appended."""
+        if self._machine.error is not None:
+            raise self._machine.error
+        if self._closing is not None:
+            raise LedgerClosedError(f"ledger {self.ledger_id} is closed: nothing can be appended")
+
+    async def wait_for_room(self) -> None:
+        """Wait while too many bytes are in flight. Returns at once when the ledger has failed."""
+        while not self.has_room and not self.is_closed:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiting_for_room.append(future)
+            await future
+
+    async def flush(self) -> None:
+        """Wait until everything appended so far is confirmed. Raises what made that fail."""
+        target = self.last_add_pushed
+        while self.last_add_confirmed < target:
+            if self._machine.error is not None:
+                raise self._machine.error
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _add_queued(self) -> None:
+        if not self._queue:
+            return
+        payloads, completions = self._queue, self._queue_completions
+        self._queue, self._queue_completions, self._queue_bytes = [], [], 0
+        if self._machine.error is not None:
+            _fail(completions, self._machine.error)
+            return
+        sizes = self._frames.seal(payloads, self._machine.last_add_confirmed)
+        self._pending.extend(completions)
+        self._driver.feed(Append(sizes))
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case SendEntries():
+                appender = self._appenders[command.slot]
+                for run in self._frames.runs(command.slot, command.first, command.last):
+                    appender.send(run)
+            case ConfirmEntries():
+                self._confirm(command.last)
+            case OpenAppender():
+                self._open_appender(command)
+            case CloseAppender():
+                appender_of_slot = self._appenders.pop(command.slot, None)
+                if appender_of_slot is not None:
+                    appender_of_slot.close()
+            case ChooseBookies():
+                self._driver.answer(self._choose(command))
+            case WriteMetadata():
+                self._driver.answer(self._write_metadata(command))
+            case AnnounceLastConfirmed():
+                self._driver.spawn(self._announce(command))
+            case FailEntries():
+                self._fail_entries(command.error)
+            case Done():
+                self._finish(None)
+            case Failed():
+                self._finish(command.error)
+            case _:
+                raise AssertionError(f"not a command of a writer: {command!r}")
+
+    def _open_appender(self, command: OpenAppender) -> None:
+        old = self._appenders.pop(command.slot, None)
+        if old is not None:
+            old.close()
+        self._appenders[command.slot] = self._context.transport.open_appender(
+            command.bookie_id,
+            self.ledger_id,
+            access_key=self._access_key,
+            recovery=False,
+            on_result=partial(self._on_result, command.slot),
+        )
+
+    def _on_result(self, slot: int, result: AddResult) -> None:
+        if result.status is BookieStatus.OK:
+            self._driver.feed(AddAcknowledged(slot, result.bookie_id, result.last_entry))
+            return
+        if result.status is not BookieStatus.FENCED:
+            self._context.suspect(result.bookie_id)
+        self._driver.feed(AddFailed(slot, result.bookie_id, result.status, result.message))
+
+    def _confirm(self, last: EntryId) -> None:
+        first = last + 1 - self._frames.release(last)
+        pending = self._pending
+        for entry_id in range(first, last + 1):
+            completion = pending.popleft()
+            if not completion.done():
+                completion.set_result(entry_id)
+
+    def _fail_entries(self, error: LedgerError) -> None:
+        failed = [*self._pending, *self._queue_completions]
+        self._pending.clear()
+        self._queue, self._queue_completions, self._queue_bytes = [], [], 0
+        _fail(failed, error)
+
+    async def _choose(self, command: ChooseBookies) -> Event:
+        before = self._machine.bookies
+        found = await self._context.replacements(command)
+        self._context.use(tuple(before[slot] for slot in found), -1)
+        self._context.use(found, +1)
+        return BookiesChosen(found)
+
+    async def _write_metadata(self, command: WriteMetadata) -> Event:
+        return await self._context.write_metadata(command)
+
+    async def _announce(self, command: AnnounceLastConfirmed) -> None:
+        await asyncio.gather(
+            *(
+                self._context.transport.write_last_confirmed(
+                    bookie_id,
+                    self.ledger_id,
+                    command.last_add_confirmed,
+                    access_key=self._access_key,
+                    timeout_s=self._context.config.add_timeout_s,
+                )
+                for bookie_id in command.bookies
+            )
+        )
+
+    def _on_progress(self) -> None:
+        self._progress.set()
+        if self._waiting_for_room and (self.has_room or self.is_closed):
+            waiting, self._waiting_for_room = self._waiting_for_room, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def _on_crash(self, error: BaseException) -> None:
+        broken = LedgerError(f"ledger {self.ledger_id}: internal error, please report it: {error}")
+        broken.__cause__ = error
+        self._machine.error = broken
+        self._fail_entries(broken)
+        self._finish(broken)
+        self._on_progress()
+
+    # -- closing -----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Wait for what is in flight, then close the ledger for good. A second call is fine.
+
+        Entries that cannot be confirmed fail; the ledger ends at the last one that was confirmed.
+        Raises FencedError if another client took the ledger over unnoticed, OutcomeUnknownError or
+        MetadataUnavailableError if ZooKeeper cannot be reached.
+        """
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._add_queued()
+        try:
+            await self.flush()
+            await self._settle()
+        except LedgerError:
+            pass  # every append was told its own error; what is left is to close the ledger
+        if not self._outcome.done():
+            self._driver.feed(Close())
+        try:
+            await self._outcome
+        finally:
+            self._context.use(self._machine.bookies, -1)
+            await self._driver.stop()
+            for appender in self._appenders.values():
+                appender.close()
+            self._appenders.clear()
+
+    async def _settle(self) -> None:
+        deadline = self._loop.time() + _CLOSE_GRACE_S
+        while self._machine.held_by_all < self._machine.last_add_pushed:
+            self._progress.clear()
+            left_s = deadline - self._loop.time()
+            if left_s <= 0 or self._machine.error is not None:
+                return
+            try:
+                await asyncio.wait_for(self._progress.wait(), left_s)
+            except TimeoutError:
+                return
+
+    def _finish(self, error: LedgerError | None) -> None:
+        if self._outcome.done():
+            return
+        if error is None:
+            self._outcome.set_result(None)
+        else:
+            self._outcome.set_exception(error)
+            self._outcome.exception()  # not an error of the loop when nobody closes the writer
+
+    async def __aenter__(self) -> LedgerWriter:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+def check_payload(payload: bytes) -> bytes:
+    """The payload as bytes. Raises ConfigurationError, EntryTooLargeError."""
+    if not isinstance(payload, bytes):
+        if not isinstance(payload, bytearray | memoryview):
+            raise ConfigurationError(
+                f"an entry is bytes, not {type(payload).__name__}: encode it first"
+            )
+        payload = bytes(payload)
+    if len(payload) > ENTRY_PAYLOAD_BYTES_MAX:
+        raise EntryTooLargeError(
+            f"an entry of {len(payload)} bytes: at most {ENTRY_PAYLOAD_BYTES_MAX} are allowed; "
+            "split it into several entries"
+        )
+    return payload
+
+
+def _fail(completions: Sequence[Completion], error: LedgerError) -> None:
+    for completion in completions:
+        if not completion.done():
+            completion.set_exception(error)

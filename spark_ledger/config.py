@@ -1,0 +1,72 @@
+"""Client settings: names, defaults, ranges. Parsed once; an unknown name is an error.
+
+``build`` works for any frozen dataclass of settings, so that every front door (``connect``, the
+command line) refuses the same mistakes with the same words.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import (
+    ADD_TIMEOUT_S,
+    EXPLICIT_LAC_DELAY_S,
+    KIB,
+    METADATA_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    SPECULATIVE_READ_DELAY_S,
+    WRITER_BYTES_IN_FLIGHT_MAX,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """How a client behaves. All times are seconds, all sizes bytes."""
+
+    add_timeout_s: float = ADD_TIMEOUT_S
+    """A bookie that acknowledges nothing for so long while adds wait is replaced."""
+    read_timeout_s: float = READ_TIMEOUT_S
+    """One read request to one bookie; after it the next replica is asked."""
+    speculative_read_delay_s: float = SPECULATIVE_READ_DELAY_S
+    """Without an answer for so long, the next replica is asked as well."""
+    bytes_in_flight_max: int = WRITER_BYTES_IN_FLIGHT_MAX
+    """Payload that a writer holds for its slowest bookie before ``append`` waits."""
+    explicit_lac_delay_s: float = EXPLICIT_LAC_DELAY_S
+    """An idle writer makes its last entry visible to readers after so long."""
+    metadata_timeout_s: float = METADATA_TIMEOUT_S
+    """How long metadata operations are tried while ZooKeeper cannot be reached."""
+    session_timeout_s: float = 10.0
+    """ZooKeeper session timeout."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+                raise ConfigurationError(f"{field.name} = {value!r}: must be a number above 0")
+        if self.bytes_in_flight_max < 64 * KIB:
+            raise ConfigurationError(
+                f"bytes_in_flight_max = {self.bytes_in_flight_max}: at least {64 * KIB} is needed"
+            )
+
+
+def unknown_name(name: str, valid: Iterable[str], *, what: str) -> ConfigurationError:
+    """The error for a name that does not exist; it offers the nearest one that does."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"valid are: {', '.join(names)}"
+    return ConfigurationError(f"unknown {what} {name!r}: {hint}")
+
+
+def build(config_class: type[T], values: Mapping[str, Any], *, what: str = "option") -> T:
+    """A settings object from named values. Raises ConfigurationError for an unknown name."""
+    valid = {field.name for field in fields(config_class)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in valid:
+            raise unknown_name(name, valid, what=what)
+    return config_class(**values)
