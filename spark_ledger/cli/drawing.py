@@ -1,0 +1,140 @@
+"""``ledger ledgers show``: a ledger as a picture, and the same as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_ledger.cli.inspection import Holding, LedgerPicture
+from spark_ledger.cli.output import print_rich, print_table, size_text, time_text
+from spark_ledger.cli.zones import Safety, Zone, fragment_ranges, safety_zones
+
+BAR_COLUMNS = 60
+MARKS = {
+    Safety.WRITE_QUORUM: ("█", "green"),
+    Safety.ACK_QUORUM: ("▓", "yellow"),
+    Safety.BELOW_ACK_QUORUM: ("!", "red"),
+    Safety.UNCONFIRMED: ("░", "dim"),
+}
+
+
+def zones_of(picture: LedgerPicture) -> list[Zone]:
+    """The safety zones, counting copies at the bookies that answered."""
+    holdings = {h.bookie_id: h.ranges for h in picture.holdings if not h.silent}
+    return safety_zones(picture.metadata, picture.last_add_confirmed, holdings)
+
+
+def _last_entry(picture: LedgerPicture, zones: list[Zone]) -> int:
+    return zones[-1].last_entry if zones else picture.last_add_confirmed
+
+
+def ledger_fields(picture: LedgerPicture) -> dict[str, Any]:
+    """The picture for scripts."""
+    metadata, zones = picture.metadata, zones_of(picture)
+    return {
+        "ledger_id": metadata.ledger_id,
+        "state": metadata.state.value,
+        "ensemble_size": metadata.quorums.ensemble_size,
+        "write_quorum": metadata.quorums.write_quorum,
+        "ack_quorum": metadata.quorums.ack_quorum,
+        "digest": metadata.digest_type.value,
+        "has_password": bool(metadata.access_key_hash),
+        "last_add_confirmed": picture.last_add_confirmed,
+        "length": metadata.length if metadata.is_closed else None,
+        "creation_time_ms": metadata.creation_time_ms,
+        "custom_metadata": dict(metadata.custom_metadata),
+        "fragments": [
+            {"first_entry": first, "last_entry": last, "bookies": list(fragment.bookies)}
+            for fragment, first, last in fragment_ranges(metadata, _last_entry(picture, zones))
+        ],
+        "zones": [
+            {
+                "first_entry": zone.first_entry,
+                "last_entry": zone.last_entry,
+                "safety": zone.safety.name.lower(),
+                "copies_min": zone.copies_min,
+            }
+            for zone in zones
+        ],
+        "bookies": [
+            {
+                "bookie_id": holding.bookie_id,
+                "ranges": [list(pair) for pair in holding.ranges],
+                "last_add_confirmed": holding.last_add_confirmed,
+                "fenced": holding.fenced,
+                "silent": holding.silent,
+            }
+            for holding in picture.holdings
+        ],
+    }
+
+
+def draw_ledger(picture: LedgerPicture) -> None:
+    """Print the picture."""
+    metadata, zones = picture.metadata, zones_of(picture)
+    facts = [
+        f"ledger {metadata.ledger_id}",
+        metadata.state.value,
+        str(metadata.quorums),
+        metadata.digest_type.value,
+        f"last add confirmed {picture.last_add_confirmed}",
+    ]
+    if metadata.is_closed:
+        facts.append(size_text(metadata.length))
+    if metadata.creation_time_ms:
+        facts.append(f"created {time_text(metadata.creation_time_ms)}")
+    print_rich(" · ".join(facts))
+    for key, value in sorted(metadata.custom_metadata.items()):
+        print_rich(f"  {key} = {value}", style="dim")
+
+    print_rich("\nFragments", style="bold")
+    silent = {h.bookie_id for h in picture.holdings if h.silent}
+    slots = [f"slot {slot}" for slot in range(metadata.quorums.ensemble_size)]
+    print_table(
+        ("first#", "last#", *slots),
+        (
+            (
+                first,
+                last if last >= first else "",
+                *(_slot(b, b in silent) for b in fragment.bookies),
+            )
+            for fragment, first, last in fragment_ranges(metadata, _last_entry(picture, zones))
+        ),
+    )
+    print_rich("\nSafety", style="bold")
+    if zones:
+        print_rich(_bar(zones))
+        print_table(
+            ("", "first#", "last#", "entries#", "copies#", "zone"), [_zone_row(z) for z in zones]
+        )
+    else:
+        print_rich("no entries")
+    for holding in picture.holdings:
+        if holding.silent:
+            print_rich(_silence(holding), style="red")
+
+
+def _slot(bookie_id: str, is_silent: bool) -> str:
+    return f"{bookie_id} (silent)" if is_silent else bookie_id
+
+
+def _silence(holding: Holding) -> str:
+    return f"{holding.bookie_id} does not answer ({holding.silent}): its copies are not counted"
+
+
+def _zone_row(zone: Zone) -> tuple[object, ...]:
+    mark, _ = MARKS[zone.safety]
+    count = zone.last_entry - zone.first_entry + 1
+    return (mark, zone.first_entry, zone.last_entry, count, zone.copies_min, zone.safety.value)
+
+
+def _bar(zones: list[Zone]) -> Any:
+    """All entries from left to right; a zone has at least one column, so none is hidden."""
+    from rich.text import Text
+
+    total = zones[-1].last_entry + 1
+    bar = Text()
+    for zone in zones:
+        mark, style = MARKS[zone.safety]
+        share = (zone.last_entry - zone.first_entry + 1) / total
+        bar.append(mark * max(1, round(share * BAR_COLUMNS)), style=style)
+    return bar

@@ -1,0 +1,183 @@
+"""Looks at a cluster without reading or fencing anything: metadata, and what bookies say they hold.
+
+It asks every bookie of a ledger, also the ones a reader would never need, so it works on parts
+that the client keeps to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from spark_ledger.errors import BookieUnavailableError, NoSuchLedgerError, NotFoundError
+from spark_ledger.types import (
+    NO_ENTRY,
+    BookieId,
+    BookieInfo,
+    BookieStatus,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+)
+
+if TYPE_CHECKING:
+    from spark_ledger.metadata.base import MetadataStore
+    from spark_ledger.transport.base import BookieDescription, Transport
+
+READS_IN_FLIGHT_MAX = 64
+ANSWER_TIMEOUT_S = 3.0
+"""A bookie that does not answer a question about itself for so long is shown as silent."""
+
+
+class Holding(NamedTuple):
+    """One bookie's part of a ledger. ``silent`` says why there is no answer; empty if there is."""
+
+    bookie_id: BookieId
+    ranges: Sequence[tuple[EntryId, EntryId]]
+    last_add_confirmed: EntryId
+    fenced: bool
+    silent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPicture:
+    """A ledger's metadata with what all its bookies, of every fragment, say of it.
+
+    ``last_add_confirmed`` is certain for a closed ledger; for an open one it is the highest that a
+    bookie has heard of, and the writer may have confirmed more.
+    """
+
+    metadata: LedgerMetadata
+    last_add_confirmed: EntryId
+    holdings: tuple[Holding, ...]
+
+
+class BookieRow(NamedTuple):
+    """A bookie of the cluster: registered, or only known by its cookie (``info`` is None)."""
+
+    bookie_id: BookieId
+    info: BookieInfo | None
+
+
+@asynccontextmanager
+async def _store(uri: str) -> AsyncIterator[MetadataStore]:
+    from spark_ledger.metadata.connect import open_store
+
+    store = await open_store(uri)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def _transport(store: MetadataStore) -> AsyncIterator[Transport]:
+    from spark_ledger.metadata.bookies import BookieRegistry
+    from spark_ledger.transport.grpc_aio import GrpcTransport
+
+    addresses = {info.bookie_id: info.address for info in await BookieRegistry(store).list()}
+    transport = GrpcTransport(addresses.get)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+def all_metadata(uri: str, advance: Callable[[], None]) -> list[LedgerMetadata]:
+    """Metadata of every ledger, by id. ``advance`` is called after each."""
+
+    async def run() -> list[LedgerMetadata]:
+        from spark_ledger.metadata.ledgers import LedgerStore
+
+        async with _store(uri) as store:
+            ledgers = LedgerStore(store)
+            ledger_ids = await ledgers.list()
+            slots = asyncio.Semaphore(READS_IN_FLIGHT_MAX)
+
+            async def one(ledger_id: LedgerId) -> LedgerMetadata | None:
+                async with slots:
+                    try:
+                        return (await ledgers.read(ledger_id)).value
+                    except NoSuchLedgerError:
+                        return None  # deleted since it was listed
+                    finally:
+                        advance()
+
+            found = await asyncio.gather(*(one(ledger_id) for ledger_id in ledger_ids))
+            return [metadata for metadata in found if metadata is not None]
+
+    return asyncio.run(run())
+
+
+def inspect_ledger(uri: str, ledger_id: int) -> LedgerPicture:
+    """What is known of one ledger. Raises NoSuchLedgerError."""
+
+    async def run() -> LedgerPicture:
+        from spark_ledger.metadata.ledgers import LedgerStore
+
+        async with _store(uri) as store:
+            metadata = (await LedgerStore(store).read(LedgerId(ledger_id))).value
+            names = dict.fromkeys(b for fragment in metadata.fragments for b in fragment.bookies)
+            async with _transport(store) as transport:
+                holdings = await asyncio.gather(
+                    *(_holding(transport, bookie_id, metadata.ledger_id) for bookie_id in names)
+                )
+        confirmed = max((h.last_add_confirmed for h in holdings), default=NO_ENTRY)
+        if metadata.is_closed:
+            confirmed = metadata.last_entry_id
+        return LedgerPicture(metadata, confirmed, tuple(holdings))
+
+    return asyncio.run(run())
+
+
+async def _holding(transport: Transport, bookie_id: BookieId, ledger_id: LedgerId) -> Holding:
+    listing, end = await asyncio.gather(
+        transport.list_entries(bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S),
+        transport.read_last_confirmed(bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S),
+    )
+    status, ranges = listing
+    if status is not BookieStatus.OK and not status.is_negative:
+        return Holding(bookie_id, (), NO_ENTRY, False, silent=status.name.lower())
+    if end.status is not BookieStatus.OK:
+        return Holding(bookie_id, ranges, NO_ENTRY, False)
+    return Holding(bookie_id, ranges, end.last_add_confirmed, end.fenced)
+
+
+def cluster_bookies(uri: str) -> list[BookieRow]:
+    """Every bookie that belongs to the cluster, running or not, by id."""
+
+    async def run() -> list[BookieRow]:
+        from spark_ledger.metadata.bookies import BookieRegistry
+
+        async with _store(uri) as store:
+            registry = BookieRegistry(store)
+            registered = {info.bookie_id: info for info in await registry.list()}
+            names = sorted({*registered, *await registry.list_cookies()})
+            return [BookieRow(name, registered.get(name)) for name in names]
+
+    return asyncio.run(run())
+
+
+def describe_bookie(uri: str, bookie_id: str) -> tuple[BookieInfo, BookieDescription]:
+    """A bookie's registration and its own words.
+
+    Raises NotFoundError if the cluster does not know it, BookieUnavailableError.
+    """
+
+    async def run() -> tuple[BookieInfo, BookieDescription]:
+        from spark_ledger.metadata.bookies import BookieRegistry
+
+        async with _store(uri) as store:
+            registry = BookieRegistry(store)
+            info = await registry.get(BookieId(bookie_id))
+            if info is None:
+                if bookie_id in await registry.list_cookies():
+                    raise BookieUnavailableError(f"bookie {bookie_id} is not running")
+                raise NotFoundError(f"bookie {bookie_id} is not part of this cluster")
+            async with _transport(store) as transport:
+                return info, await transport.describe(info.bookie_id, timeout_s=ANSWER_TIMEOUT_S)
+
+    return asyncio.run(run())

@@ -1,0 +1,349 @@
+"""``ledger ledgers``: list, show, create, append, read, tail, recover, delete."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+import click
+
+from spark_ledger.cli.output import (
+    payload_fields,
+    print_json,
+    print_table,
+    progress,
+    size_text,
+    time_text,
+)
+from spark_ledger.cli.settings import Settings, common_options, password_option
+from spark_ledger.types import Entry, LedgerMetadata
+
+if TYPE_CHECKING:
+    from spark_ledger.client.blocking import LedgerWriter
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+ADDS_IN_FLIGHT_MAX = 10_000
+"""Futures kept at once; the bytes in flight are bounded by the writer itself."""
+
+
+@click.group()
+def group() -> None:
+    """Look at, write, read and repair ledgers."""
+
+
+ledger_argument = click.argument("ledger_id", type=click.IntRange(min=0))
+
+
+def creation_options(command: Command) -> Command:
+    """How a new ledger is replicated, and what it carries."""
+    options = (
+        click.option("--ensemble", default=3, show_default=True, help="Bookies at a time (E)."),
+        click.option(
+            "--write-quorum", default=3, show_default=True, help="Copies of an entry (WQ)."
+        ),
+        click.option(
+            "--ack-quorum", default=2, show_default=True, help="Copies that confirm it (AQ)."
+        ),
+        click.option("--meta", multiple=True, metavar="KEY=VALUE", help="Custom metadata."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def custom_metadata(pairs: tuple[str, ...]) -> dict[str, str]:
+    """``--meta`` values as a mapping."""
+    result = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--meta")
+        result[key] = value
+    return result
+
+
+@group.command("list")
+@common_options
+@click.pass_obj
+def list_ledgers(settings: Settings) -> None:
+    """List all ledgers."""
+    from spark_ledger.cli.inspection import all_metadata
+
+    with progress("reading metadata", None) as advance:
+        found = all_metadata(settings.uri(), advance)
+    if settings.as_json:
+        for metadata in found:
+            print_json(summary(metadata))
+        return
+    columns = ("ledger#", "state", "replication", "entries#", "size#", "fragments#", "created")
+    print_table(
+        columns,
+        (
+            (
+                metadata.ledger_id,
+                metadata.state.value,
+                metadata.quorums,
+                metadata.last_entry_id + 1 if metadata.is_closed else "",
+                size_text(metadata.length) if metadata.is_closed else "",
+                len(metadata.fragments),
+                time_text(metadata.creation_time_ms),
+            )
+            for metadata in found
+        ),
+    )
+
+
+def summary(metadata: LedgerMetadata) -> dict[str, Any]:
+    """A ledger in the JSON of ``list``; the end is unknown (null) while it is open."""
+    return {
+        "ledger_id": metadata.ledger_id,
+        "state": metadata.state.value,
+        "ensemble_size": metadata.quorums.ensemble_size,
+        "write_quorum": metadata.quorums.write_quorum,
+        "ack_quorum": metadata.quorums.ack_quorum,
+        "last_entry": metadata.last_entry_id if metadata.is_closed else None,
+        "length": metadata.length if metadata.is_closed else None,
+        "fragments": len(metadata.fragments),
+        "creation_time_ms": metadata.creation_time_ms,
+        "custom_metadata": dict(metadata.custom_metadata),
+    }
+
+
+@group.command()
+@ledger_argument
+@common_options
+@click.pass_obj
+def show(settings: Settings, ledger_id: int) -> None:
+    """Draw the fragments of a ledger and how safe its entries are."""
+    from spark_ledger.cli.drawing import draw_ledger, ledger_fields
+    from spark_ledger.cli.inspection import inspect_ledger
+
+    picture = inspect_ledger(settings.uri(), ledger_id)
+    if settings.as_json:
+        print_json(ledger_fields(picture))
+    else:
+        draw_ledger(picture)
+
+
+@group.command()
+@creation_options
+@password_option
+@click.option("--leave-open", is_flag=True, help="Do not close it, as a writer that died would.")
+@common_options
+@click.pass_obj
+def create(
+    settings: Settings,
+    ensemble: int,
+    write_quorum: int,
+    ack_quorum: int,
+    meta: tuple[str, ...],
+    password: bytes,
+    leave_open: bool,
+) -> None:
+    """Create an empty ledger. A ledger has one writer: to add entries, use append."""
+    with settings.connect() as client:
+        writer = client.create_ledger(
+            ensemble_size=ensemble,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            password=password,
+            custom_metadata=custom_metadata(meta),
+        )
+        if not leave_open:
+            writer.close()
+        if settings.as_json:
+            print_json({"ledger_id": writer.ledger_id, "closed": not leave_open})
+        else:
+            click.echo(writer.ledger_id)
+
+
+@group.command()
+@click.argument("payload", nargs=-1)
+@click.option("--file", "file", type=click.File("rb"), help="Read entries from a file (-: stdin).")
+@click.option(
+    "--entry-bytes",
+    type=click.IntRange(min=1),
+    help="Cut the input into entries of this size instead of lines.",
+)
+@creation_options
+@password_option
+@common_options
+@click.pass_obj
+def append(
+    settings: Settings,
+    payload: tuple[str, ...],
+    file: BinaryIO | None,
+    entry_bytes: int | None,
+    ensemble: int,
+    write_quorum: int,
+    ack_quorum: int,
+    meta: tuple[str, ...],
+    password: bytes,
+) -> None:
+    """Create a ledger, append entries to it and close it.
+
+    Each PAYLOAD is an entry; without any, each line of the file or of standard input is one.
+    """
+    if payload and file:
+        raise click.UsageError("give PAYLOADs or --file, not both")
+    source = file or sys.stdin.buffer
+    payloads = (text.encode() for text in payload) if payload else pieces(source, entry_bytes)
+    with (
+        settings.connect() as client,
+        client.create_ledger(
+            ensemble_size=ensemble,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            password=password,
+            custom_metadata=custom_metadata(meta),
+        ) as writer,
+    ):
+        entries, size_bytes = append_all(writer, payloads, len(payload) or None)
+        writer.close()
+    if settings.as_json:
+        fields = {"ledger_id": writer.ledger_id, "entries": entries, "bytes": size_bytes}
+        print_json(fields)
+    else:
+        click.echo(f"ledger {writer.ledger_id}: {entries} entries, {size_text(size_bytes)}")
+
+
+def pieces(source: BinaryIO, entry_bytes: int | None) -> Iterator[bytes]:
+    """The input as lines without their ends, or as pieces of one size (the last may be shorter)."""
+    if entry_bytes is None:
+        yield from (line.rstrip(b"\r\n") for line in source)
+        return
+    while piece := source.read(entry_bytes):
+        yield piece
+
+
+def append_all(
+    writer: LedgerWriter, payloads: Iterable[bytes], total: int | None
+) -> tuple[int, int]:
+    """Append everything with many adds in flight; (entries, bytes) once all are confirmed."""
+    pending: deque[Future[int]] = deque()
+    entries = size_bytes = 0
+    with progress("appending", total) as advance:
+        for payload in payloads:
+            if len(pending) >= ADDS_IN_FLIGHT_MAX:
+                pending.popleft().result()
+                advance()
+            pending.append(writer.append_async(payload))
+            entries += 1
+            size_bytes += len(payload)
+        for future in pending:
+            future.result()
+            advance()
+    return entries, size_bytes
+
+
+class EntryPrinter:
+    """Prints entries as text, hexadecimal or JSON lines, each as soon as it is there."""
+
+    def __init__(self, *, as_json: bool, as_hex: bool) -> None:
+        self._as_json = as_json
+        self._as_hex = as_hex
+
+    def __call__(self, entry: Entry) -> None:
+        if self._as_json:
+            print_json({"entry_id": entry.entry_id, **payload_fields(entry.payload)})
+        elif self._as_hex:
+            click.echo(f"{entry.entry_id} {entry.payload.hex()}")
+        else:
+            click.echo(entry.payload)
+
+
+hex_option = click.option("--hex", "as_hex", is_flag=True, help="Print entry id and hexadecimal.")
+
+
+@group.command()
+@ledger_argument
+@click.option("--first", default=0, type=click.IntRange(min=0), help="First entry (0).")
+@click.option("--last", type=click.IntRange(min=0), help="Last entry, included (the last one).")
+@hex_option
+@password_option
+@common_options
+@click.pass_obj
+def read(
+    settings: Settings, ledger_id: int, first: int, last: int | None, as_hex: bool, password: bytes
+) -> None:
+    """Print the payloads of a ledger's confirmed entries."""
+    with settings.connect() as client, client.open_ledger(ledger_id, password=password) as reader:
+        end = reader.last_add_confirmed if last is None else last
+        if end < first:
+            if last is not None:
+                raise click.UsageError(f"--last {last} is before --first {first}")
+            return  # nothing is confirmed from here on
+        printer = EntryPrinter(as_json=settings.as_json, as_hex=as_hex)
+        for entry in reader.read(first, end):
+            printer(entry)
+
+
+@group.command()
+@ledger_argument
+@click.option("--start", default=0, type=click.IntRange(min=0), help="First entry (0).")
+@click.option("--idle-timeout", type=float, help="Stop after this many seconds without an entry.")
+@hex_option
+@password_option
+@common_options
+@click.pass_obj
+def tail(
+    settings: Settings,
+    ledger_id: int,
+    start: int,
+    idle_timeout: float | None,
+    as_hex: bool,
+    password: bytes,
+) -> None:
+    """Print entries as they are confirmed, until the ledger is closed."""
+    printer = EntryPrinter(as_json=settings.as_json, as_hex=as_hex)
+    with settings.connect() as client, client.open_ledger(ledger_id, password=password) as reader:
+        for entry in reader.tail(start=start, idle_timeout=idle_timeout):
+            printer(entry)
+
+
+@group.command()
+@ledger_argument
+@password_option
+@common_options
+@click.pass_obj
+def recover(settings: Settings, ledger_id: int, password: bytes) -> None:
+    """Stop the writer of a ledger, find its last entry and close it there."""
+    with (
+        settings.connect() as client,
+        progress(f"recovering ledger {ledger_id}", None),
+        client.open_ledger(ledger_id, recover=True, password=password) as reader,
+    ):
+        last = reader.last_add_confirmed
+    if settings.as_json:
+        print_json({"ledger_id": ledger_id, "state": "closed", "last_entry": last})
+    else:
+        click.echo(f"ledger {ledger_id} is closed; last entry {last}")
+
+
+@group.command()
+@click.argument("ledger_ids", nargs=-1, required=True, type=click.IntRange(min=0))
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common_options
+@click.pass_obj
+def delete(settings: Settings, ledger_ids: tuple[int, ...], yes: bool) -> None:
+    """Delete ledgers for good."""
+    confirm(yes, f"Delete {len(ledger_ids)} ledger(s) for good?")
+    with settings.connect() as client, progress("deleting", len(ledger_ids)) as advance:
+        for ledger_id in ledger_ids:
+            client.delete_ledger(ledger_id)
+            advance()
+    if settings.as_json:
+        print_json({"deleted": list(ledger_ids)})
+
+
+def confirm(yes: bool, question: str) -> None:
+    """Ask before destruction; a script must say --yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody to ask: add --yes")
+    click.confirm(question, abort=True, err=True)

@@ -1,0 +1,106 @@
+"""``ledger local``: ZooKeeper and bookies on this machine that run until ``ledger local down``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from spark_ledger.cli.output import print_json, print_table, progress
+from spark_ledger.cli.settings import METADATA_VARIABLE, Settings, common_options
+
+if TYPE_CHECKING:
+    from spark_ledger.local import ClusterStatus
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def default_directory() -> Path:
+    """Where state belongs that a user need not look at but does not want to lose."""
+    state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state_home) / "spark-ledger" / "local"
+
+
+def directory_option(command: Command) -> Command:
+    return click.option(
+        "--directory",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=default_directory,
+        show_default="~/.local/state/spark-ledger/local",
+        help="Data and logs of the cluster.",
+    )(command)
+
+
+@click.group()
+def group() -> None:
+    """A ZooKeeper and bookies on this machine, for development."""
+
+
+@group.command()
+@click.option("--bookies", type=click.IntRange(min=1), default=3, show_default=True)
+@directory_option
+@common_options
+@click.pass_obj
+def up(settings: Settings, bookies: int, directory: Path) -> None:
+    """Start a cluster that keeps running, on the data of the last time if there are any."""
+    from spark_ledger import local
+
+    with progress("starting ZooKeeper and bookies", None):
+        cluster = local.up(directory, bookies)
+    show(settings, cluster)
+    if not settings.as_json:
+        click.echo(f"\nexport {METADATA_VARIABLE}={cluster.uri}")
+
+
+@group.command()
+@directory_option
+@common_options
+@click.pass_obj
+def down(settings: Settings, directory: Path) -> None:
+    """Stop the cluster; its data stay."""
+    from spark_ledger import local
+
+    with progress("stopping", None):
+        was_running = local.down(directory)
+    if settings.as_json:
+        print_json({"stopped": was_running, "directory": str(directory)})
+    else:
+        click.echo("stopped" if was_running else f"no cluster runs in {directory}")
+
+
+@group.command()
+@directory_option
+@common_options
+@click.pass_obj
+def status(settings: Settings, directory: Path) -> None:
+    """Show the cluster; exit status 1 if it does not run."""
+    from spark_ledger import local
+
+    cluster = local.status(directory)
+    show(settings, cluster)
+    if not cluster.running:
+        click.get_current_context().exit(1)
+
+
+def show(settings: Settings, cluster: ClusterStatus) -> None:
+    """Print a cluster with its processes."""
+    if settings.as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(cluster))
+        return
+    if not cluster.running:
+        click.echo(f"no cluster runs in {cluster.directory} (ledger local up starts one)")
+        return
+    processes = [process for process in (cluster.zookeeper, *cluster.bookies) if process]
+    print_table(
+        ("process", "state", "address", "admin", "pid#"),
+        (
+            (p.name, "running" if p.running else "dead", p.address, p.admin_address, p.pid)
+            for p in processes
+        ),
+    )
+    click.echo(f"\ndirectory  {cluster.directory}\nmetadata   {cluster.uri}")

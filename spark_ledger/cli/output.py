@@ -1,0 +1,89 @@
+"""What a command prints: tables for people, JSON for scripts, progress only on a terminal."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on one line."""
+    click.echo(json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table; a column whose name ends in ``#`` holds numbers, aligned to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        right = column.endswith("#")
+        table.add_column(column.rstrip("#"), justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))  # as it is: no markup in names
+    print_rich(table)
+
+
+def print_rich(part: RenderableType, *, style: str | None = None) -> None:
+    """Print a rich renderable. Output that is not a terminal is wide enough to cut nothing off."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 200
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
+    console.print(part, style=style)
+
+
+class Advance(Protocol):
+    """Moves a progress bar."""
+
+    def __call__(self, steps: int = 1) -> None: ...
+
+
+@contextmanager
+def progress(title: str, total: int | None) -> Iterator[Advance]:
+    """A progress bar on standard error, if that is a terminal; ``total`` None: length unknown."""
+    if not sys.stderr.isatty():
+        yield lambda steps=1: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=total)
+        yield lambda steps=1: bars.update(task, advance=steps)
+
+
+def payload_fields(payload: bytes) -> Mapping[str, str]:
+    """A payload in JSON: as text if it is UTF-8, else as base64."""
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for people: 1536 -> 1.5 KiB."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def time_text(time_ms: int) -> str:
+    """Milliseconds since 1970 as UTC; empty for 0, which means unknown."""
+    if not time_ms:
+        return ""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,0 +1,113 @@
+"""Options that every command takes, and the one place where a command gets its client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from spark_ledger.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from spark_ledger.client.blocking import LedgerClient
+
+METADATA_VARIABLE = "SPARK_LEDGER_METADATA"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the common options said; a later one on the line wins."""
+
+    metadata: str = ""
+    as_json: bool = False
+    debug: bool = False
+
+    def uri(self) -> str:
+        """The cluster's metadata URI. Raises ConfigurationError if none was given."""
+        uri = self.metadata or os.environ.get(METADATA_VARIABLE, "")
+        if not uri:
+            raise ConfigurationError(
+                f"no cluster given: use --metadata zk://host:2181/ledgers or set "
+                f"{METADATA_VARIABLE} (ledger local up starts a cluster and prints its URI)"
+            )
+        return uri
+
+    def connect(self) -> LedgerClient:
+        """A client of the cluster, to be used as a context manager."""
+        uri = self.uri()
+        import spark_ledger
+
+        return spark_ledger.connect(uri)
+
+
+def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
+        if value:
+            setattr(context.ensure_object(Settings), name, value)
+
+    return callback
+
+
+def common_options(command: Command) -> Command:
+    """Add --metadata, --json and --debug; they may stand anywhere on the line."""
+    options = (
+        click.option(
+            "--metadata",
+            metavar="URI",
+            expose_value=False,
+            callback=_remember("metadata"),
+            help=f"Metadata of the cluster, zk://host:2181/ledgers (else ${METADATA_VARIABLE}).",
+        ),
+        click.option(
+            "--json",
+            is_flag=True,
+            expose_value=False,
+            callback=_remember("as_json"),
+            help="Print JSON for scripts.",
+        ),
+        click.option(
+            "--debug",
+            is_flag=True,
+            expose_value=False,
+            callback=_remember("debug"),
+            help="Show the traceback of an error.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def password_option(command: Command) -> Command:
+    """Add --password, as ``password: bytes``; a secret need not stand on the command line."""
+    return click.option(
+        "--password",
+        default="",
+        envvar="SPARK_LEDGER_PASSWORD",
+        metavar="SECRET",
+        callback=lambda _context, _parameter, value: read_secret(value),
+        help="The ledger's password: env:NAME, file:PATH, or the text itself.",
+    )(command)
+
+
+def read_secret(text: str) -> bytes:
+    """The secret that ``env:NAME`` or ``file:PATH`` points to, else the text itself."""
+    kind, _, place = text.partition(":")
+    if kind == "env":
+        if place not in os.environ:
+            raise ConfigurationError(f"--password env:{place}: this variable is not set")
+        return os.environ[place].encode()
+    if kind == "file":
+        try:
+            return Path(place).read_bytes().rstrip(b"\r\n")
+        except OSError as error:
+            raise ConfigurationError(
+                f"--password file:{place} cannot be read: {error.strerror}"
+            ) from error
+    return text.encode()

@@ -1,0 +1,98 @@
+"""A cluster in memory for the command line: the blocking names that commands use, nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from spark_ledger.errors import LedgerClosedError, NoSuchLedgerError, UnauthorizedError
+from spark_ledger.types import Entry, EntryId, LedgerId, Quorums
+
+
+class FakeLedger:
+    """A ledger and, in one object, the handles on it."""
+
+    def __init__(self, ledger_id: int, password: bytes, options: dict[str, Any]) -> None:
+        self.ledger_id = ledger_id
+        self.password = password
+        self.options = options
+        self.payloads: list[bytes] = []
+        self.is_closed = False
+
+    def __enter__(self) -> FakeLedger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def append_async(self, payload: bytes) -> Future[int]:
+        future: Future[int] = Future()
+        if self.is_closed:
+            future.set_exception(LedgerClosedError(f"ledger {self.ledger_id} is closed"))
+        else:
+            self.payloads.append(payload)
+            future.set_result(len(self.payloads) - 1)
+        return future
+
+    @property
+    def last_add_confirmed(self) -> int:
+        return len(self.payloads) - 1
+
+    def read(self, first: int, last: int) -> Iterator[Entry]:
+        for entry_id in range(first, last + 1):
+            payload = self.payloads[entry_id]
+            yield Entry(LedgerId(self.ledger_id), EntryId(entry_id), payload, EntryId(-1), 0)
+
+    def tail(self, start: int, idle_timeout: float | None) -> Iterator[Entry]:
+        yield from self.read(start, self.last_add_confirmed)
+
+
+class FakeClient:
+    """Remembers everything, so that a test can look at it afterwards."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, FakeLedger] = {}
+        self.uris: list[str] = []
+        self.recovered: list[int] = []
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def create_ledger(
+        self,
+        *,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        password: bytes,
+        custom_metadata: dict[str, str],
+    ) -> FakeLedger:
+        quorums = Quorums(ensemble_size, write_quorum, ack_quorum)  # refuses what the real one does
+        options = {"quorums": quorums, "custom_metadata": custom_metadata}
+        ledger = FakeLedger(len(self.ledgers) + 1, password, options)
+        self.ledgers[ledger.ledger_id] = ledger
+        return ledger
+
+    def open_ledger(
+        self, ledger_id: int, *, recover: bool = False, password: bytes = b""
+    ) -> FakeLedger:
+        if ledger_id not in self.ledgers:
+            raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+        ledger = self.ledgers[ledger_id]
+        if password != ledger.password:
+            raise UnauthorizedError(f"ledger {ledger_id}: wrong password")
+        if recover:
+            self.recovered.append(ledger_id)
+            ledger.is_closed = True
+        return ledger
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        if self.ledgers.pop(ledger_id, None) is None:
+            raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")

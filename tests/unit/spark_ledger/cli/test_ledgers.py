@@ -1,0 +1,119 @@
+"""``ledger ledgers``: arguments, payloads in and out, exit statuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spark_ledger.types import Quorums
+from tests.unit.spark_ledger.cli.conftest import Run
+from tests.unit.spark_ledger.cli.fakes import FakeClient
+
+
+def test_append_takes_payloads_from_the_line(client: FakeClient, run: Run) -> None:
+    outcome = run("ledgers", "append", "one", "two")
+    assert outcome == (0, "ledger 1: 2 entries, 6 B\n", "")
+    assert client.ledgers[1].payloads == [b"one", b"two"]
+    assert client.ledgers[1].is_closed
+    assert client.ledgers[1].options["quorums"] == Quorums(3, 3, 2)
+
+
+def test_append_takes_lines_from_standard_input(client: FakeClient, run: Run) -> None:
+    outcome = run("ledgers", "append", "--json", stdin=b"a\r\n\nb")
+    assert json.loads(outcome.out) == {"ledger_id": 1, "entries": 3, "bytes": 2}
+    assert client.ledgers[1].payloads == [b"a", b"", b"b"]
+
+
+def test_append_cuts_a_file_into_pieces(client: FakeClient, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"abc\ndefg\n")
+    outcome = run("ledgers", "append", "--file", str(tmp_path / "data"), "--entry-bytes", "4")
+    assert outcome.status == 0
+    assert client.ledgers[1].payloads == [b"abc\n", b"defg", b"\n"]
+
+
+def test_append_options_reach_the_ledger(
+    client: FakeClient, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "s3")
+    replication = ("--ensemble", "2", "--write-quorum", "2", "--ack-quorum", "1")
+    more = ("--meta", "app=x", "--meta", "k=a=b", "--password", "env:SECRET")
+    assert run("ledgers", "append", "x", *replication, *more).status == 0
+    ledger = client.ledgers[1]
+    assert ledger.options["quorums"] == Quorums(2, 2, 1)
+    assert ledger.options["custom_metadata"] == {"app": "x", "k": "a=b"}
+    assert ledger.password == b"s3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("ledgers", "append", "x", "--meta", "novalue"), "KEY=VALUE"),
+        (("ledgers", "append", "x", "--file", "-"), "not both"),
+        (("ledgers", "append", "x", "--ack-quorum", "4"), "ack_quorum 4"),
+        (("ledgers", "append", "x", "--password", "env:NO_SUCH_NAME"), "NO_SUCH_NAME"),
+        (("ledgers", "append", "x", "--password", "file:/no/such"), "/no/such"),
+        (("ledgers", "append", "--entry-bytes", "0"), "--entry-bytes"),
+        (("ledgers", "read", "x"), "not a valid integer"),
+        (("ledgers", "read", "-1"), "-1"),
+        (("ledgers", "nonsense"), "nonsense"),
+        (("nonsense",), "nonsense"),
+        (("ledgers", "delete", "1"), "--yes"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_names_the_thing(
+    client: FakeClient, run: Run, arguments: tuple[str, ...], words: str
+) -> None:
+    outcome = run(*arguments)
+    assert outcome.status == 2
+    assert words in outcome.err
+    assert outcome.out == ""
+    assert not client.ledgers
+
+
+def test_read_prints_payloads(client: FakeClient, run: Run) -> None:
+    run("ledgers", "append", "a", "b", "c")
+    assert run("ledgers", "read", "1") == (0, "a\nb\nc\n", "")
+    assert run("ledgers", "read", "1", "--first", "1", "--last", "1") == (0, "b\n", "")
+    assert run("ledgers", "read", "1", "--hex", "--first", "2").out == "2 63\n"
+    assert run("ledgers", "read", "1", "--first", "3") == (0, "", "")
+    assert run("ledgers", "read", "1", "--first", "2", "--last", "1").status == 2
+
+
+def test_read_json_keeps_bytes_that_are_no_text(client: FakeClient, run: Run) -> None:
+    run("ledgers", "append", "--entry-bytes", "2", stdin=b"ok\xff\x00")
+    lines = [json.loads(line) for line in run("ledgers", "read", "1", "--json").out.splitlines()]
+    assert lines == [
+        {"entry_id": 0, "payload": "ok"},
+        {"entry_id": 1, "payload_base64": "/wA="},
+    ]
+
+
+def test_tail_prints_and_ends(client: FakeClient, run: Run) -> None:
+    run("ledgers", "append", "a", "b")
+    assert run("ledgers", "tail", "1", "--start", "1", "--idle-timeout", "0.1").out == "b\n"
+
+
+def test_create_prints_the_id_only(client: FakeClient, run: Run) -> None:
+    assert run("ledgers", "create") == (0, "1\n", "")
+    assert client.ledgers[1].is_closed
+    assert run("ledgers", "create", "--leave-open").out == "2\n"
+    assert not client.ledgers[2].is_closed
+
+
+def test_recover_closes(client: FakeClient, run: Run) -> None:
+    run("ledgers", "create", "--leave-open")
+    assert run("ledgers", "recover", "1").out == "ledger 1 is closed; last entry -1\n"
+    assert client.recovered == [1]
+
+
+def test_delete(client: FakeClient, run: Run) -> None:
+    run("ledgers", "append", "x")
+    assert run("ledgers", "delete", "--yes", "1").status == 0
+    outcome = run("ledgers", "delete", "--yes", "1")
+    assert outcome.status == 1
+    expected = (
+        "error: ledger 1 does not exist; see which ledgers exist with: ledger ledgers list.\n"
+    )
+    assert outcome.err == expected

@@ -1,0 +1,53 @@
+"""``ledger local``: what is handed to the cluster module, and what is printed of its answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spark_ledger import local
+from spark_ledger.local import ClusterStatus, ProcessStatus
+from tests.unit.spark_ledger.cli.conftest import Run
+
+RUNNING = ClusterStatus(
+    directory="/somewhere",
+    running=True,
+    uri="zk://127.0.0.1:4444/ledgers",
+    supervisor_pid=9,
+    zookeeper=ProcessStatus("zookeeper", "127.0.0.1:4444", 10),
+    bookies=(ProcessStatus("bookie-0", "127.0.0.1:5555", 11, "127.0.0.1:6666", running=False),),
+)
+
+
+def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Path, int]] = []
+
+    def up(directory: Path, bookies: int) -> ClusterStatus:
+        asked.append((directory, bookies))
+        return RUNNING
+
+    monkeypatch.setattr(local, "up", up)
+    outcome = run("local", "up", "--bookies", "5", "--directory", "/somewhere")
+    assert outcome.status == 0
+    assert asked == [(Path("/somewhere"), 5)]
+    assert outcome.out.splitlines()[-1] == f"export SPARK_LEDGER_METADATA={RUNNING.uri}"
+    assert "dead" in outcome.out and "127.0.0.1:6666" in outcome.out
+    assert json.loads(run("local", "up", "--json").out)["uri"] == RUNNING.uri
+
+
+def test_directory_follows_the_state_home(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    asked: list[Path] = []
+    monkeypatch.setattr(local, "down", lambda directory: asked.append(directory) or True)
+    assert run("local", "down").out == "stopped\n"
+    assert asked == [Path("/state/spark-ledger/local")]
+
+
+def test_status_of_nothing_is_1(run: Run, tmp_path: Path) -> None:
+    outcome = run("local", "status", "--directory", str(tmp_path / "never"))
+    assert outcome.status == 1
+    assert "ledger local up" in outcome.out
+    outcome = run("local", "status", "--json", "--directory", str(tmp_path / "never"))
+    assert outcome.status == 1 and json.loads(outcome.out)["running"] is False
