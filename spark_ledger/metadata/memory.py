@@ -161,7 +161,10 @@ class MemoryTree:
             case Create(_, data):
                 if path in self._nodes:
                     raise ConflictError(f"metadata node {path!r} exists already")
-                if self._node(parent_of(path)).owner is not None:
+                parent = self._nodes.get(parent_of(path))
+                if parent is None:
+                    raise NotFoundError(f"metadata node {path!r}: its parent does not exist")
+                if parent.owner is not None:
                     raise ConfigurationError(
                         f"metadata node {path!r}: an ephemeral node cannot have children"
                     )
@@ -248,13 +251,15 @@ class MemoryMetadataStore:
             await self._write("transaction", path, lambda: self.tree.apply(operations))
 
     def watch(self, path: str, callback: Callable[[], None]) -> Watch:
+        check_path(path)
+
         def forget(cancelled: Subscription) -> None:
             self._watches.remove(cancelled)
             self.tree.remove_watch(path, cancelled)
 
         subscription = Subscription(callback, forget)
         self._watches.append(subscription)
-        self.tree.add_watch(check_path(path), subscription)
+        self.tree.add_watch(path, subscription)
         return subscription
 
     def on_session_lost(self, callback: Callable[[], None]) -> Watch:

@@ -1,0 +1,217 @@
+"""The process that owns a local cluster's processes, so that none of them outlives it.
+
+Run as a script by its path, with the standard library only, because it must start in a few
+milliseconds. It has one thread. Requests are JSON lines on standard input, one reply line each:
+
+    {"op": "spawn", "name": ..., "argv": [...], "cwd": ..., "log": ..., "env": {...}}
+    {"op": "signal", "name": ..., "signal": 9}
+    {"op": "status"}                  -> {"processes": {name: {"pid": 1, "exit": null}}}
+    {"op": "detach", "state": path}   go on alone; the state file is removed at the end
+    {"op": "stop", "graceful": true}
+
+Until it is detached it kills everything and ends when its input closes or its parent dies: both,
+because a program that the parent has forked may hold the other end of the input open. The kernel
+kills the children if this process itself is killed (Linux; the flag belongs to the thread that
+spawned, hence the one thread). It holds a lock on the directory as long as it lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LOCK_NAME = "lock"
+PARENT_CHECK_S = 0.25
+BOOKIES_STOP_S = 15.0
+OTHERS_STOP_S = 5.0
+DIRECTORY_IN_USE = 3
+_PR_SET_PDEATHSIG = 1
+
+
+class _TerminatedError(Exception):
+    """SIGTERM or SIGINT came."""
+
+
+class Supervisor:
+    """The children by name, and the requests about them."""
+
+    def __init__(self, *, remove: Path | None, parent: int | None) -> None:
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._remove = remove
+        self._parent = parent
+        self._state: Path | None = None
+        self._detached = False
+        self._stopped = False
+        self._die_with_parent = _death_signal()
+
+    def run(self) -> None:
+        """Serve until told to stop, or until nobody is left who could."""
+        graceful = False
+        try:
+            self._serve()
+        except _TerminatedError:
+            graceful = True
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if not self._stopped:
+                self._stop(graceful=graceful)
+            if self._state is not None:
+                self._state.unlink(missing_ok=True)
+            if self._remove is not None:
+                shutil.rmtree(self._remove, ignore_errors=True)
+
+    def _serve(self) -> None:
+        buffered = b""
+        while not self._stopped:
+            inputs = [] if self._detached else [0]
+            ready, _, _ = select.select(inputs, [], [], PARENT_CHECK_S)
+            for child in self._children.values():
+                child.poll()  # reap
+            if ready:
+                received = os.read(0, 65536)
+                if not received:
+                    return
+                *lines, buffered = (buffered + received).split(b"\n")
+                for line in lines:
+                    self._answer(line)
+            if self._parent is not None and os.getppid() != self._parent:
+                return
+
+    def _answer(self, line: bytes) -> None:
+        try:
+            reply = self._handle(json.loads(line))
+        except (OSError, KeyError, ValueError) as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        with contextlib.suppress(BrokenPipeError):  # the reader is gone; the loop will see it
+            os.write(1, json.dumps(reply).encode() + b"\n")
+        if self._detached:
+            os.close(1)
+
+    def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "spawn":
+                return self._spawn(request)
+            case "signal":
+                child = self._children[request["name"]]
+                if child.poll() is None:
+                    child.send_signal(request["signal"])
+            case "status":
+                return {
+                    "processes": {
+                        name: {"pid": child.pid, "exit": child.poll()}
+                        for name, child in self._children.items()
+                    }
+                }
+            case "detach":
+                self._detached, self._parent = True, None
+                self._state = Path(request["state"])
+            case "stop":
+                self._stop(graceful=request["graceful"])
+            case other:
+                raise ValueError(f"unknown request {other!r}")
+        return {}
+
+    def _spawn(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = request["name"]
+        before = self._children.get(name)
+        if before is not None and before.poll() is None:
+            raise ValueError(f"{name} is running")
+        with Path(request["log"]).open("ab") as log:
+            child = subprocess.Popen(
+                request["argv"],
+                cwd=request["cwd"],
+                env={**os.environ, **request["env"]},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=self._die_with_parent,  # safe: this process has one thread
+            )
+        self._children[name] = child
+        return {"pid": child.pid}
+
+    def _stop(self, *, graceful: bool) -> None:
+        """End all children, the bookies before the metadata store they report to."""
+        self._stopped = True
+        if graceful:
+            bookies = [c for name, c in self._children.items() if name.startswith("bookie")]
+            others = [c for name, c in self._children.items() if not name.startswith("bookie")]
+            _terminate(bookies, BOOKIES_STOP_S)
+            _terminate(others, OTHERS_STOP_S)
+        for child in self._children.values():
+            if child.poll() is None:
+                child.kill()
+        for child in self._children.values():
+            child.wait()
+
+
+def _terminate(children: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+            child.send_signal(signal.SIGCONT)  # a paused one would sleep through it
+    deadline = time.monotonic() + timeout_s
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _death_signal() -> Callable[[], None] | None:
+    """For Linux: a function that a new child calls to be killed when this process dies."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    supervisor = os.getpid()
+
+    def die_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:  # it died before the call above
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return die_with_parent
+
+
+def _terminated(_signal_number: int, _frame: object) -> None:
+    raise _TerminatedError
+
+
+def main() -> int:
+    """Take the lock, say so, serve. Exit code 3: another cluster runs in the directory."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--remove", action="store_true", help="remove the directory at the end")
+    parser.add_argument("--daemon", action="store_true", help="leave the parent at once")
+    parser.add_argument("--parent", type=int, help="end when this is no longer the parent")
+    options = parser.parse_args()
+    lock = os.open(options.directory / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return DIRECTORY_IN_USE
+    if options.daemon and os.fork() > 0:
+        os._exit(0)  # the lock lives on in the fork, which belongs to nobody
+    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGINT, _terminated)
+    supervisor = Supervisor(
+        remove=options.directory if options.remove else None,
+        parent=None if options.daemon else options.parent,
+    )
+    os.write(1, json.dumps({"pid": os.getpid()}).encode() + b"\n")
+    supervisor.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

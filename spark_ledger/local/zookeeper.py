@@ -1,0 +1,129 @@
+"""A real ZooKeeper for one machine, from the jars that PySpark's package brings along."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import socket
+from pathlib import Path
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.local.ports import HOST, is_free
+
+CLASSPATH_VARIABLE = "SPARK_LEDGER_ZOOKEEPER_CLASSPATH"
+MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+TICK_MS = 500
+"""Sessions last from 2 to 20 ticks: 1 to 10 seconds."""
+
+_PROBE_TIMEOUT_S = 1.0
+
+_JARS = (
+    "zookeeper-[0-9]*.jar",
+    "zookeeper-jute-*.jar",
+    "slf4j-api-*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+)
+
+_JVM_FLAGS = (
+    "-Xmx128m",
+    "-Xss256k",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-Dzookeeper.preAllocSize=1024",  # KiB; the default reserves 64 MiB for each log file
+)
+
+
+def command(config: Path, *, durable: bool) -> list[str]:
+    """The command line of a server. Without ``durable`` a power cut may lose metadata.
+
+    Raises ConfigurationError that says what to install.
+    """
+    flags = list(_JVM_FLAGS)
+    if not durable:
+        flags.append("-Dzookeeper.forceSync=no")
+    return [java(), *flags, "-cp", classpath(), MAIN_CLASS, str(config)]
+
+
+def write_config(directory: Path, port: int) -> Path:
+    """Write ``zoo.cfg`` for a server that keeps its data in ``directory``; the file's path."""
+    (directory / "data").mkdir(parents=True, exist_ok=True)
+    config = directory / "zoo.cfg"
+    config.write_text(
+        f"tickTime={TICK_MS}\n"
+        f"dataDir={directory / 'data'}\n"
+        f"clientPort={port}\n"
+        f"clientPortAddress={HOST}\n"
+        "admin.enableServer=false\n"
+        "4lw.commands.whitelist=*\n"
+        "maxClientCnxns=0\n"
+        "autopurge.snapRetainCount=3\n"
+        "autopurge.purgeInterval=1\n"
+    )
+    return config
+
+
+def read_port(directory: Path) -> int:
+    """The port of the last start if it is free, so that the URI stays the same; else 0."""
+    try:
+        text = (directory / "zoo.cfg").read_text()
+    except FileNotFoundError:
+        return 0
+    found = re.search(r"^clientPort=(\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found and is_free(int(found[1])) else 0
+
+
+def answers(directory: Path, port: int) -> bool:
+    """True if the server of this directory serves on the port (not another cluster's)."""
+    try:
+        with socket.create_connection((HOST, port), timeout=_PROBE_TIMEOUT_S) as connection:
+            connection.sendall(b"conf")
+            reply = b""
+            while part := connection.recv(4096):
+                reply += part
+    except OSError:
+        return False
+    return f"dataDir={directory / 'data'}{os.sep}version-2".encode() in reply
+
+
+def java() -> str:
+    """The Java program: of ``JAVA_HOME``, else on the path."""
+    home = os.environ.get("JAVA_HOME", "")
+    if home and (Path(home) / "bin" / "java").is_file():
+        return str(Path(home) / "bin" / "java")
+    found = shutil.which("java")
+    if found is None:
+        raise ConfigurationError(
+            "Java is missing, and the local ZooKeeper needs it: install Java 17 "
+            "(apt install openjdk-17-jre-headless), or set JAVA_HOME"
+        )
+    return found
+
+
+def classpath() -> str:
+    """The jars, from the environment variable or from the pyspark package (which is not loaded)."""
+    given = os.environ.get(CLASSPATH_VARIABLE, "")
+    if given:
+        return given
+    spec = importlib.util.find_spec("pyspark")
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    if not locations:
+        raise ConfigurationError(
+            "pyspark is missing, and the local ZooKeeper comes from it: install "
+            f"spark-ledger[spark], or name the jars of a ZooKeeper in {CLASSPATH_VARIABLE}"
+        )
+    jars = Path(locations[0]) / "jars"
+    found: list[str] = []
+    for pattern in _JARS:
+        matches = sorted(jars.glob(pattern))
+        if not matches:
+            raise ConfigurationError(
+                f"there is no {pattern} in {jars}: this pyspark package has no ZooKeeper; name "
+                f"the jars of one in {CLASSPATH_VARIABLE}"
+            )
+        found.append(str(matches[-1]))
+    return os.pathsep.join(found)
