@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def connect(uri: str, **options: Any) -> LedgerConnection:
     """Connect to a cluster: ``with spark_ledger.connect("zk://host:2181/ledgers") as client: ...``
 
-    ``options`` are the fields of ``spark_ledger.config.ClientConfig``. Raises ConfigurationError for
-    a malformed URI or an unknown option, MetadataUnavailableError if ZooKeeper cannot be reached.
+    ``options`` are the fields of ``spark_ledger.config.ClientConfig``. Raises ConfigurationError
+    for a malformed URI or an unknown option, MetadataUnavailableError if ZooKeeper is not there.
     """
     from spark_ledger.client.blocking import LedgerConnection
 

@@ -209,10 +209,10 @@ class LedgerReader:
                         async for batch in batches:
                             yield batch
                     following, idle_since = end + 1, loop.time()
-                elif self.is_closed or not await self._wait_for_news(
-                    changed, idle_since, idle_timeout
-                ):
-                    return
+                else:
+                    deadline = None if idle_timeout is None else idle_since + idle_timeout
+                    if self.is_closed or not await self._wait_for_news(changed, deadline):
+                        return
         finally:
             if watch is not None:
                 watch.cancel()

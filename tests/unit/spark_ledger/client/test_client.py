@@ -1,0 +1,299 @@
+"""The client's handles over memory: writing, reading, tailing, recovery, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_ledger.errors import (
+    ConfigurationError,
+    EntryTooLargeError,
+    FencedError,
+    LedgerClosedError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+    ReadBeyondConfirmedError,
+    UnauthorizedError,
+)
+from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.types import BookieStatus
+from tests.unit.spark_ledger.client.world import World, run
+
+PAYLOADS = [b"entry %d" % i for i in range(20)]
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (3, 2, 2), (5, 3, 2), (4, 2, 1), (1, 1, 1)])
+def test_what_is_appended_is_read_back_in_order(quorums: tuple[int, int, int]) -> None:
+    e, wq, aq = quorums
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with await client.create_ledger(
+            ensemble_size=e, write_quorum=wq, ack_quorum=aq, custom_metadata={"app": "x"}
+        ) as writer:
+            futures = [writer.append_nowait(payload) for payload in PAYLOADS]
+            assert await asyncio.gather(*futures) == list(range(20))
+            assert writer.last_add_confirmed == 19 == writer.last_add_pushed
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.is_closed
+        assert reader.metadata.length == sum(map(len, PAYLOADS))
+        assert reader.metadata.custom_metadata == {"app": "x"}
+        entries = [entry async for entry in reader.read(0, 19)]
+        assert [entry.payload for entry in entries] == PAYLOADS
+        assert [entry.entry_id async for entry in reader.read(3, 8)] == [3, 4, 5, 6, 7, 8]
+
+    run(test, bookies=5)
+
+
+def test_a_closed_writer_takes_nothing_and_closes_twice() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.close()
+        await writer.close()
+        with pytest.raises(LedgerClosedError):
+            await writer.append(b"x")
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed == -1
+
+    run(test)
+
+
+def test_recovery_fences_the_writer_and_keeps_what_was_confirmed() -> None:
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        writer = await client.create_ledger()
+        for payload in PAYLOADS:
+            await writer.append(payload)
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert reader.is_closed
+        assert reader.last_add_confirmed == 19
+        with pytest.raises(FencedError):
+            await writer.append(b"late")
+        with pytest.raises(FencedError):
+            await writer.append(b"later")
+        await writer.close()
+        again = await other.open_ledger(writer.ledger_id, recover=True)
+        assert again.last_add_confirmed == 19
+        assert [e.payload async for e in again.read(0, 19)] == PAYLOADS
+        assert again.metadata.length == sum(map(len, PAYLOADS))
+
+    run(test)
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (5, 3, 2)])
+def test_a_dead_bookie_is_replaced_by_a_spare(quorums: tuple[int, int, int]) -> None:
+    e, wq, aq = quorums
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger(ensemble_size=e, write_quorum=wq, ack_quorum=aq)
+        await writer.append(b"first")
+        victim = writer.metadata.fragments[0].bookies[0]
+        world.kill(victim)
+        for payload in PAYLOADS:
+            await writer.append(payload)
+        assert len(writer.metadata.fragments) == 2
+        assert victim not in writer.metadata.fragments[1].bookies
+        await writer.close()
+        reader = await client.open_ledger(writer.ledger_id)
+        entries = [entry.payload async for entry in reader.read(0, 20)]
+        assert entries == [b"first", *PAYLOADS]
+
+    run(test, bookies=6)
+
+
+def test_without_a_spare_the_writer_goes_on_and_the_bookie_returns() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        world.kill("b0")
+        for payload in PAYLOADS:
+            await writer.append(payload)
+        assert writer.failed_slots
+        world.revive("b0")
+        for _ in range(300):
+            await writer.append(b"more")
+            if not writer.failed_slots:
+                break
+            await asyncio.sleep(0.01)
+        assert not writer.failed_slots, "the bookie that came back serves its slot again"
+        world.kill("b1")
+        await writer.append(b"on two of three again")
+        last = writer.last_add_confirmed
+        await writer.close()
+        reader = await client.open_ledger(writer.ledger_id)
+        assert len([e async for e in reader.read(0, last)]) == last + 1
+
+    run(test)
+
+
+def test_too_few_bookies_end_the_ledger_at_what_was_confirmed() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"kept")
+        world.kill("b0")
+        world.kill("b1")
+        with pytest.raises(NotEnoughBookiesError, match="b0"):
+            await writer.append(b"lost")
+        await writer.close()
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.is_closed
+        assert reader.last_add_confirmed == 0
+
+    run(test)
+
+
+def test_a_reader_follows_an_open_ledger() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        seen: list[bytes] = []
+
+        async def follow() -> None:
+            async for entry in reader.tail(0):
+                seen.append(entry.payload)
+
+        following = asyncio.create_task(follow())
+        for payload in PAYLOADS:
+            await writer.append(payload)
+        while len(seen) < 21:
+            await asyncio.sleep(0.005)
+        assert not following.done(), "the last entry of an idle writer is visible before it closes"
+        await writer.close()
+        await asyncio.wait_for(following, 5)
+        assert seen == [b"0", *PAYLOADS]
+
+    run(test)
+
+
+def test_a_tail_ends_when_idle() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        got = [entry.payload async for entry in reader.tail(0, idle_timeout=0.2)]
+        assert got == [b"0"]
+        await writer.close()
+
+    run(test)
+
+
+def test_a_read_above_the_last_add_confirmed_asks_no_bookie() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        for name in world.bookies:
+            world.kill(name)
+        with pytest.raises(ReadBeyondConfirmedError):
+            [e async for e in reader.read(0, 5)]
+        with pytest.raises(ConfigurationError):
+            [e async for e in reader.read(3, 1)]
+
+    run(test)
+
+
+def test_a_password_is_needed_for_everything_and_a_wrong_one_fences_nothing() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger(password=b"secret")
+        await writer.append(b"0")
+        for wrong in (b"", b"guess"):
+            with pytest.raises(UnauthorizedError):
+                await client.open_ledger(writer.ledger_id, recover=True, password=wrong)
+        await writer.append(b"1")
+        reader = await client.open_ledger(writer.ledger_id, recover=True, password=b"secret")
+        assert [e.payload async for e in reader.read(0, 1)] == [b"0", b"1"]
+        open_to_all = await client.create_ledger()
+        with pytest.raises(UnauthorizedError, match="no password"):
+            await client.open_ledger(open_to_all.ledger_id, password=b"x")
+
+    run(test)
+
+
+def test_bad_input_is_refused_with_one_sentence() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        with pytest.raises(ConfigurationError, match="ensemble_size 2, write_quorum 3"):
+            await client.create_ledger(ensemble_size=2, write_quorum=3)
+        with pytest.raises(NotEnoughBookiesError, match="3 are registered"):
+            await client.create_ledger(ensemble_size=5)
+        with pytest.raises(NoSuchLedgerError):
+            await client.open_ledger(12345)
+        with pytest.raises(ConfigurationError, match="not 'seven'"):
+            await client.open_ledger("seven")  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="custom_metadata"):
+            await client.create_ledger(custom_metadata={"a": 1})  # type: ignore[dict-item]
+        writer = await client.create_ledger()
+        with pytest.raises(ConfigurationError, match="not str"):
+            await writer.append("text")  # type: ignore[arg-type]
+        with pytest.raises(EntryTooLargeError):
+            await writer.append(bytes(ENTRY_PAYLOAD_BYTES_MAX + 1))
+        await writer.append(bytearray(b"fine"))
+        await writer.close()
+        await client.delete_ledger(writer.ledger_id)
+        await client.delete_ledger(writer.ledger_id)
+        with pytest.raises(NoSuchLedgerError):
+            await client.open_ledger(writer.ledger_id)
+
+    run(test)
+
+
+def test_a_damaged_replica_is_passed_over() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with await client.create_ledger() as writer:
+            for payload in PAYLOADS:
+                await writer.append(payload)
+        reader = await client.open_ledger(writer.ledger_id)
+        for victim in ("b0", "b1"):
+            damage(world, victim, writer.ledger_id)
+            assert [e.payload async for e in reader.read(0, 19)] == PAYLOADS
+
+    run(test)
+
+
+def damage(world: World, name: str, ledger_id: int) -> None:
+    """Flip the last byte of every entry that one bookie serves of a ledger."""
+    bookie = world.bookies[name]  # type: ignore[index]
+    honest = bookie.read
+
+    def read(*args: object, **kwargs: object) -> object:
+        outcome = honest(*args, **kwargs)  # type: ignore[arg-type]
+        runs = []
+        for found in outcome.runs:
+            frames = bytearray(found.frames)
+            frames[-1] ^= 1
+            runs.append(
+                type(found)(
+                    found.ledger_id, found.first_entry, found.entry_ids, found.sizes, bytes(frames)
+                )
+            )
+        return outcome._replace(runs=runs) if outcome.status is BookieStatus.OK else outcome
+
+    bookie.read = read  # type: ignore[method-assign, assignment]
+
+
+def test_competing_recoveries_agree() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        futures = [writer.append_nowait(payload) for payload in PAYLOADS]
+        others = [await world.client() for _ in range(4)]
+        readers = await asyncio.gather(
+            *(other.open_ledger(writer.ledger_id, recover=True) for other in others)
+        )
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        confirmed = [o for o in outcomes if isinstance(o, int)]
+        ends = {reader.last_add_confirmed for reader in readers}
+        assert len(ends) == 1
+        assert max(confirmed, default=-1) <= ends.pop()
+
+    run(test)

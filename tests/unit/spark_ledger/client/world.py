@@ -1,0 +1,80 @@
+"""A cluster in one process for client tests: memory metadata, memory transport, scripted bookies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.config import ClientConfig
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.transport.memory import MemoryTransport
+from spark_ledger.types import BookieId, BookieInfo
+from tests.contracts.scripted_bookie import ScriptedBookie
+
+
+class World:
+    """Bookies b0, b1, ... and a metadata tree; clients are sessions on it."""
+
+    def __init__(self, bookies: int) -> None:
+        self.tree = MemoryTree()
+        self.bookies = {BookieId(f"b{i}"): ScriptedBookie() for i in range(bookies)}
+        self.alive = dict(self.bookies)
+        self._registries: dict[BookieId, BookieRegistry] = {}
+        self._transports: list[MemoryTransport] = []
+        self._clients: list[LedgerClient] = []
+
+    async def start(self) -> None:
+        for bookie_id in self.bookies:
+            await self.register(bookie_id)
+
+    async def register(self, name: str) -> None:
+        bookie_id = BookieId(name)
+        registry = BookieRegistry(MemoryMetadataStore(self.tree))
+        self._registries[bookie_id] = registry
+        await registry.register(BookieInfo(bookie_id, f"memory:{bookie_id}"))
+
+    async def client(self, **options: Any) -> LedgerClient:
+        transport = MemoryTransport(self.alive)
+        self._transports.append(transport)
+        client = await LedgerClient.over(
+            MemoryMetadataStore(self.tree), transport, ClientConfig(**options)
+        )
+        self._clients.append(client)
+        return client
+
+    def kill(self, name: str) -> None:
+        """The bookie answers nobody any more; its registration stays, as after kill -9."""
+        self.alive.pop(BookieId(name), None)
+        for transport in self._transports:
+            transport.disconnect(BookieId(name))
+
+    def revive(self, name: str) -> None:
+        self.alive[BookieId(name)] = self.bookies[BookieId(name)]
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+@asynccontextmanager
+async def world(bookies: int = 3) -> AsyncIterator[World]:
+    made = World(bookies)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def run(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -> None:
+    """Run an async test against a fresh world, in at most 20 seconds."""
+
+    async def main() -> None:
+        async with world(bookies) as made:
+            await asyncio.wait_for(test(made), 20)
+
+    asyncio.run(main())
