@@ -22,7 +22,7 @@ from spark_ledger.cli.settings import Settings, common_options, password_option
 from spark_ledger.types import Entry, LedgerMetadata
 
 if TYPE_CHECKING:
-    from spark_ledger.client.blocking import LedgerWriter
+    from spark_ledger.client.blocking import BlockingWriter
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -203,7 +203,6 @@ def append(
         ) as writer,
     ):
         entries, size_bytes = append_all(writer, payloads, len(payload) or None)
-        writer.close()
     if settings.as_json:
         fields = {"ledger_id": writer.ledger_id, "entries": entries, "bytes": size_bytes}
         print_json(fields)
@@ -221,7 +220,7 @@ def pieces(source: BinaryIO, entry_bytes: int | None) -> Iterator[bytes]:
 
 
 def append_all(
-    writer: LedgerWriter, payloads: Iterable[bytes], total: int | None
+    writer: BlockingWriter, payloads: Iterable[bytes], total: int | None
 ) -> tuple[int, int]:
     """Append everything with many adds in flight; (entries, bytes) once all are confirmed."""
     pending: deque[Future[int]] = deque()
@@ -334,6 +333,7 @@ def delete(settings: Settings, ledger_ids: tuple[int, ...], yes: bool) -> None:
     confirm(yes, f"Delete {len(ledger_ids)} ledger(s) for good?")
     with settings.connect() as client, progress("deleting", len(ledger_ids)) as advance:
         for ledger_id in ledger_ids:
+            client.ledger_metadata(ledger_id)  # deleting is idempotent; a wrong id is a mistake
             client.delete_ledger(ledger_id)
             advance()
     if settings.as_json:

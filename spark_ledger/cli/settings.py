@@ -13,7 +13,7 @@ import click
 from spark_ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from spark_ledger.client.blocking import LedgerClient
+    from spark_ledger.client.blocking import LedgerConnection
 
 METADATA_VARIABLE = "SPARK_LEDGER_METADATA"
 
@@ -38,7 +38,7 @@ class Settings:
             )
         return uri
 
-    def connect(self) -> LedgerClient:
+    def connect(self) -> LedgerConnection:
         """A client of the cluster, to be used as a context manager."""
         uri = self.uri()
         import spark_ledger

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from spark_ledger.cli.ddl import parse_columns
 from spark_ledger.cli.ledgers import confirm
@@ -22,27 +22,28 @@ CELL_CHARS_MAX = 40
 _SHORT = re.compile(r"(\d+)(?::(\d+))?(?::(\d+))?")
 
 
-class Position(click.ParamType):
+class JsonPosition(msgspec.Struct, forbid_unknown_fields=True):
+    """A position as Spark options spell it; entry and slot may be left out."""
+
+    segment: int
+    entry: int = 0
+    slot: int = 0
+
+
+def position(_context: click.Context, _parameter: click.Parameter, value: str) -> str | Dlsn:
     """``earliest``, ``latest``, SEGMENT[:ENTRY[:SLOT]], or the JSON of Spark's options."""
-
-    name = "position"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str | Dlsn:
-        if isinstance(value, Dlsn) or value in ("earliest", "latest"):
-            return value  # type: ignore[no-any-return]
-        short = _SHORT.fullmatch(value)
-        if short:
-            return Dlsn(*(int(part or 0) for part in short.groups()))
-        try:
-            return Dlsn(**json.loads(value))
-        except (ValueError, TypeError):
-            self.fail(
-                f'{value!r}: use earliest, latest, 3, 3:0:5 or {{"segment": 3, "entry": 0}}',
-                param,
-                ctx,
-            )
+    if value in ("earliest", "latest"):
+        return value
+    short = _SHORT.fullmatch(value)
+    if short:
+        return Dlsn(*(int(part or 0) for part in short.groups()))
+    try:
+        found = msgspec.json.decode(value, type=JsonPosition)
+        return Dlsn(found.segment, found.entry, found.slot)
+    except msgspec.MsgspecError:
+        raise click.BadParameter(
+            f'{value!r}: use earliest, latest, 3, 3:0:5 or {{"segment": 3, "entry": 0}}'
+        ) from None
 
 
 stream_argument = click.argument("name")
@@ -103,8 +104,8 @@ def create(
 
 @group.command()
 @stream_argument
-@click.option("--start", type=Position(), default="earliest", show_default=True)
-@click.option("--end", type=Position(), default="latest", show_default=True, help="Excluded.")
+@click.option("--start", callback=position, default="earliest", show_default=True)
+@click.option("--end", callback=position, default="latest", show_default=True, help="Excluded.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many rows.")
 @common_options
 @click.pass_obj

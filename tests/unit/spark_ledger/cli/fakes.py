@@ -93,6 +93,9 @@ class FakeClient:
             ledger.is_closed = True
         return ledger
 
-    def delete_ledger(self, ledger_id: int) -> None:
-        if self.ledgers.pop(ledger_id, None) is None:
+    def ledger_metadata(self, ledger_id: int) -> None:
+        if ledger_id not in self.ledgers:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        self.ledgers.pop(ledger_id, None)
