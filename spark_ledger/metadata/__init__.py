@@ -1,5 +1,6 @@
 """Metadata: one small interface over versioned nodes, its implementations, and what is kept there.
 
-``base`` is the interface, ``memory`` and ``zookeeper`` implement it, ``connect.open_store`` picks by
-URI. On the interface stand ``ledgers``, ``bookies`` and ``cluster``. kazoo loads only when used.
+``base`` is the interface, ``memory`` and ``zookeeper`` implement it, ``connect.open_store`` opens
+the one of a URI. On the interface stand ``ledgers``, ``bookies`` and ``cluster``. kazoo loads only
+when it is used.
 """

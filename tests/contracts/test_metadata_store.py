@@ -254,6 +254,7 @@ def test_watch_reports_data_children_creation_and_deletion(run: Run) -> None:
             await store.children("w")  # let whatever else is under way arrive
             await asyncio.sleep(0.05)
 
+        await store.children("w")  # the watch counts from the next read on
         await reported(other.create("w", b""))
         await reported(other.create("w/child", b""))
         await reported(other.put("w", b"1", 0))
