@@ -1,4 +1,4 @@
-"""A bookie in memory for tests of the network parts: correct answers, and completions on command."""
+"""A bookie in memory for tests of the network: right answers, completions on command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ScriptedStats:
 
 
 class ScriptedBookie:
-    """``hold = True`` keeps completions until ``release()``; ``refuse_next`` answers the next add."""
+    """``hold`` keeps completions until ``release()``; ``refuse_next`` answers the next add."""
 
     def __init__(self) -> None:
         self.ledgers: dict[LedgerId, _Ledger] = {}
