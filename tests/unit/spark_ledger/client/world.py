@@ -1,4 +1,4 @@
-"""A cluster in one process for client tests: memory metadata, memory transport, scripted bookies."""
+"""A cluster in one process for tests: memory metadata and transport, scripted bookies."""
 
 from __future__ import annotations
 
