@@ -1,0 +1,73 @@
+"""Where a bookie stores, how much memory it uses for it, and how often it flushes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import GIB, KIB, MIB
+from spark_ledger.types import BookieId
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    """Settings of the storage; sizes are bytes, intervals seconds.
+
+    ``ledger_directories``: a ledger lives in the directory of its id modulo their number, so the
+    list (and its order) is fixed once data are stored; cookies guard it.
+    ``journal_file_bytes``: a journal file is preallocated to this and rolled when it is full.
+    ``journal_batch_bytes_max``: most bytes one sync covers (a single larger record passes).
+    ``write_cache_bytes``: memory for runs not yet in the entry log, over all directories; one half
+    takes adds while the other is flushed.
+    ``flush_interval_s``: longest time a run stays out of the entry log.
+    ``block_cache_bytes``: blocks kept after a partial read, because the next one follows.
+    ``index_map_bytes``: address space of one directory's index, the most it can grow to; the file
+    itself is as small as its content.
+    """
+
+    journal_directory: Path
+    ledger_directories: tuple[Path, ...]
+    bookie_id: BookieId
+    cluster_id: str = ""
+    journal_file_bytes: int = 256 * MIB
+    journal_batch_bytes_max: int = 16 * MIB
+    write_cache_bytes: int = 256 * MIB
+    flush_interval_s: float = 10.0
+    entry_log_bytes: int = GIB
+    block_cache_bytes: int = 32 * MIB
+    index_map_bytes: int = 64 * GIB
+
+    def __post_init__(self) -> None:
+        if not self.ledger_directories:
+            raise ConfigurationError("ledger_directories is empty: name at least one directory")
+        directories = self.directories
+        if len(set(directories)) != len(directories):
+            raise ConfigurationError(
+                "journal_directory and ledger_directories must all be different directories"
+            )
+        for directory in directories:
+            if not directory.is_absolute():
+                raise ConfigurationError(f"directory {directory} must be an absolute path")
+        for name, lowest in (
+            ("journal_file_bytes", 64 * KIB),
+            ("journal_batch_bytes_max", 4 * KIB),
+            ("write_cache_bytes", 4 * KIB),
+            ("entry_log_bytes", 4 * KIB),
+            ("block_cache_bytes", 0),
+            ("index_map_bytes", MIB),
+        ):
+            value = getattr(self, name)
+            if value < lowest:
+                raise ConfigurationError(f"{name} is {value}: at least {lowest} is needed")
+        if self.entry_log_bytes > 2 * GIB:
+            raise ConfigurationError(
+                f"entry_log_bytes is {self.entry_log_bytes}: at most {2 * GIB} is allowed"
+            )
+        if self.flush_interval_s <= 0:
+            raise ConfigurationError(f"flush_interval_s is {self.flush_interval_s}: must be > 0")
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """All directories, the journal's first."""
+        return (self.journal_directory, *self.ledger_directories)

@@ -1,0 +1,196 @@
+"""Identity of a bookie's directories: a cookie in each, and a lock while a process uses them.
+
+The cookie, ``bookie.json``, is written by ``format_directories`` and never changed. It holds the
+bookie's incarnation id, made at random there, so a bookie that lost its disk comes back as another
+bookie and not as an empty one under a trusted name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bookie_server.storage.vfs import FileSystem, Lock, read_file, write_file_durably
+from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.limits import KIB
+from spark_ledger.types import BookieId
+
+COOKIE_NAME: Final = "bookie.json"
+LOCK_NAME: Final = "lock"
+INDEX_NAME: Final = "index"
+FORMAT_VERSION: Final = 1
+_COOKIE_BYTES_MAX: Final = 64 * KIB
+_NOT_OURS: Final = frozenset({LOCK_NAME, "lost+found"})
+"""Names that do not make a directory count as used."""
+
+
+class Cookie(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written into every directory: equal but for ``role``.
+
+    ``role`` is "journal", or "ledgers-0", "ledgers-1", ... by place in ``ledger_directories``.
+    """
+
+    format_version: int
+    cluster_id: str
+    bookie_id: str
+    journal_directory: str
+    ledger_directories: tuple[str, ...]
+    role: str
+
+
+def format_directories(
+    file_system: FileSystem,
+    journal_directory: Path,
+    ledger_directories: Sequence[Path],
+    *,
+    cluster_id: str,
+    bookie_id: BookieId | None = None,
+    force: bool = False,
+) -> Cookie:
+    """Make the directories of a new, empty bookie, and return its journal's cookie.
+
+    ``bookie_id`` is made at random unless it is given. Directories that hold anything are refused
+    with ConfigurationError; with ``force`` what they hold is deleted.
+    """
+    roles = _roles(journal_directory, ledger_directories)
+    for directory in roles:
+        file_system.mkdir(directory)
+        content = [name for name in file_system.list(directory) if name not in _NOT_OURS]
+        if content and not force:
+            raise ConfigurationError(
+                f"directory {directory} is not empty (it holds {content[0]}): "
+                "choose another, or format with force, which deletes what it holds"
+            )
+    locks = lock_directories(file_system, list(roles))
+    try:
+        for directory in roles:
+            _clear(file_system, directory)
+        chosen = bookie_id or BookieId(f"bookie-{secrets.token_hex(8)}")
+        for directory, role in roles.items():
+            cookie = Cookie(
+                FORMAT_VERSION,
+                cluster_id,
+                chosen,
+                str(journal_directory),
+                tuple(map(str, ledger_directories)),
+                role,
+            )
+            content_bytes = msgspec.json.format(msgspec.json.encode(cookie)) + b"\n"
+            write_file_durably(file_system, directory / COOKIE_NAME, content_bytes)
+            file_system.sync_directory(directory.parent)
+    finally:
+        for lock in locks:
+            lock.release()
+    return read_cookie(file_system, journal_directory)
+
+
+def read_cookie(file_system: FileSystem, directory: Path) -> Cookie:
+    """The cookie of a directory. ConfigurationError when there is none, CorruptionError when it
+    cannot be understood."""
+    path = directory / COOKIE_NAME
+    try:
+        data = read_file(file_system, path, size_max=_COOKIE_BYTES_MAX)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigurationError(
+            f"directory {directory} has no {COOKIE_NAME}: it was never formatted, or the disk is "
+            "not mounted; format a new bookie with `ledger bookie format`"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    try:
+        cookie = msgspec.json.decode(data, type=Cookie)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"{path} is damaged: {error}") from error
+    if cookie.format_version != FORMAT_VERSION:
+        raise ConfigurationError(
+            f"{path} has format version {cookie.format_version}, this program reads "
+            f"{FORMAT_VERSION}: use the version that wrote it"
+        )
+    return cookie
+
+
+def check_cookies(
+    file_system: FileSystem,
+    journal_directory: Path,
+    ledger_directories: Sequence[Path],
+    *,
+    bookie_id: str = "",
+    cluster_id: str = "",
+) -> Cookie:
+    """The journal's cookie, once all directories have shown that they are this bookie's.
+
+    ConfigurationError names the first directory that is not. Empty ids are not compared.
+    """
+    journal_cookie = read_cookie(file_system, journal_directory)
+    wanted_id = bookie_id or journal_cookie.bookie_id
+    wanted_cluster = cluster_id or journal_cookie.cluster_id
+    count = len(journal_cookie.ledger_directories)
+    if count != len(ledger_directories):
+        raise ConfigurationError(
+            f"this bookie was formatted with {count} ledger directories, the configuration names "
+            f"{len(ledger_directories)}: ledgers are placed by their number, so it cannot change"
+        )
+    for directory, role in _roles(journal_directory, ledger_directories).items():
+        cookie = read_cookie(file_system, directory)
+        for what, found, wanted in (
+            ("bookie", cookie.bookie_id, wanted_id),
+            ("cluster", cookie.cluster_id, wanted_cluster),
+            ("role", cookie.role, role),
+        ):
+            if found != wanted:
+                raise ConfigurationError(
+                    f"directory {directory} belongs to {what} {found}, not to {wanted}: "
+                    "check the configured directories and what is mounted there"
+                )
+    return journal_cookie
+
+
+def lock_directories(file_system: FileSystem, directories: Sequence[Path]) -> list[Lock]:
+    """Lock all directories for this process; ConfigurationError names one that is in use."""
+    locks: list[Lock] = []
+    try:
+        for directory in directories:
+            try:
+                locks.append(file_system.lock(directory / LOCK_NAME))
+            except BlockingIOError as error:
+                raise ConfigurationError(
+                    f"directory {directory} is in use by another bookie process"
+                ) from error
+            except OSError as error:
+                raise ConfigurationError(
+                    f"directory {directory} cannot be used: {error}"
+                ) from error
+    except ConfigurationError:
+        for lock in locks:
+            lock.release()
+        raise
+    return locks
+
+
+def _roles(journal_directory: Path, ledger_directories: Sequence[Path]) -> dict[Path, str]:
+    roles = {journal_directory: "journal"}
+    for place, directory in enumerate(ledger_directories):
+        roles[directory] = f"ledgers-{place}"
+    if len(roles) != len(ledger_directories) + 1:
+        raise ConfigurationError("journal and ledger directories must all be different")
+    return roles
+
+
+def _clear(file_system: FileSystem, directory: Path) -> None:
+    index = directory / INDEX_NAME
+    if file_system.exists(index):
+        for name in file_system.list(index):
+            file_system.remove(index / name)
+        file_system.sync_directory(index)
+    names = [name for name in file_system.list(directory) if name not in _NOT_OURS]
+    names.sort(key=lambda name: name != COOKIE_NAME)  # first the cookie: no half-empty bookie
+    for name in names:
+        if name != INDEX_NAME:
+            file_system.remove(directory / name)
+            if name == COOKIE_NAME:
+                file_system.sync_directory(directory)
+    file_system.sync_directory(directory)

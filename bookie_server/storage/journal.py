@@ -1,0 +1,282 @@
+"""The journal: group commit of records, durable before anybody is told.
+
+``append`` queues; ``commit_pending`` writes what is queued as one batch, syncs it, and posts all
+completions at once. In a bookie a thread calls it in a loop; simulation and tests call it
+themselves. A write or sync that fails is final: after it the kernel may have dropped the data and
+says so only once, so nothing is retried, every waiter and every later append gets IO_ERROR, and
+the process has to restart and read back what the disk really holds.
+
+A journal object always starts a new file: the tail of an older one may have been recovered from
+pages that never reached the disk, and is not written to again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from bookie_server.storage.blocks import Block
+from bookie_server.storage.journal_files import journal_numbers, journal_path
+from bookie_server.storage.mark import Mark
+from bookie_server.storage.records import (
+    FILE_HEADER_BYTES,
+    RECORD_HEADER_BYTES,
+    JournalFileHeader,
+    Trailer,
+    extend_chain,
+    pack_file_header,
+    pack_header,
+    pack_trailer,
+    padding,
+)
+from bookie_server.storage.vfs import TEMPORARY_SUFFIX, File, FileSystem
+from spark_ledger.types import BookieStatus
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[BookieStatus, str], None]
+Post = Callable[[Callable[[], None]], None]
+
+_ZEROS = bytes(FILE_HEADER_BYTES)
+
+
+class _Waiting(NamedTuple):
+    record_type: int
+    body: Block
+    done: Done
+
+
+class JournalStats(NamedTuple):
+    """Counters since the start, and what is in flight. Times are seconds."""
+
+    records: int
+    batches: int
+    bytes_written: int
+    sync_time_s: float
+    last_sync_s: float
+    bytes_in_flight: int
+    file_number: int
+
+
+class Journal:
+    """One journal in one directory. ``append`` and completions belong to the service thread."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        *,
+        end: Mark,
+        file_bytes: int,
+        batch_bytes_max: int,
+        post: Post,
+        on_fatal: Callable[[str], None],
+        new_salt: Callable[[], int] | None = None,
+    ) -> None:
+        """Start a new file behind ``end``, the last batch of the older files (OSError if it
+        cannot be made). ``post`` runs a callable on the service thread."""
+        self._file_system = file_system
+        self._directory = directory
+        self._file_bytes = file_bytes
+        self._batch_bytes_max = batch_bytes_max
+        self._post = post
+        self._on_fatal = on_fatal
+        self._new_salt = new_salt or partial(secrets.randbits, 64)
+        self._queue: deque[_Waiting] = deque()
+        self._wakeup = threading.Condition()
+        self._sleeping = False
+        self._stopping = False
+        self._failure: str | None = None
+        self._bytes_in_flight = 0
+        self._stats = JournalStats(0, 0, 0, 0.0, 0.0, 0, 0)
+        self._thread: threading.Thread | None = None
+        self._file, self._seed = self._create_file(end.file_number + 1, end)
+        self._durable = Mark(end.file_number + 1, FILE_HEADER_BYTES, end.sequence, end.chain)
+
+    @property
+    def durable_mark(self) -> Mark:
+        """Behind the last batch that is durable. Read it before what it is to cover is frozen."""
+        return self._durable
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes appended whose completion has not run yet (service thread)."""
+        return self._bytes_in_flight
+
+    @property
+    def failure(self) -> str | None:
+        """Why the journal takes nothing any more, or None."""
+        return self._failure
+
+    def stats(self) -> JournalStats:
+        """Counters; any thread."""
+        return self._stats._replace(
+            bytes_in_flight=self._bytes_in_flight, file_number=self._durable.file_number
+        )
+
+    def append(self, record_type: int, body: Block, done: Done) -> None:
+        """Queue a record; ``done`` runs on the service thread once it is durable, or has failed."""
+        with self._wakeup:
+            assert not self._stopping, "append to a closed journal"
+            failure = self._failure
+            if failure is None:
+                self._queue.append(_Waiting(record_type, body, done))
+                self._bytes_in_flight += body.length
+                if self._sleeping:
+                    self._wakeup.notify()
+        if failure is not None:
+            self._post(partial(done, BookieStatus.IO_ERROR, failure))
+
+    def start(self) -> None:
+        """Commit on a thread of its own from now on."""
+        assert self._thread is None, "started twice"
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def commit_pending(self) -> bool:
+        """Write and sync one batch of what is queued; False when nothing was queued."""
+        batch = self._take()
+        if not batch:
+            return False
+        try:
+            self._write(batch)
+        except OSError as error:
+            self._fail(batch, error)
+        else:
+            self._post(partial(self._complete, batch, BookieStatus.OK, ""))
+        return True
+
+    def remove_before(self, file_number: int) -> None:
+        """Remove files below ``file_number``: their batches are contained in every directory."""
+        assert file_number <= self._durable.file_number, "the file in use is kept"
+        removed = False
+        for number in journal_numbers(self._file_system, self._directory):
+            if number < file_number:
+                self._file_system.remove(journal_path(self._directory, number))
+                removed = True
+        if removed:
+            self._file_system.sync_directory(self._directory)
+
+    def close(self) -> None:
+        """Commit what is queued, stop the thread, close the file. Closing twice is allowed."""
+        with self._wakeup:
+            if self._stopping:
+                return
+            self._stopping = True
+            self._wakeup.notify()
+        if self._thread is not None:
+            self._thread.join()
+        while self.commit_pending():
+            pass
+        self._file.close()
+
+    def _run(self) -> None:
+        finished = False
+        try:
+            while True:
+                with self._wakeup:
+                    while not self._queue and not self._stopping:
+                        self._sleeping = True
+                        self._wakeup.wait()
+                        self._sleeping = False
+                    if not self._queue:
+                        break
+                self.commit_pending()
+            finished = True
+        finally:
+            if not finished:  # a bug of ours: the traceback follows, and nobody may wait for ever
+                self._fail([], RuntimeError("the journal thread ended unexpectedly"))
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        room = self._batch_bytes_max
+        with self._wakeup:
+            queue = self._queue
+            while queue and (not batch or room >= queue[0].body.length):
+                waiting = queue.popleft()
+                room -= waiting.body.length
+                batch.append(waiting)
+        return batch
+
+    def _write(self, batch: list[_Waiting]) -> None:
+        start = self._durable
+        size = sum(waiting.body.length + RECORD_HEADER_BYTES for waiting in batch)
+        if start.offset > FILE_HEADER_BYTES and start.offset + size > self._file_bytes:
+            start = self._roll(start)
+        sequence = start.sequence + 1
+        seed = self._seed
+        buffers: list[bytes] = []
+        headers: list[bytes] = []
+        for record_type, body, _done in batch:
+            header = pack_header(record_type, body.length, sequence, body.crc, seed)
+            headers.append(header)
+            buffers.append(header)
+            buffers.extend(body.buffers)
+        chain = extend_chain(start.chain, b"".join(headers))
+        trailer = pack_trailer(Trailer(size, len(batch), chain), sequence, seed)
+        end = start.offset + size + len(trailer)
+        buffers.append(trailer)
+        buffers.append(_ZEROS[: padding(end)])
+        end += padding(end)
+        self._file.pwritev(buffers, start.offset)
+        before = time.perf_counter()
+        self._file.fdatasync()
+        elapsed = time.perf_counter() - before
+        self._durable = Mark(start.file_number, end, sequence, chain)
+        old = self._stats
+        self._stats = old._replace(
+            records=old.records + len(batch),
+            batches=old.batches + 1,
+            bytes_written=old.bytes_written + end - start.offset,
+            sync_time_s=old.sync_time_s + elapsed,
+            last_sync_s=elapsed,
+        )
+
+    def _roll(self, end: Mark) -> Mark:
+        number = end.file_number + 1
+        file, seed = self._create_file(number, end)
+        self._file.close()
+        self._file, self._seed = file, seed
+        self._durable = Mark(number, FILE_HEADER_BYTES, end.sequence, end.chain)
+        return self._durable
+
+    def _create_file(self, number: int, end: Mark) -> tuple[File, int]:
+        """A file that is complete and durable but for its batches, and the seed of its headers."""
+        path = journal_path(self._directory, number)
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        header = JournalFileHeader(number, self._new_salt(), end.sequence + 1, end.chain)
+        file = self._file_system.create(temporary)
+        try:
+            file.preallocate(self._file_bytes)
+            file.pwritev([pack_file_header(header)], 0)
+            file.fdatasync()
+            self._file_system.rename(temporary, path)
+            self._file_system.sync_directory(self._directory)
+        except OSError:
+            file.close()
+            raise
+        return file, header.seed
+
+    def _fail(self, batch: list[_Waiting], error: Exception) -> None:
+        message = f"journal {self._directory}: {error}; this bookie must restart"
+        logger.error("%s", message)
+        with self._wakeup:
+            first = self._failure is None
+            self._failure = self._failure or message
+            batch = [*batch, *self._queue]
+            self._queue.clear()
+        self._post(partial(self._complete, batch, BookieStatus.IO_ERROR, message))
+        if first:
+            self._post(partial(self._on_fatal, message))
+
+    def _complete(self, batch: list[_Waiting], status: BookieStatus, message: str) -> None:
+        self._bytes_in_flight -= sum(waiting.body.length for waiting in batch)
+        for waiting in batch:
+            waiting.done(status, message)

@@ -1,0 +1,41 @@
+"""The checkpoint mark: up to where the journal is contained in a ledger directory. Pure.
+
+offset  bytes  field
+0       8      journal file number, big endian
+8       8      offset in that file of the first batch that is not contained
+16      8      sequence of the last batch that is contained (0: none)
+24      4      chain behind that batch
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+_MARK = struct.Struct(">QQQI")
+MARK_BYTES: Final = _MARK.size
+
+
+class Mark(NamedTuple):
+    """A position between two batches of the journal; sequences order marks."""
+
+    file_number: int
+    offset: int
+    sequence: int
+    chain: int
+
+    def is_behind(self, other: Mark) -> bool:
+        """Whether ``other`` lies further on: a later batch, or the same one in a later file."""
+        return (self.sequence, self.file_number) < (other.sequence, other.file_number)
+
+
+def pack_mark(mark: Mark) -> bytes:
+    """The stored form."""
+    return _MARK.pack(*mark)
+
+
+def unpack_mark(data: bytes) -> Mark:
+    """The mark in its stored form; ValueError when the length is wrong."""
+    if len(data) != MARK_BYTES:
+        raise ValueError(f"a mark has {MARK_BYTES} bytes, not {len(data)}")
+    return Mark._make(_MARK.unpack(data))

@@ -1,0 +1,133 @@
+"""The machine's own file system behind the interface of ``vfs``."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bookie_server.storage.vfs import File, Lock
+
+IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024) if os.sysconf("SC_IOV_MAX") > 0 else 16
+"""Buffers one system call takes; POSIX promises 16, Linux has 1024."""
+
+READ_BYTES_MAX: Final = 1 << 30
+"""One read; the kernel itself stops a little below 2 GiB."""
+
+
+class PosixFile:
+    """A file descriptor. Dropping the last reference closes it, so readers need no counting."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        for start in range(0, len(buffers), IOV_MAX):
+            group = buffers[start : start + IOV_MAX]
+            wanted = sum(map(len, group))
+            written = os.pwritev(self._descriptor, group, offset)
+            while written < wanted:  # a short write: go on behind it, or learn why it was short
+                rest = b"".join(group)[written:]
+                step = os.pwrite(self._descriptor, rest, offset + written)
+                if step == 0:
+                    raise OSError(errno.EIO, "write made no progress", str(self._path))
+                written += step
+            offset += wanted
+
+    def pread(self, length: int, offset: int) -> bytes:
+        assert 0 <= length <= READ_BYTES_MAX, f"read of {length} bytes"
+        data = os.pread(self._descriptor, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        have = len(data)
+        while have < length:
+            data = os.pread(self._descriptor, length - have, offset + have)
+            if not data:
+                break
+            parts.append(data)
+            have += len(data)
+        return b"".join(parts)
+
+    def fdatasync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def preallocate(self, size: int) -> None:
+        os.posix_fallocate(self._descriptor, 0, size)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class PosixLock:
+    """An flock on an open descriptor: the kernel releases it when the process dies."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class PosixFileSystem:
+    """Files of this machine; new files are readable by their owner and group only."""
+
+    def create(self, path: Path) -> File:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return PosixFile(path, os.open(path, flags, 0o640))
+
+    def open(self, path: Path, *, writable: bool = False) -> File:
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
+        return PosixFile(path, os.open(path, flags))
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def list(self, directory: Path) -> Sequence[str]:
+        return sorted(entry.name for entry in directory.iterdir())
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: Path) -> Lock:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return PosixLock(descriptor)

@@ -1,0 +1,187 @@
+"""Framing of records in journal and entry log files: what makes damage visible. Pure.
+
+A record is a header and a body:
+
+    offset  bytes  field
+    0       1      type (never zero: preallocated space is no record)
+    1       3      zero
+    4       4      body length, big endian, as all numbers here
+    8       8      sequence: of the batch (journal), or log id << 32 | offset (entry log)
+    16      4      CRC32C of the body
+    20      4      CRC32C of the 20 bytes above, started with the file's seed
+    24      n      body
+
+In the journal the records of one synced batch share its sequence and end with a trailer record:
+
+    0       8      bytes of the batch before the trailer
+    8       4      records of the batch before the trailer
+    12      4      chain: CRC32C of all headers of the batch before the trailer, started with the
+                   chain of the batch before; the headers hold the CRC32C of their bodies
+
+Batches start at multiples of 4096 bytes, zeros fill the space between: a write never touches a
+sector that holds an acknowledged byte, and a search for later batches has few places to look.
+
+A journal file starts with one block of 4096 bytes, zeros at its end:
+
+    0       8      magic "SLJRNL\\r\\n"
+    8       4      format version, 1
+    12      4      chain of the batch before this file
+    16      8      file number
+    24      8      salt: the seed of all headers in the file is the CRC32C of these 8 bytes, so
+                   that neither old bytes nor bytes a client chose can pass for a record
+    32      8      sequence of the first batch in this file
+    40      4      CRC32C of the 40 bytes above
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from google_crc32c import extend as crc32c_extend
+from google_crc32c import value as crc32c_value
+
+from bookie_server.storage.blocks import BLOCK_BYTES_MAX
+
+_HEADER = struct.Struct(">BxxxIQI")
+_CRC = struct.Struct(">I")
+_TRAILER = struct.Struct(">QII")
+_FILE_HEADER = struct.Struct(">8sIIQQQ")
+_FILE_MAGIC: Final = b"SLJRNL\r\n"
+_FILE_VERSION: Final = 1
+
+RECORD_HEADER_BYTES: Final = _HEADER.size + _CRC.size
+BATCH_ALIGNMENT: Final = 4096
+FILE_HEADER_BYTES: Final = BATCH_ALIGNMENT
+BODY_BYTES_MAX: Final = BLOCK_BYTES_MAX
+"""Longest body of any record; a larger length is damage, and nothing is allocated for it."""
+
+
+class RecordType(IntEnum):
+    """What a record holds. Zero is not a type, numbers are never reused."""
+
+    RUN = 1
+    FENCE = 2
+    ACCESS_KEY = 3
+    LAST_ADD_CONFIRMED = 4
+    LEDGER_MAP = 16
+    TRAILER = 127
+
+
+_TYPES: Final = frozenset(int(member) for member in RecordType)
+
+
+class RecordHeader(NamedTuple):
+    """A header that was read and whose own checksum is right."""
+
+    record_type: int
+    length: int
+    sequence: int
+    body_crc: int
+
+
+class Trailer(NamedTuple):
+    """End of a batch."""
+
+    batch_bytes: int
+    records: int
+    chain: int
+
+
+class JournalFileHeader(NamedTuple):
+    """First block of a journal file."""
+
+    number: int
+    salt: int
+    first_sequence: int
+    chain: int
+
+    @property
+    def seed(self) -> int:
+        """Start value of all header checksums in the file."""
+        return int(crc32c_value(self.salt.to_bytes(8, "big")))
+
+
+def pack_header(record_type: int, length: int, sequence: int, body_crc: int, seed: int) -> bytes:
+    """The header of a record."""
+    head = _HEADER.pack(record_type, length, sequence, body_crc)
+    return head + _CRC.pack(crc32c_extend(seed, head))
+
+
+def parse_header(data: bytes, seed: int) -> RecordHeader | None:
+    """The header at the start of ``data``, or None when there is none, or a damaged one."""
+    if len(data) < RECORD_HEADER_BYTES or data[0] not in _TYPES:
+        return None
+    head = data[: _HEADER.size]
+    (stored,) = _CRC.unpack_from(data, _HEADER.size)
+    if crc32c_extend(seed, head) != stored:
+        return None
+    header = RecordHeader._make(_HEADER.unpack(head))
+    if header.length > BODY_BYTES_MAX:
+        return None
+    return header
+
+
+def pack_trailer(trailer: Trailer, sequence: int, seed: int) -> bytes:
+    """The trailer record, header included."""
+    body = _TRAILER.pack(*trailer)
+    crc = crc32c_value(body)
+    return pack_header(RecordType.TRAILER, len(body), sequence, crc, seed) + body
+
+
+def parse_trailer(body: bytes) -> Trailer | None:
+    """The trailer in a body whose checksum is right; None when the length is wrong."""
+    if len(body) != _TRAILER.size:
+        return None
+    return Trailer._make(_TRAILER.unpack(body))
+
+
+def extend_chain(chain: int, headers: bytes) -> int:
+    """The chain value behind a batch: ``headers`` are its record headers one behind the other."""
+    return int(crc32c_extend(chain, headers))
+
+
+def padding(length: int) -> int:
+    """Zeros that follow ``length`` bytes up to the next batch boundary."""
+    return -length % BATCH_ALIGNMENT
+
+
+def pack_file_header(header: JournalFileHeader) -> bytes:
+    """The first block of a journal file."""
+    head = _FILE_HEADER.pack(
+        _FILE_MAGIC,
+        _FILE_VERSION,
+        header.chain,
+        header.number,
+        header.salt,
+        header.first_sequence,
+    )
+    return (head + _CRC.pack(crc32c_value(head))).ljust(FILE_HEADER_BYTES, b"\0")
+
+
+def parse_file_header(data: bytes) -> JournalFileHeader | None:
+    """The header in a file's first block, or None when it is damaged or of another format."""
+    size = _FILE_HEADER.size
+    if len(data) < size + _CRC.size:
+        return None
+    magic, version, chain, number, salt, first_sequence = _FILE_HEADER.unpack_from(data)
+    (stored,) = _CRC.unpack_from(data, size)
+    if magic != _FILE_MAGIC or version != _FILE_VERSION or crc32c_value(data[:size]) != stored:
+        return None
+    return JournalFileHeader(number, salt, first_sequence, chain)
+
+
+def find_later_batch(data: bytes, sequence: int, seed: int) -> int | None:
+    """Offset in ``data`` of a record header above ``sequence`` at a batch boundary, or None.
+
+    ``data`` starts at a batch boundary. A batch is only begun once the one before it is durable:
+    such a header proves that batch ``sequence`` was synced, and perhaps acknowledged.
+    """
+    for offset in range(0, len(data), BATCH_ALIGNMENT):
+        if data[offset] == 0:
+            continue
+        header = parse_header(data[offset : offset + RECORD_HEADER_BYTES], seed)
+        if header is not None and header.sequence > sequence:
+            return offset
+    return None

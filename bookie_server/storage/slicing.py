@@ -1,0 +1,93 @@
+"""Cutting wanted entries out of a run. Pure; a whole run is passed on without a copy."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import EntryId
+
+
+def holds(run: EntryRun, entry_id: EntryId) -> bool:
+    """Whether the run contains the entry."""
+    ids = run.entry_ids
+    if ids is None:
+        return run.first_entry <= entry_id < run.first_entry + len(run.sizes)
+    place = bisect_left(ids, entry_id)
+    return place < len(ids) and ids[place] == entry_id
+
+
+def slice_run(
+    run: EntryRun, first: EntryId, last: EntryId, *, stride: int, max_bytes: int
+) -> EntryRun:
+    """Entries first, first + stride, ... of a run that holds ``first``.
+
+    Stops behind ``last``, before the first of them the run does not hold, and before the frames
+    exceed ``max_bytes``; one entry is returned whatever its size.
+    """
+    assert stride >= 1 and holds(run, first) and first <= last
+    if run.entry_ids is None and stride == 1:
+        return _consecutive(run, first, last, max_bytes)
+    if run.entry_ids is None:
+        start = first - run.first_entry
+        stop = min(len(run.sizes), last - run.first_entry + 1)
+        return _pick(run, range(start, stop, stride), range(first, last + 1, stride), max_bytes)
+    ids = run.entry_ids
+    places: list[int] = []
+    at = {entry_id: place for place, entry_id in enumerate(ids)}
+    for entry_id in range(first, min(last, ids[-1]) + 1, stride):
+        place = at.get(entry_id)
+        if place is None:
+            break
+        places.append(place)
+    return _pick(run, places, range(first, last + 1, stride), max_bytes)
+
+
+def take_places(run: EntryRun, start: int, stop: int) -> EntryRun:
+    """The entries at places ``start`` up to, not including, ``stop`` of the run."""
+    if start == 0 and stop == len(run.sizes):
+        return run
+    offsets = run.offsets()
+    ids = None if run.entry_ids is None else run.entry_ids[start:stop]
+    first = run.first_entry + start if ids is None else ids[0]
+    return EntryRun(
+        run.ledger_id,
+        EntryId(first),
+        _unless_consecutive(ids),
+        run.sizes[start:stop],
+        run.frames[offsets[start] : offsets[stop]],
+    )
+
+
+def _consecutive(run: EntryRun, first: EntryId, last: EntryId, max_bytes: int) -> EntryRun:
+    start = first - run.first_entry
+    stop = min(len(run.sizes), last - run.first_entry + 1)
+    if start == 0 and stop == len(run.sizes) and len(run.frames) <= max_bytes:
+        return run
+    offsets = run.offsets()
+    begin = offsets[start]
+    if offsets[stop] - begin > max_bytes:
+        stop = max(start + 1, bisect_right(offsets, begin + max_bytes) - 1)
+    frames = run.frames[begin : offsets[stop]]
+    return EntryRun(run.ledger_id, first, None, run.sizes[start:stop], frames)
+
+
+def _pick(run: EntryRun, places: Sequence[int], ids: Sequence[int], max_bytes: int) -> EntryRun:
+    offsets = run.offsets()
+    sizes = [run.sizes[place] for place in places]
+    count = max(1, bisect_right(list(accumulate(sizes)), max_bytes))
+    places, sizes = places[:count], sizes[:count]
+    view = memoryview(run.frames)
+    frames = b"".join([view[offsets[place] : offsets[place + 1]] for place in places])
+    chosen = ids[: len(sizes)]
+    return EntryRun(
+        run.ledger_id, EntryId(chosen[0]), _unless_consecutive(list(chosen)), sizes, frames
+    )
+
+
+def _unless_consecutive(ids: Sequence[int] | None) -> Sequence[int] | None:
+    if ids is None or ids[-1] - ids[0] == len(ids) - 1:
+        return None
+    return ids

@@ -1,0 +1,114 @@
+"""The one door to the disk: every file operation of the storage goes through these interfaces.
+
+Implementations: ``posix_fs`` (the machine's), ``memory_fs`` (for simulation; can be crashed),
+``fault_fs`` (a wrapper that fails chosen operations). All raise OSError with an errno.
+
+What the storage assumes of a disk: data are durable once ``fdatasync`` has returned; names are
+durable once ``sync_directory`` of their directory has returned; an interrupted write may leave
+any of its sectors written, but harms no byte outside the range written; a file's size may become
+durable apart from its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+
+class File(Protocol):
+    """An open file. Positions are explicit, so threads may read while one thread writes."""
+
+    @property
+    def path(self) -> Path:
+        """The name the file was opened by, for messages."""
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        """Write all buffers one behind the other from ``offset``: everything, or OSError."""
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
+
+    def fdatasync(self) -> None:
+        """Make written bytes, and the size needed to read them, durable."""
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend (with zeros) the file to ``size`` bytes."""
+
+    def preallocate(self, size: int) -> None:
+        """Reserve disk blocks so that the file is at least ``size`` bytes, zeros where new."""
+
+    def size(self) -> int:
+        """Bytes in the file."""
+
+    def close(self) -> None:
+        """Release the file. Closing twice is allowed."""
+
+
+class Lock(Protocol):
+    """A held lock on a file."""
+
+    def release(self) -> None:
+        """Give the lock back; another process may take it."""
+
+
+class FileSystem(Protocol):
+    """Files and directories by absolute path."""
+
+    def create(self, path: Path) -> File:
+        """A new empty file for reading and writing; FileExistsError when the name is taken."""
+
+    def open(self, path: Path, *, writable: bool = False) -> File:
+        """An existing file; FileNotFoundError when there is none."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file another name, replacing the target in one step."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; FileNotFoundError when there is none."""
+
+    def list(self, directory: Path) -> Sequence[str]:
+        """Names in a directory, sorted; FileNotFoundError when there is no such directory."""
+
+    def exists(self, path: Path) -> bool:
+        """Whether a file or directory has this name."""
+
+    def mkdir(self, path: Path) -> None:
+        """Make a directory and its parents; nothing happens when it is there."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable."""
+
+    def lock(self, path: Path) -> Lock:
+        """Take an exclusive lock on a file, made if need be; BlockingIOError when it is held."""
+
+
+def write_file_durably(file_system: FileSystem, path: Path, content: bytes) -> None:
+    """Create or replace a file so that a crash leaves the old one or the new one, never a part."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    if file_system.exists(temporary):
+        file_system.remove(temporary)
+    file = file_system.create(temporary)
+    try:
+        file.pwritev([content], 0)
+        file.fdatasync()
+    finally:
+        file.close()
+    file_system.rename(temporary, path)
+    file_system.sync_directory(path.parent)
+
+
+def read_file(file_system: FileSystem, path: Path, *, size_max: int) -> bytes:
+    """The bytes of a small file; OSError when it is larger than ``size_max``."""
+    file = file_system.open(path)
+    try:
+        size = file.size()
+        if size > size_max:
+            raise OSError(f"{path}: {size} bytes, at most {size_max} are expected")
+        return file.pread(size, 0)
+    finally:
+        file.close()
+
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Files with this suffix are unfinished; whoever made them removes them at the next start."""
