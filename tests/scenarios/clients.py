@@ -1,0 +1,408 @@
+"""What all clients of the world share: performing a machine's commands by sending messages.
+
+This is the thinnest possible shell. It decides nothing: every answer goes to the machine as an
+event, and every command it returns becomes a message or a line that says what the client did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_ledger.errors import MetadataUnavailableError
+from spark_ledger.protocol.events import (
+    AddAcknowledged,
+    AddFailed,
+    AnnounceLastConfirmed,
+    BookiesChosen,
+    CancelRead,
+    ChooseBookies,
+    CloseAppender,
+    Command,
+    EntriesRead,
+    Event,
+    LastConfirmedAnswer,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataWritten,
+    OpenAppender,
+    ReadEnded,
+    ReadEntries,
+    ReadLastConfirmed,
+    SendEntries,
+    Tick,
+    WriteMetadata,
+)
+from spark_ledger.protocol.quorum import slot_entries
+from spark_ledger.types import BookieId, BookieStatus, EntryId
+from tests.scenarios.stores import Stored
+from tests.scenarios.world import METADATA, REGISTRY, Message, World, fragments_text, ranges_text
+
+
+class Machine(Protocol):
+    """A machine of ``spark_ledger.protocol``."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in one event."""
+
+
+@dataclass(eq=False)
+class Lane:
+    """An appender: one client's ordered way to one bookie."""
+
+    slot: int
+    bookie_id: BookieId
+    number: int
+    open: bool = True
+    broken: bool = False
+    """An answer other than OK was given, or one was lost: nothing more is reported."""
+    refused: bool = False
+    """The bookie refused something: it drops what follows."""
+
+
+@dataclass(eq=False)
+class Read:
+    """A read under way, with what it has brought."""
+
+    entries: dict[int, Stored]
+    open: bool = True
+
+
+class Client:
+    """A client with at most one machine at work."""
+
+    recovery = False
+
+    def __init__(self, world: World, name: str, *, password: str = "") -> None:
+        self.world, self.name, self.password = world, name, password
+        self.machine: Machine | None = None
+        self.lanes: dict[int, Lane] = {}
+        self.reads: dict[tuple[int, int], Read] = {}
+        self._numbers = 0
+        self._failed_before: set[BookieId] = set()
+        world.actors[name] = self
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def take(self, event: Event) -> None:
+        """Give the machine an event, perform what it wants."""
+        if self.machine is not None:
+            self.perform(self.machine.handle(event, self.world.now))
+
+    def perform(self, commands: list[Command]) -> None:
+        for command in commands:
+            self.perform_one(command)
+
+    def tick(self) -> None:
+        self.take(Tick())
+
+    def state(self) -> str:
+        return ""
+
+    def perform_one(self, command: Command) -> None:
+        """Commands that several machines give. Others are for the subclass."""
+        match command:
+            case OpenAppender():
+                self._open_lane(command)
+            case CloseAppender():
+                self.lanes[command.slot].open = False
+            case SendEntries():
+                self._send_entries(command)
+            case ChooseBookies():
+                self._choose(command)
+            case WriteMetadata():
+                self._write_metadata(command)
+            case AnnounceLastConfirmed():
+                for bookie_id in command.bookies:
+                    self._announce(bookie_id, command.last_add_confirmed)
+            case ReadLastConfirmed():
+                self._read_last_confirmed(command)
+            case ReadEntries():
+                self._read_entries(command)
+            case CancelRead():
+                self.reads[command.slot, command.lane].open = False
+            case _:
+                raise AssertionError(f"{self.name} cannot perform {command!r}")
+
+    def frames(self) -> Mapping[int, Stored]:
+        """The entries that this client can send."""
+        return {}
+
+    def _message(
+        self,
+        target: str,
+        channel: str,
+        text: str,
+        deliver: object,
+        lose: object,
+    ) -> None:
+        assert callable(deliver) and callable(lose)
+        self.world.send(
+            Message(self.name, target, f"{self.name}:{channel}", text, deliver, lose)
+        )
+
+    # -- appenders ---------------------------------------------------------------------------------
+
+    def _open_lane(self, command: OpenAppender) -> None:
+        if command.slot in self.lanes:
+            self.lanes[command.slot].open = False
+        self._numbers += 1
+        self.lanes[command.slot] = Lane(command.slot, command.bookie_id, self._numbers)
+
+    def _send_entries(self, command: SendEntries) -> None:
+        lane, frames = self.lanes[command.slot], self.frames()
+        assert lane.open, "a machine sends through open appenders only"
+        quorums = self.world.metadata.value.quorums
+        ids = slot_entries(command.slot, command.first, command.last, quorums)
+        run = [(entry_id, frames[entry_id]) for entry_id in ids]
+        self._message(
+            lane.bookie_id,
+            f"lane {lane.number}",
+            f"store {ranges_text(ids)}" + (", recovery" if self.recovery else ""),
+            lambda: self._arrive(lane, run),
+            lambda: self._break(lane, BookieStatus.TIMEOUT),
+        )
+
+    def _arrive(self, lane: Lane, run: list[tuple[int, Stored]]) -> None:
+        """Entries reach the bookie of a lane."""
+        if lane.refused:
+            return
+        bookie = self.world.bookies[lane.bookie_id]
+        status = bookie.add(run, recovery=self.recovery, password=self.password)
+        if status is not BookieStatus.OK:
+            lane.refused = True
+            self._break(lane, status)
+            return
+        if lane.broken:
+            return
+        last = EntryId(run[-1][0])
+        event = AddAcknowledged(lane.slot, lane.bookie_id, last)
+        self.world.send(
+            Message(
+                lane.bookie_id,
+                self.name,
+                f"{self.name}:lane {lane.number} answers",
+                f"stored up to {last}",
+                lambda: self._report(lane, event),
+                lambda: self._break(lane, BookieStatus.TIMEOUT),
+                repeatable=True,
+            )
+        )
+
+    def _break(self, lane: Lane, status: BookieStatus) -> None:
+        """The lane ends: exactly one failure is reported for it."""
+        if lane.broken:
+            return
+        lane.broken = True
+        event = AddFailed(lane.slot, lane.bookie_id, status)
+        text = "refuses to store: " + status.name.lower().replace("_", " ")
+        if status in (BookieStatus.UNAVAILABLE, BookieStatus.TIMEOUT):
+            text = "does not answer"
+        self.world.send(
+            Message(
+                lane.bookie_id,
+                self.name,
+                f"{self.name}:lane {lane.number} answers",
+                text,
+                lambda: self._report(lane, event, last=True),
+                lambda: self._report(lane, event, last=True),
+            )
+        )
+
+    def _report(self, lane: Lane, event: AddAcknowledged | AddFailed, *, last: bool = False) -> None:
+        if lane.open and (last or not lane.broken):
+            self.take(event)
+
+    def disconnect(self, bookie_id: BookieId) -> None:
+        """The connection to a bookie breaks; also lanes with nothing under way notice."""
+        for lane in list(self.lanes.values()):
+            if lane.bookie_id == bookie_id and lane.open:
+                self._break(lane, BookieStatus.UNAVAILABLE)
+
+    def _announce(self, bookie_id: BookieId, last_add_confirmed: int) -> None:
+        bookie = self.world.bookies[bookie_id]
+        self._numbers += 1
+        self._message(
+            bookie_id,
+            f"announcement {self._numbers}",
+            f"last add confirmed is {last_add_confirmed}",
+            lambda: bookie.write_last_confirmed(last_add_confirmed),
+            lambda: None,
+        )
+
+    # -- metadata ----------------------------------------------------------------------------------
+
+    def _choose(self, command: ChooseBookies) -> None:
+        text = "who can take the place of " + ", ".join(
+            f"{bookie} (slot {slot})" for slot, bookie in command.failed.items()
+        )
+        self._message(
+            REGISTRY, "choose", text, lambda: self._chosen(command), lambda: self._chosen(None)
+        )
+
+    def _chosen(self, command: ChooseBookies | None) -> None:
+        """A registered bookie that is no member, one that never failed us first; else the failed
+        one, if it is back."""
+        replacements: dict[int, BookieId] = {}
+        if command is not None:
+            self._failed_before.update(command.failed.values())
+            writable = self.world.writable()
+            free = [name for name in writable if name not in command.members]
+            free.sort(key=self._failed_before.__contains__)
+            for slot in command.slots:
+                if free:
+                    replacements[slot] = free.pop(0)
+                elif command.failed[slot] in writable:
+                    replacements[slot] = command.failed[slot]
+        told = ", ".join(f"{bookie} for slot {slot}" for slot, bookie in replacements.items())
+        self._answer(REGISTRY, "choose", told or "nobody", BookiesChosen(replacements))
+
+    def _write_metadata(self, command: WriteMetadata) -> None:
+        wanted = command.metadata
+        text = f"if version {command.version}, set {wanted.state.value.replace('_', ' ')}"
+        if wanted.is_closed:
+            text += f" at {wanted.last_entry_id}"
+        if wanted.fragments != self.world.metadata.value.fragments:
+            text += f", entries {fragments_text(wanted)}"
+        self._message(
+            METADATA, "metadata", text, lambda: self._write(command), self._read_metadata_again
+        )
+
+    def _write(self, command: WriteMetadata) -> None:
+        store = self.world.metadata
+        if store.refuses:
+            error = MetadataUnavailableError("the metadata store cannot be reached")
+            self._answer(METADATA, "metadata", "refused", MetadataFailed(error))
+        elif store.compare_and_set(command.metadata, command.version):
+            event = MetadataWritten(command.metadata, store.version)
+            self._answer(METADATA, "metadata", f"done, version {store.version}", event)
+        else:
+            self._conflict("conflict")
+
+    def _read_metadata_again(self) -> None:
+        """An answer was lost: the outcome is unknown, so look (DESIGN 5.1)."""
+        self._conflict("answer lost, read again")
+
+    def _conflict(self, text: str) -> None:
+        store = self.world.metadata
+        told = f"{text}: version {store.version}, {store.value.state.value.replace('_', ' ')}"
+        self._answer(METADATA, "metadata", told, MetadataConflict(store.value, store.version))
+
+    def _answer(self, source: str, channel: str, text: str, event: Event) -> None:
+        lose = self._read_metadata_again if source == METADATA else (lambda: self.take(event))
+        self.world.send(
+            Message(
+                source,
+                self.name,
+                f"{self.name}:{channel} answers",
+                text,
+                lambda: self.take(event),
+                lose,
+            )
+        )
+
+    # -- reads -------------------------------------------------------------------------------------
+
+    def _read_last_confirmed(self, command: ReadLastConfirmed) -> None:
+        bookie = self.world.bookies[command.bookie_id]
+        channel = f"last confirmed {command.slot}"
+        machine = self.machine
+
+        def answer(status: BookieStatus, last_confirmed: int) -> None:
+            event = LastConfirmedAnswer(command.slot, status, EntryId(last_confirmed))
+            told = status.name.lower().replace("_", " ")
+            if status is BookieStatus.OK:
+                told = f"last add confirmed {last_confirmed}"
+            self.world.send(
+                Message(
+                    command.bookie_id,
+                    self.name,
+                    f"{self.name}:{channel} answers",
+                    told,
+                    lambda: self.take(event) if self.machine is machine else None,
+                    lambda: answer(BookieStatus.TIMEOUT, -1),
+                    repeatable=True,
+                )
+            )
+
+        self._message(
+            command.bookie_id,
+            channel,
+            "last add confirmed?" + (" and fence" if command.fence else ""),
+            lambda: answer(
+                *bookie.read_last_confirmed(fence=command.fence, password=self.password)
+            ),
+            lambda: answer(BookieStatus.TIMEOUT, -1),
+        )
+
+    def _read_entries(self, command: ReadEntries) -> None:
+        key = (command.slot, command.lane)
+        if key in self.reads:
+            self.reads[key].open = False
+        read = self.reads[key] = Read({})
+        self._numbers += 1
+        number = self._numbers
+        step = f" in steps of {command.stride}" if command.stride > 1 else ""
+        until = f"..{command.last}" if command.last < 2**60 else " on"
+        self._message(
+            command.bookie_id,
+            f"read {number}",
+            f"read {command.first}{until}{step}" + (" and fence" if command.fence else ""),
+            lambda: self._serve_read(command, read, number),
+            lambda: self._end_read(command, read, number, BookieStatus.TIMEOUT, command.first),
+        )
+
+    def _serve_read(self, command: ReadEntries, read: Read, number: int) -> None:
+        found = self.world.bookies[command.bookie_id].read(
+            command.first,
+            command.last,
+            command.stride,
+            fence=command.fence,
+            password=self.password,
+        )
+        if found.entries:
+            last = EntryId(found.entries[-1][0])
+            event = EntriesRead(command.slot, command.lane, last)
+
+            def bring() -> None:
+                if read.open:
+                    read.entries.update(found.entries)
+                    self.take(event)
+
+            self.world.send(
+                Message(
+                    command.bookie_id,
+                    self.name,
+                    f"{self.name}:read {number} answers",
+                    f"entries {ranges_text(entry_id for entry_id, _ in found.entries)}",
+                    bring,
+                    lambda: self._lose_read(command, read, number),
+                )
+            )
+        self._end_read(command, read, number, found.status, found.entry_id)
+
+    def _lose_read(self, command: ReadEntries, read: Read, number: int) -> None:
+        """Part of the answer is gone: the client sees that it ended too early."""
+        for message in list(self.world.messages):
+            if message.channel == f"{self.name}:read {number} answers":
+                self.world.messages.remove(message)
+        self._end_read(command, read, number, BookieStatus.TIMEOUT, command.first)
+
+    def _end_read(
+        self, command: ReadEntries, read: Read, number: int, status: BookieStatus, entry_id: int
+    ) -> None:
+        event = ReadEnded(command.slot, command.lane, status, EntryId(entry_id))
+        told = f"{status.name.lower().replace('_', ' ')} {entry_id}"
+        if status is BookieStatus.OK:
+            told = "end of the read"
+        self.world.send(
+            Message(
+                command.bookie_id,
+                self.name,
+                f"{self.name}:read {number} answers",
+                told,
+                lambda: self.take(event) if read.open else None,
+                lambda: self.take(event) if read.open else None,
+            )
+        )

@@ -1,0 +1,273 @@
+"""Clients that open a ledger: one that recovers it, one that only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_ledger.errors import LedgerError, NoSuchEntryError
+from spark_ledger.protocol.ensemble import fragment_of, fragment_ranges
+from spark_ledger.protocol.events import (
+    CancelRead,
+    Command,
+    DeliverEntries,
+    Done,
+    Failed,
+    LastConfirmedAnswer,
+    LengthRead,
+    LengthUnknown,
+    ReadEntries,
+    ReadLength,
+    Tick,
+)
+from spark_ledger.protocol.last_confirmed import LastConfirmedRead
+from spark_ledger.protocol.placement import read_order
+from spark_ledger.protocol.quorum import lanes, write_set
+from spark_ledger.protocol.read import ReadMachine
+from spark_ledger.protocol.recovery import Phase, RecoveryMachine
+from spark_ledger.types import BookieId, BookieStatus, EntryId, Fragment
+from tests.scenarios.clients import Client
+from tests.scenarios.stores import Stored
+from tests.scenarios.world import Message, World, metadata_text, ranges_text
+
+
+class Recoverer(Client):
+    """Runs a ``RecoveryMachine``."""
+
+    recovery = True
+    machine: RecoveryMachine
+
+    def __init__(self, world: World, name: str, *, password: str = "") -> None:
+        super().__init__(world, name, password=password)
+        store = world.metadata
+        self.machine = RecoveryMachine(store.value, store.version, now=world.now)
+        self.outcome: Done | Failed | None = None
+        self._found: dict[int, Stored] = {}
+        self.perform(self.machine.start())
+
+    def frames(self) -> Mapping[int, Stored]:
+        return self._found
+
+    def perform_one(self, command: Command) -> None:
+        match command:
+            case DeliverEntries():
+                stride = lanes(self.machine.metadata.quorums)[command.lane].stride
+                read = self.reads[command.slot, command.lane]
+                for entry_id in range(command.first, command.last + 1, stride):
+                    self._found[entry_id] = read.entries[entry_id]
+            case ReadLength():
+                self._read_length(command.entry_id)
+            case Done() | Failed():
+                assert self.outcome is None, "a recovery ends once"
+                self.outcome = command
+                self.world.say(f"{self.name} {self._told()}")
+            case _:
+                super().perform_one(command)
+
+    def _read_length(self, entry_id: int) -> None:
+        """From what was found, else from any replica."""
+        if entry_id in self._found:
+            self.take(LengthRead(self._found[entry_id].length))
+            return
+        metadata = self.machine.metadata
+        bookies = fragment_of(metadata, entry_id).bookies
+        slots = write_set(entry_id, metadata.quorums)
+        self._ask_length(entry_id, [bookies[slot] for slot in slots])
+
+    def _ask_length(self, entry_id: int, bookies: list[BookieId]) -> None:
+        if not bookies:
+            self.take(LengthUnknown(NoSuchEntryError(f"entry {entry_id} cannot be read")))
+            return
+        first, rest = bookies[0], bookies[1:]
+
+        def serve() -> None:
+            found = self.world.bookies[first].read(
+                entry_id, entry_id, 1, fence=False, password=self.password
+            )
+            if found.status is not BookieStatus.OK:
+                self._ask_length(entry_id, rest)
+                return
+            event = LengthRead(found.entries[0][1].length)
+            self.world.send(
+                Message(
+                    first,
+                    self.name,
+                    f"{self.name}:length answers",
+                    f"length at {entry_id} is {event.length}",
+                    lambda: self.take(event),
+                    lambda: self._ask_length(entry_id, rest),
+                )
+            )
+
+        self._message(
+            first,
+            "length",
+            f"read {entry_id} for its length",
+            serve,
+            lambda: self._ask_length(entry_id, rest),
+        )
+
+    def _told(self) -> str:
+        if isinstance(self.outcome, Done):
+            return f"opened the ledger: {metadata_text(self.outcome.metadata)}"
+        assert self.outcome is not None
+        return f"cannot recover: {type(self.outcome.error).__name__}: {self.outcome.error}"
+
+    def state(self) -> str:
+        if self.outcome is not None:
+            return f"{self.name}: ended"
+        machine = self.machine
+        found = "" if machine.phase is Phase.MARKING else f", found {ranges_text(self._found)}"
+        return (
+            f"{self.name}: {machine.phase.name.lower()}, last add confirmed "
+            f"{machine.last_add_confirmed}{found}"
+        )
+
+
+class Reader(Client):
+    """Opens without recovery, learns the LAC, reads ranges. Never changes anything."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.last_add_confirmed = -1
+        self.delivered: list[int] = []
+        self.slow: set[BookieId] = set()
+        self.error: LedgerError | None = None
+        self._round: LastConfirmedRead | None = None
+        self._machines: dict[tuple[int, int], ReadMachine] = {}
+        self._got: dict[int, Stored] = {}
+        self._wanted = range(0)
+
+    # -- last add confirmed ------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Learn the LAC, from metadata if the ledger is closed."""
+        metadata = self.world.metadata.value
+        self.error = None
+        if metadata.is_closed:
+            self._learn(metadata.last_entry_id)
+            return
+        self._round = LastConfirmedRead(metadata, fence=False)
+        self.machine = _Round(self, self._round)
+        self.perform(self._round.start())
+
+    def _learn(self, last_confirmed: int) -> None:
+        self.last_add_confirmed = max(self.last_add_confirmed, last_confirmed)
+        self.world.say(f"{self.name} knows last add confirmed {self.last_add_confirmed}")
+
+    def round_over(self) -> None:
+        assert self._round is not None
+        if self._round.error is not None:
+            self.error = self._round.error
+            self.world.say(
+                f"{self.name} cannot tell the end: {type(self.error).__name__}: {self.error}"
+            )
+        elif self._round.result is not None:
+            self._learn(self._round.result)
+
+    # -- entries -----------------------------------------------------------------------------------
+
+    def read(self, first: int, last: int) -> None:
+        """Read a range, one fragment and lane after the other."""
+        self.error = None
+        self._wanted = range(first, last + 1)
+        self._got = {}
+        self._todo = [
+            (low, high, fragment, index)
+            for low, high, fragment in fragment_ranges(self.world.metadata.value, first, last)
+            for index in range(len(lanes(self.world.metadata.value.quorums)))
+        ]
+        self._next_lane()
+
+    def _next_lane(self) -> None:
+        metadata = self.world.metadata.value
+        while self._todo:
+            low, high, fragment, index = self._todo.pop(0)
+            lane = lanes(metadata.quorums)[index]
+            first = lane.first_at_or_after(low)
+            if first > high:
+                continue
+            last = high - (high - first) % lane.stride
+            self._start_lane(fragment, index, first, last)
+            return
+        self.machine = None
+        self._finish()
+
+    def _start_lane(self, fragment: Fragment, index: int, first: int, last: int) -> None:
+        store = self.world.metadata
+        lane = lanes(store.value.quorums)[index]
+        gone = [b for b in fragment.bookies if b not in self.world.registered]
+        self._lane_machine = ReadMachine(
+            store.value,
+            store.version,
+            fragment.bookies,
+            index,
+            lane,
+            EntryId(first),
+            EntryId(last),
+            order=read_order(lane.slots, fragment.bookies, 0, slow=self.slow, gone=gone),
+            speculative_delay_s=0.5,
+            now=self.world.now,
+        )
+        self._fragment = fragment
+        self.machine = self._lane_machine
+        self.perform(self._lane_machine.start(self.world.now))
+
+    def perform_one(self, command: Command) -> None:
+        match command:
+            case DeliverEntries():
+                stride = lanes(self.world.metadata.value.quorums)[command.lane].stride
+                read = self.reads[command.slot, command.lane]
+                for entry_id in range(command.first, command.last + 1, stride):
+                    self._got[entry_id] = read.entries[entry_id]
+            case Done():
+                self._note_slow()
+                self._next_lane()
+            case Failed():
+                self._note_slow()
+                self.error, self.machine, self._todo = command.error, None, []
+                name = type(command.error).__name__
+                self.world.say(f"{self.name} fails: {name}: {command.error}")
+            case ReadEntries() | CancelRead():
+                super().perform_one(command)
+            case _:
+                super().perform_one(command)
+
+    def _note_slow(self) -> None:
+        slow = {self._fragment.bookies[slot] for slot in self._lane_machine.slow_slots}
+        for bookie in sorted(slow - self.slow):
+            self.world.say(f"{self.name} puts {bookie} behind the others: it was slow")
+        self.slow |= slow
+
+    def _finish(self) -> None:
+        assert sorted(self._got) == list(self._wanted), "a read brings all that it was asked for"
+        for entry_id in self._wanted:
+            self._check(entry_id, self._got[entry_id])
+        self.delivered.extend(self._wanted)
+        self.world.say(f"{self.name} has read {ranges_text(self._wanted)}")
+
+    def _check(self, entry_id: int, stored: Stored) -> None:
+        world = self.world
+        if stored != world.written.get(entry_id):
+            world.faults.append(f"I4: {self.name} read something else as entry {entry_id}")
+        closed = world.metadata.value
+        proved = closed.last_entry_id if closed.is_closed else -1
+        if entry_id > max(world.confirmed, proved):
+            world.faults.append(f"I5: {self.name} read entry {entry_id}, which is not confirmed")
+
+    def state(self) -> str:
+        return ""
+
+
+class _Round:
+    """Lets a round of questions for the LAC be driven like a machine."""
+
+    def __init__(self, reader: Reader, round_: LastConfirmedRead) -> None:
+        self._reader, self._round = reader, round_
+
+    def handle(self, event: object, now: float) -> list[Command]:
+        if isinstance(event, Tick):
+            return []
+        assert isinstance(event, LastConfirmedAnswer)
+        if self._round.answer(event):
+            self._reader.round_over()
+        return []
