@@ -1,0 +1,67 @@
+"""FrameStore: runs for slots, released and resent frames."""
+
+from __future__ import annotations
+
+from spark_ledger.client.frames import FrameStore
+from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.types import (
+    NO_ENTRY,
+    BookieId,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    Quorums,
+)
+from spark_ledger.wire.frame import Crc32cDigest, open_run
+
+
+def store(e: int = 3, wq: int = 3) -> FrameStore:
+    bookies = tuple(BookieId(f"b{i}") for i in range(e))
+    metadata = LedgerMetadata(LedgerId(7), Quorums(e, wq, wq), (Fragment(EntryId(0), bookies),))
+    return FrameStore(metadata, Crc32cDigest())
+
+
+def payloads_of(frames: FrameStore, slot: int, first: int, last: int) -> dict[int, bytes]:
+    found = {}
+    for run in frames.runs(slot, first, last):
+        entries, damage = open_run(Crc32cDigest(), run)
+        assert damage is None
+        found.update({entry.entry_id: entry.payload for entry in entries})
+    return found
+
+
+def test_a_full_write_set_shares_its_runs() -> None:
+    frames = store()
+    assert frames.seal([b"a", b"bb", b"ccc"], NO_ENTRY) == [1, 2, 3]
+    assert frames.runs(0, 0, 2) is frames.runs(2, 0, 2)
+    assert payloads_of(frames, 1, 0, 2) == {0: b"a", 1: b"bb", 2: b"ccc"}
+
+
+def test_a_striped_slot_gets_its_own_entries_only() -> None:
+    frames = store(e=5, wq=2)
+    frames.seal([b"%d" % i for i in range(10)], NO_ENTRY)
+    assert sorted(payloads_of(frames, 0, 0, 9)) == [0, 4, 5, 9]
+    assert sorted(payloads_of(frames, 3, 0, 9)) == [2, 3, 7, 8]
+    assert frames.runs(3, 4, 6) == []
+
+
+def test_released_frames_are_gone_and_the_others_keep_their_place() -> None:
+    frames = store(e=3, wq=2)
+    frames.seal([b"%d" % i for i in range(9)], NO_ENTRY)
+    assert frames.release(EntryId(2)) == 3
+    frames.seal([b"9"], EntryId(2))
+    assert payloads_of(frames, 0, 3, 9) == {3: b"3", 5: b"5", 6: b"6", 8: b"8", 9: b"9"}
+    assert frames.release(EntryId(9)) == 7
+    assert frames.seal([b"10"], EntryId(9)) == [2]
+    assert payloads_of(frames, 1, 10, 10) == {10: b"10"}
+
+
+def test_runs_are_cut_at_the_size_of_a_message() -> None:
+    frames = store()
+    half = bytes(APPEND_MESSAGE_BYTES_TARGET // 2)
+    frames.seal([half, half, b"x", bytes(3 * APPEND_MESSAGE_BYTES_TARGET), b"y"], NO_ENTRY)
+    runs = frames.runs(0, 0, 4)
+    assert [run.count for run in runs] == [1, 2, 1, 1]
+    assert [run.first_entry for run in runs] == [0, 1, 3, 4]
+    assert sum(run.count for run in runs) == 5
