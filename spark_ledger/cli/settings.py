@@ -13,7 +13,7 @@ import click
 from spark_ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from spark_ledger.client.blocking import LedgerConnection
+    from spark_ledger.stream.blocking import StreamConnection
 
 METADATA_VARIABLE = "SPARK_LEDGER_METADATA"
 
@@ -38,7 +38,7 @@ class Settings:
             )
         return uri
 
-    def connect(self) -> LedgerConnection:
+    def connect(self) -> StreamConnection:
         """A client of the cluster, to be used as a context manager."""
         uri = self.uri()
         import spark_ledger

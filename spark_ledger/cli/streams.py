@@ -11,12 +11,21 @@ import msgspec
 
 from spark_ledger.cli.ddl import parse_columns
 from spark_ledger.cli.ledgers import confirm
-from spark_ledger.cli.output import payload_fields, print_json, print_table, progress
+from spark_ledger.cli.output import (
+    payload_fields,
+    print_json,
+    print_table,
+    progress,
+    size_text,
+    time_text,
+)
 from spark_ledger.cli.settings import Settings, common_options
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from spark_ledger.stream.model import Commit, Head, StreamConfig
 
 CELL_CHARS_MAX = 40
 _SHORT = re.compile(r"(\d+)(?::(\d+))?(?::(\d+))?")
@@ -113,9 +122,105 @@ def read(
     settings: Settings, name: str, start: str | Dlsn, end: str | Dlsn, limit: int | None
 ) -> None:
     """Print committed rows, as a table or with --json as one object a line."""
-    with settings.connect() as client:
-        batches = client.stream(name).read(start=start, end=end)
-        print_rows(batches, as_json=settings.as_json, limit=limit)
+    with settings.connect() as client, client.stream(name) as stream:
+        print_rows(stream.read(start, end), as_json=settings.as_json, limit=limit)
+
+
+@group.command()
+@stream_argument
+@click.option("--start", callback=position, default="latest", show_default=True)
+@click.option("--idle-timeout", type=float, help="Stop after this many seconds without a row.")
+@common_options
+@click.pass_obj
+def tail(settings: Settings, name: str, start: str | Dlsn, idle_timeout: float | None) -> None:
+    """Print rows as they are committed."""
+    with settings.connect() as client, client.stream(name) as stream:
+        print_rows(stream.tail(start, idle_timeout=idle_timeout), as_json=settings.as_json)
+
+
+@group.command()
+@stream_argument
+@click.option("--commits", default=10, show_default=True, help="How many of the last commits.")
+@common_options
+@click.pass_obj
+def show(settings: Settings, name: str, commits: int) -> None:
+    """Show how far a stream reaches, its columns and its last commits."""
+    with settings.connect() as client, client.stream(name) as stream:
+        config, head = stream.config, stream.head()
+        first = max(head.earliest_commit, head.next_commit - commits)
+        recent = stream.commits(first, head.next_commit)
+    if settings.as_json:
+        print_json(stream_fields(config, head, recent))
+        return
+    facts = (
+        ("stream", config.name),
+        ("replication", config.quorums),
+        ("compression", config.compression.value),
+        ("created", time_text(config.created_ms)),
+        ("rows", f"{head.rows} ({size_text(head.size_bytes)}), since it began"),
+        ("commits", head.next_commit),
+        ("earliest", position_text(head.earliest)),
+        ("end", position_text(head.end)),
+        *((f"column {field.name}", field.type) for field in config.schema),
+    )
+    print_table(("", ""), facts)
+    if recent:
+        click.echo()
+        print_table(
+            ("commit#", "time", "segments", "rows#", "size#", "sink", "transaction#"),
+            (
+                (
+                    commit.number,
+                    time_text(commit.time_ms),
+                    f"{commit.first_segment}..{commit.end_segment - 1}" if commit.segments else "",
+                    commit.rows,
+                    size_text(commit.size_bytes),
+                    commit.sink_id,
+                    commit.transaction_id,
+                )
+                for commit in recent
+            ),
+        )
+
+
+def position_text(position: Dlsn) -> str:
+    """A position as ``--start`` takes it."""
+    return f"{position.segment}:{position.entry}:{position.slot}"
+
+
+def stream_fields(config: StreamConfig, head: Head, commits: list[Commit]) -> dict[str, Any]:
+    """A stream for scripts."""
+    return {
+        "stream": config.name,
+        "ensemble_size": config.quorums.ensemble_size,
+        "write_quorum": config.quorums.write_quorum,
+        "ack_quorum": config.quorums.ack_quorum,
+        "compression": config.compression.value,
+        "created_ms": config.created_ms,
+        "schema": [
+            {"name": field.name, "type": str(field.type), "nullable": field.nullable}
+            for field in config.schema
+        ],
+        "schema_version": config.schema_version,
+        "rows": head.rows,
+        "bytes": head.size_bytes,
+        "earliest": head.earliest._asdict(),
+        "end": head.end._asdict(),
+        "next_commit": head.next_commit,
+        "commits": [
+            {
+                "number": commit.number,
+                "time_ms": commit.time_ms,
+                "first_segment": commit.first_segment,
+                "segments": len(commit.segments),
+                "rows": commit.rows,
+                "bytes": commit.size_bytes,
+                "sink_id": commit.sink_id,
+                "transaction_id": commit.transaction_id,
+            }
+            for commit in commits
+        ],
+    }
 
 
 @group.command()

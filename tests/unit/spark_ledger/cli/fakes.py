@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from spark_ledger.errors import LedgerClosedError, NoSuchLedgerError, UnauthorizedError
+from spark_ledger.errors import (
+    LedgerClosedError,
+    NoSuchLedgerError,
+    NoSuchStreamError,
+    UnauthorizedError,
+)
 from spark_ledger.types import Entry, EntryId, LedgerId, Quorums
 
 
@@ -51,11 +56,30 @@ class FakeLedger:
         yield from self.read(start, self.last_add_confirmed)
 
 
+class FakeStream:
+    """Rows, and the ranges that were asked of them."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+        self.asked: list[tuple[object, object]] = []
+
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, start: object, end: object) -> Iterator[Any]:
+        self.asked.append((start, end))
+        return iter(self.batches)
+
+
 class FakeClient:
     """Remembers everything, so that a test can look at it afterwards."""
 
     def __init__(self) -> None:
         self.ledgers: dict[int, FakeLedger] = {}
+        self.streams: dict[str, FakeStream] = {}
         self.uris: list[str] = []
         self.recovered: list[int] = []
 
@@ -64,6 +88,11 @@ class FakeClient:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def stream(self, name: str) -> FakeStream:
+        if name not in self.streams:
+            raise NoSuchStreamError(f"stream {name} does not exist")
+        return self.streams[name]
 
     def create_ledger(
         self,
