@@ -5,19 +5,28 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 import spark_ledger
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.local.ports import HOST
 
 CONFIG_NAME = "bookie.toml"
+JOURNAL = "journal"
+COOKIE_NAME = "bookie.json"
 
 _NAME = re.compile(r"bookie-(\d+)")
+
+
+class _Cookie(msgspec.Struct, frozen=True):
+    """The part of a bookie's cookie that is read here."""
+
+    bookie_id: str
 
 
 class Ports(NamedTuple):
@@ -38,7 +47,7 @@ def check_installed() -> None:
 
 
 def name_of(index: int) -> str:
-    """Bookie id, and name of its directory."""
+    """Name of a bookie's process and directory."""
     return f"bookie-{index}"
 
 
@@ -55,23 +64,23 @@ def ready_file(directory: Path) -> Path:
     return directory / "ready"
 
 
-def write_config(directory: Path, bookie_id: str, metadata_uri: str, ports: Ports) -> Path:
+def write_config(directory: Path, metadata_uri: str, ports: Ports) -> Path:
     """Write the config file; its path."""
     config = directory / CONFIG_NAME
-    values: dict[str, Any] = {
-        "metadata_uri": metadata_uri,
-        "bookie_id": bookie_id,
-        "listen_host": HOST,
-        "listen_port": ports.port,
-        "admin_port": ports.admin_port,
-        "journal_directory": str(directory / "journal"),
-        "ledger_directories": [str(directory / "ledgers")],
-        "journal_file_bytes": 64 * MIB,
-        "write_cache_bytes": 64 * MIB,
-    }
-    # A JSON string, number or list of strings is written the same way in TOML.
-    lines = [f"{key} = {msgspec.json.encode(value).decode()}\n" for key, value in values.items()]
-    config.write_text("".join(lines))
+    config.write_text(
+        f"metadata = {_quoted(metadata_uri)}\n"
+        "\n[listen]\n"
+        f"host = {_quoted(HOST)}\n"
+        f"port = {ports.port}\n"
+        "\n[admin]\n"
+        f"host = {_quoted(HOST)}\n"
+        f"port = {ports.admin_port}\n"
+        "\n[storage]\n"
+        f"journal_directory = {_quoted(JOURNAL)}\n"
+        f"ledger_directories = [{_quoted('ledgers')}]\n"
+        f"journal_file_bytes = {64 * MIB}\n"
+        f"write_cache_bytes = {64 * MIB}\n"
+    )
     return config
 
 
@@ -81,12 +90,22 @@ def read_ports(directory: Path) -> Ports:
         text = (directory / CONFIG_NAME).read_text()
     except FileNotFoundError:
         return Ports()
-    found = {
-        name: int(match[1])
-        for name in ("listen_port", "admin_port")
-        if (match := re.search(rf"^{name} = (\d+)$", text, re.MULTILINE))
-    }
-    return Ports(found.get("listen_port", 0), found.get("admin_port", 0))
+    config = tomllib.loads(text)
+    return Ports(config["listen"]["port"], config["admin"]["port"])
+
+
+def read_id(directory: Path) -> str:
+    """The id that the bookie was given when its directories were formatted."""
+    path = directory / JOURNAL / COOKIE_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Cookie).bookie_id
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CorruptionError(f"cookie {path} of a local bookie cannot be read: {error}") from error
+
+
+def _quoted(text: str) -> str:
+    """A TOML string; JSON writes it the same way."""
+    return msgspec.json.encode(text).decode()
 
 
 def command(python: str, directory: Path, config: Path) -> tuple[list[str], dict[str, str]]:

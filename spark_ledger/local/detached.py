@@ -32,6 +32,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     pid: int
     admin_address: str = ""
+    bookie_id: str = ""
     running: bool = True
 
 
@@ -66,10 +67,11 @@ def up(directory: str | Path, bookies: int = 3) -> ClusterStatus:
             ),
             bookies=tuple(
                 ProcessStatus(
-                    bookie_id,
+                    cluster.bookie_name(index),
                     cluster.bookie_address(index),
-                    states[bookie_id].pid,
+                    cluster.bookie_pid(index),
                     cluster.bookie_admin_address(index),
+                    bookie_id,
                 )
                 for index, bookie_id in enumerate(cluster.bookie_ids)
             ),

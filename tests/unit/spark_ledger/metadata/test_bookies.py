@@ -1,0 +1,233 @@
+"""Registrations, cookies, the live view and the cluster node, over the memory store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from spark_ledger.errors import ConfigurationError, ConflictError, NotFoundError
+from spark_ledger.metadata.bookies import BookieDirectory, BookieRegistry
+from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster, read_cluster
+from spark_ledger.metadata.codec import encode_bookie
+from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
+from spark_ledger.types import BookieId, BookieInfo, BookieState
+
+
+def bookie(name: str, address: str = "127.0.0.1:1", state: str = "writable") -> BookieInfo:
+    return BookieInfo(BookieId(name), address, BookieState(state))
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_register_change_state_and_deregister() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        registry, reader = BookieRegistry(tree.open_session()), BookieRegistry(tree.open_session())
+        await registry.register(bookie("b"))
+        assert await reader.list() == [bookie("b")]
+        assert await reader.get(BookieId("b")) == bookie("b")
+        await registry.set_state(BookieState.READ_ONLY)
+        assert await reader.list() == [bookie("b", state="readonly")]
+        assert tree.children("bookies/writable") == []
+        await registry.register(bookie("b", "127.0.0.1:2"))
+        assert await reader.list() == [bookie("b", "127.0.0.1:2")]
+        assert tree.children("bookies/readonly") == []
+        await registry.deregister()
+        await registry.deregister()
+        assert await reader.list() == []
+        assert await reader.get(BookieId("b")) is None
+
+    asyncio.run(main())
+
+
+def test_a_bookie_is_never_in_neither_directory_while_it_changes() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        registry = BookieRegistry(tree.open_session())
+        await registry.register(bookie("b"))
+        empty: list[str] = []
+
+        def look() -> None:
+            if not tree.children("bookies/writable") and not tree.children("bookies/readonly"):
+                empty.append("gone")
+
+        tree.open_session().watch("bookies/writable", look)
+        tree.open_session().watch("bookies/readonly", look)
+        for state in (BookieState.READ_ONLY, BookieState.WRITABLE) * 3:
+            await registry.set_state(state)
+        await asyncio.sleep(0)
+        assert empty == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("before", ["writable", "readonly"])
+def test_the_registration_of_a_dead_process_is_taken_over_at_once(before: str) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        dead = tree.open_session()
+        left = encode_bookie(bookie("b", "127.0.0.1:1", before))
+        await dead.create(f"bookies/{before}/b", left, ephemeral=True)
+        registry = BookieRegistry(tree.open_session())
+        await registry.register(bookie("b", "127.0.0.1:2"))
+        assert await registry.list() == [bookie("b", "127.0.0.1:2")]
+        dead.expire()  # later: it must not take the new registration along
+        assert await registry.list() == [bookie("b", "127.0.0.1:2")]
+
+    asyncio.run(main())
+
+
+def test_a_lost_session_is_followed_by_a_new_registration() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        failures = [Outcome.NORMAL, Outcome.UNAVAILABLE, Outcome.LOST_REPLY, Outcome.LOST_REQUEST]
+
+        def interpose(name: str, _path: str) -> Fault:
+            return Fault(failures.pop(0) if name == "create" and failures else Outcome.NORMAL)
+
+        store = tree.open_session(interpose=interpose)
+        registry = BookieRegistry(store)
+        await registry.register(bookie("b"))
+        await registry.set_state(BookieState.WRITABLE)
+        store.expire()
+        assert tree.children("bookies/writable") == []
+        await eventually(lambda: registry.registered and not failures)
+        assert tree.children("bookies/writable") == ["b"]
+        await registry.deregister()
+        store.expire()
+        await asyncio.sleep(0.01)
+        assert tree.children("bookies/writable") == []
+
+    asyncio.run(main())
+
+
+def test_bad_ids_are_refused() -> None:
+    async def main() -> None:
+        registry = BookieRegistry(MemoryTree().open_session())
+        for name in ("", "a/b", "..", "-a", "a b", "x" * 129):
+            with pytest.raises(ConfigurationError, match="bookie id"):
+                await registry.register(bookie(name))
+
+    asyncio.run(main())
+
+
+def test_one_bad_registration_does_not_hide_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store = tree.open_session()
+        registry = BookieRegistry(store)
+        await registry.register(bookie("good"))
+        await store.create("bookies/writable/bad", b"{")
+        assert await registry.list() == [bookie("good")]
+        assert "bookies/writable/bad" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_cookies() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        registry = BookieRegistry(tree.open_session())
+        with pytest.raises(NotFoundError, match="'b'"):
+            await registry.get_cookie(BookieId("b"))
+        await registry.create_cookie(BookieId("b"), b"mine")
+        await registry.create_cookie(BookieId("a"), b"other")
+        assert (await registry.get_cookie(BookieId("b"))).value == b"mine"
+        with pytest.raises(ConflictError, match="'b' is taken"):
+            await registry.create_cookie(BookieId("b"), b"theirs")
+        assert await registry.list_cookies() == ["a", "b"]
+        await registry.delete_cookie(BookieId("b"))
+        await registry.delete_cookie(BookieId("b"))
+        assert await registry.list_cookies() == ["a"]
+
+    asyncio.run(main())
+
+
+def test_directory_follows_and_keeps_the_last_address() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        first, second = BookieRegistry(tree.open_session()), BookieRegistry(tree.open_session())
+        await first.register(bookie("a", "127.0.0.1:1"))
+        directory = BookieDirectory(BookieRegistry(tree.open_session()))
+        changes: list[int] = []
+        directory.on_change(lambda: changes.append(1))
+        await directory.start()
+        assert directory.writable() == [bookie("a", "127.0.0.1:1")]
+        assert directory.address(BookieId("b")) is None
+        await second.register(bookie("b", "127.0.0.1:2"))
+        await eventually(lambda: len(directory.writable()) == 2)
+        await second.set_state(BookieState.READ_ONLY)
+        await eventually(lambda: len(directory.writable()) == 1)
+        assert [info.bookie_id for info in directory.all()] == ["a", "b"]
+        await first.deregister()
+        await eventually(lambda: len(directory.all()) == 1)
+        assert directory.get(BookieId("a")) is None
+        assert directory.address(BookieId("a")) == "127.0.0.1:1"
+        assert changes
+        await directory.close()
+
+    asyncio.run(main())
+
+
+def test_directory_outlives_an_unreachable_store() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        down = [False]
+        store = tree.open_session(
+            interpose=lambda _n, _p: Fault(Outcome.UNAVAILABLE if down[0] else Outcome.NORMAL)
+        )
+        directory = BookieDirectory(BookieRegistry(store))
+        await directory.start()
+        down[0] = True
+        writer = BookieRegistry(tree.open_session())
+        await writer.register(bookie("a"))
+        await asyncio.sleep(0.02)
+        assert directory.all() == []
+        down[0] = False
+        store.expire()  # back: every watch reports
+        await eventually(lambda: directory.all() == [bookie("a")])
+        await directory.close()
+
+    asyncio.run(main())
+
+
+def test_the_cluster_is_made_once() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        with pytest.raises(NotFoundError, match="no cluster"):
+            await read_cluster(tree.open_session())
+        ids = await asyncio.gather(*(ensure_cluster(tree.open_session()) for _ in range(5)))
+        assert len(set(ids)) == 1
+        assert await read_cluster(tree.open_session()) == ids[0]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
+def test_the_cluster_is_made_once_in_spite_of_lost_replies(outcome: Outcome) -> None:
+    async def main() -> None:
+        failures = [outcome]
+
+        def interpose(name: str, _path: str) -> Fault:
+            return Fault(failures.pop() if name == "create" and failures else Outcome.NORMAL)
+
+        store = MemoryTree().open_session(interpose=interpose)
+        assert await ensure_cluster(store) == await ensure_cluster(store)
+
+    asyncio.run(main())
+
+
+def test_a_later_cluster_format_is_refused() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        await store.create(CLUSTER_PATH, b'{"format_version":2,"cluster_id":"x","shards":3}')
+        with pytest.raises(ConfigurationError, match="upgrade"):
+            await ensure_cluster(store)
+
+    asyncio.run(main())

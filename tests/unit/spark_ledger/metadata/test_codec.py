@@ -1,0 +1,137 @@
+"""Node formats: golden bytes, round trips, and that damage is named."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.limits import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
+from spark_ledger.metadata.codec import (
+    BookieNode,
+    decode_bookie,
+    decode_ledger,
+    decode_node,
+    encode_bookie,
+    encode_ledger,
+)
+from spark_ledger.types import (
+    BookieId,
+    BookieInfo,
+    BookieState,
+    DigestType,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+)
+
+PATH = "ledgers/00/0000/L0007"
+LEDGER = LedgerMetadata(
+    ledger_id=LedgerId(7),
+    quorums=Quorums(2, 2, 1),
+    fragments=(
+        Fragment(EntryId(0), (BookieId("a"), BookieId("b"))),
+        Fragment(EntryId(5), (BookieId("c"), BookieId("b"))),
+    ),
+    state=LedgerState.CLOSED,
+    last_entry_id=EntryId(9),
+    length=1234,
+    digest_type=DigestType.HMAC_SHA256,
+    access_key_hash=b"\x00\xff",
+    creation_time_ms=1_700_000_000_000,
+    creation_token="t",
+    custom_metadata={"app": "x"},
+)
+GOLDEN = (
+    b'{"format_version":1,"ledger_id":7,"ensemble_size":2,"write_quorum":2,"ack_quorum":1,'
+    b'"state":"closed","fragments":[[0,["a","b"]],[5,["c","b"]]],"last_entry_id":9,'
+    b'"length":1234,"digest_type":"hmac-sha256","access_key_hash":"AP8=",'
+    b'"creation_time_ms":1700000000000,"creation_token":"t","custom_metadata":{"app":"x"}}'
+)
+
+
+def test_ledger_golden_bytes() -> None:
+    assert encode_ledger(LEDGER) == GOLDEN
+    assert decode_ledger(PATH, LedgerId(7), GOLDEN) == LEDGER
+
+
+def change(**fields: object) -> bytes:
+    return msgspec.json.encode(msgspec.json.decode(GOLDEN) | fields)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "damaged"),
+        (b"\xff\xfe", "damaged"),
+        (b"[]", "damaged"),
+        (GOLDEN[:-1], "damaged"),
+        (change(extra=1), "unknown field `extra`"),
+        (change(format_version=0), "format version 0"),
+        (change(format_version="1"), "format_version"),
+        (change(ledger_id=8), "it holds ledger 8"),
+        (change(state="gone"), "state"),
+        (change(fragments=[]), "fragments"),
+        (change(fragments=[[1, ["a", "b"]]]), "fragments start at"),
+        (change(fragments=[[0, ["a", "b"]], [0, ["a", "b"]]]), "fragments start at"),
+        (change(fragments=[[0, ["a"]]]), "fragment 0 needs 2 distinct"),
+        (change(fragments=[[0, ["a", "a"]]]), "fragment 0 needs 2 distinct"),
+        (change(write_quorum=3), "needs ensemble_size"),
+        (change(last_entry_id=-2), "last_entry_id"),
+        (change(access_key_hash="%%"), "access_key_hash"),
+        (change(custom_metadata={"a": 1}), "custom_metadata"),
+    ],
+)
+def test_damaged_ledger_is_named(data: bytes, reason: str) -> None:
+    with pytest.raises(CorruptionError, match=reason) as caught:
+        decode_ledger(PATH, LedgerId(7), data)
+    assert PATH in str(caught.value)
+
+
+def test_missing_field_is_damage() -> None:
+    fields = msgspec.json.decode(GOLDEN)
+    for name in fields:
+        data = msgspec.json.encode({key: value for key, value in fields.items() if key != name})
+        with pytest.raises(CorruptionError, match=name):
+            decode_ledger(PATH, LedgerId(7), data)
+
+
+def test_later_format_asks_for_an_upgrade() -> None:
+    with pytest.raises(ConfigurationError, match="upgrade") as caught:
+        decode_ledger(PATH, LedgerId(7), change(format_version=2, extra=1))
+    assert PATH in str(caught.value)
+
+
+def test_size_limit_is_exact_and_says_what_is_large() -> None:
+    room = LEDGER_METADATA_BYTES_MAX - len(encode_ledger(LEDGER.with_changes(custom_metadata={})))
+    fits = {"k": "v" * (room - len('"k":""'))}
+    assert len(encode_ledger(LEDGER.with_changes(custom_metadata=fits))) == (
+        LEDGER_METADATA_BYTES_MAX
+    )
+    too_large = {"k": fits["k"] + "v"}
+    with pytest.raises(ConfigurationError, match=r"ledger 7: .* custom metadata"):
+        encode_ledger(LEDGER.with_changes(custom_metadata=too_large))
+
+
+def test_fragment_limit() -> None:
+    fragments = tuple(
+        Fragment(EntryId(n), (BookieId(f"{n % 2}"), BookieId("b"))) for n in range(FRAGMENTS_MAX)
+    )
+    data = encode_ledger(LEDGER.with_changes(fragments=fragments))
+    assert decode_ledger(PATH, LedgerId(7), data).fragments == fragments
+    one_more = (*fragments, Fragment(EntryId(FRAGMENTS_MAX), (BookieId("a"), BookieId("b"))))
+    with pytest.raises(ConfigurationError, match=f"{FRAGMENTS_MAX + 1} fragments"):
+        encode_ledger(LEDGER.with_changes(fragments=one_more))
+
+
+def test_bookie_round_trip_and_damage() -> None:
+    info = BookieInfo(BookieId("b-1"), "h:1", BookieState.READ_ONLY, "/r", 5, "h:2")
+    data = encode_bookie(info)
+    assert decode_bookie("p", BookieId("b-1"), data) == info
+    with pytest.raises(CorruptionError, match=r"'p' is damaged: it holds 'b-1'"):
+        decode_bookie("p", BookieId("b-2"), data)
+    with pytest.raises(CorruptionError, match="'p'"):
+        decode_node(BookieNode, "p", data.replace(b'"h:1"', b'""'))
