@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
 from spark_ledger.stream import codec
 from spark_ledger.stream.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import Ledgers
-from spark_ledger.stream.model import Commit, Head
+from spark_ledger.stream.model import Commit, Head, Segment
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import EntryId
 
@@ -125,25 +126,18 @@ class CommitLog:
         end_segment = min(end_segment, head.next_segment)
         if first_segment >= end_segment:
             return []
+        limits = _Limits(max_rows, max_bytes)
         commits = [await self.at_segment(head, first_segment)]
-        window = _WINDOW_FIRST if max_rows is not None or max_bytes is not None else _WINDOW_MAX
-        while commits[-1].end_segment < end_segment and not _reaches(commits, max_rows, max_bytes):
+        window = _WINDOW_FIRST if limits.exist else _WINDOW_MAX
+        while commits[-1].end_segment < end_segment and not limits.reached(commits[0], commits[-1]):
             following = commits[-1].number + 1
-            commits += await self.range(following, min(following + window, head.next_commit))
+            for commit in await self.range(following, min(following + window, head.next_commit)):
+                if commit.first_segment < end_segment and not limits.reached(
+                    commits[0], commits[-1]
+                ):
+                    commits.append(commit)
             window = min(2 * window, _WINDOW_MAX)
-        limit = (
-            next(
-                (n for n in range(1, len(commits)) if _reaches(commits[:n], max_rows, max_bytes)),
-                len(commits),
-            )
-            if max_rows is not None or max_bytes is not None
-            else len(commits)
-        )
-        return [
-            commit
-            for commit in commits[:limit]
-            if commit.segments and commit.first_segment < end_segment
-        ]
+        return [commit for commit in commits if commit.segments]
 
     async def _last_at_or_below(
         self, head: Head, target: int, key: Callable[[Commit], int], key_at_end: int
@@ -175,9 +169,9 @@ class CommitLog:
 
     async def _segment_list(
         self, commit: Commit, pointer: SegmentListPointer
-    ) -> tuple[codec.Segment, ...]:
+    ) -> tuple[Segment, ...]:
         """Fetch a segment list that was too large for its node."""
-        reader = await self._ledgers.open_ledger(pointer.ledger_id)
+        reader = await self._ledgers.open_unconfirmed(pointer.ledger_id)
         parts: list[bytes] = []
         async for entries in reader.read_batches(
             EntryId(0), EntryId(pointer.entries - 1), unconfirmed=True
@@ -210,12 +204,19 @@ def _weight(commit: Commit) -> int:
     return _COMMIT_WEIGHT + sum(segment.entries for segment in commit.segments)
 
 
-def _reaches(commits: Sequence[Commit], max_rows: int | None, max_bytes: int | None) -> bool:
-    """Whether commits hold at least as many rows or bytes as a limit; totals tell without adding."""
-    first, last = commits[0], commits[-1]
-    if max_rows is not None and last.rows_before + last.rows - first.rows_before >= max_rows:
-        return True
-    return (
-        max_bytes is not None
-        and last.bytes_before + last.size_bytes - first.bytes_before >= max_bytes
-    )
+class _Limits(NamedTuple):
+    """When enough commits were read. Totals in the commits tell it without adding up."""
+
+    max_rows: int | None
+    max_bytes: int | None
+
+    @property
+    def exist(self) -> bool:
+        return self.max_rows is not None or self.max_bytes is not None
+
+    def reached(self, first: Commit, last: Commit) -> bool:
+        rows = last.rows_before + last.rows - first.rows_before
+        size_bytes = last.bytes_before + last.size_bytes - first.bytes_before
+        return (self.max_rows is not None and rows >= self.max_rows) or (
+            self.max_bytes is not None and size_bytes >= self.max_bytes
+        )

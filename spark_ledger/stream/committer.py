@@ -34,7 +34,7 @@ from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.types import Versioned
 
 SEGMENT_LIST_NODE_BYTES_MAX = 200 * KIB
-"""A longer list goes into a ledger. Leaves room in a 1 MiB ZooKeeper message for the other nodes."""
+"""A longer list goes into a ledger: ZooKeeper wants a whole transaction in one MiB."""
 
 COMMIT_TIMEOUT_S = 60.0
 """How long a commit keeps trying when others win every race, or the store cannot be reached."""
@@ -162,7 +162,10 @@ class _Attempt:
         except OutcomeUnknownError:
             self._unknown = commit
             return None
-        except (ConflictError, NotFoundError):
+        except ConflictError:
+            await self._refresh_config()
+            return None
+        except NotFoundError:
             await self._refresh_config()
             await self._make_bucket(commit.number)
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from spark_ledger.metadata.base import MetadataStore
@@ -44,11 +44,11 @@ class LedgerRange(Protocol):
     """A ledger this process reads."""
 
     @property
-    def metadata(self) -> LedgerMetadata: ...
+    def is_closed(self) -> bool: ...
 
     def read_batches(
-        self, first: EntryId, last: EntryId, *, unconfirmed: bool = False
-    ) -> AsyncIterator[list[Entry]]:
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+    ) -> AsyncGenerator[list[Entry], None]:
         """Entries first .. last in order, in lists of about one MiB."""
 
 
@@ -68,10 +68,14 @@ class Ledgers(Protocol):
     ) -> OpenLedger:
         """A new ledger, open for this process."""
 
-    async def open_ledger(self, ledger_id: LedgerId) -> LedgerRange:
-        """Open for reading, without recovery. Raises ``NoSuchLedgerError``."""
+    async def open_unconfirmed(self, ledger_id: int) -> LedgerRange:
+        """Open for reading ranges that are known to be confirmed; asks no bookie. Raises
+        ``NoSuchLedgerError``."""
 
-    async def delete_ledger(self, ledger_id: LedgerId) -> None:
+    async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """What the metadata store knows of a ledger. Raises ``NoSuchLedgerError``."""
+
+    async def delete_ledger(self, ledger_id: int) -> None:
         """Delete; a ledger that is gone already is fine."""
 
 

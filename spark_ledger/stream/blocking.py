@@ -1,0 +1,332 @@
+"""The blocking face of streams: thin wrappers that run the async handles on the portal's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from spark_ledger.client.blocking import BlockingPortal, LedgerConnection
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.stream.metadata_column import PositionedBatch
+from spark_ledger.stream.model import (
+    ENTRY_BYTES_DEFAULT,
+    SEGMENT_ROLL_AGE_S_DEFAULT,
+    SEGMENT_ROLL_BYTES_DEFAULT,
+    Commit,
+    Compression,
+    Head,
+    Segment,
+    SegmentRange,
+    SinkRecord,
+    StreamConfig,
+)
+from spark_ledger.stream.segment_writer import SegmentWriter as AsyncSegmentWriter
+from spark_ledger.stream.segment_writer import as_batches
+from spark_ledger.stream.stream import Position
+from spark_ledger.stream.stream import Stream as AsyncStream
+from spark_ledger.stream.streams import Streams
+from spark_ledger.types import Dlsn
+
+T = TypeVar("T")
+
+
+class StreamConnection(LedgerConnection):
+    """A blocking connection to a cluster: its ledgers and its streams."""
+
+    def __init__(self, portal: BlockingPortal, client: LedgerClient) -> None:
+        super().__init__(portal, client)
+        self._streams = Streams(client)
+
+    def create_stream(
+        self,
+        name: str,
+        schema: Any,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        compression: str | Compression = Compression.LZ4,
+        entry_bytes: int = ENTRY_BYTES_DEFAULT,
+        segment_roll_bytes: int = SEGMENT_ROLL_BYTES_DEFAULT,
+        segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT,
+        exist_ok: bool = False,
+    ) -> Stream:
+        """Create a stream for rows of a ``pyarrow.Schema``. See ``Streams.create``."""
+        created = self._call(
+            self._streams.create(
+                name,
+                schema,
+                ensemble_size=ensemble_size,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                compression=compression,
+                entry_bytes=entry_bytes,
+                segment_roll_bytes=segment_roll_bytes,
+                segment_roll_age_s=segment_roll_age_s,
+                exist_ok=exist_ok,
+            )
+        )
+        return Stream(self._portal, created)
+
+    def stream(self, name: str) -> Stream:
+        """Open a stream. Raises ``NoSuchStreamError``."""
+        return Stream(self._portal, self._call(self._streams.open(name)))
+
+    def list_streams(self) -> list[str]:
+        """The names of all streams, sorted."""
+        return self._call(self._streams.names())
+
+    def delete_stream(self, name: str) -> None:
+        """Delete a stream with its rows. Raises ``NoSuchStreamError``."""
+        self._call(self._streams.delete(name))
+
+
+class Stream:
+    """A stream. Threads may share it. See ``stream.Stream`` for what the methods promise."""
+
+    def __init__(self, portal: BlockingPortal, stream: AsyncStream) -> None:
+        self._portal = portal
+        self._stream = stream
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._portal.call(work)
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self._stream.name
+
+    @property
+    def config(self) -> StreamConfig:
+        """The configuration as last read; ``refresh`` reads it again."""
+        return self._stream.config
+
+    @property
+    def schema(self) -> Any:
+        """The newest schema known (``pyarrow.Schema``), in stored types."""
+        return self._stream.schema
+
+    def refresh(self) -> StreamConfig:
+        """Read the configuration again. Raises ``NoSuchStreamError``."""
+        return self._call(self._stream.refresh())
+
+    # -- appending ---------------------------------------------------------------------------------
+
+    def append(
+        self,
+        data: Any,
+        *,
+        sink_id: str | None = None,
+        transaction_id: int | None = None,
+        run_id: str = "",
+        merge_schema: bool = False,
+        overwrite: bool = False,
+    ) -> Commit:
+        """Append rows as one commit; the same (sink id, transaction id) again changes nothing."""
+        return self._call(
+            self._stream.append(
+                data if isinstance(data, pa.RecordBatch | pa.Table) else _in_thread(data),
+                sink_id=sink_id,
+                transaction_id=transaction_id,
+                run_id=run_id,
+                merge_schema=merge_schema,
+                overwrite=overwrite,
+            )
+        )
+
+    def commit_segments(
+        self,
+        segments: Sequence[Segment],
+        *,
+        sink_id: str | None = None,
+        transaction_id: int | None = None,
+        run_id: str = "",
+        overwrite: bool = False,
+    ) -> Commit:
+        """Commit segments that writers finished, here or in other processes, in this order."""
+        return self._call(
+            self._stream.commit_segments(
+                segments,
+                sink_id=sink_id,
+                transaction_id=transaction_id,
+                run_id=run_id,
+                overwrite=overwrite,
+            )
+        )
+
+    def last_transaction(self, sink_id: str) -> SinkRecord | None:
+        """The newest transaction of a sink with its commit, or None."""
+        return self._call(self._stream.last_transaction(sink_id))
+
+    def writer(
+        self,
+        *,
+        merge_schema: bool = False,
+        compression: str | Compression | None = None,
+        entry_bytes: int | None = None,
+    ) -> SegmentWriter:
+        """A writer of segments that keeps its ledger open between micro-batches."""
+        return SegmentWriter(
+            self._portal,
+            self._stream.writer(
+                merge_schema=merge_schema, compression=compression, entry_bytes=entry_bytes
+            ),
+        )
+
+    def check_schema(self, schema: Any) -> None:
+        """Raise ``SchemaMismatchError`` when data of a schema cannot be appended as they are."""
+        self._call(self._stream.check_schema(schema))
+
+    def merge_schema(self, schema: Any) -> Any:
+        """Add the columns that the stream lacks, as nullable ones; the newest schema then."""
+        return self._call(self._stream.merge_schema(schema))
+
+    # -- looking up --------------------------------------------------------------------------------
+
+    def head(self) -> Head:
+        """How far the stream reaches."""
+        return self._call(self._stream.head())
+
+    def wait_for_commit(self, *, after_segment: int, timeout_s: float | None) -> Head:
+        """The head once its ``next_segment`` is above ``after_segment``, or at the timeout."""
+        return self._call(
+            self._stream.wait_for_commit(after_segment=after_segment, timeout_s=timeout_s)
+        )
+
+    def commit(self, number: int) -> Commit:
+        """A commit by number."""
+        return self._call(self._stream.commit(number))
+
+    def commits(self, first: int, end: int) -> list[Commit]:
+        """Commits ``first`` .. ``end - 1`` by number."""
+        return self._call(self._stream.commits(first, end))
+
+    def commit_at(self, segment: int) -> Commit:
+        """The commit that placed a segment."""
+        return self._call(self._stream.commit_at(segment))
+
+    def commits_between(
+        self,
+        first_segment: int,
+        end_segment: int,
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+    ) -> list[Commit]:
+        """The commits that hold segments ``first_segment`` .. ``end_segment - 1``, in order."""
+        return self._call(
+            self._stream.commits_between(
+                first_segment, end_segment, max_rows=max_rows, max_bytes=max_bytes
+            )
+        )
+
+    def first_commit_since(self, time_ms: int) -> Commit | None:
+        """The first commit made at this time (ms since 1970) or later, or None."""
+        return self._call(self._stream.first_commit_since(time_ms))
+
+    def position_at_timestamp(self, time_ms: int) -> Dlsn:
+        """The first row committed at this time or later; the end of the stream without one."""
+        return self._call(self._stream.position_at_timestamp(time_ms))
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def read(
+        self,
+        start: Position = "earliest",
+        end: Position = "latest",
+        *,
+        schema: Any = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[Any]:
+        """The rows from ``start`` (inclusive) to ``end`` (exclusive) as record batches."""
+        return self._portal.iterate(self._stream.read(start, end, schema=schema, columns=columns))
+
+    def tail(
+        self,
+        start: Position = "latest",
+        *,
+        idle_timeout: float | None = None,
+        schema: Any = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[Any]:
+        """Rows from ``start`` on, also those to come, until none came for ``idle_timeout`` s."""
+        return self._portal.iterate(
+            self._stream.tail(start, idle_timeout=idle_timeout, schema=schema, columns=columns)
+        )
+
+    def read_ranges(
+        self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
+    ) -> Iterator[PositionedBatch]:
+        """The rows of ranges that a planner made, each batch with its position."""
+        return self._portal.iterate(
+            self._stream.read_ranges(ranges, schema=schema, replica_hint=replica_hint)
+        )
+
+    def close(self) -> None:
+        """Stop watching, and close the ledger that ``append`` uses. Idempotent."""
+        self._call(self._stream.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+async def _in_thread(data: Any) -> AsyncGenerator[Any, None]:
+    """The batches of an iterable, drawn in a thread: it may block, even on this very portal."""
+    batches = as_batches(data)
+    end = object()
+    while (batch := await asyncio.to_thread(next, batches, end)) is not end:
+        yield batch
+
+
+class SegmentWriter:
+    """Writes segments from one thread, for one micro-batch after the other."""
+
+    def __init__(self, portal: BlockingPortal, writer: AsyncSegmentWriter) -> None:
+        self._portal = portal
+        self._writer = writer
+
+    def write(self, data: Any) -> int:
+        """Append rows to the micro-batch; how many. Waits only while too much is in flight.
+
+        An iterable is drawn on in the caller's thread, as it may block.
+        """
+        return sum(self._portal.call(self._writer.write(batch)) for batch in as_batches(data))
+
+    def finish(self) -> list[Segment]:
+        """End the micro-batch; its segments (no number yet) once all entries are confirmed."""
+        return self._portal.call(self._writer.finish())
+
+    def abandon(self) -> None:
+        """Forget the micro-batch. Its entries stay, but no commit will name them."""
+
+        async def abandon() -> None:
+            self._writer.abandon()
+
+        self._portal.call(abandon())
+
+    def close(self) -> None:
+        """Close the ledger. Idempotent."""
+        self._portal.call(self._writer.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

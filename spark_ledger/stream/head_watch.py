@@ -1,0 +1,78 @@
+"""Follows a stream's head: reads it once per change, however many wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from spark_ledger.metadata.base import Watch
+from spark_ledger.stream.model import Head
+from spark_ledger.stream.nodes import StreamNodes
+
+
+class HeadWatch:
+    """The head of one stream. Starts watching when somebody waits for the first time.
+
+    Before that every ``current`` is one metadata read; after it only a change costs one.
+    """
+
+    def __init__(self, nodes: StreamNodes, stream_id: str) -> None:
+        self._nodes = nodes
+        self._stream_id = stream_id
+        self._watch: Watch | None = None
+        self._changed = asyncio.Event()
+        self._head: Head | None = None
+
+    async def current(self) -> Head:
+        """The head. Raises ``NoSuchStreamError`` when the stream is gone or is another one."""
+        if self._watch is not None and self._head is not None:
+            return self._head
+        return await self.read()
+
+    async def wait(self, *, after_segment: int, timeout_s: float | None) -> Head:
+        """The head once ``next_segment`` is above ``after_segment``, or as it is at the timeout.
+
+        None waits for ever. Raises ``NoSuchStreamError`` when the stream is deleted meanwhile.
+        """
+        self._start()
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while True:
+            changed = self._changed
+            head = await self.current()
+            if head.next_segment > after_segment:
+                return head
+            remaining_s = None if deadline is None else deadline - loop.time()
+            if remaining_s is not None and remaining_s <= 0:
+                return head
+            try:
+                async with asyncio.timeout(remaining_s):
+                    await changed.wait()
+            except TimeoutError:
+                return head
+
+    def close(self) -> None:
+        """Stop watching. Idempotent; a later ``wait`` starts again."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self.invalidate()
+
+    def _start(self) -> None:
+        if self._watch is None:
+            self._head = None
+            self._watch = self._nodes.store.watch(self._nodes.head_path, self.invalidate)
+
+    def invalidate(self) -> None:
+        """The head has changed, or may have: read it again when it is asked for."""
+        self._head = None
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def read(self) -> Head:
+        before = self._changed
+        head = (await self._nodes.head()).value
+        if head.stream_id != self._stream_id:
+            raise self._nodes.no_such_stream()
+        if before is self._changed:  # else it changed while it was read: read again next time
+            self._head = head
+        return head

@@ -1,0 +1,70 @@
+"""The ``_ledger`` column: where each row of a batch stands in the stream. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from spark_ledger.types import Dlsn, LedgerId
+
+LEDGER_COLUMN = "_ledger"
+
+_kept: Any = pa.array(range(16_384), pa.int64())
+
+
+class PositionedBatch(NamedTuple):
+    """Consecutive rows of one entry. ``position`` is that of the first."""
+
+    position: Dlsn
+    ledger_id: LedgerId
+    commit: int
+    commit_time_ms: int
+    batch: Any
+
+
+def ledger_type() -> Any:
+    """The Arrow type of the column: a struct, none of whose fields is ever null."""
+    return pa.struct(
+        [
+            pa.field("segment", pa.int64(), nullable=False),
+            pa.field("entry", pa.int64(), nullable=False),
+            pa.field("slot", pa.int64(), nullable=False),
+            pa.field("ledger_id", pa.int64(), nullable=False),
+            pa.field("commit", pa.int64(), nullable=False),
+            pa.field("commit_time", pa.timestamp("us", tz="UTC"), nullable=False),
+        ]
+    )
+
+
+def ledger_array(positioned: PositionedBatch) -> Any:
+    """The column's values for a batch."""
+    rows, position = positioned.batch.num_rows, positioned.position
+    type_ = ledger_type()
+    time_us = pa.scalar(positioned.commit_time_ms * 1000, pa.int64()).cast(type_.field(5).type)
+    return pa.StructArray.from_arrays(
+        [
+            pa.repeat(pa.scalar(position.segment, pa.int64()), rows),
+            pa.repeat(pa.scalar(position.entry, pa.int64()), rows),
+            _numbers(position.slot, position.slot + rows),
+            pa.repeat(pa.scalar(positioned.ledger_id, pa.int64()), rows),
+            pa.repeat(pa.scalar(positioned.commit, pa.int64()), rows),
+            pa.repeat(time_us, rows),
+        ],
+        fields=list(type_),
+    )
+
+
+def _numbers(first: int, end: int) -> Any:
+    """The integers ``first`` .. ``end - 1``: a slice of one array that is kept, because making it
+    costs more than the rest of the column."""
+    global _kept
+    if len(_kept) < end:
+        _kept = pa.array(range(max(end, 2 * len(_kept))), pa.int64())
+    return _kept.slice(first, end - first)
+
+
+def with_ledger_column(positioned: PositionedBatch, name: str = LEDGER_COLUMN) -> Any:
+    """The batch with the column appended."""
+    field = pa.field(name, ledger_type(), nullable=False)
+    return positioned.batch.append_column(field, ledger_array(positioned))

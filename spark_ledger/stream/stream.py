@@ -1,0 +1,439 @@
+"""The handle of a stream: append, commit, read, follow, and look up commits."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from spark_ledger.errors import ConfigurationError, DataLossError, LedgerError
+from spark_ledger.stream.commit_log import CommitLog
+from spark_ledger.stream.commits import Proposal
+from spark_ledger.stream.committer import Committer
+from spark_ledger.stream.head_watch import HeadWatch
+from spark_ledger.stream.ledgers import Ledgers
+from spark_ledger.stream.metadata_column import PositionedBatch
+from spark_ledger.stream.model import (
+    UNPLACED,
+    Commit,
+    Compression,
+    Head,
+    Segment,
+    SegmentRange,
+    SinkRecord,
+    StreamConfig,
+    ranges_between,
+)
+from spark_ledger.stream.nodes import StreamNodes, check_sink_id
+from spark_ledger.stream.reader import RangeReader
+from spark_ledger.stream.schema import canonical_schema
+from spark_ledger.stream.schema_book import STALE_READ_DELAY_S, STALE_READ_RETRIES, SchemaBook
+from spark_ledger.stream.segment_writer import PendingSegments, SegmentWriter
+from spark_ledger.types import Dlsn, Versioned
+
+Position = Dlsn | tuple[int, ...] | str
+"""A ``Dlsn`` (or its tuple, entry and slot may be left out), "earliest" or "latest"."""
+
+_COMMITS_PER_STEP_MIN = 16
+_COMMITS_PER_STEP_MAX = 1024
+_SPARE_WRITERS_MAX = 2
+
+
+class Stream:
+    """One stream. Made by ``Streams``; bound to one event loop."""
+
+    def __init__(
+        self, ledgers: Ledgers, nodes: StreamNodes, config: Versioned[StreamConfig]
+    ) -> None:
+        self._ledgers = ledgers
+        self._nodes = nodes
+        self._schemas = SchemaBook(nodes, config)
+        self._log = CommitLog(ledgers, nodes)
+        self._committer = Committer(ledgers, nodes, self._log)
+        self._watch = HeadWatch(nodes, config.value.stream_id)
+        self._reader = RangeReader(ledgers, nodes, self._schemas)
+        self._append_lock = asyncio.Lock()
+        self._append_writer: SegmentWriter | None = None
+        self._spare_writers: list[SegmentWriter] = []
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self._nodes.name
+
+    @property
+    def config(self) -> StreamConfig:
+        """The configuration as last read; ``refresh`` reads it again."""
+        return self._schemas.config
+
+    @property
+    def schema(self) -> Any:
+        """The newest schema known (``pyarrow.Schema``), in stored types."""
+        return self.config.schema
+
+    async def refresh(self) -> StreamConfig:
+        """Read the configuration again. Raises ``NoSuchStreamError``."""
+        return await self._schemas.refresh()
+
+    async def close(self) -> None:
+        """Stop watching, and close the ledgers that ``append`` uses. Idempotent."""
+        self._watch.close()
+        writers, self._spare_writers = self._spare_writers, []
+        if self._append_writer is not None:
+            writers.append(self._append_writer)
+            self._append_writer = None
+        for writer in writers:
+            await writer.close()
+
+    # -- appending ---------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        data: Any,
+        *,
+        sink_id: str | None = None,
+        transaction_id: int | None = None,
+        run_id: str = "",
+        merge_schema: bool = False,
+        overwrite: bool = False,
+    ) -> Commit:
+        """Append rows as one commit, visible to readers all at once.
+
+        ``data`` is a ``pyarrow`` Table or RecordBatch, or an iterable of them. With a sink id and a
+        transaction id a repetition of the pair changes nothing (``Commit.applied`` is false);
+        transactions of a sink must ascend. ``merge_schema`` adds columns the stream lacks.
+        ``overwrite`` drops all rows before, in the same commit.
+
+        Raises ``SchemaMismatchError``, ``EntryTooLargeError``, ``ConflictError`` (an older
+        transaction), ``NoSuchStreamError``, ``OutcomeUnknownError`` and what the client raises.
+        """
+        if (sink_id is None) != (transaction_id is None):
+            raise ConfigurationError("append: give sink_id and transaction_id together, or neither")
+        if sink_id is not None and transaction_id is not None:
+            applied = await self._applied(sink_id, transaction_id)
+            if applied is not None:
+                return applied
+        segments = await self._write(data, merge_schema=merge_schema)
+        return await self._commit(
+            segments, sink_id, transaction_id, run_id=run_id, overwrite=overwrite
+        )
+
+    async def _applied(self, sink_id: str, transaction_id: int) -> Commit | None:
+        """The commit of a pair that was applied already, found before its data are written."""
+        record = await self.last_transaction(sink_id)
+        if record is None or record.transaction_id != transaction_id:
+            return None
+        return replace(await self._log.get(record.commit), applied=False)
+
+    async def _write(self, data: Any, *, merge_schema: bool) -> list[Segment]:
+        """The data as confirmed segments.
+
+        Data at hand go through one writer: concurrent appends push one after the other, so that
+        their entries do not mix, and wait for their confirmations together. Data that are still
+        to come take a writer of their own, because nobody knows how long they take.
+        """
+        if isinstance(data, pa.RecordBatch | pa.Table):
+            async with self._append_lock:
+                if self._append_writer is None:
+                    self._append_writer = self.writer()
+                pending = await _push(self._append_writer, data, merge_schema)
+            return await pending.confirm()
+        writer = self._spare_writers.pop() if self._spare_writers else self.writer()
+        try:
+            return await (await _push(writer, data, merge_schema)).confirm()
+        finally:
+            if len(self._spare_writers) < _SPARE_WRITERS_MAX:
+                self._spare_writers.append(writer)
+            else:
+                await writer.close()
+
+    async def commit_segments(
+        self,
+        segments: Sequence[Segment],
+        *,
+        sink_id: str | None = None,
+        transaction_id: int | None = None,
+        run_id: str = "",
+        overwrite: bool = False,
+    ) -> Commit:
+        """Commit segments that writers finished, here or in other processes, in this order.
+
+        As ``append``, without writing. An empty list is a commit as well.
+        """
+        if (sink_id is None) != (transaction_id is None):
+            raise ConfigurationError("commit: give sink_id and transaction_id together, or neither")
+        return await self._commit(
+            segments, sink_id, transaction_id, run_id=run_id, overwrite=overwrite
+        )
+
+    async def _commit(
+        self,
+        segments: Sequence[Segment],
+        sink_id: str | None,
+        transaction_id: int | None,
+        *,
+        run_id: str,
+        overwrite: bool,
+    ) -> Commit:
+        newest = max((segment.schema_version for segment in segments), default=0)
+        await self._schemas.schema(newest)  # another process may have added the version
+        proposal = Proposal(
+            segments=tuple(segment.placed(UNPLACED) for segment in segments),
+            sink_id=uuid.uuid4().hex if sink_id is None else check_sink_id(sink_id),
+            transaction_id=0 if transaction_id is None else transaction_id,
+            run_id=run_id,
+            overwrites=overwrite,
+            is_remembered=sink_id is not None,
+        )
+        commit = await self._committer.commit(proposal, self._schemas.versioned)
+        self._watch.invalidate()  # so that a writer sees its own commit at once
+        return commit
+
+    async def last_transaction(self, sink_id: str) -> SinkRecord | None:
+        """The newest transaction of a sink with its commit, or None."""
+        record = await self._nodes.sink(check_sink_id(sink_id))
+        return None if record is None else record.value
+
+    def writer(
+        self,
+        *,
+        merge_schema: bool = False,
+        compression: str | Compression | None = None,
+        entry_bytes: int | None = None,
+    ) -> SegmentWriter:
+        """A writer of segments that keeps its ledger open; commit what it finishes with
+        ``commit_segments``. Compression and entry size default to the stream's."""
+        return SegmentWriter(
+            self._ledgers,
+            self._schemas,
+            merge_schema=merge_schema,
+            compression=compression,
+            entry_bytes=entry_bytes,
+        )
+
+    async def check_schema(self, schema: Any) -> None:
+        """Raise ``SchemaMismatchError`` when data of a schema cannot be appended as they are."""
+        await self._schemas.fit(schema, merge=False)
+
+    async def merge_schema(self, schema: Any) -> Any:
+        """Add the columns that the stream lacks, as nullable ones; the newest schema then."""
+        return await self._schemas.merge(canonical_schema(schema))
+
+    # -- looking up --------------------------------------------------------------------------------
+
+    async def head(self) -> Head:
+        """How far the stream reaches."""
+        return await self._watch.current()
+
+    async def wait_for_commit(self, *, after_segment: int, timeout_s: float | None) -> Head:
+        """The head once its ``next_segment`` is above ``after_segment``, or at the timeout."""
+        return await self._watch.wait(after_segment=after_segment, timeout_s=timeout_s)
+
+    async def commit(self, number: int) -> Commit:
+        """A commit by number."""
+        return await self._log.get(number)
+
+    async def commits(self, first: int, end: int) -> list[Commit]:
+        """Commits ``first`` .. ``end - 1`` by number."""
+        return await self._log.range(first, end)
+
+    async def commit_at(self, segment: int) -> Commit:
+        """The commit that placed a segment. Raises ``DataLossError`` for a truncated one and
+        ``ConfigurationError`` for one that does not exist yet."""
+        head = await self._head_reaching(Dlsn(segment, 0, 1))
+        return await self._log.at_segment(head, segment)
+
+    async def commits_between(
+        self,
+        first_segment: int,
+        end_segment: int,
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+    ) -> list[Commit]:
+        """The commits that hold segments ``first_segment`` .. ``end_segment - 1``, in order.
+
+        With a limit, only as many as hold that many rows or bytes, counted from the start of the
+        first; commits without rows are left out. Cached, and read in parallel.
+        """
+        if first_segment >= end_segment:
+            return []
+        head = await self._head_reaching(Dlsn(end_segment - 1, 0, 1))
+        return await self._log.between(
+            head, first_segment, end_segment, max_rows=max_rows, max_bytes=max_bytes
+        )
+
+    async def first_commit_since(self, time_ms: int) -> Commit | None:
+        """The first commit made at this time (ms since 1970) or later, or None."""
+        return await self._log.first_since(await self.head(), time_ms)
+
+    async def position_at_timestamp(self, time_ms: int) -> Dlsn:
+        """The first row committed at this time or later; the end of the stream without one."""
+        head = await self.head()
+        commit = await self._log.first_since(head, time_ms)
+        return head.end if commit is None else max(Dlsn(commit.first_segment), head.earliest)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        start: Position = "earliest",
+        end: Position = "latest",
+        *,
+        schema: Any = None,
+        columns: Sequence[str] | None = None,
+    ) -> AsyncGenerator[Any, None]:
+        """The rows from ``start`` (inclusive) to ``end`` (exclusive) as record batches, in order.
+
+        ``schema`` casts them (missing columns are null); ``columns`` picks some of the newest
+        schema. Raises ``DataLossError`` for a truncated start, ``ConfigurationError`` for a
+        position behind the end of the stream.
+        """
+        target = await self._target_schema(schema, columns)
+        first, last = await self._resolve(start, end)
+        async with aclosing(self._read_between(first, last, target)) as batches:
+            async for positioned in batches:
+                yield positioned.batch
+
+    async def tail(
+        self,
+        start: Position = "latest",
+        *,
+        idle_timeout: float | None = None,
+        schema: Any = None,
+        columns: Sequence[str] | None = None,
+    ) -> AsyncGenerator[Any, None]:
+        """Rows from ``start`` on, also those to come. Ends after ``idle_timeout`` seconds without
+        a new one (None: never)."""
+        target = await self._target_schema(schema, columns)
+        position, end = await self._resolve(start, "latest")
+        while True:
+            async with aclosing(self._read_between(position, end, target)) as batches:
+                async for positioned in batches:
+                    yield positioned.batch
+            position = max(position, end)
+            head = await self.wait_for_commit(
+                after_segment=position.segment, timeout_s=idle_timeout
+            )
+            if head.end <= position:
+                return
+            self._refuse_truncated(position, head)
+            end = head.end
+
+    def read_ranges(
+        self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
+    ) -> AsyncGenerator[PositionedBatch, None]:
+        """The rows of ranges that a planner made, each batch with its position.
+
+        Reads no commit metadata. Ranges must be in order; ``schema`` as for ``read``.
+        ``replica_hint`` chooses the replica that is asked first, so that readers share the load.
+        """
+        target = self.schema if schema is None else schema
+        return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
+
+    def _read_between(
+        self, start: Dlsn, end: Dlsn, target: Any
+    ) -> AsyncGenerator[PositionedBatch, None]:
+        return self._reader.read(self._ranges(start, end), schema=target)
+
+    async def _ranges(self, start: Dlsn, end: Dlsn) -> AsyncIterator[SegmentRange]:
+        """The ranges between two positions, looked up in growing steps."""
+        if start >= end:
+            return
+        head = await self._head_reaching(end)
+        if start.segment >= head.next_segment:
+            return
+        number = (await self._log.at_segment(head, start.segment)).number
+        step = _COMMITS_PER_STEP_MIN
+        while number < head.next_commit:
+            commits = await self._log.range(number, min(number + step, head.next_commit))
+            for place in ranges_between(commits, start, end):
+                yield place
+            if Dlsn(commits[-1].end_segment) >= end:
+                return
+            number, step = number + step, min(2 * step, _COMMITS_PER_STEP_MAX)
+
+    async def _target_schema(self, schema: Any, columns: Sequence[str] | None) -> Any:
+        if schema is not None and columns is not None:
+            raise ConfigurationError("read: give schema or columns, not both")
+        if columns is None:
+            return self.schema if schema is None else schema
+        if any(name not in self.schema.names for name in columns):
+            await self.refresh()
+        for name in columns:
+            if name not in self.schema.names:
+                raise ConfigurationError(
+                    f"stream {self.name!r} has no column {name!r}; "
+                    f"it has {', '.join(self.schema.names)}"
+                )
+        return pa.schema([self.schema.field(name) for name in columns])
+
+    async def _resolve(self, start: Position, end: Position) -> tuple[Dlsn, Dlsn]:
+        """Positions as places in the stream: start not truncated, neither behind the end."""
+        first, last = parse_position(start), parse_position(end)
+        named = [position for position in (first, last) if isinstance(position, Dlsn)]
+        head = await self._head_reaching(max(named)) if named else await self._watch.read()
+        places = [
+            position
+            if isinstance(position, Dlsn)
+            else (head.earliest if position == "earliest" else head.end)
+            for position in (first, last)
+        ]
+        if places[0] < places[1]:
+            self._refuse_truncated(places[0], head)
+        return places[0], places[1]
+
+    async def _head_reaching(self, position: Dlsn) -> Head:
+        """A head that reaches a position. Positions come from other processes as well, whose
+        metadata server may be ahead of ours, so ours is asked for a while."""
+        head = await self.head()
+        for _ in range(STALE_READ_RETRIES):
+            if head.end >= position:
+                return head
+            await asyncio.sleep(STALE_READ_DELAY_S)
+            head = await self._watch.read()
+        raise ConfigurationError(
+            f"stream {self.name!r}: position {tuple(position)} lies behind the end of the stream, "
+            f"{tuple(head.end)}; was the stream deleted and created again?"
+        )
+
+    def _refuse_truncated(self, position: Dlsn, head: Head) -> None:
+        if position < head.earliest:
+            raise _truncated(self.name, position, head)
+
+
+async def _push(writer: SegmentWriter, data: Any, merge_schema: bool) -> PendingSegments:
+    try:
+        await writer.write(data, merge_schema=merge_schema)
+        return await writer.seal()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _truncated(name: str, position: Dlsn, head: Head) -> LedgerError:
+    return DataLossError(
+        f"stream {name!r}: rows from position {tuple(position)} on were asked for, but those "
+        f"before {tuple(head.earliest)} were truncated; start at 'earliest' or there"
+    )
+
+
+def parse_position(position: Position) -> Dlsn | str:
+    """A position as a ``Dlsn``, "earliest" or "latest". Raises ``ConfigurationError``."""
+    if isinstance(position, str) and position in ("earliest", "latest"):
+        return position
+    if (
+        isinstance(position, tuple)
+        and 1 <= len(position) <= 3
+        and all(type(number) is int and number >= 0 for number in position)
+    ):
+        return Dlsn(*position)
+    raise ConfigurationError(
+        f"position {position!r}: use 'earliest', 'latest' or Dlsn(segment, entry, slot) "
+        "with numbers from 0"
+    )

@@ -1,0 +1,170 @@
+"""Ledgers in memory for tests of streams: instant or held-back confirmation, failures to order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+
+from spark_ledger.errors import (
+    LedgerClosedError,
+    LedgerError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    ReadBeyondConfirmedError,
+)
+from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.types import (
+    BookieId,
+    Entry,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    Quorums,
+)
+
+
+class FakeLedger:
+    def __init__(self, ledger_id: int, quorums: Quorums, custom: Mapping[str, str]) -> None:
+        self.ledger_id = LedgerId(ledger_id)
+        self.payloads: list[bytes] = []
+        self.closed = False
+        bookies = tuple(BookieId(f"b{n}") for n in range(quorums.ensemble_size))
+        self.metadata = LedgerMetadata(
+            ledger_id=self.ledger_id,
+            quorums=quorums,
+            fragments=(Fragment(EntryId(0), bookies),),
+            custom_metadata=dict(custom),
+        )
+
+
+class FakeWriter:
+    def __init__(self, owner: FakeLedgers, ledger: FakeLedger) -> None:
+        self._owner = owner
+        self._ledger = ledger
+        self._failed: LedgerError | None = None
+        self._held: list[tuple[asyncio.Future[int], int]] = []
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        return self._ledger.ledger_id
+
+    @property
+    def last_add_pushed(self) -> EntryId:
+        return EntryId(len(self._ledger.payloads) - 1)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._ledger.closed or self._failed is not None
+
+    def append_nowait(self, payload: bytes) -> asyncio.Future[int]:
+        if self._failed is not None:
+            raise self._failed
+        if self._ledger.closed:
+            raise LedgerClosedError(f"ledger {self.ledger_id} is closed")
+        assert isinstance(payload, bytes)
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._owner.appends += 1
+        self._ledger.payloads.append(payload)
+        self._held.append((future, len(self._ledger.payloads) - 1))
+        if self._owner.fail_append_at == self._owner.appends:
+            self._failed = self._owner.append_error
+        if not self._owner.hold:
+            asyncio.get_running_loop().call_soon(self.deliver)
+        return future
+
+    def deliver(self) -> None:
+        """Confirm, or fail, everything that is held."""
+        held, self._held = self._held, []
+        for future, entry_id in held:
+            if self._failed is not None:
+                future.set_exception(self._failed)
+            else:
+                future.set_result(entry_id)
+
+    async def wait_for_room(self) -> None:
+        self._owner.room_waits += 1
+        await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        self._ledger.closed = True
+        if self._failed is not None:
+            raise self._failed
+
+
+class FakeReader:
+    def __init__(self, owner: FakeLedgers, ledger: FakeLedger) -> None:
+        self._owner = owner
+        self._ledger = ledger
+        self.is_closed = ledger.closed
+
+    async def read_batches(
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+    ) -> AsyncGenerator[list[Entry], None]:
+        if not unconfirmed and not self.is_closed:
+            raise ReadBeyondConfirmedError(f"entry {last} is not confirmed")
+        self._owner.reads.append((self._ledger.ledger_id, first, last))
+        for start in range(first, last + 1, self._owner.entries_per_chunk):
+            await asyncio.sleep(0)
+            self._owner.chunks_read += 1
+            ids = range(start, min(start + self._owner.entries_per_chunk, last + 1))
+            yield [self._entry(entry_id) for entry_id in ids]
+
+    def _entry(self, entry_id: int) -> Entry:
+        ledger_id = self._ledger.ledger_id
+        if ledger_id not in self._owner.ledgers:
+            raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+        if entry_id >= len(self._ledger.payloads):
+            raise NoSuchEntryError(f"ledger {ledger_id} has no entry {entry_id}")
+        payload = self._ledger.payloads[entry_id]
+        return Entry(ledger_id, EntryId(entry_id), payload, EntryId(entry_id - 1), 0)
+
+
+class FakeLedgers:
+    """Implements ``stream.ledgers.Ledgers``; public attributes steer it and count."""
+
+    def __init__(self, store: MemoryMetadataStore | None = None) -> None:
+        self.store = store or MemoryMetadataStore()
+        self.ledgers: dict[int, FakeLedger] = {}
+        self.writers: list[FakeWriter] = []
+        self.appends = 0
+        self.room_waits = 0
+        self.hold = False
+        self.fail_append_at = -1
+        self.append_error: LedgerError = LedgerError("no")
+        self.entries_per_chunk = 3
+        self.reads: list[tuple[int, int, int]] = []
+        self.chunks_read = 0
+        self.deleted: list[int] = []
+
+    async def create_ledger(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        custom_metadata: Mapping[str, str] | None = None,
+    ) -> FakeWriter:
+        quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
+        ledger = FakeLedger(len(self.writers) + 100, quorums, custom_metadata or {})
+        self.ledgers[ledger.ledger_id] = ledger
+        writer = FakeWriter(self, ledger)
+        self.writers.append(writer)
+        return writer
+
+    async def open_unconfirmed(self, ledger_id: int) -> FakeReader:
+        return FakeReader(self, self._ledger(ledger_id))
+
+    async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+        return self._ledger(ledger_id).metadata
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        self.deleted.append(ledger_id)
+        self.ledgers.pop(ledger_id, None)
+
+    def _ledger(self, ledger_id: int) -> FakeLedger:
+        if ledger_id not in self.ledgers:
+            raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+        return self.ledgers[ledger_id]
+
+
