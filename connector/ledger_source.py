@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from connector.offsets import OffsetJson, ledger_offset, ledger_position
@@ -20,7 +21,7 @@ from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import EntryId, LedgerId
 
 if TYPE_CHECKING:
-    from spark_ledger.client.blocking import LedgerReader
+    from spark_ledger.client.blocking import BlockingReader
 
 
 class LedgerSource:
@@ -29,7 +30,7 @@ class LedgerSource:
     def __init__(
         self,
         options: ReadOptions,
-        reader: LedgerReader,
+        reader: BlockingReader,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -115,7 +116,7 @@ class LedgerSource:
         cuts = [first + entries * index // count for index in range(count + 1)]
         return [
             LedgerPartition(self._ledger_id, EntryId(low), EntryId(high - 1), index)
-            for index, (low, high) in enumerate(zip(cuts, cuts[1:], strict=False))
+            for index, (low, high) in enumerate(pairwise(cuts))
         ]
 
     def _length_at(self, entry_id: int) -> int:

@@ -137,9 +137,14 @@ _REFUSED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to reach the cluster. Hashable: it is the key of the per-process connection cache."""
+    """How to reach the cluster. Hashable: it is the key of the per-process connection cache.
+
+    Times are seconds; None leaves the client's own default.
+    """
 
     metadata: str
+    read_timeout_s: float | None = None
+    speculative_read_delay_s: float | None = None
     password: Secret = NO_SECRET
     auth_token: Secret = NO_SECRET
     ca_file: str = ""
@@ -189,8 +194,6 @@ class ReadOptions:
     plan: PlanLimits = PlanLimits()
     fail_on_data_loss: bool = True
     include_metadata: bool = False
-    read_timeout_s: float | None = None
-    speculative_read_delay_s: float | None = None
 
     @property
     def subject(self) -> str:
@@ -239,7 +242,9 @@ class _Values:
 
 
 def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
-    """Check the options of a read. ``streaming`` None: not known yet, as when a schema is asked for.
+    """Check the options of a read.
+
+    ``streaming`` None: not known yet, as when Spark asks for a schema.
 
     Raises ConfigurationError naming the option and what is allowed.
     """
@@ -248,6 +253,8 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
     values.refuse_together("endingPosition", "endingTimestamp")
     values.refuse_together("stream", "ledgerId")
     ledger_id = values.get("ledgerId")
+    if ledger_id is None:
+        _refuse_password(values)
     stream = None if ledger_id is not None else _stream_name(values, or_ledger=True)
     if ledger_id is not None:
         _check_ledger_read(values)
@@ -263,8 +270,6 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
         plan=PlanLimits(values.get("minPartitions", 1), values.get("maxBytesPerPartition")),
         fail_on_data_loss=values.get("failOnDataLoss", True),
         include_metadata=values.get("includeMetadata", False),
-        read_timeout_s=values.get("readTimeout"),
-        speculative_read_delay_s=values.get("speculativeReadDelay"),
     )
 
 
@@ -280,6 +285,7 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         )
     values = _parse(raw, WRITE, STREAM if streaming else BATCH)
     values.require_both("txnAppId", "txnVersion")
+    _refuse_password(values)
     create = values.get("createStream", True)
     for name in ("ensembleSize", "writeQuorum", "ackQuorum"):
         if values.has(name) and not create:
@@ -360,6 +366,8 @@ def _connection(values: _Values) -> ConnectionOptions:
     values.require_both("tls.certFile", "tls.keyFile")
     return ConnectionOptions(
         metadata=metadata,
+        read_timeout_s=values.get("readTimeout"),
+        speculative_read_delay_s=values.get("speculativeReadDelay"),
         password=values.get("ledger.password", NO_SECRET),
         auth_token=values.get("ledger.auth.token", NO_SECRET),
         ca_file=values.get("tls.caFile", ""),
@@ -389,8 +397,20 @@ def _check_ledger_read(values: _Values) -> None:
                 f"option {name} is for streams: the entries of a raw ledger (option ledgerId) "
                 "have an id and a payload only; use startingPosition and endingPosition"
             )
+    if values.has("maxBytesPerTrigger"):
+        raise ConfigurationError(
+            "option maxBytesPerTrigger is for streams: use maxRowsPerTrigger, which counts the "
+            "entries of a raw ledger"
+        )
     if values.has("path"):
         raise ConfigurationError("option ledgerId and a path exclude each other: give one")
+
+
+def _refuse_password(values: _Values) -> None:
+    if values.has("ledger.password"):
+        raise ConfigurationError(
+            "option ledger.password is for raw ledgers (option ledgerId): streams have no password"
+        )
 
 
 def _position(

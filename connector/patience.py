@@ -27,7 +27,7 @@ _PAUSE_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 def patiently(
     call: Callable[[], T], what: str, *, idempotent: bool = False, patience_s: float = PATIENCE_S
 ) -> T:
-    """The result of ``call``, repeated while it raises a RetryableError, for ``patience_s`` seconds.
+    """The result of ``call``, repeated for ``patience_s`` seconds while it raises RetryableError.
 
     ``idempotent``: an OutcomeUnknownError is repeated as well, because doing it twice is harmless.
     """

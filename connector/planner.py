@@ -1,8 +1,10 @@
 """Planning: a range of a stream becomes Spark partitions, and a trigger's share of the backlog.
 
-Everything here is a pure function of positions and of metadata that no longer change once they are
-committed, so the replay of a micro-batch plans exactly the partitions of the first attempt. Which
-bookie is alive plays no part: replica choice is left to the reader, helped by a rotation number.
+Everything here is a pure function of positions and of commits, which never change, so a replay of a
+micro-batch plans exactly the partitions of the first attempt. Which bookie is alive plays no part;
+nor do fragment borders: those of an open ledger may still move while it is recovered, and the
+client cuts its reads there anyway. What spreads the load is a rotation number per partition, by
+which the client chooses the replica it asks first.
 
 A partition costs about 50 ms of Spark's own time whatever it holds, so ranges are packed into few
 partitions of about equal size. Rows inside a partition, and partitions among themselves, are in
@@ -11,14 +13,14 @@ stream order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from connector.options import PlanLimits, TriggerLimits
 from spark_ledger.limits import MIB
 from spark_ledger.stream.model import Commit, Segment, SegmentRange, cut
-from spark_ledger.types import Dlsn, LedgerId
+from spark_ledger.types import Dlsn
 
 PARTITIONS_MAX: Final = 2048
 """At 50 ms each this is 100 s of task start-up on one core; beyond it partitions grow instead."""
@@ -34,7 +36,7 @@ PARTITIONS_WANTED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One partition: ranges in stream order, and ``rotation``, which replica to prefer.
+    """One partition: ranges in stream order, and ``rotation``, which replica to ask first.
 
     Partitions that run at the same time differ in ``rotation``, so they load different bookies.
     """
@@ -61,28 +63,9 @@ def ranges_of(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[Segment
     return ranges
 
 
-def plan_partitions(
-    ranges: Iterable[SegmentRange],
-    *,
-    borders: Mapping[LedgerId, Sequence[int]],
-    limits: PlanLimits,
-) -> list[Plan]:
-    """Partitions for ranges that are in stream order.
-
-    ``borders`` gives the first entries of a ledger's fragments; ranges are cut there, so that each
-    has one ensemble. A ledger that is missing there counts as one fragment.
-    """
-    pieces: list[_Piece] = []
-    for piece in ranges:
-        inner = borders.get(piece.segment.ledger_id, ())
-        if len(inner) <= 1:
-            pieces.append(_Piece(piece, _size_bytes(piece), _entries(piece)))
-        else:
-            pieces.extend(
-                _Piece(part, _size_bytes(part), _entries(part))
-                for part in _cut_at_borders(piece, inner)
-            )
-    return _pack(pieces, limits)
+def plan_partitions(ranges: Iterable[SegmentRange], limits: PlanLimits) -> list[Plan]:
+    """Partitions for ranges that are in stream order."""
+    return _pack([_Piece(part, _size_bytes(part), _entries(part)) for part in ranges], limits)
 
 
 class _Piece(NamedTuple):
@@ -108,16 +91,6 @@ def _split(part: SegmentRange, entry: int) -> tuple[SegmentRange, SegmentRange]:
     """The part before ``entry`` (counted from 0 in the segment) and the part from it on."""
     assert part.start < (entry, 0) < part.end, "a cut leaves two parts"
     return part._replace(end=(entry, 0)), part._replace(start=(entry, 0))
-
-
-def _cut_at_borders(part: SegmentRange, borders: Sequence[int]) -> Iterable[SegmentRange]:
-    rest = part
-    for border in borders:
-        entry = border - part.segment.first_entry
-        if rest.start < (entry, 0) < rest.end:
-            left, rest = _split(rest, entry)
-            yield left
-    yield rest
 
 
 def partition_count(total_bytes: int, entries: int, limits: PlanLimits) -> int:

@@ -8,7 +8,7 @@ kept in the metadata of the Arrow field and used again as long as it still fits.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -70,9 +70,7 @@ def _arrow_type(field: spark.StructField) -> pa.DataType:
     try:
         return to_arrow_type(field.dataType, timezone="UTC")
     except PySparkException as error:
-        hint = (
-            "cast it to int (months)" if "YearMonth" in repr(field.dataType) else "cast it first"
-        )
+        hint = "cast it to int (months)" if "YearMonth" in repr(field.dataType) else "cast it first"
         raise SchemaMismatchError(
             f"column {field.name!r} has the type {field.dataType.simpleString()}, which Spark does "
             f"not hand to Python data sources: {hint}"
@@ -115,8 +113,8 @@ def check_declared(
 ) -> None:
     """Refuse a schema a user declared (``.schema(...)``) that the stream cannot deliver.
 
-    Fewer columns, any order and types that Arrow can cast to are fine; a value that does not fit the
-    declared type fails the task that meets it.
+    Fewer columns, any order and types that Arrow can cast to are fine; a value that does not fit
+    the declared type fails the task that meets it.
 
     Raises SchemaMismatchError naming the column.
     """

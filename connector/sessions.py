@@ -9,61 +9,168 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-import spark_ledger
 from connector.options import ConnectionOptions
+from spark_ledger.config import ClientConfig
+from spark_ledger.errors import ConfigurationError, NoSuchStreamError
+from spark_ledger.types import LedgerId
 
 if TYPE_CHECKING:
-    from spark_ledger.stream.blocking import Stream, StreamConnection
+    from spark_ledger.client.blocking import BlockingReader
+    from spark_ledger.stream.blocking import SegmentWriter, Stream, StreamConnection
 
-_LOCK: Final = threading.Lock()
-_CONNECTIONS: dict[ConnectionOptions, StreamConnection] = {}
-_STREAMS: dict[tuple[ConnectionOptions, str], Stream] = {}
-_INHERITED: Final[list[Any]] = []
+READERS_MAX: Final = 64
+"""Raw ledgers kept open per connection."""
+
+
+class _Session:
+    """One connection with the handles made over it."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        from spark_ledger.stream.blocking import StreamConnection
+
+        self.connection = StreamConnection.connect(options.metadata, **_client_settings(options))
+        self.streams: dict[str, Stream] = {}
+        self.writers: dict[tuple[str, str | None, int | None], SegmentWriter] = {}
+        self.readers: dict[LedgerId, BlockingReader] = {}
+
+
+_LOCK: Final = threading.RLock()
+_SESSIONS: Final[dict[ConnectionOptions, _Session]] = {}
+_INHERITED: Final[list[_Session]] = []
 """What a forked child got from its parent: kept alive, because closing it would write to sockets
 that are the parent's."""
 
 _owner_pid = 0
 
 
-def connection(options: ConnectionOptions) -> StreamConnection:
-    """The connection of this process to a cluster, made if there is none."""
+_SETTINGS: Final = {
+    "readTimeout": "read_timeout_s",
+    "speculativeReadDelay": "speculative_read_delay_s",
+    "ledger.auth.token": "auth_token",
+    "tls.caFile": "tls_ca_file",
+    "tls.certFile": "tls_cert_file",
+    "tls.keyFile": "tls_key_file",
+    "tls.keyPassword": "tls_key_password",
+}
+"""Options that are settings of the client, by the client's name."""
+
+
+def _client_settings(options: ConnectionOptions) -> dict[str, Any]:
+    """The keyword arguments of ``connect``. Raises ConfigurationError for what it cannot do."""
+    values: dict[str, object] = {
+        "readTimeout": options.read_timeout_s,
+        "speculativeReadDelay": options.speculative_read_delay_s,
+        "ledger.auth.token": options.auth_token.reveal(),
+        "tls.caFile": options.ca_file,
+        "tls.certFile": options.cert_file,
+        "tls.keyFile": options.key_file,
+        "tls.keyPassword": options.key_password.reveal(),
+    }
+    known = {field.name for field in fields(ClientConfig)}
+    settings = {}
+    for option, value in values.items():
+        if not value:
+            continue
+        if _SETTINGS[option] not in known:
+            raise ConfigurationError(
+                f"option {option}: this version of the client has no such protection; remove the "
+                "option, and keep the cluster in a network that you trust"
+            )
+        settings[_SETTINGS[option]] = value
+    return settings
+
+
+def _session(options: ConnectionOptions) -> _Session:
+    global _owner_pid
     with _LOCK:
-        _forget_the_parents()
-        known = _CONNECTIONS.get(options)
+        if _owner_pid != os.getpid():
+            _INHERITED.extend(_SESSIONS.values())
+            _SESSIONS.clear()
+            _owner_pid = os.getpid()
+        known = _SESSIONS.get(options)
         if known is None:
-            known = _CONNECTIONS[options] = spark_ledger.connect(options.metadata)
+            known = _SESSIONS[options] = _Session(options)
         return known
 
 
+def connection(options: ConnectionOptions) -> StreamConnection:
+    """The connection of this process to a cluster, made if there is none."""
+    return _session(options).connection
+
+
 def stream(options: ConnectionOptions, name: str) -> Stream:
-    """The handle of a stream. Raises NoSuchStreamError."""
-    connected = connection(options)
+    """The handle of a stream, as it was known when it was opened. Raises NoSuchStreamError."""
+    session = _session(options)
     with _LOCK:
-        known = _STREAMS.get((options, name))
-    if known is None:
-        known = connected.stream(name)
-        with _LOCK:
-            _STREAMS[options, name] = known
-    return known
+        known = session.streams.get(name)
+        if known is None:
+            known = session.streams[name] = session.connection.stream(name)
+        return known
+
+
+def fresh_stream(options: ConnectionOptions, name: str) -> Stream:
+    """The handle of a stream with its newest schema, also when the stream was deleted and created
+    again since. Raises NoSuchStreamError."""
+    session = _session(options)
+    known = session.streams.get(name)
+    if known is not None:
+        try:
+            known.refresh()
+        except NoSuchStreamError:
+            _forget_stream(session, name)
+        else:
+            return known
+    return stream(options, name)
+
+
+def _forget_stream(session: _Session, name: str) -> None:
+    with _LOCK:
+        known = session.streams.pop(name, None)
+        writers = [session.writers.pop(key) for key in list(session.writers) if key[0] == name]
+    for writer in writers:
+        writer.close()
+    if known is not None:
+        known.close()
+
+
+def segment_writer(
+    options: ConnectionOptions, name: str, *, compression: str | None, entry_bytes: int | None
+) -> SegmentWriter:
+    """This process's writer to a stream; it keeps its ledger open from one task to the next."""
+    handle = fresh_stream(options, name)
+    session = _session(options)
+    key = (name, compression, entry_bytes)
+    with _LOCK:
+        known = session.writers.get(key)
+        if known is None:
+            known = session.writers[key] = handle.writer(
+                compression=compression, entry_bytes=entry_bytes
+            )
+        return known
+
+
+def ledger_reader(options: ConnectionOptions, ledger_id: LedgerId) -> BlockingReader:
+    """A reader of a raw ledger, without recovery. Raises NoSuchLedgerError, UnauthorizedError."""
+    session = _session(options)
+    with _LOCK:
+        known = session.readers.pop(ledger_id, None)
+        if known is None:
+            password = options.password.reveal().encode()
+            known = session.connection.open_ledger(ledger_id, password=password)
+        session.readers[ledger_id] = known
+        if len(session.readers) > READERS_MAX:
+            del session.readers[next(iter(session.readers))]
+        return known
 
 
 def discard(options: ConnectionOptions) -> None:
     """Close the connection and forget it; the next use makes a new one."""
     with _LOCK:
-        _forget_the_parents()
-        known = _CONNECTIONS.pop(options, None)
-        for key in [key for key in _STREAMS if key[0] == options]:
-            del _STREAMS[key]
-    if known is not None:
-        known.close()
-
-
-def _forget_the_parents() -> None:
-    global _owner_pid
-    if _owner_pid != os.getpid():
-        _INHERITED.append((dict(_CONNECTIONS), dict(_STREAMS)))
-        _CONNECTIONS.clear()
-        _STREAMS.clear()
-        _owner_pid = os.getpid()
+        if _owner_pid != os.getpid():
+            return
+        session = _SESSIONS.pop(options, None)
+    if session is not None:
+        session.connection.close()

@@ -32,9 +32,7 @@ class Source(Protocol):
     def final_offset(self) -> OffsetJson:
         """Where a batch read ends."""
 
-    def plan(
-        self, start: Mapping[str, Any], end: Mapping[str, Any]
-    ) -> Sequence[InputPartition]:
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """The partitions between two offsets: the same for the same offsets."""
 
     def forget(self, end: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""LedgerStreamReader: Spark's streaming read. Thin: positions and plans are a ``Source``'s business.
+"""LedgerStreamReader: Spark's streaming read. Positions and plans are a ``Source``'s business.
 
 One instance lives on the driver as long as the query runs; another is pickled into the tasks and
 there only reads. Spark ends the driver's process with SIGTERM and does not call ``stop()``, so
@@ -93,7 +93,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
         return read_partition(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Rows before ``end`` are done with. Nothing is deleted by it: retention is the stream's."""
+        """Rows before ``end`` are done with. Deletes nothing: retention is the stream's."""
         self._source.forget(end)
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
 
 
 def _exit_on_sigterm() -> None:
-    """In the process of the driver-side reader: let SIGTERM unwind the stack, so stop() is called."""
+    """In the driver-side reader's process: let SIGTERM unwind the stack, so stop() is called."""
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

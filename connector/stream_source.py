@@ -20,7 +20,7 @@ from connector.source import IDLE_WAIT_S
 from connector.values import PositionJson
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.stream.model import Commit, Head, Segment
-from spark_ledger.types import Dlsn, LedgerId
+from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
@@ -38,13 +38,11 @@ class StreamSource:
         self,
         options: ReadOptions,
         stream: Stream,
-        borders_of: Callable[[LedgerId], tuple[int, ...]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._stream = stream
-        self._borders_of = borders_of
         self._clock = clock
         self._commits = CommitCache(stream)
         self._initial: Dlsn | None = None
@@ -91,10 +89,7 @@ class StreamSource:
                 f"option {option} = {timestamp_ms} lies in the future of {self._options.subject}: "
                 "which commit it means is not known yet"
             )
-        commit = self._stream.commit_at(timestamp_ms)
-        if commit is None:
-            return head.end
-        return max(Dlsn(commit.first_segment), head.earliest)
+        return self._stream.position_at_timestamp(timestamp_ms)
 
     def _normal(self, position: Dlsn, head: Head) -> Dlsn:
         """The one spelling of a position: an end of an entry or segment is the next one's start."""
@@ -190,11 +185,7 @@ class StreamSource:
         self._checked(head, last, "the end of the micro-batch")
         commits = self._commits.between(first.segment, last.segment + (last > Dlsn(last.segment)))
         ranges = ranges_of(commits, first, last)
-        borders = {
-            ledger_id: self._borders_of(ledger_id)
-            for ledger_id in dict.fromkeys(part.segment.ledger_id for part in ranges)
-        }
-        plans = plan_partitions(ranges, borders=borders, limits=self._options.plan)
+        plans = plan_partitions(ranges, self._options.plan)
         return [StreamPartition(plan) for plan in plans]
 
     def forget(self, end: Mapping[str, Any]) -> None:

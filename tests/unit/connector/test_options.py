@@ -165,7 +165,7 @@ def test_sizes(text: str, size: int) -> None:
     [("10", 10.0), ("500ms", 0.5), ("10s", 10.0), ("15m", 900.0), ("1h", 3600.0)],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert read(readTimeout=text).read_timeout_s == pytest.approx(seconds)
+    assert read(readTimeout=text).connection.read_timeout_s == pytest.approx(seconds)
 
 
 def test_positions() -> None:
@@ -268,6 +268,7 @@ def test_a_raw_ledger() -> None:
         "includeMetadata": "true",
         "startingPosition": '{"segment": 1}',
         "path": "s",
+        "maxBytesPerTrigger": "5",
     }.items():
         with pytest.raises(ConfigurationError):
             read_options({"metadata": URI, "ledgerId": "42", name: text}, streaming=True)
@@ -285,7 +286,9 @@ def test_secrets_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "env:LEDGER_SECRET": "from-env",
         f"file:{file}": "from-file",
     }.items():
-        options = read(**{"ledger.password": reference})
+        options = read_options(
+            {"metadata": URI, "ledgerId": "1", "ledger.password": reference}, streaming=True
+        )
         assert reference not in repr(options)
         assert options.connection.password.reveal() == value
         assert pickle.loads(pickle.dumps(options)) == options
@@ -293,6 +296,12 @@ def test_secrets_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Secret("env:LEDGER_OTHER").reveal()
     with pytest.raises(ConfigurationError, match="/no/such/file, which cannot be read"):
         Secret("file:/no/such/file").reveal()
+
+
+def test_streams_have_no_password() -> None:
+    for ask in (read, write):
+        with pytest.raises(ConfigurationError, match=r"ledger\.password is for raw ledgers"):
+            ask(**{"ledger.password": "x"})
 
 
 def test_tls_files_come_in_pairs() -> None:

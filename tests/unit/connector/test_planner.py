@@ -88,13 +88,9 @@ def test_each_row_of_the_range_is_read_once_and_in_order(
     ]
     place = st.builds(Dlsn, st.integers(0, len(segments)), st.integers(0, 6), st.integers(0, 4))
     start, end = data.draw(place), data.draw(place)
-    borders = {
-        LedgerId(ledger): sorted({0, *data.draw(st.lists(st.integers(1, 20), max_size=4))})
-        for ledger in (0, 1)
-    }
     limits = PlanLimits(data.draw(st.integers(1, 40)), data.draw(st.integers(1, 20)))
     ranges = ranges_of(commits(*segments), start, end)
-    plans = plan_partitions(ranges, borders=borders, limits=limits)
+    plans = plan_partitions(ranges, limits)
     everything = [
         (one.number, entry, slot)
         for one in segments
@@ -105,9 +101,7 @@ def test_each_row_of_the_range_is_read_once_and_in_order(
     assert all(plan.ranges for plan in plans)
     assert [plan.rotation for plan in plans] == list(range(len(plans)))
     for plan in plans:
-        for part in plan.ranges:
-            inner = borders[part.segment.ledger_id]
-            assert not any(part.first_entry < border <= part.last_entry for border in inner)
+        assert all(one.start < one.end for one in plan.ranges)
 
 
 @given(entries=streams)
@@ -116,8 +110,8 @@ def test_a_replay_plans_the_same(entries: list[tuple[int, ...]]) -> None:
     made = commits(*(segment(n, rows) for n, rows in enumerate(entries)))
     start, end = Dlsn(0), Dlsn(len(entries))
     limits = PlanLimits(3, 2 * MIB)
-    first = plan_partitions(ranges_of(made, start, end), borders={}, limits=limits)
-    again = plan_partitions(ranges_of(made, start, end), borders={}, limits=limits)
+    first = plan_partitions(ranges_of(made, start, end), limits)
+    again = plan_partitions(ranges_of(made, start, end), limits)
     assert first == again
 
 
@@ -128,7 +122,7 @@ def test_partitions_are_about_equal() -> None:
     made = commits(*(segment(n, (5,) * rng.randint(1, 30)) for n in range(40)))
     ranges = ranges_of(made, Dlsn(0), Dlsn(40))
     total = sum(one.size_bytes for one in ranges)
-    plans = plan_partitions(ranges, borders={}, limits=PlanLimits(7, 1 << 40))
+    plans = plan_partitions(ranges, PlanLimits(7, 1 << 40))
     sizes = [sum(one.size_bytes for one in plan.ranges) for plan in plans]
     assert len(plans) == 7
     assert max(abs(size - total / 7) for size in sizes) <= 2 * MIB
@@ -137,8 +131,7 @@ def test_partitions_are_about_equal() -> None:
 def test_one_large_segment_is_cut_and_small_ones_are_packed() -> None:
     large = plan_partitions(
         ranges_of(commits(segment(0, (1,) * 10)), Dlsn(0), Dlsn(1)),
-        borders={},
-        limits=PlanLimits(1, 4 * MIB),
+        PlanLimits(1, 4 * MIB),
     )
     assert [(p.ranges[0].start, p.ranges[0].end) for p in large] == [
         ((0, 0), (4, 0)),
@@ -146,9 +139,7 @@ def test_one_large_segment_is_cut_and_small_ones_are_packed() -> None:
         ((7, 0), (10, 0)),
     ]
     small = commits(*(segment(n, (1,)) for n in range(10)))
-    packed = plan_partitions(
-        ranges_of(small, Dlsn(0), Dlsn(10)), borders={}, limits=PlanLimits(1, 4 * MIB)
-    )
+    packed = plan_partitions(ranges_of(small, Dlsn(0), Dlsn(10)), PlanLimits(1, 4 * MIB))
     assert [len(plan.ranges) for plan in packed] == [4, 3, 3]
 
 
@@ -158,7 +149,7 @@ def test_ranges_carry_their_commit() -> None:
 
 
 def test_nothing_to_plan() -> None:
-    assert plan_partitions([], borders={}, limits=PlanLimits()) == []
+    assert plan_partitions([], PlanLimits()) == []
 
 
 @pytest.mark.parametrize(

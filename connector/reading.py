@@ -1,0 +1,142 @@
+"""Reads a partition inside a task: batches in the schema Spark declared, of about 1 to 2 MB."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from connector import sessions
+from connector.options import ReadOptions
+from connector.partitions import LedgerPartition, StreamPartition
+from connector.schema import METADATA_COLUMN, read_schema
+from spark_ledger.errors import DataLossError
+from spark_ledger.limits import MIB
+from spark_ledger.stream.metadata_column import PositionedBatch, ledger_array
+from spark_ledger.stream.model import SegmentRange
+
+_LOG: Final = logging.getLogger(__name__)
+
+BATCH_BYTES_TARGET: Final = 1 * MIB
+"""Smaller batches are glued up to this: Spark moves batches of 1 to 2 MB fastest."""
+
+BATCH_BYTES_MAX: Final = 4 * MIB
+"""Larger ones are cut into slices of the target."""
+
+ENTRIES_PER_BATCH: Final = 4096
+"""Raw entries of a few bytes are handed over in batches of this many."""
+
+
+def read_partition(
+    options: ReadOptions, schema: StructType, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition. A partition without a plan, as Spark makes for an empty read, has
+    none."""
+    wanted = read_schema(schema)
+    if isinstance(partition, StreamPartition):
+        return _sized(_stream_batches(options, wanted, partition))
+    if isinstance(partition, LedgerPartition):
+        return _sized(_ledger_batches(options, wanted, partition))
+    return iter(())
+
+
+def _stream_batches(
+    options: ReadOptions, wanted: pa.Schema, partition: StreamPartition
+) -> Iterator[pa.RecordBatch]:
+    assert options.stream is not None, "a stream's partition comes of a read of a stream"
+    stream = sessions.stream(options.connection, options.stream)
+    metadata_index = wanted.get_field_index(METADATA_COLUMN) if options.include_metadata else -1
+    stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
+    ranges = partition.plan.ranges
+    while ranges:
+        try:
+            for positioned in stream.read_ranges(
+                ranges, schema=stored, replica_hint=partition.plan.rotation
+            ):
+                yield _with_metadata(positioned, wanted, metadata_index)
+        except DataLossError as error:
+            kept = _still_there(stream, ranges)
+            if options.fail_on_data_loss or len(kept) == len(ranges):
+                raise
+            _LOG.warning("%s; going on behind it, because failOnDataLoss=false", error)
+            ranges = kept
+        else:
+            return
+
+
+def _still_there(stream: Any, ranges: tuple[SegmentRange, ...]) -> tuple[SegmentRange, ...]:
+    """The ranges that are not truncated. None of them was read yet, because they come last."""
+    earliest = stream.head().earliest
+    return tuple(part for part in ranges if part.segment.number >= earliest.segment)
+
+
+def _with_metadata(
+    positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int
+) -> pa.RecordBatch:
+    if metadata_index < 0:
+        return positioned.batch
+    columns = list(positioned.batch.columns)
+    columns.insert(metadata_index, ledger_array(positioned))
+    return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
+def _ledger_batches(
+    options: ReadOptions, wanted: pa.Schema, partition: LedgerPartition
+) -> Iterator[pa.RecordBatch]:
+    reader = sessions.ledger_reader(options.connection, partition.ledger_id)
+    if partition.last_entry > reader.last_add_confirmed:
+        reader.refresh()
+    entries = reader.read(
+        partition.first_entry, partition.last_entry, replica_hint=partition.rotation
+    )
+    while group := _group(entries):
+        columns = {
+            "ledger_id": pa.repeat(pa.scalar(partition.ledger_id, pa.int64()), len(group)),
+            "entry_id": pa.array([entry.entry_id for entry in group], pa.int64()),
+            "payload": pa.array([entry.payload for entry in group], pa.binary()),
+        }
+        yield pa.RecordBatch.from_arrays([columns[name] for name in wanted.names], schema=wanted)
+
+
+def _group(entries: Iterator[Any]) -> list[Any]:
+    """The next entries, up to a batch's size."""
+    group: list[Any] = []
+    size_bytes = 0
+    for entry in islice(entries, ENTRIES_PER_BATCH):
+        group.append(entry)
+        size_bytes += len(entry.payload)
+        if size_bytes >= BATCH_BYTES_TARGET:
+            break
+    return group
+
+
+def _sized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of a good size; neither many tiny ones nor a few huge ones."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        size_bytes = batch.nbytes
+        if held and held_bytes + size_bytes > BATCH_BYTES_MAX:
+            yield _glued(held)
+            held, held_bytes = [], 0
+        if size_bytes > BATCH_BYTES_MAX:
+            step = max(1, batch.num_rows * BATCH_BYTES_TARGET // size_bytes)
+            for offset in range(0, batch.num_rows, step):
+                yield batch.slice(offset, step)
+            continue
+        held.append(batch)
+        held_bytes += size_bytes
+        if held_bytes >= BATCH_BYTES_TARGET:
+            yield _glued(held)
+            held, held_bytes = [], 0
+    if held:
+        yield _glued(held)
+
+
+def _glued(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
