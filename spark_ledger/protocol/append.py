@@ -162,8 +162,10 @@ class AppendMachine:
     @property
     def is_idle(self) -> bool:
         """Nothing to wait for: no tick is needed until the next event."""
+        if self.phase is Phase.CLOSED:
+            return True
         return (
-            self.phase in (Phase.WRITING, Phase.CLOSED)
+            self.phase is Phase.WRITING
             and self._replication.held_by_all_live() == self.last_add_pushed
             and self._announced >= self.last_add_confirmed
         )
@@ -223,6 +225,8 @@ class AppendMachine:
     # -- failures and ensemble changes -------------------------------------------------------------
 
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
+        if self.phase in (Phase.CLOSING, Phase.CLOSED):
+            return []  # its appenders are closed; only the metadata store has a say now
         if not self._replication.fail(event.slot, event.bookie_id, now):
             return []
         commands: list[Command] = [CloseAppender(event.slot)]
@@ -304,7 +308,10 @@ class AppendMachine:
         commands = self._change_if_needed(now)
         if commands:
             return commands
-        return self._confirm() if self._replication.can_confirm() else self._give_up()
+        commands = self._confirm()  # also what bookies stored before they failed
+        if self._replication.can_confirm() or self.last_add_confirmed == self.last_add_pushed:
+            return commands
+        return commands + self._give_up()
 
     def _give_up(self) -> list[Command]:
         """Too few bookies for AQ: fail what is pending and close the ledger at LAC."""
