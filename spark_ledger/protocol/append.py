@@ -288,7 +288,7 @@ class AppendMachine:
             )
         fragments = with_ensemble(self.metadata.fragments, first_entry, bookies)
         if len(fragments) > FRAGMENTS_MAX:
-            return self._give_up()
+            return self._give_up(f"the ledger has {FRAGMENTS_MAX} fragments, the most allowed")
         wanted = self.metadata.with_changes(fragments=fragments)
         self.phase = Phase.CHANGING
         if wanted == self.metadata:
@@ -296,6 +296,7 @@ class AppendMachine:
         return [self._write(wanted)]
 
     def _write(self, wanted: LedgerMetadata) -> WriteMetadata:
+        assert self._wanted is None, "one metadata write at a time"
         self._wanted = wanted
         return WriteMetadata(wanted, self.version)
 
@@ -311,16 +312,16 @@ class AppendMachine:
         commands = self._confirm()  # also what bookies stored before they failed
         if self._replication.can_confirm() or self.last_add_confirmed == self.last_add_pushed:
             return commands
-        return commands + self._give_up()
+        return commands + self._give_up("no other writable bookie can take their place")
 
-    def _give_up(self) -> list[Command]:
-        """Too few bookies for AQ: fail what is pending and close the ledger at LAC."""
+    def _give_up(self, reason: str) -> list[Command]:
+        """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC."""
         quorums = self.metadata.quorums
         failed = sorted(self._replication.slots[i].bookie_id for i in self.failed_slots)
         error = NotEnoughBookiesError(
             f"ledger {self.metadata.ledger_id} ({quorums}): bookies {', '.join(failed)} failed and "
-            f"no other writable bookie can take their place; the ledger was closed at entry "
-            f"{self.last_add_confirmed}. Start bookies, then write to a new ledger"
+            f"{reason}; the ledger ends at entry {self.last_add_confirmed}. Start bookies, then "
+            "write to a new ledger"
         )
         commands: list[Command] = [FailEntries(error)]
         self.error = error
@@ -331,9 +332,10 @@ class AppendMachine:
         if self.error is not None:
             return []
         self.error = error
-        commands: list[Command] = [FailEntries(error), *self._replication.close_all()]
         self.phase = Phase.CLOSED
-        return [*commands, Failed(error)] if self._close_requested else commands
+        if self._close_requested:
+            return [Failed(error)]  # closing has failed the entries and closed the appenders
+        return [FailEntries(error), *self._replication.close_all()]
 
     # -- metadata answers --------------------------------------------------------------------------
 
@@ -352,8 +354,9 @@ class AppendMachine:
     def _on_conflict(self, event: MetadataConflict, now: float) -> list[Command]:
         if self.phase not in (Phase.CHANGING, Phase.CLOSING):
             return []
-        stored = event.metadata
-        if stored == self._wanted:
+        stored, wanted = event.metadata, self._wanted
+        self._wanted = None
+        if stored == wanted:
             return self._on_written(stored, event.version, now)  # ours: its reply was lost
         if self.phase is Phase.CLOSING and stored.is_closed and self._is_our_end(stored):
             self.metadata, self.version = stored, event.version
@@ -384,12 +387,20 @@ class AppendMachine:
         return [Failed(error)] if self._close_requested else []
 
     def _on_metadata_failed(self, event: MetadataFailed) -> list[Command]:
+        self._wanted = None
         if self.phase is Phase.CLOSING:
             self.phase = Phase.CLOSED
             return [Failed(event.error)] if self._close_requested else []
         if self.phase is not Phase.CHANGING:
             return []
-        return self._stop(event.error)
+        # Not the store's own error: that one would say that nothing happened, but entries that are
+        # pending may be on bookies, and recovery may make them part of the ledger.
+        error = AddOutcomeUnknownError(
+            f"ledger {self.metadata.ledger_id}: a failed bookie could not be replaced, because the "
+            f"metadata could not be written: {event.error}"
+        )
+        error.__cause__ = event.error
+        return self._stop(error)
 
     # -- close -------------------------------------------------------------------------------------
 
@@ -413,10 +424,9 @@ class AppendMachine:
         return commands + self._write_closed()
 
     def _write_closed(self) -> list[Command]:
-        change_in_flight = self.phase is Phase.CHANGING
         self.phase = Phase.CLOSING
         commands = self._replication.close_all()
-        if not change_in_flight:
+        if self._wanted is None:  # else an ensemble change is in flight: its answer comes first
             commands.append(self._write(self._closed_value()))
         return commands
 
