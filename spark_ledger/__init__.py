@@ -9,18 +9,18 @@ from spark_ledger.types import Dlsn
 from spark_ledger.version import __version__
 
 if TYPE_CHECKING:
-    from spark_ledger.client.blocking import LedgerConnection
+    from spark_ledger.stream.blocking import StreamConnection
 
 
-def connect(uri: str, **options: Any) -> LedgerConnection:
+def connect(uri: str, **options: Any) -> StreamConnection:
     """Connect to a cluster: ``with spark_ledger.connect("zk://host:2181/ledgers") as client: ...``
 
     ``options`` are the fields of ``spark_ledger.config.ClientConfig``. Raises ConfigurationError
     for a malformed URI or an unknown option, MetadataUnavailableError if ZooKeeper is not there.
     """
-    from spark_ledger.client.blocking import LedgerConnection
+    from spark_ledger.stream.blocking import StreamConnection
 
-    return LedgerConnection.connect(uri, **options)
+    return StreamConnection.connect(uri, **options)
 
 
 __all__ = ["Dlsn", "__version__", "connect", "errors"]

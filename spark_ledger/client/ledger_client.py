@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.reader import LedgerReader, read_last_confirmed
@@ -40,7 +40,7 @@ class LedgerClient:
         self._context = context
 
     @classmethod
-    async def connect(cls, uri: str, **options: Any) -> LedgerClient:
+    async def connect(cls, uri: str, **options: Any) -> Self:
         """Connect to the cluster whose metadata are at ``uri`` (``zk://host:port,.../root``).
 
         ``options`` are the fields of ``config.ClientConfig``. Raises ConfigurationError for a
@@ -61,7 +61,7 @@ class LedgerClient:
     @classmethod
     async def over(
         cls, store: MetadataStore, transport: Transport | None, config: ClientConfig | None = None
-    ) -> LedgerClient:
+    ) -> Self:
         """A client over a store and a transport (gRPC when None), both of which it then owns."""
         await ensure_cluster(store)
         directory = BookieDirectory(BookieRegistry(store))
@@ -194,7 +194,7 @@ class LedgerClient:
         await self._context.directory.close()
         await self._context.store.close()
 
-    async def __aenter__(self) -> LedgerClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
