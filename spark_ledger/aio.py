@@ -40,7 +40,7 @@ class StreamClient(LedgerClient):
         return await self.streams.names()
 
     async def delete_stream(self, name: str) -> None:
-        """Delete a stream and the ledgers that only it names. Idempotent."""
+        """Delete a stream and the ledgers that only it names. Raises NoSuchStreamError."""
         await self.streams.delete(name)
 
 
