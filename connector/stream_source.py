@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 
+_LAG_RETRIES: Final = 40
+_LAG_PAUSE_S: Final = 0.05
+
 SEGMENTS_PER_FETCH: Final = 1024
 """Commits are fetched in steps of this many segments while a limited trigger looks for its end."""
 
@@ -40,10 +43,12 @@ class StreamSource:
         stream: Stream,
         *,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._options = options
         self._stream = stream
         self._clock = clock
+        self._sleep = sleep
         self._commits = CommitCache(stream)
         self._initial: Dlsn | None = None
         self._target: Dlsn | None = None
@@ -120,6 +125,18 @@ class StreamSource:
         _LOG.warning("%s; going on from there, because failOnDataLoss=false", message)
         return head.earliest
 
+    def _head_reaching(self, position: Dlsn) -> Head:
+        """A head that reaches a position of the checkpoint.
+
+        Another metadata server than before the restart may answer, and lag behind for a moment.
+        """
+        for _ in range(_LAG_RETRIES):
+            head = self._stream.head()
+            if head.end >= position:
+                return head
+            self._sleep(_LAG_PAUSE_S)
+        raise self._after_head(position, self._stream.head(), "the position of the checkpoint")
+
     def _after_head(self, position: Dlsn, head: Head, what: str) -> ConfigurationError:
         return ConfigurationError(
             f"{self._options.subject}: {what} {tuple(position)} lies behind the end, "
@@ -134,10 +151,15 @@ class StreamSource:
 
     def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> OffsetJson:
         position = stream_position(start)
-        end = self._reachable(position)
+        head = self._head_reaching(position)
+        if head.end <= position and self._target is None:
+            head = self._stream.wait_for_commit(
+                after_segment=position.segment, timeout_s=IDLE_WAIT_S
+            )
+        end = head.end if self._target is None else self._target
         if end <= position:
             return dict(start)
-        self._checked(self._stream.head(), position, "the position of the checkpoint")
+        self._checked(head, position, "the position of the checkpoint")
         limits = self._options.trigger
         if unlimited or limits.unlimited:
             return self._advance(end)
@@ -145,19 +167,9 @@ class StreamSource:
             waited_s = self._clock() - self._rows_held_since
             enough = has_rows(self._backlog(position, end), position, limits.min_rows)
             if not enough and waited_s < limits.max_delay_s:
-                time.sleep(min(IDLE_WAIT_S, limits.max_delay_s - waited_s))
+                self._sleep(min(IDLE_WAIT_S, limits.max_delay_s - waited_s))
                 return dict(start)
         return self._advance(min(end, admit(self._backlog(position, end), position, limits).end))
-
-    def _reachable(self, position: Dlsn) -> Dlsn:
-        """The end of what may be read; waits a moment when that is the position itself."""
-        if self._target is not None:
-            return self._target
-        end = self._stream.head().end
-        if end > position:
-            return end
-        self._stream.wait_for_commit(after_segment=position.segment, timeout_s=IDLE_WAIT_S)
-        return self._stream.head().end
 
     def _advance(self, end: Dlsn) -> OffsetJson:
         self._rows_held_since = self._clock()
@@ -180,9 +192,9 @@ class StreamSource:
         first, last = stream_position(start), stream_position(end)
         if first >= last:
             return []
-        head = self._stream.head()
+        head = self._head_reaching(last)
         first = self._checked(head, first, "the position of the checkpoint")
-        self._checked(head, last, "the end of the micro-batch")
+        last = self._checked(head, last, "the end of the micro-batch")
         commits = self._commits.between(first.segment, last.segment + (last > Dlsn(last.segment)))
         ranges = ranges_of(commits, first, last)
         plans = plan_partitions(ranges, self._options.plan)

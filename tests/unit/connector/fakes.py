@@ -1,0 +1,80 @@
+"""A stream in memory, for what the connector does on the driver. Real streams: ``tests/spark``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.types import Dlsn, EntryId, LedgerId
+
+
+def make_segment(number: int, entry_rows: tuple[int, ...], entry_bytes: int = 100) -> Segment:
+    return Segment(
+        number=number,
+        ledger_id=LedgerId(1),
+        first_entry=EntryId(0),
+        last_entry=EntryId(len(entry_rows) - 1),
+        rows=sum(entry_rows),
+        size_bytes=entry_bytes * len(entry_rows),
+        schema_version=0,
+        entry_rows=entry_rows,
+    )
+
+
+class FakeStream:
+    """Commits are made by ``grow``; ``fetches`` counts what was asked of the commit log."""
+
+    def __init__(self) -> None:
+        self._head = Head(stream_id="fake")
+        self._commits: list[Commit] = []
+        self.fetches: list[tuple[int, int]] = []
+        self.heads = 0
+        self.waits = 0
+
+    def grow(self, *entry_rows: tuple[int, ...], time_ms: int = 0) -> None:
+        """One commit with a segment for each tuple of entry rows."""
+        first = self._head.next_segment
+        segments = tuple(make_segment(first + n, rows) for n, rows in enumerate(entry_rows))
+        commit = Commit(
+            number=len(self._commits),
+            time_ms=max(time_ms, self._head.time_ms),
+            first_segment=first,
+            segments=segments,
+            sink_id="s",
+            transaction_id=len(self._commits),
+        )
+        self._commits.append(commit)
+        self._head = replace(
+            self._head,
+            next_commit=commit.number + 1,
+            next_segment=commit.end_segment,
+            time_ms=commit.time_ms,
+        )
+
+    def truncate(self, earliest: Dlsn) -> None:
+        self._head = replace(self._head, earliest=earliest)
+
+    def head(self) -> Head:
+        self.heads += 1
+        return self._head
+
+    def wait_for_commit(self, *, after_segment: int, timeout_s: float) -> Head:
+        self.waits += 1
+        return self._head
+
+    def commits_between(self, first_segment: int, end_segment: int) -> list[Commit]:
+        assert first_segment >= self._head.earliest.segment, "a truncated commit was asked for"
+        self.fetches.append((first_segment, end_segment))
+        return [
+            commit
+            for commit in self._commits
+            if commit.segments
+            and commit.end_segment > first_segment
+            and commit.first_segment < end_segment
+        ]
+
+    def position_at_timestamp(self, time_ms: int) -> Dlsn:
+        for commit in self._commits:
+            if commit.time_ms >= time_ms:
+                return max(Dlsn(commit.first_segment), self._head.earliest)
+        return self._head.end
