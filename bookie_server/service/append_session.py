@@ -122,28 +122,44 @@ class AppendSession:
         self._pending = 0
         self._refused = 0
         self._ended = False
+        self._draining = False
+        self._task = _current_task()
         self._wake = asyncio.Event()
         self._sent = asyncio.Event()
+
+    def drain(self) -> None:
+        """Read no more; the call ends once what was read is answered."""
+        if not (self._draining or self._ended):
+            self._draining = True
+            self._task.cancel()
 
     async def run(self) -> None:
         """Read until the client ends the stream, then answer what is still pending."""
         writer = asyncio.get_running_loop().create_task(self._write_results())
-        writer.add_done_callback(partial(_stop_reading, _current_task()))
+        writer.add_done_callback(partial(_stop_reading, self._task))
         try:
-            while True:
-                await self._gate.wait()
-                while len(self._changed) > _UNSENT_RESULTS_MAX:
-                    self._sent.clear()
-                    await self._sent.wait()
-                data = await self._context.read()
-                if data is grpc.aio.EOF:
-                    break
-                await self._take(data)
+            try:
+                await self._read_all()
+            except asyncio.CancelledError:
+                if not self._draining:
+                    raise
+                self._task.uncancel()
             self._ended = True
             self._wake.set()
             await writer
         finally:
             writer.cancel()
+
+    async def _read_all(self) -> None:
+        while True:
+            await self._gate.wait()
+            while len(self._changed) > _UNSENT_RESULTS_MAX:
+                self._sent.clear()
+                await self._sent.wait()
+            data = await self._context.read()
+            if data is grpc.aio.EOF:
+                return
+            await self._take(data)
 
     async def _take(self, data: bytes) -> None:
         try:

@@ -67,6 +67,9 @@ class BookieService:
         self._describe = describe
         self._metrics = metrics
         self._gate = AppendGate(bookie)
+        self._sessions: set[AppendSession] = set()
+        self._polls: set[asyncio.Event] = set()
+        self._is_draining = False
         self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="bookie-read")
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -103,6 +106,14 @@ class BookieService:
             },
         )
 
+    def drain(self) -> None:
+        """End append streams once what they sent is answered, and answer long polls now."""
+        self._is_draining = True
+        for session in list(self._sessions):
+            session.drain()
+        for poll in list(self._polls):
+            poll.set()
+
     def close(self) -> None:
         """Wait for reads in the pool. Call after the gRPC server has stopped."""
         self._pool.shutdown(wait=True)
@@ -111,16 +122,21 @@ class BookieService:
 
     async def append(self, _requests: AsyncIterator[bytes], context: Any) -> None:
         """One client's stream of adds."""
+        session = AppendSession(
+            self._bookie,
+            context,
+            gate=self._gate,
+            metrics=self._metrics,
+            refusal=self._wrong_bookie(context),
+        )
         self._metrics.append_streams += 1
+        self._sessions.add(session)
         try:
-            await AppendSession(
-                self._bookie,
-                context,
-                gate=self._gate,
-                metrics=self._metrics,
-                refusal=self._wrong_bookie(context),
-            ).run()
+            if self._is_draining:
+                session.drain()
+            await session.run()
         finally:
+            self._sessions.discard(session)
             self._metrics.append_streams -= 1
 
     async def read(self, request: pb.ReadRequest, context: Any) -> None:
@@ -274,14 +290,16 @@ class BookieService:
         changed = asyncio.Event()
         cancel = self._bookie.watch_last_confirmed(LedgerId(request.ledger_id), changed.set)
         self._metrics.long_polls += 1
+        self._polls.add(changed)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(request.wait_ms / 1000, LONG_POLL_S_MAX)):
-                    while not self._has_moved(request):
+                    while not (self._is_draining or self._has_moved(request)):
                         changed.clear()
                         await changed.wait()
         finally:
             self._metrics.long_polls -= 1
+            self._polls.discard(changed)
             cancel()
         return self._end(request)
 

@@ -1,0 +1,64 @@
+"""``python -m bookie_server --config FILE``: the bookie as a program."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, run, and return the exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    from bookie_server.config import load
+    from bookie_server.server import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, format_bookie, run
+    from spark_ledger.errors import ConfigurationError, LedgerError
+
+    try:
+        config = load(options.config)
+        if options.format_only:
+            print(f"formatted {format_bookie(config).bookie_id}")
+            return EXIT_OK
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
+    except LedgerError as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return run(config, ready_file=options.ready_file, format_if_new=options.format)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bookie_server",
+        description="A bookie: stores ledger entries durably and serves them.",
+        epilog="Exit codes: 0 stopped as asked, 1 no metadata store or an unforeseen error, "
+        "2 configuration or identity refused, 3 the journal failed.",
+    )
+    parser.add_argument(
+        "--config", type=Path, required=True, help="TOML file, see conf/bookie.toml"
+    )
+    parser.add_argument(
+        "--format", action="store_true", help="make a new bookie first if there is none yet"
+    )
+    parser.add_argument(
+        "--format-only", action="store_true", help="make a new bookie and exit without serving"
+    )
+    parser.add_argument(
+        "--ready-file", type=Path, help="write a JSON file here once the bookie serves"
+    )
+    parser.add_argument(
+        "--log-level", default="info", choices=["debug", "info", "warning", "error"]
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""A bookie's configuration file: TOML, checked as a whole, every mistake named with its key."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from bookie_server.storage.config import StorageConfig
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.types import BookieId
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    field.name: field.default for field in fields(StorageConfig) if field.default is not MISSING
+}
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Directory = Annotated[str, msgspec.Meta(min_length=1)]
+Bytes = Annotated[int, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the bookie serves clients."""
+
+    host: str = "127.0.0.1"
+    port: Port = 3181
+    """0 picks a free port."""
+
+    advertised_address: str = ""
+    """``host`` or ``host:port`` that clients connect to; empty: where the bookie listens."""
+
+
+class AdminConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where metrics and status are served over HTTP."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 8181
+    """0 picks a free port."""
+
+
+class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Directories and sizes; what each does is said in ``storage.config.StorageConfig``."""
+
+    journal_directory: Directory
+    ledger_directories: Annotated[list[Directory], msgspec.Meta(min_length=1)]
+    """Relative directories are taken from the directory of the configuration file."""
+
+    journal_file_bytes: Bytes = _DEFAULTS["journal_file_bytes"]
+    journal_batch_bytes_max: Bytes = _DEFAULTS["journal_batch_bytes_max"]
+    write_cache_bytes: Bytes = _DEFAULTS["write_cache_bytes"]
+    flush_interval_s: Seconds = _DEFAULTS["flush_interval_s"]
+    entry_log_bytes: Bytes = _DEFAULTS["entry_log_bytes"]
+    block_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["block_cache_bytes"]
+    index_map_bytes: Bytes = _DEFAULTS["index_map_bytes"]
+
+
+class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a bookie is told. Sizes are bytes, times seconds. ``load`` makes it."""
+
+    metadata: str
+    """Metadata URI of the cluster, ``zk://host:port/root``."""
+
+    storage: StorageSettings
+    listen: ListenConfig = ListenConfig()
+    admin: AdminConfig = AdminConfig()
+    bookie_id: str = ""
+    """Name to format this bookie under; empty: a random one. Later it must be the formatted one."""
+
+    rack: Annotated[str, msgspec.Meta(pattern="^/.+")] = "/default-rack"
+    """Failure domain: a path with a leading slash."""
+
+    metadata_wait_s: Seconds = 60.0
+    """At start the metadata store is tried for this long."""
+
+    session_timeout_s: Seconds = 10.0
+    """Others see the bookie as gone after this long without a sign of life."""
+
+    drain_timeout_s: Seconds = 10.0
+    """At stop, calls in flight get this long to finish."""
+
+    def storage_config(self, bookie_id: BookieId, cluster_id: str) -> StorageConfig:
+        """The storage's own settings for this identity.
+
+        Raises ConfigurationError for values that do not go together.
+        """
+        settings = msgspec.structs.asdict(self.storage)
+        settings["journal_directory"] = self.journal_directory
+        settings["ledger_directories"] = self.ledger_directories
+        return StorageConfig(bookie_id=bookie_id, cluster_id=cluster_id, **settings)
+
+    @property
+    def journal_directory(self) -> Path:
+        return Path(self.storage.journal_directory)
+
+    @property
+    def ledger_directories(self) -> tuple[Path, ...]:
+        return tuple(map(Path, self.storage.ledger_directories))
+
+
+_SECTIONS: Final = (StorageSettings, ListenConfig, AdminConfig)
+
+
+def load(path: Path) -> BookieConfig:
+    """Read a configuration file. Raises ConfigurationError that names the file and the key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"configuration file {path} cannot be read: {error}") from error
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> BookieConfig:
+    """A configuration from TOML text; ``path`` is the file it came from, for messages."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from error
+    _refuse_unknown(values, BookieConfig, "", path)
+    try:
+        config = msgspec.convert(values, BookieConfig)
+    except msgspec.ValidationError as error:
+        reason = str(error).replace("`$.", "`")
+        raise ConfigurationError(f"configuration file {path}: {reason}") from error
+    root = path.resolve().parent
+    storage = msgspec.structs.replace(
+        config.storage,
+        journal_directory=_absolute(root, config.storage.journal_directory),
+        ledger_directories=[_absolute(root, name) for name in config.storage.ledger_directories],
+    )
+    return msgspec.structs.replace(config, storage=storage)
+
+
+def _refuse_unknown(
+    values: Mapping[str, Any], kind: type[msgspec.Struct], prefix: str, path: Path
+) -> None:
+    """Name the first unknown key and the known one it is most like."""
+    known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in values.items():
+        if key not in known:
+            (near,) = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            raise ConfigurationError(
+                f"configuration file {path}: unknown key {prefix + key!r}, did you mean "
+                f"{prefix + near!r}?"
+            )
+        if isinstance(value, Mapping) and known[key] in _SECTIONS:
+            _refuse_unknown(value, known[key], f"{prefix}{key}.", path)
+
+
+def _absolute(root: Path, name: str) -> str:
+    return str((root / Path(name).expanduser()).resolve())

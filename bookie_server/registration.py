@@ -1,0 +1,200 @@
+"""Who this bookie is in its cluster: made once by format, checked at every start, announced while
+it serves.
+
+The directories hold cookies (``storage.cookie``); the metadata store holds one more per bookie.
+A bookie serves only if all of them agree, so a disk from elsewhere, an empty disk under a known
+name, or a bookie that was removed from the cluster never answers for data it does not have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from bookie_server.config import BookieConfig
+from bookie_server.storage.cookie import COOKIE_NAME, Cookie, check_cookies, format_directories
+from bookie_server.storage.posix_fs import PosixFileSystem
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    LedgerError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryableError,
+)
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import BookieRegistry, check_bookie_id
+from spark_ledger.metadata.cluster import ensure_cluster, read_cluster
+from spark_ledger.types import BookieId, BookieInfo, BookieState
+
+_log = logging.getLogger(__name__)
+
+REFRESH_INTERVAL_S: Final = 5.0
+"""How often state and free space are compared with what is registered."""
+
+_FREE_SPACE_CHANGE: Final = 0.05
+"""Free space is announced again when it has moved by this share; placement needs no more."""
+
+
+class MetadataCookie(msgspec.Struct, frozen=True):
+    """What the metadata store remembers of a bookie. ``incarnation`` is random: it tells a format
+    whose reply was lost from another bookie that was given the same name."""
+
+    cluster_id: str
+    bookie_id: str
+    journal_directory: str
+    ledger_directories: tuple[str, ...]
+    incarnation: str
+
+
+def is_formatted(config: BookieConfig) -> bool:
+    """A bookie was formatted in the journal directory."""
+    return (config.journal_directory / COOKIE_NAME).exists()
+
+
+def local_cookie(config: BookieConfig) -> Cookie:
+    """The identity in the directories. Raises ConfigurationError, CorruptionError."""
+    return check_cookies(
+        PosixFileSystem(),
+        config.journal_directory,
+        config.ledger_directories,
+        bookie_id=config.bookie_id,
+    )
+
+
+async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
+    """Make a new bookie: its name in the cluster, then its directories.
+
+    Raises ConfigurationError when the name is taken or a directory is not empty; then nothing is
+    left behind. Raises what the metadata store raises.
+    """
+    bookie_id = check_bookie_id(config.bookie_id or f"bookie-{secrets.token_hex(8)}")
+    cluster_id = await ensure_cluster(store)
+    registry = BookieRegistry(store)
+    cookie = MetadataCookie(
+        cluster_id,
+        bookie_id,
+        str(config.journal_directory),
+        tuple(map(str, config.ledger_directories)),
+        secrets.token_hex(8),
+    )
+    try:
+        await registry.create_cookie(bookie_id, msgspec.json.encode(cookie))
+    except ConflictError as error:
+        raise ConfigurationError(
+            f"bookie id {bookie_id!r} is taken in this cluster: choose another, or remove that "
+            "bookie first with `ledger bookies decommission`"
+        ) from error
+    try:
+        return await asyncio.to_thread(
+            format_directories,
+            PosixFileSystem(),
+            config.journal_directory,
+            config.ledger_directories,
+            cluster_id=cluster_id,
+            bookie_id=bookie_id,
+        )
+    except (LedgerError, OSError):
+        await registry.delete_cookie(bookie_id)
+        raise
+
+
+async def check_identity(cookie: Cookie, store: MetadataStore) -> None:
+    """Compare the directories' identity with the cluster's. Raises ConfigurationError."""
+    try:
+        cluster_id = await read_cluster(store)
+    except NotFoundError as error:
+        raise ConfigurationError(
+            f"bookie {cookie.bookie_id} belongs to cluster {cookie.cluster_id}, and {error}"
+        ) from error
+    if cluster_id != cookie.cluster_id:
+        raise ConfigurationError(
+            f"bookie {cookie.bookie_id} belongs to cluster {cookie.cluster_id}, but `metadata` "
+            f"names cluster {cluster_id}: correct it, or the directories"
+        )
+    bookie_id = BookieId(cookie.bookie_id)
+    try:
+        node = await BookieRegistry(store).get_cookie(bookie_id)
+        known = msgspec.json.decode(node.value, type=MetadataCookie)
+    except NotFoundError as error:
+        raise ConfigurationError(
+            f"bookie {bookie_id} was removed from its cluster, or its format never finished: "
+            "empty its directories and format it again"
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(
+            f"the cluster's cookie of bookie {bookie_id} cannot be read: {error}"
+        ) from error
+    here = (cookie.journal_directory, *cookie.ledger_directories)
+    there = (known.journal_directory, *known.ledger_directories)
+    if here != there:
+        raise ConfigurationError(
+            f"bookie {bookie_id} was formatted in {', '.join(here)}, but the cluster knows it in "
+            f"{', '.join(there)}: another bookie may have the same name"
+        )
+
+
+class Registration:
+    """Keeps this bookie announced, with its state and its free space up to date."""
+
+    def __init__(
+        self,
+        registry: BookieRegistry,
+        info: BookieInfo,
+        *,
+        state: Callable[[], BookieState],
+        free_bytes: Callable[[], int],
+    ) -> None:
+        self._registry = registry
+        self._info = info
+        self._state = state
+        self._free_bytes = free_bytes
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Announce, and keep it up. Raises what the metadata store raises."""
+        self._info = replace(self._info, state=self._state(), free_bytes=self._free_bytes())
+        await self._registry.register(self._info)
+        self._task = asyncio.get_running_loop().create_task(self._refresh())
+
+    async def stop(self) -> None:
+        """Withdraw. A store that cannot be reached is no error: the session ends by itself."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            await self._registry.deregister()
+        except LedgerError as error:
+            _log.warning("not withdrawn from the metadata store, its session will end: %s", error)
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_INTERVAL_S)
+            state, free_bytes = self._state(), self._free_bytes()
+            moved = abs(free_bytes - self._info.free_bytes) > (
+                _FREE_SPACE_CHANGE * max(free_bytes, self._info.free_bytes)
+            )
+            if state is self._info.state and not moved:
+                continue
+            info = replace(self._info, state=state, free_bytes=free_bytes)
+            try:
+                await self._registry.register(info)
+            except (RetryableError, OutcomeUnknownError, ConflictError) as error:
+                _log.warning("the registration is not up to date: %s", error)
+                continue
+            if state is not self._info.state:
+                _log.warning("this bookie is %s now", state.value)
+            self._info = info
+
+
+def free_bytes(config: BookieConfig) -> int:
+    """Free space for entries: that of the fullest disk among the ledger directories."""
+    return min(shutil.disk_usage(name).free for name in config.ledger_directories)

@@ -1,0 +1,378 @@
+"""The bookie process: puts storage, service and registration together, and takes them apart.
+
+Start: configuration, identity, journal replay, listen, announce. Stop (SIGTERM, SIGINT): withdraw,
+finish what is in flight, flush, exit 0. A journal that fails to write or sync ends the process at
+once with exit code 3: nothing may be acknowledged after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bookie_server.allocator import keep_freed_memory
+from bookie_server.bookie import Bookie, StorageStats
+from bookie_server.config import BookieConfig
+from bookie_server.registration import (
+    Registration,
+    check_identity,
+    format_new,
+    free_bytes,
+    is_formatted,
+    local_cookie,
+)
+from bookie_server.service import admin
+from bookie_server.service.grpc_server import GrpcServer
+from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.metrics import ServiceMetrics
+from bookie_server.storage.cookie import Cookie
+from spark_ledger.errors import (
+    ConfigurationError,
+    CorruptionError,
+    LedgerError,
+    MetadataUnavailableError,
+)
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.connect import open_store
+from spark_ledger.types import BookieId, BookieInfo, BookieState
+from spark_ledger.version import __version__
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+"""The metadata store could not be reached, or something unforeseen happened."""
+EXIT_REFUSED: Final = 2
+"""Configuration, identity or stored data do not allow a start; the message says what to do."""
+EXIT_FATAL: Final = 3
+"""The journal failed while the bookie was serving."""
+
+_CONNECT_ATTEMPT_S: Final = 5.0
+_WITHDRAW_TIMEOUT_S: Final = 3.0
+_CLOSE_TIMEOUT_S: Final = 60.0
+"""A flush of the whole write cache to a slow disk. Longer, and the journal has to do."""
+_ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
+
+_log = logging.getLogger(__name__)
+
+
+class _Stopped(Exception):
+    """SIGTERM came before the bookie was serving."""
+
+
+class Ready(NamedTuple):
+    """What a bookie that serves tells its starter."""
+
+    bookie_id: str
+    address: str
+    admin_address: str
+    pid: int
+
+
+def run(
+    config: BookieConfig, *, ready_file: Path | None = None, format_if_new: bool = False
+) -> int:
+    """Serve until a signal; the exit code. Must be called on the main thread.
+
+    ``ready_file`` is written (JSON, see ``Ready``) once the bookie serves and is announced.
+    ``format_if_new`` makes a new bookie when the directories hold none.
+    """
+    if not __debug__:
+        print("a bookie does not run under python -O: its assertions protect data", file=sys.stderr)
+        return EXIT_REFUSED
+    keep_freed_memory()
+    server = BookieServer(config, ready_file=ready_file, format_if_new=format_if_new)
+    try:
+        return asyncio.run(server.run())
+    except _Stopped:
+        return EXIT_OK
+    except (ConfigurationError, CorruptionError) as error:
+        _log.error("%s", error)
+        return EXIT_REFUSED
+    except LedgerError as error:
+        _log.error("%s", error)
+        return EXIT_FAILED
+
+
+def format_bookie(config: BookieConfig) -> Cookie:
+    """Make a new bookie in the configured directories and in the cluster, without serving.
+
+    Raises ConfigurationError when there is one already, MetadataUnavailableError.
+    """
+
+    async def make() -> Cookie:
+        store = await open_store(
+            config.metadata, connect_timeout_s=min(config.metadata_wait_s, 15.0)
+        )
+        try:
+            return await format_new(config, store)
+        finally:
+            await store.close()
+
+    return asyncio.run(make())
+
+
+class BookieServer:
+    """One run of a bookie, from start to exit code."""
+
+    def __init__(
+        self, config: BookieConfig, *, ready_file: Path | None, format_if_new: bool
+    ) -> None:
+        self._config = config
+        self._ready_file = ready_file
+        self._format_if_new = format_if_new
+        self._metrics = ServiceMetrics()
+        self._started_at = time.monotonic()
+        self._stop: asyncio.Event
+        self._fatal = ""
+        self._bookie: Bookie
+        self._cookie: Cookie
+
+    async def run(self) -> int:
+        """Start, serve, stop. Raises what prevents the start."""
+        self._stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self._stop.set)
+        async with AsyncExitStack() as closing:
+            store = await self._identify(closing)
+            self._bookie = await self._open_bookie()
+            closing.push_async_callback(self._close_bookie)
+            service = BookieService(
+                self._bookie,
+                BookieId(self._cookie.bookie_id),
+                describe=self._describe,
+                metrics=self._metrics,
+            )
+            closing.callback(service.close)
+            server = GrpcServer(service, self._metrics)
+            address = await self._listen(server)
+            closing.push_async_callback(self._finish_calls, service, server)
+            listener, admin_address = self._bind_admin()
+            registration = await self._announce(store, address, admin_address)
+            closing.push_async_callback(self._withdraw, registration)
+            self._tell_ready(address, admin_address)
+            admin_server = await self._serve_admin(listener)
+            if admin_server is not None:
+                closing.push_async_callback(admin_server.stop)
+            await self._stop.wait()
+            _log.info("stopping: %s", self._fatal or "asked to")
+        return EXIT_FATAL if self._fatal else EXIT_OK
+
+    # -- start -------------------------------------------------------------------------------------
+
+    async def _identify(self, closing: AsyncExitStack) -> MetadataStore:
+        """Find out who this bookie is; the connected metadata store."""
+        make_new = self._format_if_new and not is_formatted(self._config)
+        if not make_new:
+            self._cookie = local_cookie(self._config)  # refuses before anything is waited for
+        store = await self._connect()
+        closing.push_async_callback(store.close)
+        if make_new:
+            self._cookie = await format_new(self._config, store)
+            _log.info("formatted bookie %s", self._cookie.bookie_id)
+        else:
+            await check_identity(self._cookie, store)
+        return store
+
+    async def _connect(self) -> MetadataStore:
+        """The metadata store, tried for a bounded time. Raises MetadataUnavailableError."""
+        deadline = time.monotonic() + self._config.metadata_wait_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return await open_store(
+                    self._config.metadata,
+                    session_timeout_s=self._config.session_timeout_s,
+                    connect_timeout_s=max(0.1, min(left, _CONNECT_ATTEMPT_S)),
+                )
+            except MetadataUnavailableError as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise MetadataUnavailableError(
+                        f"no metadata store within {self._config.metadata_wait_s:g} s: {error}"
+                    ) from error
+                _log.warning("waiting for the metadata store (%.0f s more): %s", left, error)
+                await asyncio.sleep(min(0.2, left))
+            if self._stop.is_set():
+                raise _Stopped
+
+    async def _open_bookie(self) -> Bookie:
+        loop = asyncio.get_running_loop()
+        started = time.monotonic()
+
+        def post(action: Callable[[], None]) -> None:
+            loop.call_soon_threadsafe(action)
+
+        storage = self._config.storage_config(
+            BookieId(self._cookie.bookie_id), self._cookie.cluster_id
+        )
+        bookie = await asyncio.to_thread(Bookie.open, storage, post=post, on_fatal=self._on_fatal)
+        _log.info("storage opened in %.2f s", time.monotonic() - started)
+        return bookie
+
+    async def _listen(self, server: GrpcServer) -> str:
+        """Serve clients; the address to announce."""
+        config = self._config
+        host, _, port = config.listen.advertised_address.rpartition(":")
+        if not port.isdigit():
+            host, port = config.listen.advertised_address, ""
+        if not host and config.listen.host in _ANY_ADDRESS:
+            raise ConfigurationError(
+                f"listen.host {config.listen.host!r} is no address that clients can connect to: "
+                "set listen.advertised_address"
+            )
+        bound = await server.start(_bracketed(config.listen.host), config.listen.port)
+        return f"{_bracketed(host or config.listen.host)}:{port or bound}"
+
+    def _bind_admin(self) -> tuple[socket.socket | None, str]:
+        if not self._config.admin.enabled:
+            return None, ""
+        listener = admin.bind(self._config.admin.host, self._config.admin.port)
+        return listener, f"{_bracketed(self._config.admin.host)}:{listener.getsockname()[1]}"
+
+    async def _announce(
+        self, store: MetadataStore, address: str, admin_address: str
+    ) -> Registration:
+        registration = Registration(
+            BookieRegistry(store),
+            BookieInfo(
+                BookieId(self._cookie.bookie_id),
+                address,
+                rack=self._config.rack,
+                admin_address=admin_address,
+            ),
+            state=self._state,
+            free_bytes=lambda: free_bytes(self._config),
+        )
+        await registration.start()
+        return registration
+
+    def _tell_ready(self, address: str, admin_address: str) -> None:
+        ready = Ready(self._cookie.bookie_id, address, admin_address, os.getpid())
+        text = json.dumps(ready._asdict())
+        if self._ready_file is not None:
+            temporary = self._ready_file.with_name(self._ready_file.name + ".new")
+            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.replace(self._ready_file)
+        print(f"ready {text}", flush=True)
+        _log.info("bookie %s serves on %s", ready.bookie_id, address)
+
+    async def _serve_admin(self, listener: socket.socket | None) -> admin.AdminServer | None:
+        if listener is None:
+            return None
+        server = admin.AdminServer(
+            listener,
+            status=self._status,
+            metrics=self._exposition,
+            is_healthy=lambda: not (self._fatal or self._bookie.stats().failure),
+        )
+        await server.start()
+        return server
+
+    # -- while it serves ---------------------------------------------------------------------------
+
+    def _on_fatal(self, message: str) -> None:
+        """The journal failed; nothing is acknowledged from here on."""
+        _log.critical("the journal failed, this bookie stops: %s", message)
+        self._fatal = message
+        self._stop.set()
+
+    def _state(self) -> BookieState:
+        """Entries that cannot be flushed would fill the memory: then only reads are welcome."""
+        return BookieState.READ_ONLY if self._bookie.stats().failure else BookieState.WRITABLE
+
+    def _describe(self) -> Description:
+        stats = self._bookie.stats()
+        return Description(
+            cluster_id=self._cookie.cluster_id,
+            version=__version__,
+            state=self._state().value,
+            ledgers=stats.engine.ledgers,
+            journal_bytes=stats.journal.bytes_written,
+            entry_log_bytes=stats.engine.entry_log_bytes_written,
+            free_bytes=free_bytes(self._config),
+            uptime_s=time.monotonic() - self._started_at,
+        )
+
+    def _status(self) -> dict[str, object]:
+        description = self._describe()
+        storage: StorageStats = self._bookie.stats()
+        return {
+            "bookie_id": self._cookie.bookie_id,
+            "rack": self._config.rack,
+            "pid": os.getpid(),
+            "description": description,
+            "storage": storage,
+        }
+
+    def _exposition(self) -> bytes:
+        from bookie_server.service.prometheus import exposition  # loaded at the first scrape
+
+        stats = self._bookie.stats()
+        return exposition(self._metrics, stats, up=not (self._fatal or stats.failure))
+
+    # -- stop --------------------------------------------------------------------------------------
+
+    async def _withdraw(self, registration: Registration) -> None:
+        try:
+            async with asyncio.timeout(_WITHDRAW_TIMEOUT_S):
+                await registration.stop()
+        except TimeoutError:
+            _log.warning("not withdrawn in time: the metadata session will end by itself")
+
+    async def _finish_calls(self, service: BookieService, server: GrpcServer) -> None:
+        """Answer what is in flight, unless the journal failed: then there are no more answers."""
+        if not self._fatal:
+            service.drain()
+        await server.stop(0.0 if self._fatal else self._config.drain_timeout_s)
+
+    async def _close_bookie(self) -> None:
+        """Flush and close, in a thread that may be left behind when a disk does not answer."""
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await _in_daemon_thread(self._bookie.close)
+        except TimeoutError:
+            _log.error("the storage did not close in time; the journal has everything acknowledged")
+        except (OSError, CorruptionError) as error:
+            _log.error("the last flush failed, the journal has everything acknowledged: %s", error)
+
+
+def _bracketed(host: str) -> str:
+    """An IPv6 address needs brackets in front of a port."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _in_daemon_thread(function: Callable[[], None]) -> asyncio.Future[None]:
+    """Run in a thread that does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is None:
+            result.set_result(None)
+        else:
+            result.set_exception(error)
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            function()
+        except BaseException as caught:  # noqa: BLE001 - handed to the waiter as it is
+            error = caught
+        loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=work, name="close", daemon=True).start()
+    return result

@@ -1,0 +1,82 @@
+"""The admin port: /metrics for Prometheus, /status as JSON, /healthz. Plain HTTP, read only.
+
+The port is bound before the bookie announces itself; the HTTP library is loaded after that, because
+loading it takes longer than everything else in a start. Requests wait in the socket meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from spark_ledger.errors import ConfigurationError
+
+_BACKLOG = 128
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Raises ConfigurationError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on {host}:{port} (admin): {error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class AdminServer:
+    """Serves on a bound socket. The callables run in a thread, for they may ask the disk."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        status: Callable[[], object],
+        metrics: Callable[[], bytes],
+        is_healthy: Callable[[], bool],
+    ) -> None:
+        """``status`` returns what msgspec can write as JSON."""
+        self._listener = listener
+        self._status = status
+        self._metrics = metrics
+        self._is_healthy = is_healthy
+        self._runner: Any = None
+
+    async def start(self) -> None:
+        """Load the HTTP library and serve."""
+        web: Any = await asyncio.to_thread(importlib.import_module, "aiohttp.web")
+
+        async def get_metrics(_request: Any) -> Any:
+            text = await asyncio.to_thread(self._metrics)
+            headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            return web.Response(body=text, headers=headers)
+
+        async def get_status(_request: Any) -> Any:
+            status = await asyncio.to_thread(self._status)
+            body = msgspec.json.format(msgspec.json.encode(status)) + b"\n"
+            return web.Response(body=body, content_type="application/json")
+
+        async def get_health(_request: Any) -> Any:
+            if self._is_healthy():
+                return web.Response(text="ok\n")
+            return web.Response(text="the storage has failed\n", status=503)
+
+        application = web.Application()
+        application.router.add_get("/metrics", get_metrics)
+        application.router.add_get("/status", get_status)
+        application.router.add_get("/healthz", get_health)
+        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._listener, shutdown_timeout=1.0).start()
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._listener.close()

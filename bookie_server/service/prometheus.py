@@ -1,0 +1,124 @@
+"""The bookie's numbers in Prometheus' text format. Loaded at the first scrape, not at start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
+
+from bookie_server.bookie import StorageStats
+from bookie_server.service.metrics import Histogram, ServiceMetrics
+from spark_ledger.types import BookieStatus
+
+
+def exposition(metrics: ServiceMetrics, storage: StorageStats, up: bool) -> bytes:
+    """Everything that is counted, as text."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(lambda: _families(metrics, storage, up)))
+    return generate_latest(registry)
+
+
+class _Collector:
+    """What the client library asks for metric families."""
+
+    def __init__(self, families: Callable[[], Iterator[Any]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Any]:
+        return self._families()
+
+
+def _families(metrics: ServiceMetrics, storage: StorageStats, up: bool) -> Iterator[Any]:
+    yield GaugeMetricFamily("bookie_healthy", "1 while the storage works.", value=float(up))
+    yield from _service(metrics)
+    yield from _storage(storage)
+
+
+def _service(metrics: ServiceMetrics) -> Iterator[Any]:
+    yield _by_status("bookie_adds", "Runs of entries answered, by status.", metrics.adds)
+    yield _counter("bookie_added_entries", "Entries made durable.", metrics.entries_added)
+    yield _counter("bookie_added_bytes", "Frame bytes made durable.", metrics.bytes_added)
+    yield _histogram(
+        "bookie_add_seconds", "From receiving a run to its answer.", metrics.add_latency
+    )
+    fenced = metrics.adds[BookieStatus.FENCED]
+    yield _counter("bookie_fenced_adds", "Runs refused because of a fence.", fenced)
+    yield _gauge("bookie_append_streams", "Append streams open.", metrics.append_streams)
+    yield _by_status("bookie_reads", "Range reads answered, by status.", metrics.reads)
+    yield _counter("bookie_read_bytes", "Frame bytes sent to readers.", metrics.bytes_read)
+    yield _histogram("bookie_read_seconds", "A range read from start to end.", metrics.read_latency)
+    yield _by_status("bookie_fences", "Fence requests answered, by status.", metrics.fences)
+    yield _gauge("bookie_long_polls", "Tail requests held.", metrics.long_polls)
+    calls = CounterMetricFamily(
+        "bookie_calls", "Finished calls by method and gRPC code.", labels=["method", "code"]
+    )
+    for (method, code), count in sorted(metrics.calls.items()):
+        calls.add_metric([method, code], count)
+    yield calls
+    running = GaugeMetricFamily(
+        "bookie_calls_in_progress", "Calls running by method.", labels=["method"]
+    )
+    for method, count in sorted(metrics.calls_in_progress.items()):
+        running.add_metric([method], count)
+    yield running
+
+
+def _storage(storage: StorageStats) -> Iterator[Any]:
+    journal, engine = storage.journal, storage.engine
+    yield _gauge(
+        "bookie_append_bytes_in_flight",
+        "Bytes of adds accepted and not durable yet.",
+        storage.append_bytes_in_flight,
+    )
+    yield _gauge("bookie_adds_waiting", "Adds that wait for room in memory.", storage.adds_waiting)
+    yield SummaryMetricFamily(
+        "bookie_journal_sync_seconds",
+        "Journal syncs; one makes a batch durable.",
+        count_value=journal.batches,
+        sum_value=journal.sync_time_s,
+    )
+    yield _counter("bookie_journal_records", "Records written to the journal.", journal.records)
+    yield _counter("bookie_journal_bytes", "Bytes written to the journal.", journal.bytes_written)
+    yield _gauge(
+        "bookie_journal_bytes_in_flight", "Bytes queued for the journal.", journal.bytes_in_flight
+    )
+    yield _gauge("bookie_ledgers", "Ledgers with data here.", engine.ledgers)
+    yield _gauge("bookie_write_cache_bytes", "Bytes not in the entry log yet.", engine.cache_bytes)
+    yield _counter(
+        "bookie_entry_log_bytes", "Bytes written to entry logs.", engine.entry_log_bytes_written
+    )
+    yield SummaryMetricFamily(
+        "bookie_flush_seconds",
+        "Checkpoints of the write cache.",
+        count_value=engine.flushes,
+        sum_value=engine.flush_time_s,
+    )
+    yield _gauge("bookie_storage_failed", "1 after a failure.", int(bool(storage.failure)))
+
+
+def _counter(name: str, help_text: str, value: float) -> Any:
+    return CounterMetricFamily(name, help_text, value=value)
+
+
+def _gauge(name: str, help_text: str, value: float) -> Any:
+    return GaugeMetricFamily(name, help_text, value=value)
+
+
+def _by_status(name: str, help_text: str, counts: dict[BookieStatus, int]) -> Any:
+    family = CounterMetricFamily(name, help_text, labels=["status"])
+    for status, count in sorted(counts.items()):
+        family.add_metric([status.name], count)
+    return family
+
+
+def _histogram(name: str, help_text: str, histogram: Histogram) -> Any:
+    return HistogramMetricFamily(
+        name, help_text, buckets=histogram.cumulative(), sum_value=histogram.total
+    )
