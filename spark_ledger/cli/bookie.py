@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from spark_ledger.cli.output import print_json, print_table, size_text
 from spark_ledger.cli.settings import Settings, common_options
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def config_option(command: Command) -> Command:
+    return click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        required=True,
+        help="TOML file of the bookie; conf/bookie.toml explains every key.",
+    )(command)
+
+
+def become_server(*arguments: str) -> NoReturn:
+    """Replace this process by the server: signals and the exit code are then the server's own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "bookie_server", *arguments])  # noqa: S606
+
 
 @click.group()
 def group() -> None:
     """Run, prepare and question one bookie."""
+
+
+@group.command()
+@config_option
+@click.option("--format", "format_", is_flag=True, help="Make a new bookie if there is none yet.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def run(config: Path, format_: bool, log_level: str) -> None:
+    """Run a bookie until SIGTERM; its exit code says why it stopped."""
+    become_server(
+        "--config", str(config), "--log-level", log_level, *(["--format"] if format_ else [])
+    )
+
+
+@group.command("format")
+@config_option
+def format_bookie(config: Path) -> None:
+    """Make a new bookie: an identity in its empty directories and in the cluster's metadata."""
+    become_server("--config", str(config), "--log-level", "warning", "--format-only")
 
 
 @group.command()
