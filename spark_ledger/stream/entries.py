@@ -121,18 +121,25 @@ class EntryEncoder:
     def _slices(self, held: list[Any]) -> Iterator[Any]:
         """The held batches as slices of about ``entry_bytes``: neighbours that are small glued,
         large ones cut."""
+        limit = self._entry_bytes + self._entry_bytes // 2
         small: list[Any] = []
         small_bytes = 0
         for batch in held:
-            size = batch.nbytes
-            if small and small_bytes + size > self._entry_bytes + self._entry_bytes // 2:
-                yield pa.concat_batches(small) if len(small) > 1 else small[0]
+            rest, rest_bytes = batch, batch.nbytes
+            if small and small_bytes + rest_bytes > limit:
+                if small_bytes < self._entry_bytes // 2:  # fill up with the first rows of the next
+                    room = self._entry_bytes - small_bytes
+                    rows = max(1, room * rest.num_rows // rest_bytes)
+                    small.append(rest.slice(0, rows))
+                    rest = rest.slice(rows)
+                    rest_bytes = rest.nbytes
+                yield from self._halve(pa.concat_batches(small))
                 small, small_bytes = [], 0
-            if size > self._entry_bytes + self._entry_bytes // 2:
-                yield from self._cut(batch, size)
-            else:
-                small.append(batch)
-                small_bytes += size
+            if rest_bytes > limit:
+                yield from self._cut(rest, rest_bytes)
+            elif rest.num_rows > 0:
+                small.append(rest)
+                small_bytes += rest_bytes
         if small:
             yield pa.concat_batches(small) if len(small) > 1 else small[0]
 

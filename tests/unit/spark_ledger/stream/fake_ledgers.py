@@ -166,5 +166,3 @@ class FakeLedgers:
         if ledger_id not in self.ledgers:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
         return self.ledgers[ledger_id]
-
-
