@@ -1,0 +1,157 @@
+"""Batch reads and writes through Spark."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import functions as sql
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from spark_ledger.types import Dlsn
+from tests.spark.conftest import Lab
+
+
+def test_what_is_appended_is_read(lab: Lab) -> None:
+    lab.numbers(0, 100, partitions=3)
+    lab.numbers(100, 150)
+    assert lab.ids() == list(range(150))
+    head = lab.client.stream(lab.name).head()
+    assert (head.next_commit, head.next_segment, head.rows) == (2, 4, 150)
+
+
+def test_segments_follow_partitions(lab: Lab) -> None:
+    lab.numbers(0, 40, partitions=4)
+    assert lab.stored() == list(range(40))
+
+
+def test_empty_partitions_write_no_entry(lab: Lab) -> None:
+    lab.append(lab.spark.range(0, 10, 1, 1).repartition(4).where("id = 3"))
+    lab.append(lab.spark.range(0, 10, 1, 2).where("id > 100"))
+    head = lab.client.stream(lab.name).head()
+    assert (head.next_commit, head.next_segment, head.rows) == (1, 1, 1)
+
+
+def test_a_read_is_cut_into_partitions(lab: Lab) -> None:
+    lab.append(lab.spark.range(0, 2000, 1, 1), entryBytes="2k")
+    frame = lab.read(minPartitions=4)
+    assert frame.rdd.getNumPartitions() == 4
+    sizes = [
+        row.n
+        for row in frame.groupBy(sql.spark_partition_id()).agg(sql.count("*").alias("n")).collect()
+    ]
+    assert sum(sizes) == 2000 and max(sizes) < 800
+    assert [row.id for row in frame.collect()] == list(range(2000))
+
+
+def test_positions_and_times_bound_a_read(lab: Lab) -> None:
+    for first in range(0, 30, 10):
+        lab.numbers(first, first + 10)
+    stream = lab.client.stream(lab.name)
+    start = '{"segment": 1, "entry": 0, "slot": 5}'
+    assert lab.ids(startingPosition=start) == list(range(15, 30))
+    assert lab.ids(startingPosition=start, endingPosition='{"segment": 2, "slot": 1}') == list(
+        range(15, 21)
+    )
+    second = stream.commit(1).time_ms
+    assert lab.ids(startingTimestamp=second, endingTimestamp=stream.commit(2).time_ms) == list(
+        range(10, 20)
+    )
+    assert lab.ids(startingPosition="latest") == []
+
+
+def test_the_metadata_column(lab: Lab) -> None:
+    lab.numbers(0, 3)
+    lab.numbers(3, 5)
+    rows = lab.read(includeMetadata=True).select("id", "_ledger.*").collect()
+    assert [(row.id, row.segment, row.entry, row.slot, row.commit) for row in rows] == [
+        (0, 0, 0, 0, 0),
+        (1, 0, 0, 1, 0),
+        (2, 0, 0, 2, 0),
+        (3, 1, 0, 0, 1),
+        (4, 1, 0, 1, 1),
+    ]
+    commit = lab.client.stream(lab.name).commit(1)
+    assert rows[3].ledger_id == commit.segments[0].ledger_id
+    assert round(rows[3].commit_time.timestamp() * 1000) % 1000 == commit.time_ms % 1000
+    assert lab.read(includeMetadata=True).where("_ledger.segment = 1").count() == 2
+
+
+def test_a_declared_schema_picks_and_widens(lab: Lab) -> None:
+    lab.append(
+        lab.spark.range(3).select(sql.col("id").cast("int").alias("a"), sql.lit("x").alias("b"))
+    )
+    schema = StructType([StructField("b", StringType()), StructField("a", LongType())])
+    given = lab._given(lab.spark.read, {}).schema(schema).load()
+    assert given.schema == schema
+    assert [tuple(row) for row in given.collect()] == [("x", 0), ("x", 1), ("x", 2)]
+    with pytest.raises(Exception, match="no column 'c', which the declared schema names"):
+        lab._given(lab.spark.read, {}).schema("c long").load().collect()
+
+
+def test_a_sql_view_reads_and_writes(lab: Lab) -> None:
+    lab.numbers(0, 3)
+    lab.spark.sql(
+        f"CREATE TEMPORARY VIEW v_{lab.name} USING ledger "
+        f"OPTIONS (metadata '{lab.cluster.uri}', stream '{lab.name}', minPartitions '2')"
+    )
+    lab.spark.sql(f"INSERT INTO v_{lab.name} SELECT 7")
+    assert [r.id for r in lab.spark.sql(f"SELECT id FROM v_{lab.name}").collect()] == [0, 1, 2, 7]
+
+
+def test_transactions_are_applied_once(lab: Lab) -> None:
+    lab.numbers(0, 3, txnAppId="job", txnVersion=1)
+    lab.numbers(0, 3, txnAppId="job", txnVersion=1)
+    lab.numbers(50, 53, txnAppId="job", txnVersion=0)
+    lab.numbers(3, 5, txnAppId="job", txnVersion=2)
+    lab.numbers(5, 6, txnAppId="other", txnVersion=1)
+    assert lab.stored() == [0, 1, 2, 3, 4, 5]
+
+
+def test_overwrite_replaces_in_one_commit(lab: Lab) -> None:
+    lab.numbers(0, 5)
+    lab.numbers(5, 8, mode="overwrite")
+    assert lab.ids() == [5, 6, 7]
+    assert lab.client.stream(lab.name).head().earliest == Dlsn(1)
+
+
+def test_creating_and_its_options(lab: Lab) -> None:
+    with pytest.raises(Exception, match="does not exist.*createStream=true"):
+        lab.numbers(0, 3, createStream=False)
+    lab.numbers(0, 3, ensembleSize=2, writeQuorum=2, ackQuorum=1, compression="zstd")
+    config = lab.client.stream(lab.name).config
+    assert str(config.quorums) == "E2 WQ2 AQ1"
+    assert config.compression.value == "zstd"
+
+
+def test_a_wrong_schema_names_the_field(lab: Lab) -> None:
+    lab.numbers(0, 3)
+    with pytest.raises(Exception, match="field 'id'.*int64.*string"):
+        lab.append(lab.spark.range(3).select(sql.col("id").cast("string").alias("id")))
+    with pytest.raises(Exception, match="'extra'.*mergeSchema"):
+        lab.append(lab.spark.range(3).withColumn("extra", sql.lit(1)))
+    with pytest.raises(Exception, match="'months' has the type interval year"):
+        lab.append(lab.spark.sql("SELECT 1L AS id, INTERVAL '1' YEAR AS months"))
+    assert lab.stored() == [0, 1, 2]
+
+
+def test_merge_schema_adds_a_column(lab: Lab) -> None:
+    lab.numbers(0, 2)
+    lab.append(lab.spark.range(2, 4, 1, 1).withColumn("extra", sql.lit("x")), mergeSchema=True)
+    lab.numbers(4, 5)
+    assert [tuple(row) for row in lab.read().collect()] == [
+        (0, None),
+        (1, None),
+        (2, "x"),
+        (3, "x"),
+        (4, None),
+    ]
+
+
+def test_save_modes_that_spark_refuses(lab: Lab) -> None:
+    with pytest.raises(Exception, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
+        lab.numbers(0, 1, mode="errorifexists")
+
+
+def test_a_stream_by_path(lab: Lab) -> None:
+    lab.numbers(0, 3)
+    frame = lab.spark.read.format("ledger").option("metadata", lab.cluster.uri).load(lab.name)
+    assert frame.count() == 3

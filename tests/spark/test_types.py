@@ -1,0 +1,96 @@
+"""Every Spark type makes the round trip, values and nulls, batch and streaming."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from tests.spark.conftest import Lab
+
+UTC = datetime.UTC
+
+COLUMNS: dict[str, str] = {
+    "bool": "CAST(true AS boolean)",
+    "byte": "CAST(-128 AS tinyint)",
+    "short": "CAST(-32768 AS smallint)",
+    "int": "CAST(-2147483648 AS int)",
+    "long": "CAST(-9223372036854775808 AS bigint)",
+    "float": "CAST(1.5 AS float)",
+    "double": "CAST(-2.5e300 AS double)",
+    "decimal_small": "CAST(-12.34 AS decimal(10,2))",
+    "decimal_large": "CAST('12345678901234567890123456.789012345678' AS decimal(38,12))",
+    "text": "'Grüße, 東京'",
+    "bytes": "X'00FF10'",
+    "day": "DATE'1582-10-15'",
+    "instant": "TIMESTAMP'2026-03-29 01:59:59.123456'",
+    "local": "TIMESTAMP_NTZ'0001-01-01 00:00:00.000001'",
+    "pause": "INTERVAL '-3 04:05:06.000007' DAY TO SECOND",
+    "hours": "INTERVAL '7' HOUR",
+    "nothing": "NULL",
+    "items": "array(1, NULL, 3)",
+    "pairs": "map('a', 1.5D, 'b', NULL)",
+    "nested": "named_struct('x', array(named_struct('y', map(1, DATE'2020-02-29'))), 'z', 'q')",
+    "collated": "'Abc' COLLATE UTF8_LCASE",
+    "variant": "parse_json('{\"a\": [1, 2]}')",
+}
+
+
+def frame(lab: Lab) -> Any:
+    given = ", ".join(f"{value} AS {name}" for name, value in COLUMNS.items())
+    nulls = ", ".join(
+        f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}"
+        for field in lab.spark.sql(f"SELECT {given}").schema
+    )
+    return lab.spark.sql(f"SELECT 0 AS n, {given} UNION ALL SELECT 1 AS n, {nulls}").coalesce(1)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_every_type(lab: Lab, zone: str) -> None:
+    before = lab.spark.conf.get("spark.sql.session.timeZone")
+    lab.spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        written = frame(lab)
+        lab.append(written)
+        back = lab.read()
+        assert back.schema == written.schema
+        text = [f"CAST({name} AS string) AS {name}" for name in ["n", *COLUMNS]]
+        expected, found = (one.selectExpr(*text).orderBy("n").collect() for one in (written, back))
+        assert found == expected
+        assert all(value is None for name, value in found[1].asDict().items() if name != "n")
+        typed = back.where("n = 0").drop("variant", "nested").collect()[0]
+        assert typed.decimal_large == Decimal("12345678901234567890123456.789012345678")
+        assert typed.bytes == b"\x00\xff\x10"
+        assert typed.day == datetime.date(1582, 10, 15)
+    finally:
+        lab.spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_every_type_through_a_query(lab: Lab) -> None:
+    written = frame(lab)
+    lab.append(written)
+    copy = lab.another()
+    query = copy.sink(lab.follow()).trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+    assert copy.read().schema == written.schema
+    text = [f"CAST({name} AS string) AS {name}" for name in ["n", *COLUMNS]]
+    expected, found = (
+        one.selectExpr(*text).orderBy("n").collect() for one in (written, copy.read())
+    )
+    assert found == expected
+
+
+def test_not_null_columns_stay_so(lab: Lab) -> None:
+    lab.append(lab.spark.range(3))
+    assert [f.nullable for f in lab.read().schema] == [
+        f.nullable for f in lab.spark.range(1).schema
+    ]
+
+
+def test_large_rows_and_many_rows(lab: Lab) -> None:
+    lab.append(lab.spark.sql("SELECT id, repeat('x', 3000000) AS s FROM range(0, 4, 1, 1)"))
+    lab.append(lab.spark.sql("SELECT id, 'y' AS s FROM range(0, 200000, 1, 2)"))
+    back = lab.read().selectExpr("count(*) AS n", "sum(length(s)) AS m").collect()[0]
+    assert (back.n, back.m) == (200004, 12_200_000)
