@@ -93,6 +93,9 @@ class LedgerWriter:
         self._queue_completions: list[Completion] = []
         self._queue_bytes = 0
         self._appenders: dict[int, Appender] = {}
+        self.has_room = True
+        """Whether another append would stay within the bound on bytes in flight. A plain flag, so
+        that other threads may look at it."""
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._progress: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
@@ -149,10 +152,10 @@ class LedgerWriter:
         """The bound that ``wait_for_room`` keeps."""
         return self._machine.bytes_in_flight_max
 
-    @property
-    def has_room(self) -> bool:
-        """Whether ``append_nowait`` would stay within the bound on bytes in flight."""
-        return self._machine.has_room and self._queue_bytes < self._machine.bytes_in_flight_max
+    def _look_for_room(self) -> bool:
+        limit = self._machine.bytes_in_flight_max
+        self.has_room = self._machine.has_room and self._queue_bytes < limit
+        return self.has_room
 
     # -- appending ---------------------------------------------------------------------------------
 
@@ -186,6 +189,7 @@ class LedgerWriter:
         self._queue.extend(payloads)
         self._queue_completions.extend(completions)
         self._queue_bytes += sum(map(len, payloads))
+        self._look_for_room()
 
     def check_open(self) -> None:
         """Raises what happened to the ledger, if nothing more can be appended."""
@@ -196,7 +200,7 @@ class LedgerWriter:
 
     async def wait_for_room(self) -> None:
         """Wait while too many bytes are in flight. Returns at once when the ledger has failed."""
-        while not self.has_room and not self.is_closed:
+        while not self._look_for_room() and not self.is_closed:
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting_for_room.append(future)
             await future
@@ -313,7 +317,7 @@ class LedgerWriter:
 
     def _on_progress(self) -> None:
         self._progress.set()
-        if self._waiting_for_room and (self.has_room or self.is_closed):
+        if (self._look_for_room() or self.is_closed) and self._waiting_for_room:
             waiting, self._waiting_for_room = self._waiting_for_room, []
             for future in waiting:
                 if not future.done():

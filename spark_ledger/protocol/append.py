@@ -126,7 +126,7 @@ class AppendMachine:
     @property
     def length(self) -> int:
         """Payload bytes pushed so far."""
-        return self._lengths.at(self.last_add_pushed)
+        return self._lengths.newest
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
@@ -479,6 +479,10 @@ class _Lengths:
 
     def extend(self, sizes: Sequence[int]) -> None:
         self._at.extend(islice(accumulate(sizes, initial=self._at[-1]), 1, None))
+
+    @property
+    def newest(self) -> int:
+        return self._at[-1]
 
     def at(self, entry_id: int) -> int:
         assert entry_id >= self._base, "the length of an entry that was forgotten"
