@@ -30,7 +30,7 @@ class StorageConfig:
     ledger_directories: tuple[Path, ...]
     bookie_id: BookieId
     cluster_id: str = ""
-    journal_file_bytes: int = 256 * MIB
+    journal_file_bytes: int = 128 * MIB
     journal_batch_bytes_max: int = 16 * MIB
     write_cache_bytes: int = 256 * MIB
     flush_interval_s: float = 10.0

@@ -23,7 +23,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bookie_server.storage.blocks import Block
-from bookie_server.storage.journal_files import journal_numbers, journal_path
+from bookie_server.storage.journal_files import (
+    journal_numbers,
+    journal_path,
+    spare_path,
+    spare_paths,
+)
 from bookie_server.storage.mark import Mark
 from bookie_server.storage.records import (
     FILE_HEADER_BYTES,
@@ -45,6 +50,8 @@ Done = Callable[[BookieStatus, str], None]
 Post = Callable[[Callable[[], None]], None]
 
 _ZEROS = bytes(FILE_HEADER_BYTES)
+_SPARES_MAX = 2
+"""Old files kept to be written again; a checkpoint frees about as many as the next one needs."""
 
 
 class _Waiting(NamedTuple):
@@ -97,6 +104,7 @@ class Journal:
         self._bytes_in_flight = 0
         self._stats = JournalStats(0, 0, 0, 0.0, 0.0, 0, 0)
         self._thread: threading.Thread | None = None
+        self._spares = deque(spare_paths(file_system, directory))
         self._file, self._seed = self._create_file(end.file_number + 1, end)
         self._durable = Mark(end.file_number + 1, FILE_HEADER_BYTES, end.sequence, end.chain)
 
@@ -154,15 +162,30 @@ class Journal:
         return True
 
     def remove_before(self, file_number: int) -> None:
-        """Remove files below ``file_number``: their batches are contained in every directory."""
+        """Give up files below ``file_number``: their batches are contained in every directory."""
         assert file_number <= self._durable.file_number, "the file in use is kept"
+        new_spares: list[Path] = []
         removed = False
         for number in journal_numbers(self._file_system, self._directory):
-            if number < file_number:
-                self._file_system.remove(journal_path(self._directory, number))
-                removed = True
+            if number >= file_number:
+                break
+            path = journal_path(self._directory, number)
+            if len(self._spares) + len(new_spares) < _SPARES_MAX and self._is_full_size(path):
+                new_spares.append(spare_path(self._directory, number))
+                self._file_system.rename(path, new_spares[-1])
+            else:
+                self._file_system.remove(path)
+            removed = True
         if removed:
             self._file_system.sync_directory(self._directory)
+            self._spares.extend(new_spares)
+
+    def _is_full_size(self, path: Path) -> bool:
+        file = self._file_system.open(path)
+        try:
+            return file.size() == self._file_bytes
+        finally:
+            file.close()
 
     def close(self) -> None:
         """Commit what is queued, stop the thread, close the file. Closing twice is allowed."""
@@ -250,9 +273,13 @@ class Journal:
     def _create_file(self, number: int, end: Mark) -> tuple[File, int]:
         """A file that is complete and durable but for its batches, and the seed of its headers."""
         path = journal_path(self._directory, number)
-        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         header = JournalFileHeader(number, self._new_salt(), end.sequence + 1, end.chain)
-        file = self._file_system.create(temporary)
+        if self._spares:
+            temporary = self._spares.popleft()
+            file = self._file_system.open(temporary, writable=True)
+        else:
+            temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+            file = self._file_system.create(temporary)
         try:
             file.preallocate(self._file_bytes)
             file.pwritev([pack_file_header(header)], 0)

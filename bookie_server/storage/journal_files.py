@@ -2,19 +2,22 @@
 
 A file is named by its number, ``journal-0000000000000007.log``. It is made under a temporary
 name, preallocated, headed and synced before it gets its own, so a journal file without a valid
-header is damage.
+header is damage. A file that is no longer needed becomes a spare, named ``.free``,
+and is headed anew later: its blocks are on the disk and in the page cache already, so writing them
+again is several times cheaper, and a sync has no file metadata to write. Each header has a new
+salt, so what a spare held is no record of the file it becomes.
 
 Torn or rotten (``read_batches``): reading stops at the first place that holds no whole batch. That
 place is a torn tail, which nobody was promised, unless a later batch was ever begun; a later batch
 is only begun once the one before it is durable. Its traces are a record header with a higher
-sequence further on in the file, or a later file whose header names a higher first sequence. With
+sequence further on in the file, or a next file whose header names a higher first sequence. With
 such a trace the place is damage: CorruptionError, and nothing is cut.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +41,7 @@ from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 
 _NAME = re.compile(r"journal-(\d{16})\.log")
+_SPARE = re.compile(r"journal-\d{16}\.free")
 _SEARCH_BYTES = 1 * MIB
 
 
@@ -64,6 +68,16 @@ def journal_numbers(file_system: FileSystem, directory: Path) -> list[int]:
     """Numbers of the journal files that are there, ascending."""
     matches = map(_NAME.fullmatch, file_system.list(directory))
     return sorted(int(match.group(1)) for match in matches if match)
+
+
+def spare_path(directory: Path, number: int) -> Path:
+    """What the journal file of this number is called once it is a spare."""
+    return directory / f"journal-{number:016d}.free"
+
+
+def spare_paths(file_system: FileSystem, directory: Path) -> list[Path]:
+    """The spare files that are there."""
+    return [directory / name for name in file_system.list(directory) if _SPARE.fullmatch(name)]
 
 
 def remove_unfinished(file_system: FileSystem, directory: Path) -> None:
@@ -101,6 +115,7 @@ def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Itera
         )
     position = start
     for index, number in enumerate(numbers):
+        following = numbers[index + 1] if index + 1 < len(numbers) else None
         file = file_system.open(journal_path(directory, number))
         try:
             header = read_file_header(file, number)
@@ -115,7 +130,7 @@ def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Itera
             while (batch := _read_batch(file, header, position)) is not None:
                 yield batch
                 position = batch.end
-            _check_torn(file_system, directory, file, header, position, numbers[index + 1 :])
+            _check_torn(file_system, directory, file, header, position, following)
         finally:
             file.close()
 
@@ -162,9 +177,9 @@ def _check_torn(
     file: File,
     header: JournalFileHeader,
     end: Mark,
-    later_numbers: Sequence[int],
+    next_number: int | None,
 ) -> None:
-    """Raise CorruptionError if a batch behind ``end`` was ever durable."""
+    """Raise CorruptionError if a batch behind ``end`` was durable and is not in the next file."""
     torn_sequence = end.sequence + 1
     offset = end.offset
     while data := file.pread(_SEARCH_BYTES, offset):
@@ -172,16 +187,16 @@ def _check_torn(
         if found is not None:
             raise _damage(file.path, end, f"a later batch is at offset {offset + found}")
         offset += len(data)
-    for number in later_numbers:
-        later = file_system.open(journal_path(directory, number))
-        try:
-            later_header = read_file_header(later, number)
-        finally:
-            later.close()
-        if later_header.first_sequence > torn_sequence:
-            raise _damage(
-                file.path, end, f"{later.path.name} begins with batch {later_header.first_sequence}"
-            )
+    if next_number is None:
+        return
+    later = file_system.open(journal_path(directory, next_number))
+    try:
+        later_header = read_file_header(later, next_number)
+    finally:
+        later.close()
+    if later_header.first_sequence > torn_sequence:
+        trace = f"{later.path.name} begins with batch {later_header.first_sequence}"
+        raise _damage(file.path, end, trace)
 
 
 def _damage(path: Path, end: Mark, trace: str) -> CorruptionError:

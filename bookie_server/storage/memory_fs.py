@@ -1,0 +1,211 @@
+"""A file system in memory that can crash: what was not synced is lost, wholly or in part.
+
+It keeps, beside what programs see, what would survive a power cut. ``crash_clone`` is the machine
+after one: without a seed everything unsynced is gone; with a seed a lottery decides, 512-byte block
+by block, and keeps for each directory a random number of the first of its unsynced changes.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bookie_server.storage.vfs import File, Lock
+
+CRASH_BLOCK_BYTES: Final = 512
+"""The unit that a disk writes wholly or not at all."""
+
+
+class _Inode:
+    """Bytes as programs see them and as the disk holds them."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.durable = bytes(data)
+
+    def after_crash(self, lottery: random.Random | None) -> _Inode:
+        if lottery is None or self.data == self.durable:
+            return _Inode(self.durable)
+        size = lottery.choice((len(self.data), len(self.durable)))
+        mixed = bytearray(self.durable[:size].ljust(size, b"\0"))
+        for start in range(0, size, CRASH_BLOCK_BYTES):
+            end = min(start + CRASH_BLOCK_BYTES, size)
+            block = bytes(self.data[start:end]).ljust(end - start, b"\0")
+            if block != mixed[start:end] and lottery.random() < 0.5:
+                mixed[start:end] = block
+        return _Inode(bytes(mixed))
+
+
+class _Change:
+    """A change of a directory that is not durable yet: names to inodes, None to remove."""
+
+    def __init__(self, names: dict[str, _Inode | None]) -> None:
+        self.names = names
+
+    def apply(self, entries: dict[str, _Inode]) -> None:
+        for name, inode in self.names.items():
+            if inode is None:
+                entries.pop(name, None)
+            else:
+                entries[name] = inode
+
+
+class _Directory:
+    """Names as programs see them, as the disk holds them, and the changes between."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Inode] = {}
+        self.durable: dict[str, _Inode] = {}
+        self.unsynced: list[_Change] = []
+
+    def change(self, names: dict[str, _Inode | None]) -> None:
+        change = _Change(names)
+        change.apply(self.entries)
+        self.unsynced.append(change)
+
+    def sync(self) -> None:
+        self.durable = dict(self.entries)
+        self.unsynced.clear()
+
+    def after_crash(self, lottery: random.Random | None) -> dict[str, _Inode]:
+        entries = dict(self.durable)
+        kept = lottery.randint(0, len(self.unsynced)) if lottery else 0
+        for change in self.unsynced[:kept]:
+            change.apply(entries)
+        return entries
+
+
+class MemoryFile:
+    """See ``vfs.File``."""
+
+    def __init__(self, path: Path, inode: _Inode) -> None:
+        self._path = path
+        self._inode = inode
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        data = self._inode.data
+        content = b"".join(buffers)
+        if len(data) < offset:
+            data.extend(bytes(offset - len(data)))
+        data[offset : offset + len(content)] = content
+
+    def pread(self, length: int, offset: int) -> bytes:
+        assert offset >= 0
+        return bytes(self._inode.data[offset : offset + length])
+
+    def fdatasync(self) -> None:
+        self._inode.durable = bytes(self._inode.data)
+
+    def truncate(self, size: int) -> None:
+        data = self._inode.data
+        del data[size:]
+        data.extend(bytes(size - len(data)))
+
+    def preallocate(self, size: int) -> None:
+        data = self._inode.data
+        data.extend(bytes(max(0, size - len(data))))
+
+    def size(self) -> int:
+        return len(self._inode.data)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _MemoryLock:
+    def __init__(self, held: set[Path], path: Path) -> None:
+        self._held = held
+        self._path = path
+
+    def release(self) -> None:
+        self._held.discard(self._path)
+
+
+class MemoryFileSystem:
+    """See ``vfs.FileSystem``. Directories are durable at once: they are made at format time."""
+
+    def __init__(self) -> None:
+        self._directories: dict[Path, _Directory] = {}
+        self._locks: set[Path] = set()
+
+    def create(self, path: Path) -> File:
+        directory = self._directory(path.parent)
+        if path.name in directory.entries:
+            raise FileExistsError(errno.EEXIST, "file exists", str(path))
+        inode = _Inode()
+        directory.change({path.name: inode})
+        return MemoryFile(path, inode)
+
+    def open(self, path: Path, *, writable: bool = False) -> File:
+        return MemoryFile(path, self._inode(path))
+
+    def rename(self, source: Path, target: Path) -> None:
+        assert source.parent == target.parent, "renames stay in their directory"
+        inode = self._inode(source)
+        self._directory(source.parent).change({source.name: None, target.name: inode})
+
+    def remove(self, path: Path) -> None:
+        self._inode(path)
+        self._directory(path.parent).change({path.name: None})
+
+    def list(self, directory: Path) -> Sequence[str]:
+        below = {path.name for path in self._directories if path.parent == directory != path}
+        return sorted(self._directory(directory).entries.keys() | below)
+
+    def exists(self, path: Path) -> bool:
+        parent = self._directories.get(path.parent)
+        return path in self._directories or (parent is not None and path.name in parent.entries)
+
+    def mkdir(self, path: Path) -> None:
+        for directory in (*reversed(path.parents), path):
+            self._directories.setdefault(directory, _Directory())
+
+    def sync_directory(self, path: Path) -> None:
+        self._directory(path).sync()
+
+    def lock(self, path: Path) -> Lock:
+        self._directory(path.parent)
+        if path in self._locks:
+            raise BlockingIOError(errno.EWOULDBLOCK, "lock is held", str(path))
+        self._locks.add(path)
+        return _MemoryLock(self._locks, path)
+
+    def crash_clone(self, seed: int | None) -> MemoryFileSystem:
+        """What is on the disk after a power cut now; the file system itself stays as it is."""
+        lottery = None if seed is None else random.Random(seed)  # noqa: S311
+        clone = MemoryFileSystem()
+        survivors: dict[int, _Inode] = {}
+        for path, directory in sorted(self._directories.items()):
+            copied = clone._directories[path] = _Directory()
+            for name, inode in sorted(directory.after_crash(lottery).items()):
+                if id(inode) not in survivors:
+                    survivors[id(inode)] = inode.after_crash(lottery)
+                copied.entries[name] = survivors[id(inode)]
+            copied.sync()
+        return clone
+
+    def damage(self, path: Path, offset: int, content: bytes) -> None:
+        """Overwrite stored bytes, as a failing disk does."""
+        inode = self._inode(path)
+        assert offset + len(content) <= len(inode.data), "damage is inside the file"
+        inode.data[offset : offset + len(content)] = content
+        inode.durable = bytes(inode.data)
+
+    def _directory(self, path: Path) -> _Directory:
+        try:
+            return self._directories[path]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path)) from None
+
+    def _inode(self, path: Path) -> _Inode:
+        inode = self._directory(path.parent).entries.get(path.name)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        return inode

@@ -1,0 +1,181 @@
+"""A bookie without threads over any file system, and runs to feed it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bookie_server.bookie import Bookie
+from bookie_server.storage.config import StorageConfig
+from bookie_server.storage.cookie import format_directories
+from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.memory_index import MemoryIndex
+from bookie_server.storage.vfs import FileSystem
+from spark_ledger.limits import KIB
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
+
+ROOT = Path("/bookie")
+JOURNAL = ROOT / "journal"
+LEDGERS = (ROOT / "ledgers-0", ROOT / "ledgers-1")
+BOOKIE_ID = BookieId("bookie-under-test")
+
+Answer = tuple[BookieStatus, str]
+
+
+def small_config(**changes: object) -> StorageConfig:
+    """Sizes so small that rolls and flushes happen all the time."""
+    settings: dict[str, object] = {
+        "journal_file_bytes": 64 * KIB,
+        "journal_batch_bytes_max": 16 * KIB,
+        "write_cache_bytes": 64 * KIB,
+        "entry_log_bytes": 16 * KIB,
+        "block_cache_bytes": 4 * KIB,
+    }
+    settings.update(changes)
+    return StorageConfig(JOURNAL, LEDGERS, BOOKIE_ID, **settings)  # type: ignore[arg-type]
+
+
+def formatted() -> MemoryFileSystem:
+    """A file system with the directories of a new bookie."""
+    files = MemoryFileSystem()
+    format_directories(files, JOURNAL, LEDGERS, cluster_id="test", bookie_id=BOOKIE_ID)
+    return files
+
+
+def frame(ledger_id: int, entry_id: int, size: int = 40) -> bytes:
+    """The one frame this entry has everywhere in these tests."""
+    text = b"<%d/%d>" % (ledger_id, entry_id)
+    return (text * (size // len(text) + 1))[:size]
+
+
+def make_run(ledger_id: int, ids: Sequence[int], size: int = 40) -> EntryRun:
+    """A run of these entries, ascending."""
+    frames = b"".join(frame(ledger_id, entry_id, size) for entry_id in ids)
+    consecutive = ids[-1] - ids[0] == len(ids) - 1
+    return EntryRun(
+        LedgerId(ledger_id),
+        EntryId(ids[0]),
+        None if consecutive else list(ids),
+        [size] * len(ids),
+        frames,
+    )
+
+
+class Machine:
+    """A bookie whose posts wait in a queue until ``settle`` runs them."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        config: StorageConfig | None = None,
+        open_index: Callable[[Path], MemoryIndex] | None = None,
+    ) -> None:
+        self.posted: deque[Callable[[], None]] = deque()
+        self.fatal: list[str] = []
+        self.bookie = Bookie.open(
+            config or small_config(),
+            post=self.posted.append,
+            on_fatal=self.fatal.append,
+            file_system=files,
+            open_index=open_index or (lambda path: MemoryIndex(files, path)),
+            threads=False,
+        )
+
+    def settle(self) -> None:
+        """Commit and complete everything that is queued."""
+        while self.bookie.commit_pending() or self.posted:
+            while self.posted:
+                self.posted.popleft()()
+
+    def start_add(
+        self,
+        ledger_id: int,
+        ids: Sequence[int],
+        *,
+        key: bytes = b"",
+        recovery: bool = False,
+        lac: int = -1,
+        size: int = 40,
+    ) -> list[Answer]:
+        """Send an add; the list gets its answer."""
+        answers: list[Answer] = []
+        self.bookie.add(
+            make_run(ledger_id, ids, size),
+            access_key=key,
+            recovery=recovery,
+            last_add_confirmed=EntryId(lac),
+            done=lambda status, message: answers.append((status, message)),
+        )
+        return answers
+
+    def add(
+        self,
+        ledger_id: int,
+        ids: Sequence[int],
+        *,
+        key: bytes = b"",
+        recovery: bool = False,
+        lac: int = -1,
+        size: int = 40,
+    ) -> BookieStatus:
+        """Add and wait."""
+        answers = self.start_add(ledger_id, ids, key=key, recovery=recovery, lac=lac, size=size)
+        self.settle()
+        (answer,) = answers
+        return answer[0]
+
+    def start_fence(self, ledger_id: int, *, key: bytes = b"") -> list[Answer]:
+        """Send a fence; the list gets its answer."""
+        answers: list[Answer] = []
+        self.bookie.fence(
+            LedgerId(ledger_id),
+            access_key=key,
+            done=lambda status, message: answers.append((status, message)),
+        )
+        return answers
+
+    def fence(self, ledger_id: int, *, key: bytes = b"") -> BookieStatus:
+        """Fence and wait."""
+        answers = self.start_fence(ledger_id, key=key)
+        self.settle()
+        (answer,) = answers
+        return answer[0]
+
+    def flush(self) -> None:
+        """One checkpoint, and what waited for it."""
+        self.bookie.flush()
+        self.settle()
+
+    def held(self, ledger_id: int) -> dict[int, bytes]:
+        """All entries of a ledger with their frames, by list and read."""
+        found: dict[int, bytes] = {}
+        for first, last in self.bookie.list_entries(LedgerId(ledger_id)) or []:
+            outcome = self.bookie.read(
+                LedgerId(ledger_id), first, last, stride=1, max_bytes=1 << 30
+            )
+            assert outcome.status is BookieStatus.OK, outcome
+            for run in outcome.runs:
+                found.update((entry_id, bytes(part)) for entry_id, part in run.split())
+        return found
+
+    def lac(self, ledger_id: int) -> int:
+        """Last add confirmed."""
+        end = self.bookie.end_of_ledger(LedgerId(ledger_id), access_key=b"")
+        return end.last_add_confirmed if end.status is BookieStatus.OK else NO_ENTRY
+
+    def is_fenced(self, ledger_id: int) -> bool:
+        """Whether the ledger is fenced."""
+        return self.bookie.end_of_ledger(LedgerId(ledger_id), access_key=b"").fenced
+
+    def close(self) -> None:
+        """Close in order."""
+        self.bookie.close()
+        while self.posted:
+            self.posted.popleft()()
+
+
+def expected(ledger_id: int, ids: Sequence[int], size: int = 40) -> dict[int, bytes]:
+    """What ``held`` returns for these entries."""
+    return {entry_id: frame(ledger_id, entry_id, size) for entry_id in ids}
