@@ -29,8 +29,9 @@ from spark_ledger.stream.codec import SegmentListPointer
 from spark_ledger.stream.commit_log import CommitLog
 from spark_ledger.stream.commits import AlreadyApplied, Apply, Proposal, decide
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags
-from spark_ledger.stream.model import Commit, Segment, SinkRecord, StreamConfig
+from spark_ledger.stream.model import Commit, Segment, SinkRecord
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.schema_book import SchemaBook
 from spark_ledger.types import Versioned
 
 SEGMENT_LIST_NODE_BYTES_MAX = 200 * KIB
@@ -51,6 +52,7 @@ class Committer:
         ledgers: Ledgers,
         nodes: StreamNodes,
         log: CommitLog,
+        schemas: SchemaBook,
         *,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         rng: random.Random | None = None,
@@ -58,17 +60,17 @@ class Committer:
         self._ledgers = ledgers
         self._nodes = nodes
         self._log = log
+        self._schemas = schemas
         self._clock_ms = clock_ms
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
 
-    async def commit(self, proposal: Proposal, config: Versioned[StreamConfig]) -> Commit:
+    async def commit(self, proposal: Proposal) -> Commit:
         """Apply a proposal, or find that it was applied before (``Commit.applied`` is false).
 
-        ``config`` is the configuration as the caller knows it; it is read again when it is stale.
         Raises ``ConflictError`` (an older transaction of the sink), ``NoSuchStreamError``,
         ``OutcomeUnknownError`` (repeat the same pair to find out), ``RetryableError``.
         """
-        attempt = _Attempt(self, proposal, config)
+        attempt = _Attempt(self, proposal)
         try:
             return await attempt.run()
         except MetadataUnavailableError as error:
@@ -87,13 +89,11 @@ class Committer:
 class _Attempt:
     """One proposal on its way to a decision."""
 
-    def __init__(
-        self, owner: Committer, proposal: Proposal, config: Versioned[StreamConfig]
-    ) -> None:
+    def __init__(self, owner: Committer, proposal: Proposal) -> None:
         self._owner = owner
         self._nodes = owner._nodes
         self._proposal = proposal
-        self._config = config
+        self._schemas = owner._schemas
         self._unknown: Commit | None = None
         self._list: SegmentListPointer | None = None
 
@@ -126,7 +126,7 @@ class _Attempt:
         """Read, decide, perform. None: lost a race, or the outcome is to be looked up."""
         proposal, nodes = self._proposal, self._nodes
         head, sink = await asyncio.gather(nodes.head(), self._sink())
-        if head.value.stream_id != self._config.value.stream_id:
+        if head.value.stream_id != self._schemas.config.stream_id:
             raise nodes.no_such_stream()
         mine = await self._applied_unknown(head.value.next_commit)
         if mine is not None:
@@ -150,7 +150,7 @@ class _Attempt:
     ) -> Commit | None:
         nodes, commit = self._nodes, decision.commit
         operations: list[Operation] = [
-            Check(nodes.config_path, self._config.version),
+            Check(nodes.config_path, self._schemas.versioned.version),
             Put(nodes.head_path, codec.encode_head(decision.head), head_version),
             Create(nodes.commit_path(commit.number), codec.encode_commit(commit, self._list)),
         ]
@@ -163,10 +163,10 @@ class _Attempt:
             self._unknown = commit
             return None
         except ConflictError:
-            await self._refresh_config()
+            await self._schemas.refresh()
             return None
         except NotFoundError:
-            await self._refresh_config()
+            await self._schemas.refresh()
             await self._make_bucket(commit.number)
             return None
         self._unknown = None
@@ -197,12 +197,6 @@ class _Attempt:
         )
         return stored if is_ours else None
 
-    async def _refresh_config(self) -> None:
-        config = await self._nodes.config()
-        if config.value.deleted or config.value.stream_id != self._config.value.stream_id:
-            raise self._nodes.no_such_stream()
-        self._config = config
-
     async def _make_bucket(self, number: int) -> None:
         path = self._nodes.bucket_path(number)
         try:
@@ -215,7 +209,7 @@ class _Attempt:
             raise self._nodes.no_such_stream() from error
 
     def _check_schemas(self) -> None:
-        newest = self._config.value.schema_version
+        newest = self._schemas.config.schema_version
         for segment in self._proposal.segments:
             assert segment.schema_version <= newest, "segments are of a version the stream has"
 
@@ -236,7 +230,7 @@ class _Attempt:
         data = codec.encode_segment_list(segments)
         if len(data) <= SEGMENT_LIST_NODE_BYTES_MAX:
             return
-        config = self._config.value
+        config = self._schemas.config
         writer = await self._owner._ledgers.create_ledger(
             ensemble_size=config.quorums.ensemble_size,
             write_quorum=config.quorums.write_quorum,

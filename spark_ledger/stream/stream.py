@@ -54,7 +54,7 @@ class Stream:
         self._nodes = nodes
         self._schemas = SchemaBook(nodes, config)
         self._log = CommitLog(ledgers, nodes)
-        self._committer = Committer(ledgers, nodes, self._log)
+        self._committer = Committer(ledgers, nodes, self._log, self._schemas)
         self._watch = HeadWatch(nodes, config.value.stream_id)
         self._reader = RangeReader(ledgers, nodes, self._schemas)
         self._append_lock = asyncio.Lock()
@@ -190,7 +190,7 @@ class Stream:
             overwrites=overwrite,
             is_remembered=sink_id is not None,
         )
-        commit = await self._committer.commit(proposal, self._schemas.versioned)
+        commit = await self._committer.commit(proposal)
         self._watch.invalidate()  # so that a writer sees its own commit at once
         return commit
 

@@ -1,0 +1,190 @@
+"""Looking commits up: right for every segment and time, with few reads and no listing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from spark_ledger.errors import (
+    ConfigurationError,
+    CorruptionError,
+    DataLossError,
+    NoSuchStreamError,
+    NotFoundError,
+)
+from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.stream import commit_log
+from spark_ledger.stream.model import Commit
+from spark_ledger.stream.stream import Stream
+from spark_ledger.stream.streams import Streams
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 1000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+async def build(ledgers: FakeLedgers, shape: list[tuple[int, int]]) -> tuple[Stream, list[Commit]]:
+    """A stream with a commit of so many segments, so many ms after the one before."""
+    stream = await Streams(ledgers).create("s", SCHEMA)
+    clock = Clock()
+    stream._committer._clock_ms = clock
+    commits = []
+    for segments, later_ms in shape:
+        clock.now_ms += later_ms
+        commits.append(await stream.commit_segments([loose(2)] * segments))
+    return stream, commits
+
+
+async def fresh(ledgers: FakeLedgers) -> tuple[Stream, Faults]:
+    faults = Faults([])
+    stream = await another(ledgers, faults)[1].open("s")
+    return stream, faults
+
+
+def test_commits_are_found_by_segment_and_by_time() -> None:
+    async def scenario() -> None:
+        seed = random.randrange(1 << 30)
+        rng = random.Random(seed)
+        ledgers = FakeLedgers()
+        shape = [(rng.choice([0, 0, 1, 1, 1, 5]), rng.choice([0, 0, 1, 50])) for _ in range(60)]
+        _, commits = await build(ledgers, shape)
+        total = commits[-1].end_segment
+        for segment in range(total):
+            stream, _ = await fresh(ledgers)
+            found = await stream.commit_at(segment)
+            assert found.first_segment <= segment < found.end_segment, f"seed {seed}"
+        for time_ms in range(990, commits[-1].time_ms + 3):
+            stream, _ = await fresh(ledgers)
+            expected = next((c for c in commits if c.time_ms >= time_ms), None)
+            assert await stream.first_commit_since(time_ms) == expected, f"seed {seed}"
+            position = await stream.position_at_timestamp(time_ms)
+            assert position.segment == (expected.first_segment if expected else total)
+
+    run(scenario())
+
+
+def test_ranges_of_segments_bring_exactly_their_commits() -> None:
+    async def scenario() -> None:
+        seed = random.randrange(1 << 30)
+        rng = random.Random(seed)
+        ledgers = FakeLedgers()
+        _, commits = await build(ledgers, [(rng.choice([0, 1, 3]), 1) for _ in range(50)])
+        total = commits[-1].end_segment
+        for _ in range(60):
+            first, end = sorted((rng.randint(0, total), rng.randint(0, total)))
+            stream, _ = await fresh(ledgers)
+            expected = [
+                c for c in commits if c.segments and c.first_segment < end and c.end_segment > first
+            ]
+            assert await stream.commits_between(first, end) == (expected if first < end else [])
+            if first == end:
+                continue
+            limit = rng.randint(1, 40)
+            limited = await stream.commits_between(first, end, max_rows=limit)
+            assert limited == expected[: len(limited)], f"seed {seed}"
+            rows = [c.rows for c in limited]
+            assert sum(rows[:-1]) < limit, f"seed {seed}"
+            assert sum(rows) >= limit or limited == expected, f"seed {seed}"
+            sizes = await stream.commits_between(first, end, max_bytes=20 * limit)
+            assert sizes == expected[: len(sizes)], f"seed {seed}"
+
+    run(scenario())
+
+
+def test_even_streams_take_few_reads_and_never_a_listing() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await build(ledgers, [(3, 10)] * 2000)
+        stream, faults = await fresh(ledgers)
+        before = faults.count("get")
+        await stream.commit_at(3456)
+        assert faults.count("get") - before <= 6
+        before = faults.count("get")
+        await stream.commits_between(3000, 6000, max_rows=50)
+        assert faults.count("get") - before <= 40, "a far-behind reader takes what it needs"
+        assert faults.count("children") == 0
+
+    run(scenario())
+
+
+def test_uneven_streams_take_at_most_twice_a_binary_search() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await build(ledgers, [(1, 1)] * 1000 + [(200, 0)] * 3)
+        for segment in (999, 1000, 1100, 1599, 500):
+            stream, faults = await fresh(ledgers)
+            await stream.commit_at(segment)
+            assert faults.count("get") <= 2 * 10 + 5
+
+    run(scenario())
+
+
+def test_what_was_read_once_is_not_read_again() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await build(ledgers, [(1, 1)] * 300)
+        stream, faults = await fresh(ledgers)
+        commits = await stream.commits_between(0, 300)
+        assert len(commits) == 300
+        before = faults.count("get")
+        assert await stream.commits_between(0, 300) == commits
+        assert faults.count("get") - before == 1, "only the head"
+
+    run(scenario())
+
+
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(commit_log, "CACHE_WEIGHT_MAX", 20 * 17)
+        ledgers = FakeLedgers()
+        await build(ledgers, [(1, 1)] * 100)
+        stream, _ = await fresh(ledgers)
+        assert len(await stream.commits(0, 100)) == 100
+        assert 1 < len(stream._log._cache) <= 20
+        assert (await stream.commit(3)).number == 3
+
+    run(scenario())
+
+
+def test_what_is_missing_is_explained() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream, _ = await build(ledgers, [(1, 1)] * 5)
+        with pytest.raises(NotFoundError, match="not made yet"):
+            await stream.commit(5)
+        await stream.append([], overwrite=True)
+        other, _ = await fresh(ledgers)
+        with pytest.raises(DataLossError, match="truncated"):
+            await other.commit_at(2)
+        store = ledgers.store
+        assert isinstance(store, MemoryMetadataStore)
+        await store.delete("streams/s/commits/0000000/0000000002")
+        with pytest.raises(DataLossError, match="truncated"):
+            await other.commit(2)
+        await stream.commit_segments([loose()])
+        await store.delete("streams/s/commits/0000000/0000000006")
+        with pytest.raises(CorruptionError, match="is missing"):
+            await other.commit(6)
+        await Streams(ledgers).delete("s")
+        with pytest.raises(NoSuchStreamError):
+            await other.commit(6)
+
+    run(scenario())
+
+
+def test_a_segment_behind_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr("spark_ledger.stream.stream.STALE_READ_DELAY_S", 0.001)
+        ledgers = FakeLedgers()
+        stream, _ = await build(ledgers, [(1, 1)] * 2)
+        with pytest.raises(ConfigurationError, match="behind the end"):
+            await stream.commit_at(2)
+
+    run(scenario())

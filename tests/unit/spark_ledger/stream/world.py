@@ -1,0 +1,80 @@
+"""A stream over fake ledgers and the metadata store in memory, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from spark_ledger.metadata.memory import Fault, Interpose, Outcome
+from spark_ledger.stream.model import UNPLACED, Segment
+from spark_ledger.stream.streams import Streams
+from spark_ledger.types import EntryId, LedgerId
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+
+T = TypeVar("T")
+SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("text", pa.string())])
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    async def with_deadline() -> T:
+        async with asyncio.timeout(60):
+            return await work
+
+    return asyncio.run(with_deadline())
+
+
+def table(first: int, count: int = 1) -> pa.Table:
+    numbers = range(first, first + count)
+    return pa.table(
+        {"n": pa.array(numbers, pa.int64()), "text": [f"row {n}" for n in numbers]}, schema=SCHEMA
+    )
+
+
+def loose(*entry_rows: int, ledger_id: int = 9, first_entry: int = 0) -> Segment:
+    """A finished segment that no commit has placed."""
+    counts = entry_rows or (1,)
+    return Segment(
+        number=UNPLACED,
+        ledger_id=LedgerId(ledger_id),
+        first_entry=EntryId(first_entry),
+        last_entry=EntryId(first_entry + len(counts) - 1),
+        rows=sum(counts),
+        size_bytes=10 * sum(counts),
+        schema_version=0,
+        entry_rows=tuple(counts),
+    )
+
+
+async def numbers(batches: Any) -> list[int]:
+    """The values of the column ``n`` of an async iterator of batches."""
+    return [n async for batch in batches for n in batch.column("n").to_pylist()]
+
+
+def another(
+    ledgers: FakeLedgers, interpose: Interpose | None = None
+) -> tuple[FakeLedgers, Streams]:
+    """Another process: its own metadata session, the same ledgers."""
+    other = FakeLedgers(ledgers.store.tree.open_session(interpose=interpose))
+    other.ledgers, other.writers = ledgers.ledgers, ledgers.writers
+    return other, Streams(other)
+
+
+class Faults:
+    """An ``interpose`` that makes the n-th transactions (counted from 1) go wrong as listed."""
+
+    def __init__(self, outcomes: Sequence[Outcome], name: str = "transaction") -> None:
+        self.outcomes = list(outcomes)
+        self.name = name
+        self.calls: list[tuple[str, str]] = []
+
+    def __call__(self, name: str, path: str) -> Fault:
+        self.calls.append((name, path))
+        if name == self.name and self.outcomes:
+            return Fault(self.outcomes.pop(0))
+        return Fault()
+
+    def count(self, name: str) -> int:
+        return sum(1 for called, _ in self.calls if called == name)
