@@ -24,7 +24,7 @@ from typing import Any
 from kazoo import exceptions as kz
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import make_digest_acl
 
 from spark_ledger.errors import (
@@ -47,6 +47,9 @@ from spark_ledger.types import Versioned
 REQUESTS_IN_FLIGHT_MAX = 256
 """Requests of one ``delete_tree`` sent ahead of their answers."""
 
+RESTART_DELAY_S = 0.5
+"""Pause before kazoo is started anew after its thread has died."""
+
 _LOST = (
     kz.ConnectionLoss,
     kz.SessionExpiredError,
@@ -56,7 +59,16 @@ _LOST = (
     KazooTimeoutError,
     TimeoutError,
 )
+_CONNECTION_RETRY = {
+    "max_tries": -1,
+    "delay": 0.05,
+    "backoff": 2,
+    "max_delay": 0.5,
+    "max_jitter": 0.2,
+}
 _UNDECIDED = object()
+
+logger = logging.getLogger(__name__)
 
 # kazoo reports every reconnect attempt; the errors raised here say it once.
 _kazoo_logger = logging.getLogger(f"{__name__}.kazoo")
@@ -84,25 +96,10 @@ class ZooKeeperStore:
         self._closed = False
         self._lost: list[Subscription] = []
         self._pending: set[asyncio.Future[Any]] = set()
-        secret = f"{address.user}:{address.password}"
-        self._client = KazooClient(
-            hosts=address.hosts,
-            timeout=session_timeout_s,
-            logger=_kazoo_logger,
-            auth_data=[("digest", secret)] if address.user else None,
-            default_acl=[make_digest_acl(address.user, address.password, all=True)]
-            if address.user
-            else None,
-            connection_retry={
-                "max_tries": -1,
-                "delay": 0.05,
-                "backoff": 2,
-                "max_delay": 0.5,
-                "max_jitter": 0.2,
-            },
-        )
-        self._watches = WatchTable(self._client, self._absolute)
-        self._client.add_listener(self._on_state_in_kazoo_thread)
+        self._restart: asyncio.Task[None] | None = None
+        self._session_timeout_s = session_timeout_s
+        self._client = self._new_client()
+        self._watches = WatchTable(lambda: self._client, self._absolute)
 
     @classmethod
     async def connect(
@@ -283,14 +280,9 @@ class ZooKeeperStore:
         for answer in self._pending:
             if not answer.done():
                 answer.set_exception(kz.ConnectionClosedError("closed by this client"))
-        await asyncio.shield(asyncio.to_thread(self._stop))
-
-    def _stop(self) -> None:
-        """Blocks until the server has taken the end of the session, or is given up."""
-        with contextlib.suppress(kz.KazooException, OSError):
-            self._client.stop()
-        with contextlib.suppress(kz.KazooException, OSError):
-            self._client.close()
+        if self._restart is not None:
+            await asyncio.wait([self._restart])
+        await asyncio.shield(asyncio.to_thread(_end, self._client))
 
     def _absolute(self, path: str) -> str:
         return f"{self.address.root}/{path}"
@@ -300,16 +292,33 @@ class ZooKeeperStore:
 
     # -- connection state --------------------------------------------------------------------------
 
-    def _on_state_in_kazoo_thread(self, state: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(self._on_state, state)
+    def _new_client(self) -> KazooClient:
+        user, password = self.address.user, self.address.password
+        client = KazooClient(
+            hosts=self.address.hosts,
+            timeout=self._session_timeout_s,
+            logger=_kazoo_logger,
+            auth_data=[("digest", f"{user}:{password}")] if user else None,
+            default_acl=[make_digest_acl(user, password, all=True)] if user else None,
+            connection_retry=_CONNECTION_RETRY,
+        )
 
-    def _on_state(self, state: str) -> None:
-        if self._closed:
+        def listen(state: str) -> None:  # in kazoo's thread
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(self._on_state, client, state)
+
+        client.add_listener(listen)
+        return client
+
+    def _on_state(self, client: KazooClient, state: str) -> None:
+        if self._closed or client is not self._client:
             return
         if state != KazooState.CONNECTED:
             self._connected.clear()
             self._session_lost = self._session_lost or state == KazooState.LOST
+            if self._client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
+                # kazoo's thread has ended by itself: an error of its own must not leave us deaf.
+                self._restart = self._loop.create_task(self._start_again())
             return
         self._connected.set()
         self._watches.on_reconnect()
@@ -317,6 +326,14 @@ class ZooKeeperStore:
             self._session_lost = False
             for subscription in list(self._lost):
                 subscription.notify()
+
+    async def _start_again(self) -> None:
+        logger.error("the connection to ZooKeeper ended by an internal error; starting a new one")
+        await asyncio.sleep(RESTART_DELAY_S)
+        if not self._closed:
+            old, self._client = self._client, self._new_client()
+            self._client.start_async()
+            await asyncio.to_thread(_end, old)
 
     async def _wait_connected(self, deadline: float) -> bool:
         """Wait for a connection; False if none stands by the deadline."""
@@ -439,6 +456,13 @@ class ZooKeeperStore:
             f"metadata {action} of {path!r}: no ZooKeeper answered at {self.address.hosts} "
             f"within {self._operation_timeout_s:g} s; nothing was changed"
         )
+
+
+def _end(client: KazooClient) -> None:
+    """Blocks until the server has taken the end of the session, or is given up."""
+    for step in (client.stop, client.close):
+        with contextlib.suppress(kz.KazooException, OSError):
+            step()
 
 
 def _unknown(action: str, path: str, why: str) -> OutcomeUnknownError:

@@ -51,9 +51,9 @@ class _PathWatch:
 
 
 class WatchTable:
-    """All watches of one client. ``absolute`` maps a path to the server's."""
+    """All watches of one store. ``client`` gives its present client, ``absolute`` a server path."""
 
-    def __init__(self, client: KazooClient, absolute: Callable[[str], str]) -> None:
+    def __init__(self, client: Callable[[], KazooClient], absolute: Callable[[str], str]) -> None:
         self._client = client
         self._absolute = absolute
         self._loop = asyncio.get_running_loop()
@@ -98,10 +98,11 @@ class WatchTable:
 
     def _arm(self, watch: _PathWatch, *, data: bool) -> None:
         """Send for the server's watches. Off line, the reconnect does it."""
-        if not self._client.connected:
+        client = self._client()
+        if not client.connected:
             return
         path = self._absolute(watch.path)
         if data:
-            self._client.exists_async(path, watch=watch.on_data_event).rawlink(watch.on_armed)
-        children = self._client.get_children_async(path, watch=watch.on_children_event)
+            client.exists_async(path, watch=watch.on_data_event).rawlink(watch.on_armed)
+        children = client.get_children_async(path, watch=watch.on_children_event)
         children.rawlink(watch.on_armed)

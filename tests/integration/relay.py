@@ -1,0 +1,109 @@
+"""A TCP relay that loses requests or replies on order. Runs on the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from enum import Enum
+
+
+class Lose(Enum):
+    NOTHING = "nothing"
+    REQUEST = "request"  # the next bytes from a client are dropped with their connection
+    REPLY = "reply"  # they reach the server, whose answer is dropped with the connection
+    SILENCE = "silence"  # nothing passes any more, and connections stay
+
+
+class Relay:
+    """Listens on a free loopback port and forwards to another."""
+
+    REPLY_WAIT_S = 0.1
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._lose = Lose.NOTHING
+        self._open = asyncio.Event()
+        self._open.set()
+        self.cut = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def lose_next(self, what: Lose, *, then_closed: bool = False) -> None:
+        """Lose the next message. ``then_closed``: take no new connections until ``open``."""
+        self._lose = what
+        self.cut.clear()
+        if then_closed:
+            self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def pass_all(self) -> None:
+        """End the loss, and the connections that have lost something."""
+        self._lose = Lose.NOTHING
+        for task in self._tasks:
+            task.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._open.wait()
+            await self._serve(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # cut, by one end or by the test
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        tasks = [
+            asyncio.create_task(self._requests(reader, up_writer)),
+            asyncio.create_task(self._replies(up_reader, writer)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            up_writer.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, up: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            match self._lose:
+                case Lose.REQUEST:
+                    self._lose = Lose.NOTHING
+                    self.cut.set()
+                    return
+                case Lose.REPLY:
+                    up.write(data)
+                    await up.drain()
+                    await asyncio.sleep(self.REPLY_WAIT_S)  # the server has done it by then
+                    self._lose = Lose.NOTHING
+                    self.cut.set()
+                    return
+                case Lose.SILENCE:
+                    self.cut.set()
+                case Lose.NOTHING:
+                    up.write(data)
+
+    async def _replies(self, up: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await up.read(65536):
+                if self._lose not in (Lose.REPLY, Lose.SILENCE):
+                    writer.write(data)
