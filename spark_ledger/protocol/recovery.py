@@ -192,17 +192,12 @@ class RecoveryMachine:
         if self.phase is not Phase.READING:
             return []
         tail = self._tails[event.lane]
-        if event.last_entry < tail.next_entry:
+        tail.brought(event.slot)
+        if event.last_entry < tail.next_entry or self._end is not None:
             return []
-        first, last = tail.next_entry, int(event.last_entry)
-        if self._end is not None:
-            last = min(last, self._end)
-        if last < first:
-            return []
-        tail.found(EntryId(last))
-        commands: list[Command] = [
-            DeliverEntries(event.slot, event.lane, EntryId(first), EntryId(last))
-        ]
+        first = EntryId(tail.next_entry)
+        tail.found(event.last_entry)
+        commands: list[Command] = [DeliverEntries(event.slot, event.lane, first, event.last_entry)]
         # Replicas that said "no" to an earlier entry are asked about the new next one.
         commands += [self._read(event.lane, slot) for slot in tail.idle_slots()]
         return commands + self._write_back(now) + self._find_end(now)
@@ -216,28 +211,21 @@ class RecoveryMachine:
                     f"ledger {self.metadata.ledger_id}: a bookie refuses the password"
                 )
             )
-        tail = self._tails[event.lane]
-        if tail.ended(event):
+        if self._tails[event.lane].ended(event) and self._end is None:
             return [self._read(event.lane, event.slot)]
-        if not tail.is_settled(self.metadata) and not tail.is_waiting:
-            return self._failed(
-                RecoveryError(
-                    f"ledger {self.metadata.ledger_id} ({self.metadata.quorums}): too few bookies "
-                    f"tell whether entry {tail.next_entry} was written ({tail.told()}). "
-                    "Start them and open the ledger again"
-                )
-            )
         return self._find_end(now)
 
     def _find_end(self, now: float) -> list[Command]:
-        """The ledger ends before the first entry that was not written, in whichever lane."""
+        """The ledger ends before the first entry that was not written, in whichever lane.
+
+        So the lane that has come least far decides, and only there a lack of answers matters.
+        """
         if self._end is not None:
             return self._end_if_complete()
-        missing = [tail.next_entry for tail in self._tails if tail.is_settled(self.metadata)]
-        if not missing or min(tail.next_entry for tail in self._tails) < min(missing):
-            return []  # some lane has not come to the hole yet
-        first_missing = min(missing)
-        self._end = first_missing - 1
+        tail = min(self._tails, key=lambda tail: tail.next_entry)
+        if not tail.is_settled(self.metadata):
+            return [] if tail.is_waiting else self._failed(self._too_few_answers(tail))
+        self._end = tail.next_entry - 1
         commands: list[Command] = [
             CancelRead(slot, index)
             for index, tail in enumerate(self._tails)
@@ -245,14 +233,19 @@ class RecoveryMachine:
         ]
         return commands + self._write_back(now) + self._end_if_complete()
 
+    def _too_few_answers(self, tail: _Tail) -> RecoveryError:
+        return RecoveryError(
+            f"ledger {self.metadata.ledger_id} ({self.metadata.quorums}): too few bookies tell "
+            f"whether entry {tail.next_entry} was written ({tail.told()}). Start them and open "
+            "the ledger again"
+        )
+
     # -- writing back ------------------------------------------------------------------------------
 
     def _write_back(self, now: float) -> list[Command]:
         """Send what was found without a gap to its whole write set, marked as recovery."""
         assert self._replication is not None
         last = min(tail.next_entry for tail in self._tails) - 1
-        if self._end is not None:
-            last = min(last, self._end)
         if last <= self._replication.last_pushed:
             return []
         return self._replication.push(last, now) + self._replace_failed(now)
@@ -271,8 +264,8 @@ class RecoveryMachine:
         return self._end_if_complete()
 
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
-        if self._replication is None:
-            return []
+        if self._replication is None or self.phase is not Phase.READING:
+            return []  # all is stored: only the metadata store has a say now
         if not self._replication.fail(event.slot, event.bookie_id, now):
             return []
         commands: list[Command] = [CloseAppender(event.slot)]
@@ -374,6 +367,8 @@ class RecoveryMachine:
         return []
 
     def _on_conflict(self, event: MetadataConflict) -> list[Command]:
+        if self.phase not in (Phase.MARKING, Phase.CLOSING):
+            return []  # nothing was asked: reads keep to the metadata that recovery began with
         stored = event.metadata
         if stored == self._wanted:
             return self._on_written(stored, event.version)  # ours: its reply was lost
@@ -383,8 +378,6 @@ class RecoveryMachine:
         old, self.metadata, self.version = self.metadata, stored, event.version
         if self.phase is Phase.MARKING:
             return self.start()
-        if self.phase is not Phase.CLOSING:
-            return []
         if stored.state is not LedgerState.IN_RECOVERY or stored.last_fragment != old.last_fragment:
             return self._failed(
                 FencedError(f"ledger {stored.ledger_id}: its ensemble changed during recovery")
@@ -422,6 +415,8 @@ class _Tail:
         self.lane = lane
         self.next_entry = next_entry
         self.reading: set[int] = set()
+        self._came_to_nothing: set[int] = set()
+        """Slots that are being read and have brought nothing yet."""
         self._answers: dict[int, ReadEnded] = {}
         """How reads ended, for replicas that ended at the entry that is next."""
 
@@ -431,7 +426,11 @@ class _Tail:
 
     def asked(self, slot: int) -> None:
         self.reading.add(slot)
+        self._came_to_nothing.add(slot)
         self._answers.pop(slot, None)
+
+    def brought(self, slot: int) -> None:
+        self._came_to_nothing.discard(slot)
 
     def found(self, last: EntryId) -> None:
         """Entries up to ``last`` exist; what was said of them does not matter any more."""
@@ -444,10 +443,10 @@ class _Tail:
     def ended(self, event: ReadEnded) -> bool:
         """Take in how a read ended. True: ask the replica again, it has more to say."""
         self.reading.discard(event.slot)
-        if event.status is BookieStatus.OK:
+        if event.status is BookieStatus.OK and event.slot not in self._came_to_nothing:
             return True  # the byte cap
-        if event.status.is_negative and event.entry_id < self.next_entry:
-            return True  # its "no" is of an entry that was found elsewhere
+        if event.status is not BookieStatus.OK and event.entry_id < self.next_entry:
+            return True  # what it says is of an entry that was found elsewhere meanwhile
         self._answers[event.slot] = event
         return False
 

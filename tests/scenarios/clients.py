@@ -138,9 +138,7 @@ class Client:
         lose: object,
     ) -> None:
         assert callable(deliver) and callable(lose)
-        self.world.send(
-            Message(self.name, target, f"{self.name}:{channel}", text, deliver, lose)
-        )
+        self.world.send(Message(self.name, target, f"{self.name}:{channel}", text, deliver, lose))
 
     # -- appenders ---------------------------------------------------------------------------------
 
@@ -210,7 +208,9 @@ class Client:
             )
         )
 
-    def _report(self, lane: Lane, event: AddAcknowledged | AddFailed, *, last: bool = False) -> None:
+    def _report(
+        self, lane: Lane, event: AddAcknowledged | AddFailed, *, last: bool = False
+    ) -> None:
         if lane.open and (last or not lane.broken):
             self.take(event)
 

@@ -260,9 +260,7 @@ class Commands:
         store = self.world.metadata
         end = EntryId(int(last))
         length = self.world.written[end].length if end in self.world.written else 0
-        value = replace(
-            store.value, state=LedgerState.CLOSED, last_entry_id=end, length=length
-        )
+        value = replace(store.value, state=LedgerState.CLOSED, last_entry_id=end, length=length)
         assert store.compare_and_set(value, store.version)
 
     def do_other_marks(self) -> None:

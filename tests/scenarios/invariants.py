@@ -91,7 +91,9 @@ class Invariants:
             raise Broken(
                 f"I8: entry {world.confirmed} was added after the ledger closed, and acknowledged"
             )
-        expected = world.written[metadata.last_entry_id].length if metadata.last_entry_id >= 0 else 0
+        expected = (
+            world.written[metadata.last_entry_id].length if metadata.last_entry_id >= 0 else 0
+        )
         if metadata.length != expected:
             raise Broken(f"I7: closed with length {metadata.length}, not {expected}")
 

@@ -22,7 +22,15 @@ from tests.scenarios.writer import Writer
 
 SCHEDULES = int(os.environ.get("SPARK_LEDGER_SCHEDULES", "1500"))
 STEPS = 160
-SHAPES = [(3, 3, 2)] * 4 + [(2, 2, 1), (2, 2, 2), (3, 2, 2), (3, 2, 1), (4, 3, 2), (3, 3, 3), (2, 1, 1)]
+SHAPES = [(3, 3, 2)] * 4 + [
+    (2, 2, 1),
+    (2, 2, 2),
+    (3, 2, 2),
+    (3, 2, 1),
+    (4, 3, 2),
+    (3, 3, 3),
+    (2, 1, 1),
+]
 
 
 class Schedule:

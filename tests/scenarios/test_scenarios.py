@@ -16,7 +16,12 @@ def test_scenario(path: Path) -> None:
     now = run(written)
     difference = "\n".join(
         difflib.unified_diff(
-            written.splitlines(), now.splitlines(), f"{path.name} as written", "as it is now", "", "",
+            written.splitlines(),
+            now.splitlines(),
+            f"{path.name} as written",
+            "as it is now",
+            "",
+            "",
             lineterm="",
         )
     )
