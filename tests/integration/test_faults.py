@@ -174,7 +174,7 @@ def test_all_bookies_down_is_said_once_and_clearly(
 
 
 def test_no_zookeeper_at_connect_names_the_address() -> None:
-    with pytest.raises(MetadataUnavailableError, match="127.0.0.1:1"):
+    with pytest.raises(MetadataUnavailableError, match=r"127\.0\.0\.1:1"):
         spark_ledger.connect("zk://127.0.0.1:1/ledgers", metadata_timeout_s=1.0)
 
 
