@@ -12,21 +12,13 @@ from typing import NamedTuple
 import msgspec
 
 import spark_ledger
-from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import MIB
 from spark_ledger.local.ports import HOST
 
 CONFIG_NAME = "bookie.toml"
-JOURNAL = "journal"
-COOKIE_NAME = "bookie.json"
 
 _NAME = re.compile(r"bookie-(\d+)")
-
-
-class _Cookie(msgspec.Struct, frozen=True):
-    """The part of a bookie's cookie that is read here."""
-
-    bookie_id: str
 
 
 class Ports(NamedTuple):
@@ -47,7 +39,7 @@ def check_installed() -> None:
 
 
 def name_of(index: int) -> str:
-    """Name of a bookie's process and directory."""
+    """A bookie's id, and the name of its process and directory."""
     return f"bookie-{index}"
 
 
@@ -64,11 +56,12 @@ def ready_file(directory: Path) -> Path:
     return directory / "ready"
 
 
-def write_config(directory: Path, metadata_uri: str, ports: Ports) -> Path:
+def write_config(directory: Path, bookie_id: str, metadata_uri: str, ports: Ports) -> Path:
     """Write the config file; its path."""
     config = directory / CONFIG_NAME
     config.write_text(
         f"metadata = {_quoted(metadata_uri)}\n"
+        f"bookie_id = {_quoted(bookie_id)}\n"
         "\n[listen]\n"
         f"host = {_quoted(HOST)}\n"
         f"port = {ports.port}\n"
@@ -76,7 +69,7 @@ def write_config(directory: Path, metadata_uri: str, ports: Ports) -> Path:
         f"host = {_quoted(HOST)}\n"
         f"port = {ports.admin_port}\n"
         "\n[storage]\n"
-        f"journal_directory = {_quoted(JOURNAL)}\n"
+        f"journal_directory = {_quoted('journal')}\n"
         f"ledger_directories = [{_quoted('ledgers')}]\n"
         f"journal_file_bytes = {64 * MIB}\n"
         f"write_cache_bytes = {64 * MIB}\n"
@@ -92,15 +85,6 @@ def read_ports(directory: Path) -> Ports:
         return Ports()
     config = tomllib.loads(text)
     return Ports(config["listen"]["port"], config["admin"]["port"])
-
-
-def read_id(directory: Path) -> str:
-    """The id that the bookie was given when its directories were formatted."""
-    path = directory / JOURNAL / COOKIE_NAME
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Cookie).bookie_id
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CorruptionError(f"cookie {path} of a local bookie cannot be read: {error}") from error
 
 
 def _quoted(text: str) -> str:

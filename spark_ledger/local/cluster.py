@@ -32,7 +32,6 @@ class _Server:
     name: str
     directory: Path
     port: int = 0
-    bookie_id: str = ""
 
     @property
     def log(self) -> Path:
@@ -78,17 +77,12 @@ class LocalCluster:
 
     @property
     def bookie_ids(self) -> list[str]:
-        """Ids by index, in order of first start; stopped ones included. Each was made at random
-        when its directory was formatted."""
-        return [server.bookie_id for server in self._bookies]
+        """Ids by index, in order of first start: ``bookie-0`` ...; stopped ones included."""
+        return [server.name for server in self._bookies]
 
     @property
     def zookeeper_port(self) -> int:
         return self._zookeeper.port
-
-    def bookie_name(self, index: int) -> str:
-        """Name of the bookie's process and directory, ``bookie-<index>``."""
-        return self._bookie(index).name
 
     def bookie_address(self, index: int) -> str:
         """``host:port`` of the bookie's service."""
@@ -265,7 +259,7 @@ class LocalCluster:
             before.admin_port if before.admin_port and is_free(before.admin_port) else free_port(),
         )
         server.port = ports.port
-        config = bookie.write_config(server.directory, self.uri, ports)
+        config = bookie.write_config(server.directory, server.name, self.uri, ports)
         bookie.ready_file(server.directory).unlink(missing_ok=True)
         argv, env = bookie.command(sys.executable, server.directory, config)
         self._processes.spawn(server.name, argv, log=server.log, env=env)
@@ -280,7 +274,6 @@ class LocalCluster:
                 exit_code = states[server.name].exit_code
                 if bookie.ready_file(server.directory).exists():
                     waiting.remove(server)
-                    server.bookie_id = bookie.read_id(server.directory)
                 elif exit_code is not None:
                     ports = bookie.read_ports(server.directory)
                     lost_a_port = not (is_free(ports.port) and is_free(ports.admin_port))

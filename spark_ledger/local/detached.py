@@ -32,7 +32,6 @@ class ProcessStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     pid: int
     admin_address: str = ""
-    bookie_id: str = ""
     running: bool = True
 
 
@@ -67,11 +66,10 @@ def up(directory: str | Path, bookies: int = 3) -> ClusterStatus:
             ),
             bookies=tuple(
                 ProcessStatus(
-                    cluster.bookie_name(index),
+                    bookie_id,
                     cluster.bookie_address(index),
                     cluster.bookie_pid(index),
                     cluster.bookie_admin_address(index),
-                    bookie_id,
                 )
                 for index, bookie_id in enumerate(cluster.bookie_ids)
             ),
