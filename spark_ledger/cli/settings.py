@@ -13,6 +13,7 @@ import click
 from spark_ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from spark_ledger.client.blocking import LedgerConnection
     from spark_ledger.stream.blocking import StreamConnection
 
 METADATA_VARIABLE = "SPARK_LEDGER_METADATA"
@@ -38,8 +39,16 @@ class Settings:
             )
         return uri
 
-    def connect(self) -> StreamConnection:
-        """A client of the cluster, to be used as a context manager."""
+    def connect(self) -> LedgerConnection:
+        """The cluster's ledgers, as a context manager. Streams are left out: they load Arrow,
+        which takes longer than most commands on ledgers."""
+        uri = self.uri()
+        from spark_ledger.client.blocking import LedgerConnection
+
+        return LedgerConnection.connect(uri)
+
+    def connect_streams(self) -> StreamConnection:
+        """The cluster's ledgers and streams, as a context manager."""
         uri = self.uri()
         import spark_ledger
 

@@ -68,7 +68,7 @@ def group() -> None:
 @click.pass_obj
 def list_streams(settings: Settings) -> None:
     """List all streams."""
-    with settings.connect() as client:
+    with settings.connect_streams() as client:
         names = client.list_streams()
     if settings.as_json:
         for name in names:
@@ -97,7 +97,7 @@ def create(
 ) -> None:
     """Create an empty stream."""
     columns = parse_columns(schema)
-    with settings.connect() as client:
+    with settings.connect_streams() as client:
         client.create_stream(
             name,
             schema=columns,
@@ -122,7 +122,7 @@ def read(
     settings: Settings, name: str, start: str | Dlsn, end: str | Dlsn, limit: int | None
 ) -> None:
     """Print committed rows, as a table or with --json as one object a line."""
-    with settings.connect() as client, client.stream(name) as stream:
+    with settings.connect_streams() as client, client.stream(name) as stream:
         print_rows(stream.read(start, end), as_json=settings.as_json, limit=limit)
 
 
@@ -134,7 +134,7 @@ def read(
 @click.pass_obj
 def tail(settings: Settings, name: str, start: str | Dlsn, idle_timeout: float | None) -> None:
     """Print rows as they are committed."""
-    with settings.connect() as client, client.stream(name) as stream:
+    with settings.connect_streams() as client, client.stream(name) as stream:
         print_rows(stream.tail(start, idle_timeout=idle_timeout), as_json=settings.as_json)
 
 
@@ -145,7 +145,7 @@ def tail(settings: Settings, name: str, start: str | Dlsn, idle_timeout: float |
 @click.pass_obj
 def show(settings: Settings, name: str, commits: int) -> None:
     """Show how far a stream reaches, its columns and its last commits."""
-    with settings.connect() as client, client.stream(name) as stream:
+    with settings.connect_streams() as client, client.stream(name) as stream:
         config, head = stream.config, stream.head()
         first = max(head.earliest_commit, head.next_commit - commits)
         recent = stream.commits(first, head.next_commit)
@@ -231,7 +231,7 @@ def stream_fields(config: StreamConfig, head: Head, commits: list[Commit]) -> di
 def delete(settings: Settings, name: str, yes: bool) -> None:
     """Delete a stream and its ledgers for good."""
     confirm(yes, f"Delete stream {name} and all its data for good?")
-    with settings.connect() as client, progress(f"deleting {name}", None):
+    with settings.connect_streams() as client, progress(f"deleting {name}", None):
         client.delete_stream(name)
     if settings.as_json:
         print_json({"stream": name, "deleted": True})

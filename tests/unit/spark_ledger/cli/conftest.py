@@ -11,6 +11,7 @@ import pytest
 
 import spark_ledger
 from spark_ledger.cli.app import main
+from spark_ledger.client.blocking import LedgerConnection
 from tests.unit.spark_ledger.cli.fakes import FakeClient
 
 
@@ -32,7 +33,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
         fake.uris.append(uri)
         return fake
 
-    monkeypatch.setattr(spark_ledger, "connect", connect, raising=False)
+    monkeypatch.setattr(spark_ledger, "connect", connect)
+    monkeypatch.setattr(LedgerConnection, "connect", connect)
     monkeypatch.setenv("SPARK_LEDGER_METADATA", "zk://from-environment:2181/ledgers")
     return fake
 
