@@ -204,6 +204,8 @@ class AppendMachine:
         self._announced = self.last_add_confirmed  # piggybacked in the frames being sent
         self._last_append_at = now
         commands = self._replication.push(self.last_add_pushed, now)
+        if not self._replication.can_confirm():
+            self._replication.retry_now(now)  # the ledger depends on it: ask before giving up
         return commands + self._change_if_needed(now)
 
     def _on_acknowledged(self, event: AddAcknowledged, now: float) -> list[Command]:
@@ -227,9 +229,9 @@ class AppendMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self.phase in (Phase.CLOSING, Phase.CLOSED):
             return []  # its appenders are closed; only the metadata store has a say now
-        if not self._replication.fail(event.slot, event.bookie_id, now):
+        commands = self._fail_slot(event.slot, event.bookie_id, now)
+        if not commands:
             return []
-        commands: list[Command] = [CloseAppender(event.slot)]
         where = f"ledger {self.metadata.ledger_id}: bookie {event.bookie_id}"
         if event.status is BookieStatus.FENCED:
             return commands + self._stop(
@@ -241,14 +243,23 @@ class AppendMachine:
             )
         return commands + self._change_if_needed(now)
 
+    def _fail_slot(self, index: int, bookie_id: BookieId, now: float) -> list[Command]:
+        retry_s = self._limits.replacement_retry_s
+        failed = self._replication.fail(index, bookie_id, now, retry_s)
+        return [CloseAppender(index)] if failed else []
+
     def _change_if_needed(self, now: float) -> list[Command]:
         """Start an ensemble change, if a bookie has failed and entries are waiting."""
-        due = self._replication.failed_due(now)
-        if self.phase is not Phase.WRITING or self.error is not None or not due:
+        if self.phase is not Phase.WRITING or self.error is not None:
             return []
         if self.last_add_pushed == self.last_add_confirmed:
             return []  # a late failure: dealt with at the next add (DESIGN 5.4)
-        return self._choose(due)
+        due = self._replication.failed_due(now)
+        if due:
+            return self._choose(due)
+        if self._replication.can_confirm():
+            return []
+        return self._give_up("no other writable bookie can take their place")
 
     def _choose(self, due: tuple[int, ...]) -> list[Command]:
         self.phase = Phase.CHOOSING
@@ -306,13 +317,9 @@ class AppendMachine:
         Confirming is not skipped when the change replaced nothing, or the queue would stand still.
         """
         self.phase = Phase.WRITING
-        commands = self._change_if_needed(now)
-        if commands:
-            return commands
-        commands = self._confirm()  # also what bookies stored before they failed
-        if self._replication.can_confirm() or self.last_add_confirmed == self.last_add_pushed:
-            return commands
-        return commands + self._give_up("no other writable bookie can take their place")
+        newer = self._replication.failed_due(now)
+        commands = [] if newer else self._confirm()  # also what bookies stored before they failed
+        return commands + self._change_if_needed(now)
 
     def _give_up(self, reason: str) -> list[Command]:
         """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC."""
@@ -455,10 +462,8 @@ class AppendMachine:
             )
         commands: list[Command] = []
         for index in sorted(silent_slots):
-            bookie_id = self._replication.slots[index].bookie_id
-            silent = AddFailed(index, bookie_id, BookieStatus.TIMEOUT, "no answer")
-            commands += self._on_add_failed(silent, now)
-        commands += self._change_if_needed(now)
+            commands += self._fail_slot(index, self._replication.slots[index].bookie_id, now)
+        commands += self._change_if_needed(now)  # one change for all of them
         idle = now - self._last_append_at >= limits.explicit_lac_delay_s
         if idle and self._announced < self.last_add_confirmed:
             self._announced = self.last_add_confirmed

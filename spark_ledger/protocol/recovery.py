@@ -266,7 +266,7 @@ class RecoveryMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self._replication is None or self.phase is not Phase.READING:
             return []  # all is stored: only the metadata store has a say now
-        if not self._replication.fail(event.slot, event.bookie_id, now):
+        if not self._replication.fail(event.slot, event.bookie_id, now, self._add_timeout_s):
             return []
         commands: list[Command] = [CloseAppender(event.slot)]
         if event.status is BookieStatus.UNAUTHORIZED:
@@ -281,10 +281,19 @@ class RecoveryMachine:
     def _replace_failed(self, now: float) -> list[Command]:
         """Replace bookies that failed, if there is something to write to them."""
         assert self._replication is not None
-        due = self._replication.failed_due(now)
         nothing_to_write = self._replication.last_pushed == self.last_add_confirmed
-        if self._choosing or not due or nothing_to_write or self.phase is not Phase.READING:
+        if self._choosing or nothing_to_write or self.phase is not Phase.READING:
             return []
+        due = self._replication.failed_due(now)
+        if not due and self._replication.can_confirm():
+            return []
+        if not due:
+            return self._failed(
+                RecoveryError(
+                    f"ledger {self.metadata.ledger_id} ({self.metadata.quorums}): too few writable "
+                    "bookies to store its end. Start bookies and open the ledger again"
+                )
+            )
         self._choosing, self._asked = True, due
         slots = self._replication.slots
         return [
@@ -311,15 +320,9 @@ class RecoveryMachine:
             first = EntryId(self.last_add_confirmed + 1)
             self._fragments = with_ensemble(self._fragments, first, bookies)
             commands = self._replication.install(replacements, self.last_add_confirmed, now)
-        more = self._replace_failed(now)
-        if not more and not self._replication.can_confirm():
-            return commands + self._failed(
-                RecoveryError(
-                    f"ledger {self.metadata.ledger_id} ({self.metadata.quorums}): too few writable "
-                    "bookies to store its end. Start bookies and open the ledger again"
-                )
-            )
-        return commands + (more or self._confirm())
+        if not self._replication.failed_due(now):
+            commands += self._confirm()  # also what bookies stored before they failed
+        return commands + self._replace_failed(now)
 
     # -- closing -----------------------------------------------------------------------------------
 
@@ -393,8 +396,8 @@ class RecoveryMachine:
         commands: list[Command] = []
         for index in self._replication.silent_slots(now, self._add_timeout_s):
             bookie_id = self._replication.slots[index].bookie_id
-            silent = AddFailed(index, bookie_id, BookieStatus.TIMEOUT, "no answer")
-            commands += self._on_add_failed(silent, now)
+            self._replication.fail(index, bookie_id, now, self._add_timeout_s)
+            commands.append(CloseAppender(index))
         return commands + self._replace_failed(now)
 
     def _failed(self, error: LedgerError) -> list[Command]:

@@ -44,6 +44,8 @@ class Replication:
         self.quorums = quorums
         self.slots = [Slot(bookie, last_confirmed, now) for bookie in bookies]
         self.last_pushed = last_confirmed
+        self._failed_before: set[BookieId] = set()
+        """Bookies that failed and have acknowledged nothing since."""
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
@@ -92,16 +94,28 @@ class Replication:
             return False  # a bookie cannot hold what was never sent to it
         slot.acked_to = last
         slot.silent_since = now
+        self._failed_before.discard(bookie_id)
         return True
 
-    def fail(self, index: int, bookie_id: BookieId, now: float) -> bool:
-        """A bookie failed. False: it no longer stands in the slot, or was known to have failed."""
+    def fail(self, index: int, bookie_id: BookieId, now: float, retry_s: float) -> bool:
+        """A bookie failed. False: it no longer stands in the slot, or was known to have failed.
+
+        A replacement is due at once, but only after ``retry_s`` when the bookie has failed before
+        and done nothing since: it was the last resort, so the next choice would be no better, and
+        a bookie that answers yet refuses to store would be chosen again as fast as it can refuse.
+        """
         slot = self.slots[index]
         if slot.bookie_id != bookie_id or slot.failed:
             return False
         slot.failed = True
-        slot.retry_at = now
+        slot.retry_at = now + retry_s if bookie_id in self._failed_before else now
+        self._failed_before.add(bookie_id)
         return True
+
+    def retry_now(self, now: float) -> None:
+        """Look for replacements of all failed slots now, however recently it was tried."""
+        for slot in self.slots:
+            slot.retry_at = min(slot.retry_at, now)
 
     def confirmed_end(self) -> EntryId:
         """The highest entry up to which all have AQ copies in this ensemble."""
