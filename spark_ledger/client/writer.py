@@ -96,6 +96,8 @@ class LedgerWriter:
         self.has_room = True
         """Whether another append would stay within the bound on bytes in flight. A plain flag, so
         that other threads may look at it."""
+        self._room_bytes = self._machine.bytes_in_flight_max
+        """What the queue may hold, given what the machine has in flight."""
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._progress: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
@@ -152,11 +154,6 @@ class LedgerWriter:
         """The bound that ``wait_for_room`` keeps."""
         return self._machine.bytes_in_flight_max
 
-    def _look_for_room(self) -> bool:
-        limit = self._machine.bytes_in_flight_max
-        self.has_room = self._machine.has_room and self._queue_bytes < limit
-        return self.has_room
-
     # -- appending ---------------------------------------------------------------------------------
 
     async def append(self, payload: bytes) -> EntryId:
@@ -172,24 +169,36 @@ class LedgerWriter:
 
         Raises TooManyRequestsError when a caller ignores ``wait_for_room``.
         """
+        if type(payload) is not bytes or len(payload) > ENTRY_PAYLOAD_BYTES_MAX:
+            payload = check_payload(payload)
+        if self._machine.error is not None or self._closing is not None or not self.has_room:
+            self._check_accepts()
         future: asyncio.Future[int] = self._loop.create_future()
-        self.submit([check_payload(payload)], [future])
+        if not self._queue:
+            self._loop.call_soon(self._add_queued)
+        self._queue.append(payload)
+        self._queue_completions.append(future)
+        self._queue_bytes += len(payload)
+        self.has_room = self._queue_bytes < self._room_bytes
         return future
 
     def submit(self, payloads: Sequence[bytes], completions: Sequence[Completion]) -> None:
         """Append entries whose payloads were checked; each completion is told its entry's id."""
+        self._check_accepts()
+        if not self._queue:
+            self._loop.call_soon(self._add_queued)
+        self._queue.extend(payloads)
+        self._queue_completions.extend(completions)
+        self._queue_bytes += sum(map(len, payloads))
+        self.has_room = self._queue_bytes < self._room_bytes
+
+    def _check_accepts(self) -> None:
         self.check_open()
         if self._queue_bytes > 4 * self._machine.bytes_in_flight_max:
             raise TooManyRequestsError(
                 f"ledger {self.ledger_id}: {self._queue_bytes} bytes wait already; "
                 "await wait_for_room() between appends"
             )
-        if not self._queue:
-            self._loop.call_soon(self._add_queued)
-        self._queue.extend(payloads)
-        self._queue_completions.extend(completions)
-        self._queue_bytes += sum(map(len, payloads))
-        self._look_for_room()
 
     def check_open(self) -> None:
         """Raises what happened to the ledger, if nothing more can be appended."""
@@ -200,7 +209,7 @@ class LedgerWriter:
 
     async def wait_for_room(self) -> None:
         """Wait while too many bytes are in flight. Returns at once when the ledger has failed."""
-        while not self._look_for_room() and not self.is_closed:
+        while not self.has_room and not self.is_closed:
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting_for_room.append(future)
             await future
@@ -317,7 +326,10 @@ class LedgerWriter:
 
     def _on_progress(self) -> None:
         self._progress.set()
-        if (self._look_for_room() or self.is_closed) and self._waiting_for_room:
+        machine = self._machine
+        self._room_bytes = machine.bytes_in_flight_max - machine.bytes_in_flight
+        self.has_room = self._queue_bytes < self._room_bytes
+        if self._waiting_for_room and (self.has_room or self.is_closed):
             waiting, self._waiting_for_room = self._waiting_for_room, []
             for future in waiting:
                 if not future.done():
