@@ -1,0 +1,179 @@
+"""The sink: each row in exactly one committed batch, whatever fails in between."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as sql
+
+from tests.spark import faulty
+from tests.spark.conftest import Lab
+
+
+@pytest.fixture(scope="session")
+def faulty_source(spark: Any) -> str:
+    spark.dataSource.register(faulty.FaultyDataSource)
+    return "ledger_faulty"
+
+
+def copy_all(lab: Lab, copy: Lab, **options: Any) -> Any:
+    """Start a query that copies the stream in batches of ten rows; it has ended."""
+    return finished(copy.sink(lab.follow(maxRowsPerTrigger=10), **options))
+
+
+def finished(writer: Any) -> Any:
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(60), "the query did not end"
+    return query
+
+
+@pytest.fixture
+def source(lab: Lab) -> Lab:
+    """A stream of three commits of ten numbers."""
+    for first in range(0, 30, 10):
+        lab.numbers(first, first + 10)
+    return lab
+
+
+def test_one_commit_for_each_batch(source: Lab) -> None:
+    copy = source.another()
+    query = copy_all(source, copy)
+    stream = copy.client.stream(copy.name)
+    assert copy.stored() == list(range(30))
+    commits = stream.commits(0, stream.head().next_commit)
+    assert [(c.sink_id, c.transaction_id) for c in commits] == [
+        (str(query.id), n) for n in range(3)
+    ]
+    assert all(str(query.runId) in c.run_id for c in commits)
+
+
+def test_a_fixed_sink_name(source: Lab) -> None:
+    copy = source.another()
+    copy_all(source, copy, sinkId="nightly")
+    assert copy.client.stream(copy.name).last_transaction("nightly").transaction_id == 2
+
+
+def test_empty_partitions_and_batches(source: Lab) -> None:
+    copy = source.another()
+    finished(copy.sink(source.follow(maxRowsPerTrigger=10).where("id = 15").repartition(3)))
+    head = copy.client.stream(copy.name).head()
+    assert (head.next_commit, head.next_segment, head.rows) == (1, 1, 1)
+
+
+def test_partitions_in_order(source: Lab) -> None:
+    copy = source.another()
+    finished(copy.sink(source.follow(minPartitions=3)))
+    assert copy.stored() == list(range(30))
+
+
+def test_a_task_that_fails_after_writing(source: Lab, faulty_source: str, tmp_path: Path) -> None:
+    """What the failed attempt appended is in the ledger, but no commit names it."""
+    (tmp_path / faulty.TASK_FAILS_LATE).touch()
+    copy = source.another()
+    finished(copy.sink(source.follow(), source=faulty_source, faults=str(tmp_path)))
+    assert (tmp_path / f"{faulty.TASK_FAILS_LATE}.done").exists()
+    assert copy.stored() == list(range(30))
+
+
+@pytest.mark.parametrize("fault", [faulty.COMMIT_FAILS_BEFORE, faulty.COMMIT_FAILS_AFTER])
+def test_a_commit_that_raises_is_replayed(
+    source: Lab, faulty_source: str, tmp_path: Path, fault: str
+) -> None:
+    copy = source.another()
+    copy_all(source, copy, source=faulty_source, faults=str(tmp_path))
+    source.numbers(30, 45)
+    (tmp_path / fault).touch()
+    with pytest.raises(Exception, match=f"injected: {fault}"):
+        copy_all(source, copy, source=faulty_source, faults=str(tmp_path))
+    committed = 45 if fault == faulty.COMMIT_FAILS_AFTER else 30
+    assert copy.stored() == list(range(committed))
+    copy_all(source, copy, source=faulty_source, faults=str(tmp_path))
+    assert copy.stored() == list(range(45))
+
+
+def test_a_driver_that_dies_after_its_commit(source: Lab) -> None:
+    """Spark did not write down that the batch is done, so the restart runs it again."""
+    copy = source.another()
+    copy_all(source, copy)
+    for name in ("2", ".2.crc"):
+        (Path(copy.checkpoint) / "commits" / name).unlink()
+    copy_all(source, copy)
+    assert copy.stored() == list(range(30))
+    source.numbers(30, 35)
+    copy_all(source, copy)
+    assert copy.stored() == list(range(35))
+
+
+def test_a_driver_on_an_old_copy_of_the_checkpoint(source: Lab) -> None:
+    copy = source.another()
+    copy_all(source, copy)
+    backup = copy.checkpoint + "-backup"
+    shutil.copytree(copy.checkpoint, backup)
+    source.numbers(30, 40)
+    source.numbers(40, 50)
+    copy_all(source, copy)
+    shutil.rmtree(copy.checkpoint)
+    shutil.copytree(backup, copy.checkpoint)
+    with pytest.raises(Exception, match="slower driver runs on the same checkpoint"):
+        copy_all(source, copy)
+    assert copy.stored() == list(range(50))
+
+
+def test_two_drivers_on_copies_of_a_checkpoint(source: Lab) -> None:
+    """The second one finds its first batch committed, takes it for a replay, and is found out at
+    the next one."""
+    copy = source.another()
+    copy_all(source, copy)
+    twin = copy.checkpoint + "-twin"
+    shutil.copytree(copy.checkpoint, twin)
+    source.numbers(30, 40)
+    copy_all(source, copy)
+    source.numbers(40, 50)
+    second = copy.sink(source.follow(maxRowsPerTrigger=10)).option("checkpointLocation", twin)
+    finished(second)
+    assert copy.stored() == list(range(50))
+    with pytest.raises(Exception, match="slower driver|a second driver"):
+        source.numbers(50, 60)
+        finished(copy.sink(source.follow(maxRowsPerTrigger=5)))
+
+
+def test_several_sinks_on_one_stream(source: Lab) -> None:
+    copy = source.another()
+    other = Lab(copy.spark, copy.cluster, copy.client, source.another().directory, copy.name)
+    queries = [
+        one.sink(source.follow(maxRowsPerTrigger=10)).trigger(availableNow=True).start()
+        for one in (copy, other)
+    ]
+    assert all(query.awaitTermination(60) for query in queries)
+    assert sorted(copy.stored()) == sorted([*range(30), *range(30)])
+
+
+def test_a_wrong_schema_fails_before_any_task(source: Lab) -> None:
+    copy = source.another()
+    copy.append(copy.spark.range(1).select(sql.lit("x").alias("id")))
+    with pytest.raises(Exception, match="field 'id'.*string.*int64"):
+        copy_all(source, copy)
+    assert copy.client.stream(copy.name).head().rows == 1
+
+
+@pytest.mark.parametrize("mode", ["complete", "update"])
+def test_other_output_modes_are_refused(source: Lab, mode: str) -> None:
+    counts = source.follow().groupBy().count()
+    with pytest.raises(Exception, match=f"(?i){mode}|append"):
+        finished(source.another().sink(counts).outputMode(mode))
+
+
+def test_foreach_batch_with_transactions(source: Lab) -> None:
+    copy = source.another()
+
+    def write(frame: Any, batch: int) -> None:
+        copy.append(frame, txnAppId="each", txnVersion=batch)
+        copy.append(frame, txnAppId="each", txnVersion=batch)
+
+    follow = source.follow(maxRowsPerTrigger=10)
+    writer = follow.writeStream.foreachBatch(write).option("checkpointLocation", copy.checkpoint)
+    finished(writer)
+    assert copy.stored() == list(range(30))
