@@ -6,7 +6,7 @@ event, and every command it returns becomes a message or a line that says what t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -129,15 +129,15 @@ class Client:
         """The entries that this client can send."""
         return {}
 
-    def _message(
+    def message(
         self,
         target: str,
         channel: str,
         text: str,
-        deliver: object,
-        lose: object,
+        deliver: Callable[[], None],
+        lose: Callable[[], None],
     ) -> None:
-        assert callable(deliver) and callable(lose)
+        """Send a request. Requests of one channel keep their order."""
         self.world.send(Message(self.name, target, f"{self.name}:{channel}", text, deliver, lose))
 
     # -- appenders ---------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Client:
         quorums = self.world.metadata.value.quorums
         ids = slot_entries(command.slot, command.first, command.last, quorums)
         run = [(entry_id, frames[entry_id]) for entry_id in ids]
-        self._message(
+        self.message(
             lane.bookie_id,
             f"lane {lane.number}",
             f"store {ranges_text(ids)}" + (", recovery" if self.recovery else ""),
@@ -223,7 +223,7 @@ class Client:
     def _announce(self, bookie_id: BookieId, last_add_confirmed: int) -> None:
         bookie = self.world.bookies[bookie_id]
         self._numbers += 1
-        self._message(
+        self.message(
             bookie_id,
             f"announcement {self._numbers}",
             f"last add confirmed is {last_add_confirmed}",
@@ -237,7 +237,7 @@ class Client:
         text = "who can take the place of " + ", ".join(
             f"{bookie} (slot {slot})" for slot, bookie in command.failed.items()
         )
-        self._message(
+        self.message(
             REGISTRY, "choose", text, lambda: self._chosen(command), lambda: self._chosen(None)
         )
 
@@ -265,7 +265,7 @@ class Client:
             text += f" at {wanted.last_entry_id}"
         if wanted.fragments != self.world.metadata.value.fragments:
             text += f", entries {fragments_text(wanted)}"
-        self._message(
+        self.message(
             METADATA, "metadata", text, lambda: self._write(command), self._read_metadata_again
         )
 
@@ -326,7 +326,7 @@ class Client:
                 )
             )
 
-        self._message(
+        self.message(
             command.bookie_id,
             channel,
             "last add confirmed?" + (" and fence" if command.fence else ""),
@@ -345,7 +345,7 @@ class Client:
         number = self._numbers
         step = f" in steps of {command.stride}" if command.stride > 1 else ""
         until = f"..{command.last}" if command.last < 2**60 else " on"
-        self._message(
+        self.message(
             command.bookie_id,
             f"read {number}",
             f"read {command.first}{until}{step}" + (" and fence" if command.fence else ""),

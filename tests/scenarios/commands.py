@@ -111,6 +111,7 @@ class Commands:
         self._world = World(bookies, MetadataStore(metadata), registered=list(bookies))
         self._invariants = Invariants(self._world)
         self._world.checks.append(self._invariants.check)
+        self._states = {}
 
     def do_store(self, name: str, *ids: str) -> None:
         """store b1 0..9 14: the bookie holds these entries, each with the LAC before it."""
@@ -152,6 +153,10 @@ class Commands:
         """refresh [name]: a reader learns the last add confirmed."""
         self._reader(name).refresh()
 
+    def do_poll(self, name: str = "reader") -> None:
+        """poll [name]: a reader that tails asks for anything newer."""
+        self._reader(name).poll()
+
     def do_read(self, span: str, name: str = "reader") -> None:
         """read 0..4 [name]: a reader reads a range."""
         first, last = _span(span)
@@ -171,7 +176,8 @@ class Commands:
     # -- faults ------------------------------------------------------------------------------------
 
     def do_hold(self, *what: str) -> None:
-        """hold b0 | metadata | registry | b0 replies: what is sent there (from there) waits."""
+        """hold b0 | metadata | registry | b0 replies | r1 b0: what is sent there (from there, from
+        the one to the other) waits."""
         self.world.held.add(" ".join(what))
 
     def do_release(self, *what: str) -> None:

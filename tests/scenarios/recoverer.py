@@ -19,7 +19,7 @@ from spark_ledger.protocol.events import (
     ReadLength,
     Tick,
 )
-from spark_ledger.protocol.last_confirmed import LastConfirmedRead
+from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
 from spark_ledger.protocol.placement import read_order
 from spark_ledger.protocol.quorum import lanes, write_set
 from spark_ledger.protocol.read import ReadMachine
@@ -98,7 +98,7 @@ class Recoverer(Client):
                 )
             )
 
-        self._message(
+        self.message(
             first,
             "length",
             f"read {entry_id} for its length",
@@ -136,6 +136,7 @@ class Reader(Client):
         self._machines: dict[tuple[int, int], ReadMachine] = {}
         self._got: dict[int, Stored] = {}
         self._wanted = range(0)
+        self._polls = 0
 
     # -- last add confirmed ------------------------------------------------------------------------
 
@@ -144,13 +145,13 @@ class Reader(Client):
         metadata = self.world.metadata.value
         self.error = None
         if metadata.is_closed:
-            self._learn(metadata.last_entry_id)
+            self.learn(metadata.last_entry_id)
             return
         self._round = LastConfirmedRead(metadata, fence=False)
         self.machine = _Round(self, self._round)
         self.perform(self._round.start())
 
-    def _learn(self, last_confirmed: int) -> None:
+    def learn(self, last_confirmed: int) -> None:
         self.last_add_confirmed = max(self.last_add_confirmed, last_confirmed)
         self.world.say(f"{self.name} knows last add confirmed {self.last_add_confirmed}")
 
@@ -162,7 +163,15 @@ class Reader(Client):
                 f"{self.name} cannot tell the end: {type(self.error).__name__}: {self.error}"
             )
         elif self._round.result is not None:
-            self._learn(self._round.result)
+            self.learn(self._round.result)
+
+    def poll(self) -> None:
+        """One round of a tail: does any bookie know a LAC above ours? Rounds may overlap."""
+        round_ = LongPoll(self.world.metadata.value, EntryId(self.last_add_confirmed))
+        self._polls += 1
+        poll = _Poll(self, round_, self._polls)
+        for bookie_id in self.world.metadata.value.last_fragment.bookies:
+            poll.ask(bookie_id)
 
     # -- entries -----------------------------------------------------------------------------------
 
@@ -204,7 +213,7 @@ class Reader(Client):
             lane,
             EntryId(first),
             EntryId(last),
-            order=read_order(lane.slots, fragment.bookies, 0, slow=self.slow, gone=gone),
+            order=read_order(lane.slots, fragment.bookies, first, slow=self.slow, gone=gone),
             speculative_delay_s=0.5,
             now=self.world.now,
         )
@@ -271,3 +280,43 @@ class _Round:
         if self._round.answer(event):
             self._reader.round_over()
         return []
+
+
+class _Poll:
+    """A round of held questions. A bookie's deadline passes as soon as it is asked."""
+
+    def __init__(self, reader: Reader, round_: LongPoll, number: int) -> None:
+        self._reader, self._round, self._number = reader, round_, number
+        self._over = False
+
+    def ask(self, bookie_id: BookieId) -> None:
+        self._reader.message(
+            bookie_id,
+            f"poll {self._number} {bookie_id}",
+            f"anything above {self._reader.last_add_confirmed}?",
+            lambda: self._serve(bookie_id),
+            lambda: self._answered(BookieStatus.TIMEOUT, -1),
+        )
+
+    def _serve(self, bookie_id: BookieId) -> None:
+        reader = self._reader
+        bookie = reader.world.bookies[bookie_id]
+        status, last = bookie.read_last_confirmed(fence=False, password=reader.password)
+        told = status.name.lower().replace("_", " ")
+        reader.world.send(
+            Message(
+                bookie_id,
+                reader.name,
+                f"{reader.name}:poll {self._number} {bookie_id} answers",
+                f"last add confirmed {last}" if status is BookieStatus.OK else told,
+                lambda: self._answered(status, last),
+                lambda: self._answered(BookieStatus.TIMEOUT, -1),
+            )
+        )
+
+    def _answered(self, status: BookieStatus, last: int) -> None:
+        if self._over:
+            return
+        self._over = self._round.answer(status, EntryId(last))
+        if self._over:
+            self._reader.learn(self._round.newest)

@@ -76,7 +76,12 @@ class World:
 
     def is_held(self, message: Message) -> bool:
         """Whether a script keeps the message from arriving."""
-        return message.target in self.held or f"{message.source} replies" in self.held
+        way = {
+            message.target,
+            f"{message.source} replies",
+            f"{message.source} {message.target}",
+        }
+        return not way.isdisjoint(self.held)
 
     def heads(self) -> list[Message]:
         """Messages that may arrive now: not held, and first in their channel."""
