@@ -128,8 +128,10 @@ class Processes:
                 stdin.write(json.dumps(request).encode() + b"\n")
                 stdin.flush()
                 line = stdout.readline()
-            except (OSError, ValueError) as error:
+            except ValueError as error:  # we have closed the pipes
                 raise LedgerError("the local cluster is stopped") from error
+            except OSError:
+                line = b""
         if not line:
             raise LedgerError("the local cluster was stopped from outside: its supervisor is gone")
         reply: dict[str, Any] = json.loads(line)
