@@ -30,7 +30,7 @@ from spark_ledger.stream.metadata_column import PositionedBatch
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.schema import Projection
-from spark_ledger.stream.schema_book import SchemaBook
+from spark_ledger.stream.schema_book import STALE_READ_DELAY_S, STALE_READ_RETRIES, SchemaBook
 from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
 
 T = TypeVar("T")
@@ -95,14 +95,19 @@ class RangeReader:
     async def _fetch(
         self, group: list[SegmentRange], replica_hint: int
     ) -> AsyncGenerator[list[Entry], None]:
-        """The entries of a group, in lists. What fails with metadata that were read earlier is
-        tried once more with fresh ones: bookies may have been replaced since."""
+        """The entries of a group, in lists.
+
+        What fails with metadata that were read earlier is tried again with fresh ones: bookies may
+        have been replaced since. A metadata server that lags may not know the newest fragment of
+        an open ledger, so an entry that is nowhere is looked for again, before it counts as lost.
+        """
         ledger_id, following = group[0].segment.ledger_id, group[0].first_entry
         last = group[-1].last_entry
-        is_retry = False
+        is_fresh, may_change, attempts = True, False, 0
         while following <= last:
             try:
                 ledger, is_fresh = await self._ledger(ledger_id, last)
+                may_change = not ledger.is_closed
                 async with aclosing(
                     ledger.read_batches(
                         following, last, unconfirmed=True, replica_hint=replica_hint
@@ -115,11 +120,17 @@ class RangeReader:
                 assert following == last + 1, "the ledger delivered the whole range"
             except (NotFoundError, BookieUnavailableError, DigestMismatchError) as error:
                 self._open.pop(ledger_id, None)
-                if is_fresh or is_retry or isinstance(error, NoSuchLedgerError):
-                    if isinstance(error, NotFoundError):
-                        raise await self._why_missing(group, following, error) from error
+                attempts += 1
+                is_gone = isinstance(error, NotFoundError)
+                may_help = not is_fresh or (is_gone and may_change)
+                if attempts > STALE_READ_RETRIES or isinstance(error, NoSuchLedgerError):
+                    may_help = False
+                if not may_help and is_gone:
+                    raise await self._why_missing(group, following, error) from error
+                if not may_help:
                     raise
-                is_retry = True
+                if is_fresh:
+                    await asyncio.sleep(STALE_READ_DELAY_S)
 
     async def _ledger(self, ledger_id: LedgerId, last: EntryId) -> tuple[LedgerRange, bool]:
         """A ledger whose metadata cover an entry, and whether they were read just now.

@@ -17,7 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_ledger.errors import ConfigurationError, LedgerError, OutcomeUnknownError
+from spark_ledger.errors import (
+    ConfigurationError,
+    LedgerError,
+    OutcomeUnknownError,
+    RetryableError,
+)
 from spark_ledger.limits import KIB
 from spark_ledger.stream.entries import EncodedEntry, EntryEncoder, in_pieces
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, ledger_tags
@@ -158,6 +163,7 @@ class SegmentWriter:
         self._last_push: asyncio.Future[int] | None = None
         self._encoder: EntryEncoder | None = None
         self._parts: list[_Part] = []
+        self._is_broken = False
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -175,20 +181,36 @@ class SegmentWriter:
         """
         merge = self._merge_schema if merge_schema is None else merge_schema
         rows = 0
-        async for batch in _drawn(data):
-            fit = await self._schemas.fit(batch.schema, merge=merge)
-            encoder = await self._encoder_for(fit.schema_version, fit.schema)
-            for piece in in_pieces(batch):
-                if piece.nbytes >= ENCODE_IN_THREAD_BYTES_MIN:
-                    entries = await asyncio.to_thread(_encode, encoder, fit, piece)
-                else:
-                    entries = _encode(encoder, fit, piece)
-                await self._push(entries, encoder.schema_version)
-            rows += batch.num_rows
+        try:
+            async for batch in _drawn(data):
+                await self._write_batch(batch, merge)
+                rows += batch.num_rows
+        except BaseException:
+            self._is_broken = True
+            raise
         return rows
 
+    async def _write_batch(self, batch: Any, merge: bool) -> None:
+        fit = await self._schemas.fit(batch.schema, merge=merge)
+        encoder = await self._encoder_for(fit.schema_version, fit.schema)
+        for piece in in_pieces(batch):
+            if piece.nbytes >= ENCODE_IN_THREAD_BYTES_MIN:
+                entries = await asyncio.to_thread(_encode, encoder, fit, piece)
+            else:
+                entries = _encode(encoder, fit, piece)
+            await self._push(entries, encoder.schema_version)
+
     async def seal(self) -> PendingSegments:
-        """End the micro-batch: push the rest. The next one may begin before this is confirmed."""
+        """End the micro-batch: push the rest. The next one may begin before this is confirmed.
+
+        Raises ``RetryableError`` when a ``write`` of it failed: a part is no micro-batch.
+        """
+        if self._is_broken:
+            self.abandon()
+            raise RetryableError(
+                f"stream {self._schemas.config.name!r}: a part of this micro-batch could not be "
+                "written, so none of it can be finished: write all of it again"
+            )
         encoder, self._encoder = self._encoder, None
         if encoder is not None:
             await self._push(encoder.flush(), encoder.schema_version)
@@ -209,7 +231,7 @@ class SegmentWriter:
     def abandon(self) -> None:
         """Forget the micro-batch. Its entries stay, but no commit will name them."""
         failed = [part.ledger for part in self._parts if part.failure is not None]
-        self._parts, self._encoder = [], None
+        self._parts, self._encoder, self._is_broken = [], None, False
         for ledger in failed:
             self.give_up(ledger)
 

@@ -1,0 +1,109 @@
+"""The blocking face: the same answers from threads, and iterables that block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger.client.blocking import BlockingPortal
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import LedgerClosedError, NoSuchStreamError, SchemaMismatchError
+from spark_ledger.stream.blocking import StreamConnection
+from spark_ledger.stream.model import ranges_between
+from spark_ledger.types import Dlsn
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.world import SCHEMA, table
+
+
+class Client(FakeLedgers):
+    async def close(self) -> None:
+        await self.store.close()
+
+
+@pytest.fixture
+def connection() -> Iterator[StreamConnection]:
+    with StreamConnection(BlockingPortal.get(), cast(LedgerClient, Client())) as made:
+        yield made
+
+
+def values(batches: Iterator[Any]) -> list[int]:
+    return [n for batch in batches for n in batch.column("n").to_pylist()]
+
+
+def test_a_stream_from_plain_code(connection: StreamConnection) -> None:
+    with connection.create_stream("s", SCHEMA) as stream:
+        commit = stream.append(table(0, 3), sink_id="j", transaction_id=1)
+        assert commit.applied
+        assert not stream.append(table(0, 3), sink_id="j", transaction_id=1).applied
+        assert values(stream.read()) == [0, 1, 2]
+        assert values(stream.read(Dlsn(0, 0, 1), "latest")) == [1, 2]
+        assert values(stream.tail("earliest", idle_timeout=0.01)) == [0, 1, 2]
+        assert connection.list_streams() == ["s"]
+        assert connection.stream("s").head().rows == 3
+        assert (stream.name, stream.schema, stream.config.name) == ("s", SCHEMA, "s")
+        assert stream.last_transaction("j") == ("j", 1, 0, "")
+        assert stream.wait_for_commit(after_segment=0, timeout_s=0.01).next_segment == 1
+        assert stream.commit(0) == stream.commit_at(0) == stream.commits(0, 1)[0] == commit
+        assert stream.first_commit_since(0) == commit
+        assert stream.position_at_timestamp(0) == Dlsn(0)
+        ranges = ranges_between(stream.commits_between(0, 1), Dlsn(0), Dlsn(1))
+        assert [p.batch.num_rows for p in stream.read_ranges(ranges)] == [3]
+        stream.check_schema(SCHEMA)
+        with pytest.raises(SchemaMismatchError):
+            stream.check_schema(pa.schema([("n", pa.string())]))
+        assert stream.merge_schema(pa.schema([("z", pa.int8())])).names == ["n", "text", "z"]
+        assert stream.refresh().schema_version == 1
+    connection.delete_stream("s")
+    with pytest.raises(NoSuchStreamError):
+        connection.stream("s")
+
+
+def test_micro_batches_of_one_writer(connection: StreamConnection) -> None:
+    stream = connection.create_stream("s", SCHEMA)
+    with stream.writer() as writer:
+        assert writer.write(table(0, 2)) == 2
+        assert writer.write(batch for batch in table(2, 2).to_batches()) == 2
+        first = writer.finish()
+        writer.write(table(50, 9))
+        writer.abandon()
+        writer.write(table(4, 1))
+        second = writer.finish()
+    stream.commit_segments([*first, *second], sink_id="q", transaction_id=0)
+    assert values(stream.read()) == [0, 1, 2, 3, 4]
+
+
+def test_data_may_come_from_another_stream_of_the_same_portal(
+    connection: StreamConnection,
+) -> None:
+    source = connection.create_stream("source", SCHEMA)
+    source.append(table(0, 10))
+    copy = connection.create_stream("copy", SCHEMA)
+    assert copy.append(source.read()).rows == 10
+    assert values(copy.read()) == list(range(10))
+
+
+def test_threads_may_share_a_stream(connection: StreamConnection) -> None:
+    stream = connection.create_stream("s", SCHEMA)
+    with ThreadPoolExecutor(4) as pool:
+        commits = list(pool.map(lambda n: stream.append(table(n)), range(12)))
+    assert sorted(commit.number for commit in commits) == list(range(12))
+    assert sorted(values(stream.read())) == list(range(12))
+
+
+def test_leaving_an_iterator_early_stops_it(connection: StreamConnection) -> None:
+    stream = connection.create_stream("s", SCHEMA)
+    stream.append(table(0, 5))
+    batches = stream.tail("earliest")
+    assert next(batches).num_rows == 5
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_a_closed_connection_says_so() -> None:
+    connection = StreamConnection(BlockingPortal.get(), cast(LedgerClient, Client()))
+    connection.close()
+    with pytest.raises(LedgerClosedError, match="closed"):
+        connection.list_streams()

@@ -1,0 +1,287 @@
+"""Segments name exactly the rows written, and only confirmed entries, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger.errors import (
+    ConfigurationError,
+    EntryTooLargeError,
+    FencedError,
+    LedgerError,
+    NotEnoughBookiesError,
+    RetryableError,
+    SchemaMismatchError,
+)
+from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, KIB
+from spark_ledger.stream.entries import decode_entry
+from spark_ledger.stream.model import UNPLACED, Segment
+from spark_ledger.stream.segment_writer import SegmentWriter, as_batches
+from spark_ledger.stream.stream import Stream
+from spark_ledger.stream.streams import Streams
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.world import SCHEMA, run, table
+
+
+async def new_stream(ledgers: FakeLedgers, **config: Any) -> Stream:
+    return await Streams(ledgers).create("s", SCHEMA, entry_bytes=KIB, **config)
+
+
+def rows_of(ledgers: FakeLedgers, stream: Stream, segments: list[Segment]) -> list[int]:
+    rows: list[int] = []
+    for segment in segments:
+        payloads = ledgers.ledgers[segment.ledger_id].payloads
+        part = payloads[segment.first_entry : segment.last_entry + 1]
+        assert segment.size_bytes == sum(map(len, part))
+        schema = stream.config.schemas[segment.schema_version]
+        batches = [decode_entry(payload, schema, "e") for payload in part]
+        assert tuple(batch.num_rows for batch in batches) == segment.entry_rows
+        rows += [n for batch in batches for n in batch.column("n").to_pylist()]
+    return rows
+
+
+def test_a_micro_batch_becomes_one_segment_and_the_ledger_is_kept() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        assert await writer.write(table(0, 200)) == 200
+        assert await writer.write([table(200, 5).to_batches()[0], table(205, 5)]) == 10
+        (first,) = await writer.finish()
+        await writer.write(table(300, 3))
+        (second,) = await writer.finish()
+        assert rows_of(ledgers, stream, [first]) == list(range(210))
+        assert rows_of(ledgers, stream, [second]) == [300, 301, 302]
+        assert first.entries > 3
+        assert first.number == second.number == UNPLACED
+        assert second.ledger_id == first.ledger_id
+        assert second.first_entry == first.last_entry + 1
+        assert len(ledgers.ledgers) == 1
+        assert ledgers.room_waits == ledgers.appends, "back-pressure is asked for at every append"
+        tags = ledgers.ledgers[first.ledger_id].metadata.custom_metadata
+        assert tags == {
+            "stream": "s",
+            "stream_id": stream.config.stream_id,
+            "purpose": "segments",
+        }
+        await writer.close()
+        assert ledgers.ledgers[first.ledger_id].closed
+
+    run(scenario())
+
+
+def test_no_rows_make_no_entry_and_no_ledger() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        writer = (await new_stream(ledgers)).writer()
+        assert await writer.finish() == []
+        assert await writer.write(table(0, 0)) == 0
+        assert await writer.write([]) == 0
+        assert await writer.finish() == []
+        assert ledgers.ledgers == {}
+        await writer.close()
+
+    run(scenario())
+
+
+def test_appends_are_pipelined_and_segments_wait_for_the_last_confirmation() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0, 500))
+        finishing = asyncio.ensure_future(writer.finish())
+        while ledgers.appends < 5:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert not finishing.done(), "nothing is confirmed yet"
+        ledgers.writers[0].deliver()
+        assert rows_of(ledgers, stream, await finishing) == list(range(500))
+
+    run(scenario())
+
+
+def test_a_large_ledger_is_replaced_in_the_middle_and_closed() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers, segment_roll_bytes=4 * KIB)
+        writer = stream.writer(compression="none")
+        await writer.write(table(0, 600))
+        segments = await writer.finish()
+        assert len(segments) > 2
+        assert rows_of(ledgers, stream, segments) == list(range(600))
+        for ledger_id in [segment.ledger_id for segment in segments[:-1]]:
+            stored = ledgers.ledgers[ledger_id]
+            assert sum(map(len, stored.payloads)) <= 4 * KIB
+        await writer.close()
+        assert all(ledger.closed for ledger in ledgers.ledgers.values())
+
+    run(scenario())
+
+
+def test_an_old_ledger_is_replaced() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers, segment_roll_age_s=60.0)
+        now_s = [0.0]
+        writer = SegmentWriter(ledgers, stream._schemas, clock=lambda: now_s[0])
+        used = []
+        for now_s[0] in (0.0, 59.0, 60.0, 61.0):
+            await writer.write(table(0))
+            used.append((await writer.finish())[0].ledger_id)
+        assert used == [used[0], used[0], used[2], used[2]]
+        assert used[0] != used[2]
+
+    run(scenario())
+
+
+def test_after_a_failed_append_a_new_ledger_takes_the_repetition() -> None:
+    async def scenario() -> None:
+        for error in (FencedError("taken"), NotEnoughBookiesError("too few")):
+            ledgers = FakeLedgers()
+            stream = await new_stream(ledgers)
+            writer = stream.writer()
+            await writer.write(table(0, 300))
+            good = await writer.finish()
+            ledgers.append_error, ledgers.fail_append_at = error, ledgers.appends + 2
+            with pytest.raises(type(error)):
+                await writer.write(table(300, 300))
+                await writer.finish()
+            writer.abandon()
+            await writer.write(table(300, 300))
+            again = await writer.finish()
+            assert rows_of(ledgers, stream, good + again) == list(range(600))
+            assert again[0].ledger_id != good[0].ledger_id
+            await writer.close()
+
+    run(scenario())
+
+
+def test_a_failure_of_the_last_append_fails_finish_and_nothing_else() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        ledgers.append_error, ledgers.fail_append_at = FencedError("taken"), 1
+        await writer.write(table(0))
+        with pytest.raises(FencedError):
+            await writer.finish()
+        await writer.write(table(0))
+        assert rows_of(ledgers, stream, await writer.finish()) == [0]
+        await writer.close()
+
+    run(scenario())
+
+
+def test_a_ledger_closed_by_others_between_micro_batches_is_replaced() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0))
+        (first,) = await writer.finish()
+        ledgers.ledgers[first.ledger_id].closed = True
+        await writer.write(table(1))
+        (second,) = await writer.finish()
+        assert second.ledger_id != first.ledger_id
+
+    run(scenario())
+
+
+def test_a_part_of_a_micro_batch_can_never_be_finished() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0, 500))
+        with pytest.raises(SchemaMismatchError):
+            await writer.write(pa.table({"n": ["text"], "text": ["x"]}))
+        with pytest.raises(RetryableError, match="write all of it again"):
+            await writer.finish()
+        await writer.write(table(0, 3))
+        assert rows_of(ledgers, stream, await writer.finish()) == [0, 1, 2]
+
+    run(scenario())
+
+
+def test_abandoned_rows_are_in_no_segment() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0, 500))
+        writer.abandon()
+        assert await writer.finish() == []
+        await writer.write(table(7))
+        assert rows_of(ledgers, stream, await writer.finish()) == [7]
+
+    run(scenario())
+
+
+def test_a_cancelled_finish_cancels_no_append() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        writer = (await new_stream(ledgers)).writer()
+        await writer.write(table(0))
+        finishing = asyncio.ensure_future(writer.finish())
+        while not ledgers.appends:
+            await asyncio.sleep(0)
+        finishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await finishing
+        assert not ledgers.writers[0]._held[0][0].cancelled()
+        ledgers.writers[0].deliver()
+
+    run(scenario())
+
+
+def test_a_change_of_schema_starts_a_new_segment() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer(merge_schema=True)
+        await writer.write(table(0, 3))
+        await writer.write(table(3, 2).append_column("extra", pa.array([1.5, 2.5])))
+        segments = await writer.finish()
+        assert [segment.schema_version for segment in segments] == [0, 1]
+        assert rows_of(ledgers, stream, segments) == [0, 1, 2, 3, 4]
+
+    run(scenario())
+
+
+def test_a_row_too_large_is_named() -> None:
+    async def scenario() -> None:
+        writer = (await new_stream(FakeLedgers())).writer(compression="none")
+        texts = ["x", "y" * (ENTRY_PAYLOAD_BYTES_MAX + 1), "z"]
+        with pytest.raises(EntryTooLargeError, match="row 1 "):
+            await writer.write(pa.table({"n": [0, 1, 2], "text": texts}))
+
+    run(scenario())
+
+
+def test_data_of_other_kinds_are_refused() -> None:
+    for data in (5, "text", {"n": [1]}, [1], [[table(0)]]):
+        with pytest.raises(ConfigurationError, match="pyarrow"):
+            list(as_batches(data))
+
+
+def test_closing_survives_a_ledger_that_cannot_be_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        writer = (await new_stream(ledgers)).writer()
+        await writer.write(table(0))
+        assert await writer.finish()
+        ledgers.writers[0]._failed = LedgerError("no metadata store")
+        await writer.close()
+        await writer.close()
+
+    run(scenario())
+    assert "left open: no metadata store" in caplog.text

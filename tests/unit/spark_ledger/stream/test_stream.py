@@ -1,0 +1,337 @@
+"""The handle of a stream: append, read, follow, positions, columns, time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    DataLossError,
+    FencedError,
+    NoSuchStreamError,
+    SchemaMismatchError,
+)
+from spark_ledger.stream.stream import Stream, parse_position
+from spark_ledger.stream.streams import Streams
+from spark_ledger.types import Dlsn
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, numbers, run, table
+
+
+async def new(ledgers: FakeLedgers | None = None) -> Stream:
+    return await Streams(ledgers or FakeLedgers()).create("s", SCHEMA)
+
+
+def test_append_and_read_back() -> None:
+    async def scenario() -> None:
+        stream = await new()
+        commit = await stream.append(table(0, 3), sink_id="job-1", transaction_id=7)
+        assert (commit.number, commit.rows, commit.applied, len(commit.segments)) == (0, 3, True, 1)
+        again = await stream.append(table(50, 9), sink_id="job-1", transaction_id=7)
+        assert (again, again.applied) == (commit, False)
+        await stream.append([table(3, 1), table(4, 1).to_batches()[0]])
+        await stream.append(table(5, 1).to_batches()[0])
+        assert await numbers(stream.read()) == [0, 1, 2, 3, 4, 5]
+        head = await stream.head()
+        assert (head.rows, head.next_commit, head.end) == (6, 3, Dlsn(3))
+        await stream.close()
+
+    run(scenario())
+
+
+def test_a_repetition_is_found_before_its_data_are_written() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        await stream.append(table(0, 3), sink_id="job", transaction_id=1)
+        before = ledgers.appends
+        await stream.append(table(0, 3), sink_id="job", transaction_id=1)
+        assert ledgers.appends == before
+        with pytest.raises(ConflictError, match="sinkId"):
+            await stream.append(table(0, 3), sink_id="job", transaction_id=0)
+
+    run(scenario())
+
+
+def test_an_empty_append_is_a_commit_without_rows() -> None:
+    async def scenario() -> None:
+        stream = await new()
+        commit = await stream.append(table(0, 0), sink_id="job", transaction_id=1)
+        assert (commit.rows, commit.segments, commit.applied) == (0, (), True)
+        assert await numbers(stream.read()) == []
+
+    run(scenario())
+
+
+def test_concurrent_appends_are_whole_and_share_one_ledger() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        commits = await asyncio.gather(
+            *(
+                stream.append(table(100 * n, 50), sink_id="j", transaction_id=0)
+                if n == 0
+                else stream.append(table(100 * n, 50))
+                for n in range(8)
+            )
+        )
+        assert sorted(commit.number for commit in commits) == list(range(8))
+        assert len(ledgers.ledgers) == 1
+        found = await numbers(stream.read())
+        runs = [found[start : start + 50] for start in range(0, 400, 50)]
+        assert sorted(runs) == [list(range(100 * n, 100 * n + 50)) for n in range(8)]
+
+    run(scenario())
+
+
+def test_slow_data_do_not_hold_up_other_appends() -> None:
+    async def scenario() -> None:
+        stream = await new()
+        go_on = asyncio.Event()
+
+        async def slowly() -> Any:
+            yield table(0)
+            await go_on.wait()
+            yield table(1)
+
+        slow = asyncio.ensure_future(stream.append(slowly()))
+        await asyncio.sleep(0.01)
+        await stream.append(table(9))
+        assert not slow.done()
+        go_on.set()
+        assert (await slow).rows == 2
+        assert await numbers(stream.read()) == [9, 0, 1]
+        for n in range(4):
+            await stream.append([table(n)])
+        await stream.close()
+
+    run(scenario())
+
+
+def test_a_failed_append_commits_nothing_and_can_be_repeated() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        ledgers.append_error, ledgers.fail_append_at = FencedError("taken"), 1
+        with pytest.raises(FencedError):
+            await stream.append(table(0, 3), sink_id="j", transaction_id=1)
+        assert await numbers(stream.read()) == []
+        assert (await stream.append(table(0, 3), sink_id="j", transaction_id=1)).applied
+        assert await numbers(stream.read()) == [0, 1, 2]
+
+    run(scenario())
+
+
+def test_a_schema_that_does_not_fit_names_the_field_and_merging_adds_it() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        extra = table(0, 1).append_column("price", pa.array([1.5]))
+        with pytest.raises(SchemaMismatchError, match=r"'price'.*double.*merge_schema"):
+            await stream.append(extra)
+        with pytest.raises(SchemaMismatchError, match=r"'text'.*missing"):
+            await stream.check_schema(SCHEMA.remove(1))
+        await stream.append(extra, merge_schema=True)
+        await stream.append(table(1, 1).select(["n"]), merge_schema=True)
+        assert stream.schema.names == ["n", "text", "price"]
+        rows = [row async for batch in stream.read() for row in batch.to_pylist()]
+        assert rows == [
+            {"n": 0, "text": "row 0", "price": 1.5},
+            {"n": 1, "text": None, "price": None},
+        ]
+        other = await another(ledgers)[1].open("s")
+        assert other.schema.equals(stream.schema)
+
+    run(scenario())
+
+
+def test_two_writers_that_merge_at_once_agree() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        first = await new(ledgers)
+        second = await another(ledgers)[1].open("s")
+        await asyncio.gather(
+            first.append(table(0).append_column("a", pa.array([1])), merge_schema=True),
+            second.append(table(1).append_column("b", pa.array(["x"])), merge_schema=True),
+        )
+        assert sorted((await first.refresh()).schema.names) == ["a", "b", "n", "text"]
+        rows = {
+            row["n"]: (row["a"], row["b"])
+            async for batch in first.read(schema=first.schema)
+            for row in batch.to_pylist()
+        }
+        assert rows == {0: (1, None), 1: (None, "x")}
+
+    run(scenario())
+
+
+def test_overwrite_hides_all_rows_before_it_at_once() -> None:
+    async def scenario() -> None:
+        stream = await new()
+        await stream.append(table(0, 3))
+        await stream.append(table(10, 2), overwrite=True, sink_id="j", transaction_id=1)
+        assert await numbers(stream.read()) == [10, 11]
+        with pytest.raises(DataLossError, match=r"\(1, 0, 0\)"):
+            await numbers(stream.read(Dlsn(0)))
+        assert await numbers(stream.read(Dlsn(0), Dlsn(0))) == []
+        assert await stream.position_at_timestamp(0) == Dlsn(1)
+        await stream.append([], overwrite=True)
+        assert await numbers(stream.read()) == []
+        assert (await stream.head()).is_empty
+
+    run(scenario())
+
+
+def test_columns_pick_from_the_newest_schema() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        early = await another(ledgers)[1].open("s")
+        await stream.append(table(0, 1).append_column("price", pa.array([1.5])), merge_schema=True)
+        batches = [batch async for batch in early.read(columns=["price", "n"])]
+        assert batches[0].to_pylist() == [{"price": 1.5, "n": 0}]
+        with pytest.raises(ConfigurationError, match="no column 'nope'; it has n, text, price"):
+            await numbers(early.read(columns=["nope"]))
+        with pytest.raises(ConfigurationError, match="not both"):
+            await numbers(early.read(columns=["n"], schema=SCHEMA))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("position", ["now", 5, (), (1, 2, 3, 4), (-1,), (1.0,), (True,), None])
+def test_positions_that_are_none_are_refused(position: Any) -> None:
+    with pytest.raises(ConfigurationError, match="position"):
+        parse_position(position)
+    assert parse_position((3,)) == Dlsn(3, 0, 0)
+
+
+def test_a_position_behind_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_ledger.stream.stream.STALE_READ_DELAY_S", 0.001)
+
+    async def scenario() -> None:
+        stream = await new()
+        await stream.append(table(0, 3))
+        for start, end in ((Dlsn(2), "latest"), (Dlsn(1, 0, 1), "latest"), ("earliest", Dlsn(5))):
+            with pytest.raises(ConfigurationError, match="behind the end"):
+                await numbers(stream.read(start, end))  # type: ignore[arg-type]
+        assert await numbers(stream.read(Dlsn(1))) == []
+        assert await numbers(stream.read("latest", "earliest")) == []
+
+    run(scenario())
+
+
+def test_a_position_that_another_process_knows_first_is_waited_for() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        reading = asyncio.ensure_future(numbers(stream.read(Dlsn(0), Dlsn(1))))
+        await asyncio.sleep(0.01)
+        await (await another(ledgers)[1].open("s")).append(table(0, 2))
+        assert await reading == [0, 1]
+
+    run(scenario())
+
+
+def test_tail_delivers_what_comes_and_ends_when_idle() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        await stream.append(table(0, 2))
+        reader = await another(ledgers)[1].open("s")
+
+        async def produce() -> None:
+            for n in range(2, 8):
+                await stream.append(table(n))
+                await asyncio.sleep(0.005)
+
+        found, from_now, _ = await asyncio.gather(
+            numbers(reader.tail("earliest", idle_timeout=0.3)),
+            numbers((await another(ledgers)[1].open("s")).tail(idle_timeout=0.3)),
+            produce(),
+        )
+        assert found == list(range(8))
+        assert from_now == list(range(2, 8))
+        await reader.close()
+
+    run(scenario())
+
+
+def test_tail_fails_when_the_stream_is_deleted_and_when_it_falls_behind_truncation() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        follower = asyncio.ensure_future(numbers((await another(ledgers)[1].open("s")).tail()))
+        await asyncio.sleep(0.01)
+        await Streams(ledgers).delete("s")
+        with pytest.raises(NoSuchStreamError):
+            await follower
+        stream = await Streams(ledgers).create("s", SCHEMA)
+        await stream.append(table(0))
+        batches = (await another(ledgers)[1].open("s")).tail("earliest")
+        assert (await anext(batches)).num_rows == 1
+        await stream.append(table(1))
+        await stream.append(table(2), overwrite=True)
+        with pytest.raises(DataLossError, match="truncated"):
+            await anext(batches)
+
+    run(scenario())
+
+
+def test_waiting_costs_one_read_per_change() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        faults = Faults([])
+        waiter = await another(ledgers, faults)[1].open("s")
+        head = await waiter.wait_for_commit(after_segment=0, timeout_s=0.01)
+        assert head.next_segment == 0
+        before = faults.count("get")
+        for _ in range(20):
+            assert (await waiter.head()).next_segment == 0
+        assert faults.count("get") == before, "while a watch stands the head is cached"
+        waiting = [
+            asyncio.ensure_future(waiter.wait_for_commit(after_segment=0, timeout_s=30))
+            for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        await stream.append(table(0))
+        for head in await asyncio.gather(*waiting):
+            assert head.next_segment == 1
+        assert (await waiter.head()).next_segment == 1
+        await waiter.close()
+        await stream.append(table(1))
+        assert (await waiter.head()).next_segment == 2, "without a watch it is read"
+
+    run(scenario())
+
+
+def test_a_writer_sees_its_own_commit_although_it_watches() -> None:
+    async def scenario() -> None:
+        stream = await new()
+        await stream.wait_for_commit(after_segment=0, timeout_s=0.001)
+        await stream.append(table(0))
+        assert (await stream.head()).next_segment == 1
+
+    run(scenario())
+
+
+def test_time_finds_the_first_row_committed_since() -> None:
+    async def scenario() -> None:
+        stream = await new()
+        clock = [1000]
+        stream._committer._clock_ms = lambda: clock[0]
+        for n, clock[0] in enumerate((1000, 1500, 1500, 2000)):
+            await stream.append(table(n))
+        expected = {0: 0, 1000: 0, 1001: 1, 1500: 1, 1501: 3, 2000: 3, 2001: 4, 1 << 50: 4}
+        for time_ms, segment in expected.items():
+            assert await stream.position_at_timestamp(time_ms) == Dlsn(segment)
+        commit = await stream.first_commit_since(1200)
+        assert commit is not None
+        assert commit.number == 1
+
+    run(scenario())
