@@ -243,7 +243,8 @@ class Stream:
         columns: Sequence[str] | None = None,
     ) -> Iterator[Any]:
         """The rows from ``start`` (inclusive) to ``end`` (exclusive) as record batches."""
-        return self._portal.iterate(self._stream.read(start, end, schema=schema, columns=columns))
+        chunks = self._stream.read_chunks(start, end, schema=schema, columns=columns)
+        return _flatten(self._portal.iterate(chunks))
 
     def tail(
         self,
@@ -262,9 +263,8 @@ class Stream:
         self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
     ) -> Iterator[PositionedBatch]:
         """The rows of ranges that a planner made, each batch with its position."""
-        return self._portal.iterate(
-            self._stream.read_ranges(ranges, schema=schema, replica_hint=replica_hint)
-        )
+        chunks = self._stream.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
+        return _flatten(self._portal.iterate(chunks))
 
     def close(self) -> None:
         """Stop watching, and close the ledger that ``append`` uses. Idempotent."""
@@ -280,6 +280,14 @@ class Stream:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
+    try:
+        for chunk in chunks:
+            yield from chunk
+    finally:
+        chunks.close()  # type: ignore[attr-defined]  # it is a generator of the portal
 
 
 async def _in_thread(data: Any) -> AsyncGenerator[Any, None]:

@@ -73,11 +73,22 @@ class RangeReader:
         Raises ``DataLossError`` (segments are gone), ``NoSuchStreamError`` (the stream is),
         ``CorruptionError``, ``SchemaMismatchError``, ``BookieUnavailableError``.
         """
-        source = self._chunks(ranges, schema, replica_hint)
-        async with aclosing(prefetched(source, CHUNKS_AHEAD)) as chunks:
+        async with aclosing(
+            self.read_chunks(ranges, schema=schema, replica_hint=replica_hint)
+        ) as chunks:
             async for chunk in chunks:
                 for batch in chunk:
                     yield batch
+
+    def read_chunks(
+        self,
+        ranges: AsyncIterator[SegmentRange] | Iterable[SegmentRange],
+        *,
+        schema: Any,
+        replica_hint: int = 0,
+    ) -> AsyncGenerator[list[PositionedBatch], None]:
+        """As ``read``, in lists of about one MiB: for callers to whom each item costs."""
+        return prefetched(self._chunks(ranges, schema, replica_hint), CHUNKS_AHEAD)
 
     async def _chunks(
         self,

@@ -294,11 +294,25 @@ class Stream:
         schema. Raises ``DataLossError`` for a truncated start, ``ConfigurationError`` for a
         position behind the end of the stream.
         """
+        async with aclosing(self.read_chunks(start, end, schema=schema, columns=columns)) as chunks:
+            async for chunk in chunks:
+                for batch in chunk:
+                    yield batch
+
+    async def read_chunks(
+        self,
+        start: Position = "earliest",
+        end: Position = "latest",
+        *,
+        schema: Any = None,
+        columns: Sequence[str] | None = None,
+    ) -> AsyncGenerator[list[Any], None]:
+        """As ``read``, in lists of about one MiB: for callers to whom each item costs."""
         target = await self._target_schema(schema, columns)
         first, last = await self._resolve(start, end)
-        async with aclosing(self._read_between(first, last, target)) as batches:
-            async for positioned in batches:
-                yield positioned.batch
+        async with aclosing(self._chunks_between(first, last, target)) as chunks:
+            async for chunk in chunks:
+                yield [positioned.batch for positioned in chunk]
 
     async def tail(
         self,
@@ -313,9 +327,10 @@ class Stream:
         target = await self._target_schema(schema, columns)
         position, end = await self._resolve(start, "latest")
         while True:
-            async with aclosing(self._read_between(position, end, target)) as batches:
-                async for positioned in batches:
-                    yield positioned.batch
+            async with aclosing(self._chunks_between(position, end, target)) as chunks:
+                async for chunk in chunks:
+                    for positioned in chunk:
+                        yield positioned.batch
             position = max(position, end)
             head = await self.wait_for_commit(
                 after_segment=position.segment, timeout_s=idle_timeout
@@ -336,10 +351,17 @@ class Stream:
         target = self.schema if schema is None else schema
         return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
 
-    def _read_between(
+    def read_range_chunks(
+        self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
+    ) -> AsyncGenerator[list[PositionedBatch], None]:
+        """As ``read_ranges``, in lists of about one MiB: for callers to whom each item costs."""
+        target = self.schema if schema is None else schema
+        return self._reader.read_chunks(ranges, schema=target, replica_hint=replica_hint)
+
+    def _chunks_between(
         self, start: Dlsn, end: Dlsn, target: Any
-    ) -> AsyncGenerator[PositionedBatch, None]:
-        return self._reader.read(self._ranges(start, end), schema=target)
+    ) -> AsyncGenerator[list[PositionedBatch], None]:
+        return self._reader.read_chunks(self._ranges(start, end), schema=target)
 
     async def _ranges(self, start: Dlsn, end: Dlsn) -> AsyncIterator[SegmentRange]:
         """The ranges between two positions, looked up in growing steps."""

@@ -18,7 +18,8 @@ SINK = SinkRecord("query", 41, 6, "run-1")
 
 def proposal(transaction_id: int, **changes: object) -> Proposal:
     parts = (segment(UNPLACED, (2, 1)), segment(UNPLACED, (4,)))
-    return replace(Proposal(parts, "query", transaction_id, "run-2"), **changes)  # type: ignore[arg-type]
+    made = Proposal(parts, "query", transaction_id, "run-2")
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def test_segments_are_placed_behind_the_head_and_totals_grow() -> None:
