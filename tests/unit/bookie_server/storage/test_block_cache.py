@@ -1,0 +1,29 @@
+"""The block cache keeps within its bytes and gives up what was not used for longest."""
+
+from __future__ import annotations
+
+from bookie_server.storage.block_cache import BlockCache
+from bookie_server.storage.index import BlockLocation
+from tests.unit.bookie_server.storage.support import make_run
+
+
+def place(number: int) -> BlockLocation:
+    return BlockLocation(1, number, 10)
+
+
+def test_least_recently_used_go_first() -> None:
+    cache = BlockCache(100)
+    runs = [make_run(1, [number], 40) for number in range(4)]
+    cache.put(place(0), runs[0])
+    cache.put(place(1), runs[1])
+    assert cache.get(place(0)) is runs[0]
+    cache.put(place(2), runs[2])
+    assert cache.get(place(1)) is None
+    assert cache.get(place(0)) is runs[0] and cache.get(place(2)) is runs[2]
+    cache.drop(place(0))
+    cache.drop(place(0))
+    cache.put(place(3), runs[3])
+    assert cache.get(place(2)) is runs[2], "the dropped one made room"
+    cache.put(place(9), make_run(1, [9], 101))
+    assert cache.get(place(9)) is None, "larger than the cache"
+    assert cache.get(place(2)) is runs[2]

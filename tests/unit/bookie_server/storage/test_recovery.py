@@ -1,0 +1,153 @@
+"""A bookie over faults and restarts: sticky failure, marks, lost and damaged files."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from bookie_server.storage.entry_log import log_ids
+from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.journal_files import journal_numbers, journal_path
+from bookie_server.storage.memory_fs import MemoryFileSystem
+from spark_ledger.errors import CorruptionError
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.unit.bookie_server.storage.support import (
+    JOURNAL,
+    LEDGERS,
+    Answer,
+    Machine,
+    expected,
+    formatted,
+)
+
+OK = BookieStatus.OK
+L = LedgerId(7)
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    return formatted()
+
+
+@pytest.fixture
+def machine(files: MemoryFileSystem) -> Machine:
+    return Machine(files)
+
+
+def test_a_failed_journal_answers_nobody_ok(files: MemoryFileSystem) -> None:
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if failing and operation.kind == "fdatasync" else None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    assert machine.add(7, [0]) is OK
+    assert machine.fence(9) is OK
+    failing = True
+    add, fence = machine.start_add(7, [1]), machine.start_fence(8)
+    machine.settle()
+    failing = False
+    assert [answers[0][0] for answers in (add, fence)] == [BookieStatus.IO_ERROR] * 2
+    assert len(machine.fatal) == 1 and "restart" in machine.fatal[0]
+    assert machine.add(7, [2]) is BookieStatus.IO_ERROR
+    for ledger_id in (7, 8, 9):
+        assert machine.fence(ledger_id) is BookieStatus.IO_ERROR
+    answers: list[Answer] = []
+    machine.bookie.write_last_confirmed(
+        L, EntryId(0), access_key=b"", done=lambda *answer: answers.append(answer)
+    )
+    assert answers[0][0] is BookieStatus.IO_ERROR
+    assert machine.bookie.append_bytes_in_flight == 0
+    machine.close()
+    again = Machine(files.crash_clone(None))
+    assert again.held(7) == expected(7, [0])
+
+
+def test_two_directories_have_their_own_marks(files: MemoryFileSystem) -> None:
+    """One directory flushes, the other cannot: the journal keeps what the other lacks."""
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        in_second = LEDGERS[1] in operation.path.parents
+        return Fault(errno.ENOSPC) if failing and in_second and operation.kind != "pread" else None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    failing = True
+    for entry_id in range(40):  # more than one journal file
+        assert machine.add(6, [entry_id]) is OK
+        assert machine.add(7, [entry_id]) is OK
+        if entry_id % 10 == 9:
+            with pytest.raises(OSError, match="No space"):
+                machine.flush()
+    assert machine.fence(7) is OK
+    again = Machine(files.crash_clone(None))
+    assert again.held(6) == expected(6, range(40))
+    assert again.held(7) == expected(7, range(40))
+    assert again.is_fenced(7)
+
+
+def test_the_journal_is_trimmed(machine: Machine, files: MemoryFileSystem) -> None:
+    for entry_id in range(40):
+        machine.add(7, [entry_id])
+    assert len(journal_numbers(files, JOURNAL)) == 3
+    machine.flush()
+    assert len(journal_numbers(files, JOURNAL)) == 1
+    machine.close()
+    assert Machine(files).held(7) == expected(7, range(40))
+
+
+def test_a_lost_journal_file_refuses_to_open(machine: Machine, files: MemoryFileSystem) -> None:
+    machine.add(7, [0])
+    number = journal_numbers(files, JOURNAL)[-1]
+    files.remove(journal_path(JOURNAL, number))
+    files.sync_directory(JOURNAL)
+    with pytest.raises(CorruptionError, match=rf"{number:016d}\.log is missing"):
+        Machine(files.crash_clone(None))
+
+
+def test_a_journal_that_lost_what_a_directory_has_refuses(files: MemoryFileSystem) -> None:
+    """Zeros at its end are not a torn tail if another directory proves they were synced."""
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if failing and LEDGERS[1] in operation.path.parents else None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    assert machine.add(7, [0]) is OK
+    assert machine.add(6, [0]) is OK
+    failing = True
+    with pytest.raises(OSError, match="Input/output"):
+        machine.flush()
+    path = journal_path(JOURNAL, journal_numbers(files, JOURNAL)[-1])
+    files.damage(path, 4096, bytes(8192))
+    with pytest.raises(CorruptionError, match=f"but ledger directory {LEDGERS[0]} holds batch 2"):
+        Machine(files.crash_clone(None))
+
+
+def test_a_lost_index_is_replayed_or_refused(files: MemoryFileSystem) -> None:
+    """The journal can stand in for an empty index only while it still has its first file."""
+    for ledger_count, message in ((1, ""), (40, "index was lost")):
+        files = formatted()
+        machine = Machine(files)
+        for entry_id in range(ledger_count):
+            assert machine.add(7, [entry_id]) is OK
+        machine.close()
+        files.remove(LEDGERS[1] / "index" / "index.json")
+        if message:
+            with pytest.raises(CorruptionError, match=f"{LEDGERS[1]}.*{message}"):
+                Machine(files)
+        else:
+            assert Machine(files).held(7) == expected(7, [0])
+
+
+def test_logs_are_finished_when_they_are_full(machine: Machine, files: MemoryFileSystem) -> None:
+    for entry_id in range(12):
+        machine.add(7, [entry_id], size=4000)
+        machine.flush()
+    machine.close()
+    store = Machine(files).bookie._storage.store_of(L)
+    logs = log_ids(files, LEDGERS[1])
+    assert len(logs) == 3
+    totals = [store._reader.ledger_map(log_id) for log_id in logs]
+    assert all(total is not None and total.keys() == {7} for total in totals)
