@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -306,14 +307,17 @@ class BookieServer:
         )
 
     def _status(self) -> dict[str, object]:
-        description = self._describe()
         storage: StorageStats = self._bookie.stats()
         return {
             "bookie_id": self._cookie.bookie_id,
             "rack": self._config.rack,
             "pid": os.getpid(),
-            "description": description,
-            "storage": storage,
+            **asdict(self._describe()),
+            "journal": storage.journal._asdict(),
+            "engine": storage.engine,
+            "append_bytes_in_flight": storage.append_bytes_in_flight,
+            "adds_waiting": storage.adds_waiting,
+            "failure": storage.failure,
         }
 
     def _exposition(self) -> bytes:

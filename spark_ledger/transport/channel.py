@@ -39,6 +39,8 @@ def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
         *transfer_options(),
         ("grpc.keepalive_time_ms", _milliseconds(options.keepalive_interval_s)),
         ("grpc.keepalive_timeout_ms", _milliseconds(options.keepalive_timeout_s)),
+        # The answer to a probe counts against this one (60 s by default), not the one above.
+        ("grpc.http2.ping_timeout_ms", _milliseconds(options.keepalive_timeout_s)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # The least backoff is also the time that one connection attempt gets.

@@ -1,0 +1,270 @@
+"""The append stream over a scripted call: packing, order, accounting, and every way to break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET, MIB
+from spark_ledger.runs import EntryRun
+from spark_ledger.transport.append_stream import AppendStream, StreamAppender
+from spark_ledger.transport.base import AddResult
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.codec import ReceivedAdd, decode_append_request
+
+BOOKIE = BookieId("b1")
+
+
+class Call:
+    """A grpc call that writes what it is given to a list, and reads what the test puts in."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[ReceivedAdd]] = []
+        self.sizes: list[int] = []
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        self.may_connect = asyncio.Event()
+        self.may_connect.set()
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self.cancelled = False
+
+    async def wait_for_connection(self) -> None:
+        await self.may_connect.wait()
+
+    async def write(self, message: bytes) -> None:
+        self.messages.append(decode_append_request(message))
+        self.sizes.append(len(message))
+        await self.may_write.wait()
+
+    async def read(self) -> Any:
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def answer(self, tag: int, last_entry: int, status: int = 0, message: str = "") -> None:
+        result = pb.AddResult(tag=tag, last_entry=last_entry, status=status, message=message)
+        self.answers.put_nowait(pb.AppendResponse(results=[result]).SerializeToString())
+
+
+class Fixture:
+    def __init__(self) -> None:
+        self.call = Call()
+        self.results: list[AddResult] = []
+        self.stream = AppendStream(BOOKIE, lambda: self.call, connect_timeout_s=0.1)
+
+    def open(self, ledger_id: int = 1) -> StreamAppender:
+        return self.stream.open(
+            LedgerId(ledger_id), access_key=b"key", recovery=True, on_result=self.results.append
+        )
+
+
+def on_loop(test: Callable[[Fixture], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            fixture = Fixture()
+            async with asyncio.timeout(10):
+                await test(fixture)
+                await fixture.stream.close()
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def make_run(first: int, size: int = 100, ledger_id: int = 1) -> EntryRun:
+    return EntryRun(LedgerId(ledger_id), EntryId(first), None, [size], b"x" * size)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@on_loop
+async def test_all_that_is_queued_goes_into_one_message(f: Fixture) -> None:
+    first, second = f.open(1), f.open(2)
+    first.send(make_run(0))
+    second.send(make_run(0, ledger_id=2))
+    first.send(make_run(1))
+    await settle()
+    (adds,) = f.call.messages
+    assert [(add.tag, add.run.ledger_id, add.run.first_entry) for add in adds] == [
+        (first.tag, 1, 0),
+        (second.tag, 2, 0),
+        (first.tag, 1, 1),
+    ]
+    assert all(add.access_key == b"key" and add.recovery for add in adds)
+
+
+@on_loop
+async def test_a_message_grows_while_the_one_before_is_written(f: Fixture) -> None:
+    appender = f.open()
+    f.call.may_write.clear()
+    appender.send(make_run(0))
+    await settle()
+    for entry in range(1, 50):
+        appender.send(make_run(entry))
+        await asyncio.sleep(0)
+    assert len(f.call.messages) == 1
+    f.call.may_write.set()
+    await settle()
+    assert [len(adds) for adds in f.call.messages] == [1, 49]
+
+
+@on_loop
+async def test_a_message_stays_below_its_target_unless_one_run_is_larger(f: Fixture) -> None:
+    appender = f.open()
+    sizes = [600_000, 600_000, 300_000, 3 * MIB, 100, 100]
+    for entry, size in enumerate(sizes):
+        appender.send(make_run(entry, size))
+    await settle()
+    assert [[len(a.run.frames) for a in adds] for adds in f.call.messages] == [
+        [600_000],
+        [600_000, 300_000],
+        [3 * MIB],
+        [100, 100],
+    ]
+    assert sorted(f.call.sizes)[-2] < APPEND_MESSAGE_BYTES_TARGET + 1000
+
+
+@on_loop
+async def test_bytes_in_flight_are_what_is_not_answered(f: Fixture) -> None:
+    first, second = f.open(1), f.open(2)
+    first.send(make_run(0, 100))
+    first.send(make_run(1, 200))
+    second.send(make_run(0, 400, 2))
+    assert f.stream.bytes_in_flight == 700
+    await settle()
+    f.call.answer(first.tag, 0)
+    await settle()
+    assert f.stream.bytes_in_flight == 600
+    second.close()
+    assert f.stream.bytes_in_flight == 200
+    f.call.answer(first.tag, 1)
+    await settle()
+    assert f.stream.bytes_in_flight == 0
+
+
+@on_loop
+async def test_a_closed_appender_sends_no_more_of_what_is_queued(f: Fixture) -> None:
+    gone, stays = f.open(1), f.open(2)
+    f.call.may_write.clear()
+    stays.send(make_run(0, ledger_id=2))
+    await settle()
+    gone.send(make_run(0))
+    stays.send(make_run(1, ledger_id=2))
+    gone.close()
+    f.call.may_write.set()
+    await settle()
+    assert [add.run.ledger_id for add in f.call.messages[1]] == [2]
+
+
+@on_loop
+async def test_late_answers_to_a_closed_appender_are_ignored(f: Fixture) -> None:
+    appender = f.open()
+    appender.send(make_run(0))
+    await settle()
+    appender.close()
+    f.call.answer(appender.tag, 0)
+    f.call.answer(12345, 0)
+    await settle()
+    assert f.results == [] and not f.stream.is_broken
+
+
+@on_loop
+async def test_a_refusal_is_reported_once(f: Fixture) -> None:
+    appender = f.open()
+    appender.send(make_run(0))
+    appender.send(make_run(1))
+    await settle()
+    f.call.answer(appender.tag, 0, int(BookieStatus.FENCED), "fenced")
+    f.call.answer(appender.tag, 1)
+    appender.send(make_run(2))
+    await settle()
+    assert f.results == [AddResult(BOOKIE, BookieStatus.FENCED, EntryId(0), "fenced")]
+    assert len(f.call.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        grpc.aio.EOF,
+        asyncio.InvalidStateError("ended"),
+        b"\xff\xff not protobuf",
+        grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "reset"
+        ),
+    ],
+    ids=["eof", "ended", "garbage", "reset"],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_every_end_of_the_call_fails_what_is_outstanding(end: object) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+        f = Fixture()
+        busy, idle = f.open(1), f.open(2)
+        busy.send(make_run(4))
+        await settle()
+        f.call.answers.put_nowait(end)
+        await settle()
+        assert [(r.status, r.last_entry) for r in f.results] == [(BookieStatus.UNAVAILABLE, 4)]
+        assert f.stream.is_broken and f.call.cancelled
+        idle.send(make_run(0, ledger_id=2))
+        assert len(f.results) == 1
+        await settle()
+        assert len(f.results) == 2
+        assert f.stream.bytes_in_flight == 0
+        await f.stream.close()
+
+    asyncio.run(main())
+
+
+@on_loop
+async def test_a_connection_that_is_not_made_in_time_fails(f: Fixture) -> None:
+    f.call.may_connect.clear()
+    f.open().send(make_run(0))
+    while not f.results:
+        await asyncio.sleep(0.01)
+    assert f.results[0].status is BookieStatus.UNAVAILABLE
+    assert "no connection within" in f.results[0].message
+
+
+def test_an_error_in_a_callback_breaks_the_stream_and_is_reported() -> None:
+    async def main() -> None:
+        reported: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: reported.append(context))
+        f = Fixture()
+
+        def fail(_result: AddResult) -> None:
+            raise ValueError("a bug")
+
+        bad = f.stream.open(LedgerId(1), access_key=b"", recovery=False, on_result=fail)
+        good = f.open(2)
+        bad.send(make_run(0))
+        good.send(make_run(0, ledger_id=2))
+        await settle()
+        f.call.answer(bad.tag, 0)
+        await settle()
+        assert [str(context["exception"]) for context in reported] == ["a bug"]
+        assert [r.status for r in f.results] == [BookieStatus.UNAVAILABLE]
+        bad.close()
+        await f.stream.close()
+
+    asyncio.run(main())
+
+
+@on_loop
+async def test_a_run_of_another_ledger_is_our_bug(f: Fixture) -> None:
+    with pytest.raises(AssertionError, match="one ledger"):
+        f.open(1).send(make_run(0, ledger_id=2))

@@ -1,0 +1,299 @@
+"""What only the gRPC transport has: addresses, dead and half-open connections, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc
+import grpc.aio
+import pytest
+
+from bookie_server.service.grpc_server import GrpcServer
+from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.metrics import ServiceMetrics
+from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
+from spark_ledger.runs import EntryRun
+from spark_ledger.transport.base import AddResult
+from spark_ledger.transport.channel import GrpcOptions, channel_options, failure_of
+from spark_ledger.transport.grpc_aio import GrpcTransport
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from tests.contracts.scripted_bookie import ScriptedBookie
+
+BOOKIE = BookieId("b1")
+LEDGER = LedgerId(1)
+FAST = GrpcOptions(connect_timeout_s=0.3, keepalive_interval_s=0.2, keepalive_timeout_s=0.3)
+
+
+class Bookies:
+    """Starts gRPC bookies and cleans up."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[GrpcServer, BookieService]] = []
+
+    async def start(self, bookie: ScriptedBookie, bookie_id: BookieId = BOOKIE) -> int:
+        metrics = ServiceMetrics()
+        service = BookieService(bookie, bookie_id, describe=describe, metrics=metrics)
+        server = GrpcServer(service, metrics)
+        self._parts.append((server, service))
+        return await server.start("127.0.0.1", 0)
+
+    async def stop_all(self) -> None:
+        for server, service in self._parts:
+            await server.stop(0.0)
+            service.close()
+        self._parts.clear()
+
+
+def describe() -> Description:
+    return Description("c", "1", "writable", 0, 0, 0, 0, 0.0)
+
+
+class Relay:
+    """Forwards bytes between a client and a server until it is told to stop doing so."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+        self.silent = False
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await close_all(self._writers)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        self._writers += [writer, far_writer]
+        for source, target in ((reader, far_writer), (far_reader, writer)):
+            self._tasks.add(asyncio.get_running_loop().create_task(self._pump(source, target)))
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            if not self.silent:
+                target.write(data)
+
+
+async def close_all(writers: list[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        writer.close()
+    waits = [writer.wait_closed() for writer in writers]
+    await asyncio.gather(*waits, return_exceptions=True)
+
+
+def on_loop(test: Callable[[Bookies], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            bookies = Bookies()
+            try:
+                async with asyncio.timeout(20):
+                    await test(bookies)
+            finally:
+                await bookies.stop_all()
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def make_run(entry: int) -> EntryRun:
+    return EntryRun(LEDGER, EntryId(entry), None, [100], bytes(100))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+@on_loop
+async def test_a_bookie_nobody_knows_is_unavailable(_bookies: Bookies) -> None:
+    transport = GrpcTransport(lambda _bookie_id: None)
+    results: list[AddResult] = []
+    appender = transport.open_appender(
+        BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
+    )
+    appender.send(make_run(0))
+    await until(lambda: results)
+    assert results[0].status is BookieStatus.UNAVAILABLE
+    assert "not registered" in results[0].message
+    end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=1)
+    assert end.status is BookieStatus.UNAVAILABLE
+    with pytest.raises(BookieUnavailableError, match="not registered"):
+        await transport.describe(BOOKIE, timeout_s=1)
+    assert transport.append_bytes_in_flight(BOOKIE) == 0
+    await transport.close()
+
+
+@on_loop
+async def test_another_bookie_at_the_address_is_found_out(bookies: Bookies) -> None:
+    port = await bookies.start(ScriptedBookie(), BookieId("somebody-else"))
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
+    results: list[AddResult] = []
+    appender = transport.open_appender(
+        BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
+    )
+    appender.send(make_run(0))
+    await until(lambda: results)
+    assert results[0].status is BookieStatus.WRONG_BOOKIE
+    assert "somebody-else" in results[0].message
+    end = await transport.read_last_confirmed(BOOKIE, LEDGER, fence=True, timeout_s=5)
+    assert end.status is BookieStatus.WRONG_BOOKIE
+    with pytest.raises(BookieUnavailableError, match="somebody-else"):
+        await transport.describe(BOOKIE, timeout_s=5)
+    await transport.close()
+
+
+@on_loop
+async def test_a_bookie_that_moved_is_followed(bookies: Bookies) -> None:
+    old, new = ScriptedBookie(), ScriptedBookie()
+    ports = [await bookies.start(old), await bookies.start(new)]
+    at = [0]
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{ports[at[0]]}")
+    results: list[AddResult] = []
+
+    def send(entry: int) -> None:
+        transport.open_appender(
+            BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
+        ).send(make_run(entry))
+
+    send(0)
+    await until(lambda: len(results) == 1)
+    old.hold = True
+    send(1)
+    await until(lambda: len(old.adds) == 2)
+    at[0] = 1
+    send(2)
+    await until(lambda: len(results) == 3)
+    assert sorted((r.status, r.last_entry) for r in results) == [
+        (BookieStatus.OK, 0),
+        (BookieStatus.OK, 2),
+        (BookieStatus.UNAVAILABLE, 1),
+    ]
+    assert [run.first_entry for run in new.adds] == [2]
+    await transport.close()
+
+
+@on_loop
+async def test_a_bookie_without_registration_keeps_its_connection(bookies: Bookies) -> None:
+    port = await bookies.start(ScriptedBookie())
+    address: list[str | None] = [f"127.0.0.1:{port}"]
+    transport = GrpcTransport(lambda _bookie_id: address[0])
+    assert (await transport.describe(BOOKIE, timeout_s=5)).bookie_id == BOOKIE
+    address[0] = None
+    assert (await transport.describe(BOOKIE, timeout_s=5)).bookie_id == BOOKIE
+    await transport.close()
+
+
+@on_loop
+async def test_a_connection_that_went_silent_is_found(bookies: Bookies) -> None:
+    bookie = ScriptedBookie()
+    relay = Relay(await bookies.start(bookie))
+    port = await relay.start()
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}", FAST)
+    results: list[AddResult] = []
+    appender = transport.open_appender(
+        BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
+    )
+    appender.send(make_run(0))
+    await until(lambda: results)
+    relay.silent = True
+    appender.send(make_run(1))
+    await until(lambda: len(results) == 2)
+    assert results[1].status is BookieStatus.UNAVAILABLE
+    await transport.close()
+    await relay.stop()
+
+
+@on_loop
+async def test_a_host_that_accepts_and_says_nothing_is_given_up(_bookies: Bookies) -> None:
+    writers: list[asyncio.StreamWriter] = []
+    mute = await asyncio.start_server(lambda _r, w: writers.append(w), "127.0.0.1", 0)
+    port = mute.sockets[0].getsockname()[1]
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}", FAST)
+    results: list[AddResult] = []
+    appender = transport.open_appender(
+        BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
+    )
+    appender.send(make_run(0))
+    end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=0.1)
+    assert end.status in (BookieStatus.TIMEOUT, BookieStatus.UNAVAILABLE)
+    await until(lambda: results)
+    assert results[0].status is BookieStatus.UNAVAILABLE
+    await transport.close()
+    await close_all(writers)
+    mute.close()
+
+
+@on_loop
+async def test_reading_part_of_a_range_ends_the_call(bookies: Bookies) -> None:
+    bookie = ScriptedBookie()
+    port = await bookies.start(bookie)
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
+    results: list[AddResult] = []
+    appender = transport.open_appender(
+        BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
+    )
+    for entry in range(20):
+        frames = bytes(500_000)
+        appender.send(EntryRun(LEDGER, EntryId(entry), None, [len(frames)], frames))
+    await until(lambda: results and results[-1].last_entry == 19)
+    chunks = transport.read(BOOKIE, LEDGER, EntryId(0), EntryId(19), timeout_s=5)
+    async for chunk in chunks:
+        assert chunk.run is not None and chunk.run.first_entry == 0
+        break
+    await chunks.aclose()  # type: ignore[attr-defined]
+    assert (await transport.describe(BOOKIE, timeout_s=5)).bookie_id == BOOKIE
+    await transport.close()
+
+
+@on_loop
+async def test_a_child_process_must_not_use_its_parents_transport(bookies: Bookies) -> None:
+    port = await bookies.start(ScriptedBookie())
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
+    await transport.describe(BOOKIE, timeout_s=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(LedgerClosedError, match="do not survive a fork"):
+            await transport.describe(BOOKIE, timeout_s=5)
+        with pytest.raises(LedgerClosedError, match="open a new client"):
+            transport.open_appender(
+                BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=lambda _result: None
+            )
+    await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, BookieStatus.UNAVAILABLE),
+        (grpc.StatusCode.CANCELLED, BookieStatus.UNAVAILABLE),
+        (grpc.StatusCode.INTERNAL, BookieStatus.UNAVAILABLE),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, BookieStatus.TIMEOUT),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, BookieStatus.TOO_MANY_REQUESTS),
+        (grpc.StatusCode.INVALID_ARGUMENT, BookieStatus.BAD_REQUEST),
+        (grpc.StatusCode.UNKNOWN, BookieStatus.IO_ERROR),
+    ],
+)
+def test_failures_of_grpc_are_statuses(code: grpc.StatusCode, status: BookieStatus) -> None:
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "why")
+    assert failure_of(error) == (status, "why")
+    assert not status.is_negative
+
+
+def test_times_become_milliseconds() -> None:
+    options = dict(channel_options(GrpcOptions(keepalive_interval_s=1.5, connect_timeout_s=2)))
+    assert options["grpc.keepalive_time_ms"] == 1500
+    assert options["grpc.min_reconnect_backoff_ms"] == 2000

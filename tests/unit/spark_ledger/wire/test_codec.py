@@ -1,0 +1,182 @@
+"""The hand-made encodings agree with protobuf's own, and bad bytes are refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.codec import (
+    FRAME_BYTES_MAX,
+    FRAME_BYTES_MIN,
+    AddCommand,
+    decode_append_request,
+    decode_read_response,
+    encode_append_request,
+    encode_read_end,
+    encode_read_response,
+    status_from_wire,
+    status_to_wire,
+)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> EntryRun:
+    sizes = draw(st.lists(st.integers(FRAME_BYTES_MIN, 300), min_size=1, max_size=8))
+    first = draw(st.integers(0, 2**62))
+    ids = None
+    if draw(st.booleans()):
+        gaps = draw(st.lists(st.integers(1, 1000), min_size=len(sizes), max_size=len(sizes)))
+        ids = [first + sum(gaps[1 : i + 1]) for i in range(len(sizes))]
+    frames = draw(st.binary(min_size=1, max_size=4)) * sum(sizes)
+    ledger = LedgerId(draw(st.integers(0, 2**63 - 1)))
+    return EntryRun(ledger, EntryId(first), ids, sizes, frames[: sum(sizes)])
+
+
+adds = st.builds(
+    AddCommand,
+    tag=st.integers(0, 2**64 - 1),
+    access_key=st.binary(max_size=32),
+    recovery=st.booleans(),
+    run=runs(),
+)
+
+
+def as_protobuf(add: AddCommand) -> pb.AddRun:
+    return pb.AddRun(
+        tag=add.tag,
+        access_key=add.access_key,
+        recovery=add.recovery,
+        run=pb.EntryRun(
+            ledger_id=add.run.ledger_id,
+            first_entry=add.run.first_entry,
+            entry_ids=add.run.entry_ids,
+            sizes=add.run.sizes,
+            frames=add.run.frames,
+        ),
+    )
+
+
+@given(st.lists(adds, max_size=4))
+def test_append_requests_are_those_of_protobuf(commands: list[AddCommand]) -> None:
+    message = pb.AppendRequest(adds=[as_protobuf(command) for command in commands])
+    assert pb.AppendRequest.FromString(encode_append_request(commands)) == message
+    for data in (encode_append_request(commands), message.SerializeToString()):
+        received = decode_append_request(data)
+        assert [add[:3] for add in received] == [command[:3] for command in commands]
+        assert [add.run for add in received] == [command.run for command in commands]
+        assert all(not add.error for add in received)
+
+
+@given(runs())
+def test_read_responses_are_those_of_protobuf(run: EntryRun) -> None:
+    message = pb.ReadResponse(run=as_protobuf(AddCommand(0, b"", False, run)).run)
+    assert pb.ReadResponse.FromString(encode_read_response(run)) == message
+    for data in (encode_read_response(run), message.SerializeToString()):
+        response, decoded = decode_read_response(data)
+        assert (response.status, decoded) == (pb.OK, run)
+
+
+def test_the_end_of_a_read_names_the_entry() -> None:
+    data = encode_read_end(BookieStatus.NO_SUCH_ENTRY, EntryId(7), "not held")
+    response, run = decode_read_response(data)
+    assert run is None
+    assert (response.status, response.entry_id, response.message) == (2, 7, "not held")
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
+    for decode in (decode_append_request, decode_read_response):
+        try:
+            decode(data)
+        except ConfigurationError as error:
+            assert "malformed" in str(error)
+
+
+@given(adds, st.data())
+def test_a_cut_or_damaged_request_is_decoded_or_refused(
+    add: AddCommand, data: st.DataObject
+) -> None:
+    good = bytearray(encode_append_request([add]))
+    good[data.draw(st.integers(0, len(good) - 1))] ^= data.draw(st.integers(1, 255))
+    for bad in (bytes(good), bytes(good[: data.draw(st.integers(0, len(good)))])):
+        try:
+            received = decode_append_request(bad)
+        except ConfigurationError:
+            continue
+        assert all(one.error or sum(one.run.sizes) == len(one.run.frames) for one in received)
+
+
+def error_of(run: pb.EntryRun) -> str:
+    data = pb.AppendRequest(adds=[pb.AddRun(run=run)]).SerializeToString()
+    (add,) = decode_append_request(data)
+    return add.error
+
+
+FRAME = b"f" * 40
+
+
+@pytest.mark.parametrize(
+    ("run", "error"),
+    [
+        (pb.EntryRun(sizes=[40], frames=FRAME), ""),
+        (pb.EntryRun(), "no entries"),
+        (pb.EntryRun(sizes=[40], frames=b"f" * 41), "do not add up"),
+        (pb.EntryRun(ledger_id=-1, sizes=[40], frames=FRAME), "negative"),
+        (pb.EntryRun(first_entry=-1, sizes=[40], frames=FRAME), "negative"),
+        (pb.EntryRun(sizes=[0, 80], frames=FRAME * 2), "do not add up"),
+        (pb.EntryRun(sizes=[20, 60], frames=FRAME * 2), "a frame of 20 bytes"),
+        (pb.EntryRun(sizes=[35], frames=b"f" * 35), "1 frames in 35 bytes"),
+        (pb.EntryRun(entry_ids=[0, 1], sizes=[40], frames=FRAME), "2 entry ids for 1 frames"),
+        (pb.EntryRun(entry_ids=[0, 0], sizes=[40, 40], frames=FRAME * 2), "not ascending"),
+        (pb.EntryRun(entry_ids=[1, 2], sizes=[40, 40], frames=FRAME * 2), "do not match"),
+    ],
+)
+def test_malformed_runs_are_named(run: pb.EntryRun, error: str) -> None:
+    assert error in error_of(run)
+    assert bool(error) == bool(error_of(run))
+
+
+def test_the_largest_frame_is_the_largest_payload_with_its_overhead() -> None:
+    assert FRAME_BYTES_MAX == ENTRY_PAYLOAD_BYTES_MAX + 48
+    assert error_of(pb.EntryRun(sizes=[FRAME_BYTES_MAX], frames=bytes(FRAME_BYTES_MAX))) == ""
+    too_large = pb.EntryRun(sizes=[FRAME_BYTES_MAX + 1], frames=bytes(FRAME_BYTES_MAX + 1))
+    assert "at most" in error_of(too_large)
+
+
+def test_a_claim_of_many_frames_is_not_expanded() -> None:
+    run = pb.EntryRun(sizes=[1] * 100_000, frames=FRAME)
+    data = pb.AppendRequest(adds=[pb.AddRun(run=run)]).SerializeToString()
+    (add,) = decode_append_request(data)
+    assert "100000 frames in 40 bytes" in add.error
+    assert add.run.count == 0
+
+
+def test_a_field_that_is_there_twice_is_refused() -> None:
+    one = pb.EntryRun(frames=FRAME).SerializeToString()
+    add = b"\x0a" + bytes([len(one) * 2]) + one + one
+    with pytest.raises(ConfigurationError, match="malformed"):
+        decode_append_request(b"\x0a" + bytes([len(add)]) + add)
+
+
+def test_fields_of_a_newer_version_are_skipped() -> None:
+    run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
+    data = encode_append_request([AddCommand(1, b"", False, run)])
+    newer = b"\x78\x05" + data + b"\x7a\x02hi" + b"\x7d1234" + b"\x7912345678"
+    (add,) = decode_append_request(newer)
+    assert add.run == run
+
+
+def test_statuses_have_the_numbers_of_the_protocol() -> None:
+    sent = [status for status in BookieStatus if status < BookieStatus.UNAVAILABLE]
+    assert [(s.name, int(s)) for s in sent] == list(pb.Status.items())
+    assert all(status_from_wire(status_to_wire(status)) is status for status in sent)
+    assert status_from_wire(99) is BookieStatus.UNKNOWN_STATE
+    assert not status_from_wire(99).is_negative
+    with pytest.raises(AssertionError):
+        status_to_wire(BookieStatus.TIMEOUT)
