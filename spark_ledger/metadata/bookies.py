@@ -64,7 +64,8 @@ class BookieRegistry:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._info: BookieInfo | None = None
-        self._owned = False  # the node was made by this process in its present session
+        self._session = 0  # counts lost sessions
+        self._published_in = -1  # the session that the node was made in
         self._lock = asyncio.Lock()
         self._session_watch: Watch | None = None
         self._task: asyncio.Task[None] | None = None
@@ -74,7 +75,7 @@ class BookieRegistry:
     @property
     def registered(self) -> bool:
         """False before ``register``, after ``deregister`` and while a lost session is renewed."""
-        return self._owned
+        return self._published_in == self._session
 
     async def register(self, info: BookieInfo) -> None:
         """Announce this bookie, and keep it announced over lost sessions until ``deregister``.
@@ -106,7 +107,7 @@ class BookieRegistry:
             self._task = None
         async with self._lock:
             info, self._info = self._info, None
-            self._owned = False
+            self._published_in = -1
             if info is not None:
                 for state in BookieState:
                     await self._remove(_path(state, info.bookie_id))
@@ -116,14 +117,16 @@ class BookieRegistry:
             info = self._info
             if info is None:
                 return
+            # Read before anything is sent: a session that is lost on the way counts as lost.
+            session = self._session
             path, data = _path(info.state, info.bookie_id), encode_bookie(info)
-            if not (self._owned and await self._update(path, data)):
+            if not (self.registered and await self._update(path, data)):
                 await self._take_over(path, data)
             # The other directory last: a bookie that changes state is never in neither.
             for state in BookieState:
                 if state is not info.state:
                     await self._remove(_path(state, info.bookie_id))
-            self._owned = True
+            self._published_in = session
 
     async def _update(self, path: str, data: bytes) -> bool:
         """Replace our own node; False if it is not there (the bookie changes its state)."""
@@ -170,12 +173,12 @@ class BookieRegistry:
                     raise
 
     def _on_session_lost(self) -> None:
-        self._owned = False
+        self._session += 1
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._register_again())
 
     async def _register_again(self) -> None:
-        while not self._owned and self._info is not None:
+        while not self.registered and self._info is not None:
             try:
                 await self._publish()
                 logger.info("registered again after the metadata session was lost")

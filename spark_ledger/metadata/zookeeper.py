@@ -23,17 +23,13 @@ from typing import Any
 
 from kazoo import exceptions as kz
 from kazoo.client import KazooClient
-from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import make_digest_acl
 
 from spark_ledger.errors import (
-    ConfigurationError,
     ConflictError,
-    LedgerError,
     MetadataUnavailableError,
     NotFoundError,
-    OutcomeUnknownError,
     UnauthorizedError,
 )
 from spark_ledger.limits import METADATA_TIMEOUT_S
@@ -41,6 +37,7 @@ from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put, Wa
 from spark_ledger.metadata.callbacks import Subscription
 from spark_ledger.metadata.paths import check_operations, check_path, check_size, parent_of
 from spark_ledger.metadata.uri import ZooKeeperAddress
+from spark_ledger.metadata.zookeeper_errors import LOST, translated, unknown
 from spark_ledger.metadata.zookeeper_watches import WatchTable
 from spark_ledger.types import Versioned
 
@@ -50,15 +47,6 @@ REQUESTS_IN_FLIGHT_MAX = 256
 RESTART_DELAY_S = 0.5
 """Pause before kazoo is started anew after its thread has died."""
 
-_LOST = (
-    kz.ConnectionLoss,
-    kz.SessionExpiredError,
-    kz.SessionMovedError,
-    kz.ConnectionClosedError,
-    kz.OperationTimeoutError,
-    KazooTimeoutError,
-    TimeoutError,
-)
 _CONNECTION_RETRY = {
     "max_tries": -1,
     "delay": 0.05,
@@ -163,7 +151,7 @@ class ZooKeeperStore:
             if ephemeral:
                 ours = stat.ephemeralOwner == self._client.client_id[0]
             elif stat.version > 0:
-                raise _unknown("create", path, "it was created, and changed since")
+                raise unknown("create", path, "it was created, and changed since")
             else:
                 ours = found == data
             if not ours:
@@ -191,7 +179,7 @@ class ZooKeeperStore:
             if stat.version == version:
                 return _UNDECIDED
             if stat.version != version + 1:
-                raise _unknown("put", path, f"version {version} is now {stat.version}")
+                raise unknown("put", path, f"version {version} is now {stat.version}")
             if found != data:
                 raise ConflictError(f"metadata node {path!r}: version {version} was changed")
             return None
@@ -259,7 +247,7 @@ class ZooKeeperStore:
             if isinstance(result, kz.RolledBackError | kz.RuntimeInconsistency):
                 continue  # undone, or not tried, because of another part
             if isinstance(result, Exception):
-                raise _translated(result, operation.path, "transaction") from result
+                raise translated(result, operation.path, "transaction") from result
 
     def watch(self, path: str, callback: Callable[[], None]) -> Watch:
         return self._watches.add(check_path(path), callback)
@@ -385,10 +373,10 @@ class ZooKeeperStore:
         while await self._wait_connected(deadline):
             try:
                 return await self._submit(send, deadline)
-            except _LOST as error:
+            except LOST as error:
                 cause = error
             except kz.KazooException as error:
-                raise _translated(error, path, "read") from error
+                raise translated(error, path, "read") from error
         raise self._unavailable("read", path) from cause
 
     async def _write(self, action: str, path: str, send: Send, decide: Decide | None) -> Any:
@@ -397,21 +385,21 @@ class ZooKeeperStore:
         while await self._wait_connected(deadline):
             try:
                 return await self._submit(send, deadline)
-            except _LOST as error:
+            except LOST as error:
                 lost = error
             except kz.KazooException as error:
-                raise _translated(error, path, action) from error
+                raise translated(error, path, action) from error
             if decide is None:
-                raise _unknown(action, path, "the connection to ZooKeeper broke") from lost
+                raise unknown(action, path, "the connection to ZooKeeper broke") from lost
             try:
                 result = await decide(deadline)
             except MetadataUnavailableError as error:
-                raise _unknown(action, path, "ZooKeeper did not come back in time") from error
+                raise unknown(action, path, "ZooKeeper did not come back in time") from error
             if result is not _UNDECIDED:
                 return result
             lost = None  # looked: nothing has happened
         if lost is not None:
-            raise _unknown(action, path, "ZooKeeper did not come back in time") from lost
+            raise unknown(action, path, "ZooKeeper did not come back in time") from lost
         raise self._unavailable(action, path)
 
     async def _submit(self, send: Send, deadline: float) -> Any:
@@ -463,34 +451,3 @@ def _end(client: KazooClient) -> None:
     for step in (client.stop, client.close):
         with contextlib.suppress(kz.KazooException, OSError):
             step()
-
-
-def _unknown(action: str, path: str, why: str) -> OutcomeUnknownError:
-    return OutcomeUnknownError(
-        f"metadata {action} of {path!r}: {why}; it may or may not have happened"
-    )
-
-
-def _translated(error: Exception, path: str, action: str) -> LedgerError:
-    """What a server's refusal means to a caller. Nothing of kazoo goes further up."""
-    match error:
-        case kz.NoNodeError():
-            return NotFoundError(f"metadata node {path!r}, or its parent, does not exist")
-        case kz.NodeExistsError():
-            return ConflictError(f"metadata node {path!r} exists already")
-        case kz.BadVersionError():
-            return ConflictError(f"metadata node {path!r} does not have the expected version")
-        case kz.NotEmptyError():
-            return ConflictError(f"metadata node {path!r} has children")
-        case kz.NoAuthError() | kz.AuthFailedError() | kz.InvalidACLError():
-            return UnauthorizedError(f"metadata {action} of {path!r}: not allowed to this user")
-        case kz.NoChildrenForEphemeralsError():
-            return ConfigurationError(
-                f"metadata node {path!r}: an ephemeral node cannot have children"
-            )
-        case kz.BadArgumentsError():
-            return ConfigurationError(f"metadata {action} of {path!r}: ZooKeeper refuses the path")
-    reason = str(error) or type(error).__name__
-    if action == "read":
-        return MetadataUnavailableError(f"metadata read of {path!r}: ZooKeeper says {reason}")
-    return _unknown(action, path, f"ZooKeeper says {reason}")

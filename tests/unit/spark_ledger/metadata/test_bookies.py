@@ -107,6 +107,48 @@ def test_a_lost_session_is_followed_by_a_new_registration() -> None:
     asyncio.run(main())
 
 
+def test_a_session_lost_during_a_registration_is_followed_by_another() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        expirations = [1]
+
+        def interpose(name: str, path: str) -> Fault:
+            if name == "delete" and path == "bookies/readonly/b" and expirations:
+                expirations.pop()
+                store.expire()  # the node is made, the registration not yet done
+            return Fault()
+
+        store = tree.open_session(interpose=interpose)
+        registry = BookieRegistry(store)
+        await registry.register(bookie("b"))
+        await eventually(lambda: registry.registered)
+        assert tree.children("bookies/writable") == ["b"]
+
+    asyncio.run(main())
+
+
+def test_an_idle_directory_asks_nothing() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        asked: list[str] = []
+
+        def interpose(name: str, _path: str) -> Fault:
+            asked.append(name)
+            return Fault()
+
+        directory = BookieDirectory(BookieRegistry(tree.open_session(interpose=interpose)))
+        await directory.start()
+        await BookieRegistry(tree.open_session()).register(bookie("b"))
+        await eventually(lambda: directory.all() == [bookie("b")])
+        await asyncio.sleep(0.02)
+        before = len(asked)
+        await asyncio.sleep(0.05)
+        assert len(asked) == before
+        await directory.close()
+
+    asyncio.run(main())
+
+
 def test_bad_ids_are_refused() -> None:
     async def main() -> None:
         registry = BookieRegistry(MemoryTree().open_session())
