@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -40,6 +41,19 @@ class StreamConnection(LedgerConnection):
     def __init__(self, portal: BlockingPortal, client: LedgerClient) -> None:
         super().__init__(portal, client)
         self._streams = Streams(client)
+        self._handles: WeakSet[Stream | SegmentWriter] = WeakSet()
+
+    def close(self) -> None:
+        """Close the streams and writers that were opened here, then the connection."""
+        if not self._closed:
+            for handle in list(self._handles):
+                handle.close()
+        super().close()
+
+    def _handle(self, stream: AsyncStream) -> Stream:
+        handle = Stream(self._portal, stream, self._handles)
+        self._handles.add(handle)
+        return handle
 
     def create_stream(
         self,
@@ -70,11 +84,11 @@ class StreamConnection(LedgerConnection):
                 exist_ok=exist_ok,
             )
         )
-        return Stream(self._portal, created)
+        return self._handle(created)
 
     def stream(self, name: str) -> Stream:
         """Open a stream. Raises ``NoSuchStreamError``."""
-        return Stream(self._portal, self._call(self._streams.open(name)))
+        return self._handle(self._call(self._streams.open(name)))
 
     def list_streams(self) -> list[str]:
         """The names of all streams, sorted."""
@@ -88,9 +102,15 @@ class StreamConnection(LedgerConnection):
 class Stream:
     """A stream. Threads may share it. See ``stream.Stream`` for what the methods promise."""
 
-    def __init__(self, portal: BlockingPortal, stream: AsyncStream) -> None:
+    def __init__(
+        self,
+        portal: BlockingPortal,
+        stream: AsyncStream,
+        handles: WeakSet[Stream | SegmentWriter],
+    ) -> None:
         self._portal = portal
         self._stream = stream
+        self._handles = handles
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._portal.call(work)
@@ -170,12 +190,14 @@ class Stream:
         entry_bytes: int | None = None,
     ) -> SegmentWriter:
         """A writer of segments that keeps its ledger open between micro-batches."""
-        return SegmentWriter(
+        writer = SegmentWriter(
             self._portal,
             self._stream.writer(
                 merge_schema=merge_schema, compression=compression, entry_bytes=entry_bytes
             ),
         )
+        self._handles.add(writer)
+        return writer
 
     def check_schema(self, schema: Any) -> None:
         """Raise ``SchemaMismatchError`` when data of a schema cannot be appended as they are."""

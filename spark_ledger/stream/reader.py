@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from spark_ledger.errors import (
     NoSuchLedgerError,
     NotFoundError,
 )
-from spark_ledger.limits import KIB, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
 from spark_ledger.stream.entries import decode_entry, read_header
 from spark_ledger.stream.ledgers import LedgerRange, Ledgers
 from spark_ledger.stream.metadata_column import PositionedBatch
@@ -41,14 +41,25 @@ CHUNKS_AHEAD = 4
 GROUP_BYTES_MAX = READ_REQUEST_BYTES_MAX
 """Neighbouring segments are joined up to what a bookie sends for one request."""
 
+GROUPS_AT_ONCE_MAX = 32
+
 DECODE_IN_THREAD_BYTES_MIN = 256 * KIB
 LEDGERS_OPEN_MAX = 64
 
 
 class _OpenLedger(NamedTuple):
     ledger: LedgerRange
+    opened_s: float
     covered: EntryId
     """Up to this entry its metadata know every fragment."""
+
+
+class _How(NamedTuple):
+    """What all fetches of one read have in common."""
+
+    since_s: float
+    """When the read began: what it reads was committed by then."""
+    replica_hint: int
 
 
 class RangeReader:
@@ -96,15 +107,29 @@ class RangeReader:
         schema: Any,
         replica_hint: int,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
+        how = _How(asyncio.get_running_loop().time(), replica_hint)
         decoder = _Decoder(self._nodes.name, self._schemas, schema)
-        async for group in grouped(ranges):
-            places = deque(group)
-            async with aclosing(self._fetch(group, replica_hint)) as fetched:
-                async for entries in fetched:
+        async for bundle in bundled(grouped(ranges)):
+            if len(bundle) > 1:
+                fetched = await _together([self._fetch_all(group, how) for group in bundle])
+                yield await decoder.decode([pair for pairs in fetched for pair in pairs])
+                continue
+            places = deque(bundle[0])
+            async with aclosing(self._fetch(bundle[0], how)) as lists:
+                async for entries in lists:
                     yield await decoder.decode(_placed(entries, places))
 
+    async def _fetch_all(
+        self, group: list[SegmentRange], how: _How
+    ) -> list[tuple[SegmentRange, Entry]]:
+        places, result = deque(group), []
+        async with aclosing(self._fetch(group, how)) as lists:
+            async for entries in lists:
+                result += _placed(entries, places)
+        return result
+
     async def _fetch(
-        self, group: list[SegmentRange], replica_hint: int
+        self, group: list[SegmentRange], how: _How
     ) -> AsyncGenerator[list[Entry], None]:
         """The entries of a group, in lists.
 
@@ -117,11 +142,11 @@ class RangeReader:
         is_fresh, may_change, attempts = True, False, 0
         while following <= last:
             try:
-                ledger, is_fresh = await self._ledger(ledger_id, last)
+                ledger, is_fresh = await self._ledger(ledger_id, last, how.since_s)
                 may_change = not ledger.is_closed
                 async with aclosing(
                     ledger.read_batches(
-                        following, last, unconfirmed=True, replica_hint=replica_hint
+                        following, last, unconfirmed=True, replica_hint=how.replica_hint
                     )
                 ) as batches:
                     async for entries in batches:
@@ -143,18 +168,24 @@ class RangeReader:
                 if is_fresh:
                     await asyncio.sleep(STALE_READ_DELAY_S)
 
-    async def _ledger(self, ledger_id: LedgerId, last: EntryId) -> tuple[LedgerRange, bool]:
+    async def _ledger(
+        self, ledger_id: LedgerId, last: EntryId, since_s: float
+    ) -> tuple[LedgerRange, bool]:
         """A ledger whose metadata cover an entry, and whether they were read just now.
 
-        Metadata of an open ledger tell nothing of fragments made later, so they serve only up to
-        the highest entry that was committed when they were read.
+        Metadata of an open ledger tell nothing of fragments made later. They serve for entries
+        that were committed before they were read.
         """
         known = self._open.get(ledger_id)
-        if known is not None and (known.ledger.is_closed or last <= known.covered):
+        if known is not None and (
+            known.ledger.is_closed or last <= known.covered or since_s <= known.opened_s
+        ):
+            self._open[ledger_id] = known._replace(covered=max(last, known.covered))
             self._open.move_to_end(ledger_id)
             return known.ledger, False
+        opened_s = asyncio.get_running_loop().time()
         ledger = await self._ledgers.open_unconfirmed(ledger_id)
-        self._open[ledger_id] = _OpenLedger(ledger, last)
+        self._open[ledger_id] = _OpenLedger(ledger, opened_s, last)
         if len(self._open) > LEDGERS_OPEN_MAX:
             self._open.popitem(last=False)
         return ledger, True
@@ -261,6 +292,38 @@ async def grouped(
         size_bytes += place.segment.size_bytes
     if group:
         yield group
+
+
+async def bundled(
+    groups: AsyncIterator[list[SegmentRange]],
+) -> AsyncIterator[list[list[SegmentRange]]]:
+    """Small groups in lists of about a chunk, to be fetched at the same time; large ones alone.
+
+    Where several sinks write, neighbouring segments lie in different ledgers: asking for one after
+    the other would cost a round trip for each.
+    """
+    bundle: list[list[SegmentRange]] = []
+    room_bytes = READ_CHUNK_BYTES_TARGET
+    async for group in groups:
+        size_bytes = sum(place.segment.size_bytes for place in group)
+        if bundle and (size_bytes > room_bytes or len(bundle) == GROUPS_AT_ONCE_MAX):
+            yield bundle
+            bundle, room_bytes = [], READ_CHUNK_BYTES_TARGET
+        bundle.append(group)
+        room_bytes -= size_bytes
+    if bundle:
+        yield bundle
+
+
+async def _together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all; the first failure, in order, ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return [await task for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _each(items: AsyncIterator[T] | Iterable[T]) -> AsyncIterator[T]:

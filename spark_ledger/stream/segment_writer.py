@@ -20,6 +20,7 @@ import pyarrow as pa
 from spark_ledger.errors import (
     ConfigurationError,
     LedgerError,
+    NotFoundError,
     OutcomeUnknownError,
     RetryableError,
 )
@@ -330,5 +331,9 @@ async def _close(ledger: OpenLedger, last_push: asyncio.Future[int] | None) -> N
         await asyncio.wait([last_push])
     try:
         await ledger.close()
+    except NotFoundError:
+        logger.info(
+            "ledger %d was deleted, with its stream, before it was closed", ledger.ledger_id
+        )
     except LedgerError as error:
         logger.warning("ledger %d of a stream is left open: %s", ledger.ledger_id, error)

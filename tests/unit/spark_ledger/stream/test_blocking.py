@@ -107,3 +107,16 @@ def test_a_closed_connection_says_so() -> None:
     connection.close()
     with pytest.raises(LedgerClosedError, match="closed"):
         connection.list_streams()
+
+
+def test_closing_a_connection_closes_the_ledgers_of_its_streams() -> None:
+    client = Client()
+    with StreamConnection(BlockingPortal.get(), cast(LedgerClient, client)) as connection:
+        stream = connection.create_stream("s", SCHEMA)
+        stream.append(table(0))
+        writer = stream.writer()
+        writer.write(table(1))
+        writer.finish()
+        assert not any(ledger.closed for ledger in client.ledgers.values())
+    assert len(client.ledgers) == 2
+    assert all(ledger.closed for ledger in client.ledgers.values())

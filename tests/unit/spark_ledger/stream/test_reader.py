@@ -334,3 +334,35 @@ def test_an_entry_that_is_nowhere_is_looked_for_again_before_it_counts_as_lost(
             await numbers(stream.read())
 
     run(scenario())
+
+
+def test_segments_of_different_ledgers_are_fetched_at_the_same_time() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await build(ledgers, [])
+        writers = [stream.writer() for _ in range(3)]
+        for n in range(60):
+            await writers[n % 3].write(table(n))
+            await stream.commit_segments(await writers[n % 3].finish())
+        running = most = 0
+        inner = ledgers.open_unconfirmed
+
+        async def counting(ledger_id: int) -> FakeReader:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.001)
+            running -= 1
+            return await inner(ledger_id)
+
+        ledgers.open_unconfirmed = counting  # type: ignore[method-assign]
+        assert await numbers(stream.read()) == list(range(60))
+        assert most > 1
+        ledgers.ledgers[101].payloads[5] = b"damaged"
+        with pytest.raises(CorruptionError, match="ledger 101, entry 5"):
+            await numbers(stream.read())
+        del ledgers.ledgers[102]
+        with pytest.raises(DataLossError, match="ledger 102"):
+            await numbers((await another(ledgers)[1].open("s")).read())
+
+    run(scenario())
