@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv java check test bench proto format clean
+.PHONY: help venv java demo check test bench proto format clean
 
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
@@ -51,6 +51,9 @@ check: $(STAMP) ## format, lint, types, style, generated code (under a minute)
 
 test: $(STAMP) java ## every test a change must pass
 	@python -m pytest
+
+demo: $(STAMP) java ## real flights through two streams, with faults on the way; prints a report
+	@python examples/flights_pipeline.py
 
 bench: $(STAMP) java ## all benchmarks
 	@python -m benchmarks all
