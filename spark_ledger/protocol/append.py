@@ -336,8 +336,7 @@ class AppendMachine:
 
     def _stop(self, error: LedgerError) -> list[Command]:
         """The writer may add nothing more; the end of the ledger is for others to decide."""
-        if self.error is not None:
-            return []
+        assert self.error is None, "a writer stops once"
         self.error = error
         self.phase = Phase.CLOSED
         if self._close_requested:

@@ -15,10 +15,8 @@ from spark_ledger.types import BookieId, EntryId, Fragment, LedgerMetadata, Ledg
 def fragment_of(metadata: LedgerMetadata, entry_id: int) -> Fragment:
     """The fragment an entry belongs to: the one with the greatest first entry not above it."""
     assert entry_id >= 0, "entries count from 0"
-    for fragment in reversed(metadata.fragments):
-        if fragment.first_entry <= entry_id:
-            return fragment
-    raise AssertionError("the first fragment starts at 0")
+    # The first fragment starts at 0, so there is always one.
+    return next(f for f in reversed(metadata.fragments) if f.first_entry <= entry_id)
 
 
 def fragment_ranges(

@@ -1,0 +1,91 @@
+"""Choice of bookies and order of replicas."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from spark_ledger.protocol.placement import choose_bookies, read_order
+from spark_ledger.types import BookieId, BookieInfo, BookieState
+from tests.unit.spark_ledger.protocol.ledgers import ids
+
+
+def infos(names: str, state: BookieState = BookieState.WRITABLE) -> list[BookieInfo]:
+    return [BookieInfo(name, "127.0.0.1:1", state) for name in ids(names)]
+
+
+def stay(bookies: list[BookieInfo]) -> None:
+    """A shuffle that changes nothing."""
+
+
+def turn(bookies: list[BookieInfo]) -> None:
+    bookies.reverse()
+
+
+def test_writable_and_not_excluded_only() -> None:
+    candidates = infos("b0 b1 b2") + infos("b3", BookieState.READ_ONLY)
+    chosen = choose_bookies(candidates, 2, exclude=ids("b1"), load={}, shuffle=stay)
+    assert chosen == ids("b0 b2")
+    assert choose_bookies(candidates, 3, exclude=ids("b1"), load={}, shuffle=stay) is None
+
+
+def test_nothing_wanted() -> None:
+    assert choose_bookies([], 0, exclude=(), load={}, shuffle=stay) == ()
+
+
+def test_least_loaded_first_and_chance_among_equals() -> None:
+    load = {BookieId("b0"): 2, BookieId("b1"): 1, BookieId("b2"): 1}
+    candidates = infos("b0 b1 b2 b3")
+    assert choose_bookies(candidates, 4, exclude=(), load=load, shuffle=stay) == ids("b3 b1 b2 b0")
+    assert choose_bookies(candidates, 4, exclude=(), load=load, shuffle=turn) == ids("b3 b2 b1 b0")
+
+
+def test_equals_are_all_chosen_sometimes() -> None:
+    draw = random.Random(5)
+    firsts: Counter[BookieId] = Counter()
+    for _ in range(300):
+        chosen = choose_bookies(
+            infos("b0 b1 b2"), 1, exclude=(), load={}, shuffle=lambda b: draw.shuffle(b)
+        )
+        assert chosen is not None
+        firsts[chosen[0]] += 1
+    assert min(firsts[name] for name in ids("b0 b1 b2")) > 60
+
+
+def test_candidates_are_distinct() -> None:
+    with pytest.raises(AssertionError, match="listed once"):
+        choose_bookies(infos("b0 b0"), 1, exclude=(), load={}, shuffle=stay)
+
+
+def test_a_count_is_not_negative() -> None:
+    with pytest.raises(AssertionError, match="negative number"):
+        choose_bookies([], -1, exclude=(), load={}, shuffle=stay)
+
+
+@pytest.mark.parametrize(
+    ("hint", "slow", "gone", "order"),
+    [
+        (0, "", "", [2, 0, 1]),
+        (1, "", "", [0, 1, 2]),
+        (5, "", "", [1, 2, 0]),
+        (0, "b2", "", [0, 1, 2]),
+        (0, "b2", "b0", [1, 2, 0]),
+        (0, "b2 b0", "b2", [1, 0, 2]),
+        (0, "b0 b1 b2", "b0 b1 b2", [2, 0, 1]),
+    ],
+)
+def test_read_order(hint: int, slow: str, gone: str, order: list[int]) -> None:
+    found = read_order((2, 0, 1), ids("b0 b1 b2"), hint, slow=ids(slow), gone=ids(gone))
+    assert found == order
+
+
+def test_readers_of_neighbouring_ranges_share_the_replicas() -> None:
+    firsts = {read_order((0, 1, 2), ids("b0 b1 b2"), e, slow=(), gone=())[0] for e in range(3)}
+    assert firsts == {0, 1, 2}
+
+
+def test_a_lane_has_replicas() -> None:
+    with pytest.raises(AssertionError, match="has a replica"):
+        read_order((), ids("b0"), 0, slow=(), gone=())

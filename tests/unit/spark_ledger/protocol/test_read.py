@@ -1,0 +1,218 @@
+"""Reading a lane: order, failover, speculation, and what a failure means."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_ledger.errors import BookieUnavailableError, DigestMismatchError, NoSuchEntryError
+from spark_ledger.protocol.events import (
+    CancelRead,
+    Command,
+    DeliverEntries,
+    Done,
+    EntriesRead,
+    Failed,
+    LengthRead,
+    ReadEnded,
+    ReadEntries,
+    Tick,
+)
+from spark_ledger.protocol.quorum import lanes
+from spark_ledger.protocol.read import ReadMachine
+from spark_ledger.types import BookieId, BookieStatus, EntryId
+from tests.unit.spark_ledger.protocol.ledgers import ids, ledger, one, only
+
+OK, NO = BookieStatus.OK, BookieStatus.NO_SUCH_ENTRY
+DOWN, DAMAGED = BookieStatus.UNAVAILABLE, BookieStatus.IO_ERROR
+METADATA = ledger((3, 3, 2), (0, "b0 b1 b2"))
+STRIPED = ledger((3, 2, 1), (0, "b0 b1 b2"))
+
+
+class Reader:
+    """A machine that reads 0..9 with replicas 1, 2, 0 in this order."""
+
+    def __init__(self, first: int = 0, last: int = 9) -> None:
+        self.machine = ReadMachine(
+            METADATA,
+            3,
+            ids("b0 b1 b2"),
+            0,
+            lanes(METADATA.quorums)[0],
+            EntryId(first),
+            EntryId(last),
+            order=[1, 2, 0],
+            speculative_delay_s=0.5,
+            now=0.0,
+        )
+        self.started = self.machine.start(0.0)
+
+    def bring(self, slot: int, last: int, now: float = 0.0) -> list[Command]:
+        return self.machine.handle(EntriesRead(slot, 0, EntryId(last)), now)
+
+    def end(
+        self, slot: int, status: BookieStatus, entry_id: int = 0, now: float = 0.0
+    ) -> list[Command]:
+        return self.machine.handle(ReadEnded(slot, 0, status, EntryId(entry_id)), now)
+
+    def tick(self, now: float) -> list[Command]:
+        return self.machine.handle(Tick(), now)
+
+
+def asks(slot: int, first: int, last: int = 9) -> ReadEntries:
+    name = BookieId(f"b{slot}")
+    return ReadEntries(slot, 0, name, EntryId(first), EntryId(last), 1, fence=False)
+
+
+def delivers(slot: int, first: int, last: int) -> DeliverEntries:
+    return DeliverEntries(slot, 0, EntryId(first), EntryId(last))
+
+
+def test_the_preferred_replica_brings_all() -> None:
+    reader = Reader()
+    assert reader.started == [asks(1, 0)]
+    assert reader.bring(1, 4) == [delivers(1, 0, 4)]
+    assert reader.bring(1, 9) == [delivers(1, 5, 9), CancelRead(1, 0), Done(METADATA, 3)]
+    assert reader.end(1, OK, 10) == [] and reader.tick(9.0) == [], "it is over"
+    assert reader.machine.slow_slots == set()
+
+
+def test_a_striped_lane() -> None:
+    lane = lanes(STRIPED.quorums)[1]
+    machine = ReadMachine(
+        STRIPED,
+        3,
+        ids("b0 b1 b2"),
+        1,
+        lane,
+        EntryId(4),
+        EntryId(10),
+        order=list(lane.slots),
+        speculative_delay_s=0.5,
+        now=0.0,
+    )
+    asked = one(machine.start(0.0), ReadEntries)
+    assert (asked.slot, asked.first, asked.last, asked.stride) == (1, 4, 10, 3)
+    machine.handle(EntriesRead(1, 1, EntryId(7)), 0.0)
+    assert one(machine.handle(EntriesRead(1, 1, EntryId(10)), 0.0), Done)
+
+
+def test_the_next_replica_goes_on_where_one_failed() -> None:
+    reader = Reader()
+    reader.bring(1, 4)
+    assert reader.end(1, DOWN, 5) == [asks(2, 5)]
+    assert reader.bring(2, 9)[0] == delivers(2, 5, 9)
+
+
+def test_the_byte_cap_is_no_failure() -> None:
+    reader = Reader()
+    reader.bring(1, 4)
+    assert reader.end(1, OK, 5) == [asks(1, 5)]
+
+
+def test_an_answer_with_nothing_in_it_is_a_failure() -> None:
+    reader = Reader()
+    assert reader.end(1, OK) == [asks(2, 0)]
+    assert reader.end(2, OK) == [asks(0, 0)]
+    assert isinstance(one(reader.end(0, OK), Failed).error, BookieUnavailableError)
+
+
+def test_a_replica_may_be_asked_again_about_later_entries() -> None:
+    reader = Reader()
+    reader.end(1, NO, 0)
+    reader.bring(2, 4)
+    assert reader.end(2, DOWN, 5) == [asks(0, 5)]
+    assert reader.end(0, DOWN, 5) == [asks(1, 5)], "its 'no' was of entry 0"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "error"),
+    [
+        ((NO, NO, BookieStatus.NO_SUCH_LEDGER), NoSuchEntryError),
+        ((NO, DOWN, NO), BookieUnavailableError),
+        ((NO, NO, BookieStatus.UNKNOWN_STATE), BookieUnavailableError),
+        ((DAMAGED, DAMAGED, DAMAGED), DigestMismatchError),
+        ((DOWN, BookieStatus.TIMEOUT, DAMAGED), DigestMismatchError),
+    ],
+)
+def test_missing_only_if_every_replica_says_so(
+    statuses: tuple[BookieStatus, ...], error: type[Exception]
+) -> None:
+    reader = Reader()
+    for slot, status in zip((1, 2), statuses, strict=False):
+        reader.end(slot, status)
+    failure = one(reader.end(0, statuses[2]), Failed).error
+    assert type(failure) is error
+    assert "ledger 7 entry 0" in str(failure) and "b1" in str(failure)
+
+
+def test_a_silent_replica_is_overtaken() -> None:
+    reader = Reader()
+    assert reader.tick(0.4) == []
+    assert reader.tick(0.5) == [asks(2, 0)]
+    commands = reader.bring(2, 4, 0.6)
+    assert commands == [delivers(2, 0, 4), CancelRead(1, 0)]
+    assert reader.machine.slow_slots == {1}
+    assert reader.bring(1, 4, 0.6) == [] and reader.end(1, DOWN) == [], "cancelled"
+    assert reader.bring(2, 9, 0.7)[0] == delivers(2, 5, 9)
+
+
+def test_the_slow_one_may_win_after_all() -> None:
+    reader = Reader()
+    reader.tick(0.5)
+    assert reader.bring(1, 9, 0.6)[0] == delivers(1, 0, 9)
+    assert reader.machine.slow_slots == {1}
+
+
+def test_what_was_delivered_is_not_delivered_again() -> None:
+    """Two replicas at work: the second brings less than the first has brought."""
+    reader = Reader()
+    reader.bring(1, 4)
+    reader.tick(0.5)
+    assert reader.started and reader.bring(1, 4) == []
+    assert reader.end(1, DOWN, 5, 0.6) == [], "2 is at work on it"
+    assert reader.bring(2, 9, 0.7)[0] == delivers(2, 5, 9)
+
+
+def test_all_replicas_are_asked_then_only_waited_for() -> None:
+    reader = Reader()
+    assert reader.tick(0.5) and reader.tick(1.0)
+    assert reader.tick(1.5) == []
+    for slot in (0, 1):
+        assert reader.end(slot, DOWN) == []
+    assert isinstance(one(reader.end(2, DOWN), Failed).error, BookieUnavailableError)
+
+
+def test_an_overtaken_replica_that_ends_is_no_problem() -> None:
+    reader = Reader()
+    reader.tick(0.5)
+    reader.end(1, DOWN)
+    reader.bring(2, 4, 0.6)
+    assert only(reader.end(2, DOWN, 5), ReadEntries) == [asks(0, 5)]
+
+
+def test_old_news_is_no_reason_to_give_a_replica_up() -> None:
+    reader = Reader(first=5)
+    assert reader.bring(1, 3) == []
+    assert reader.end(1, NO, 4) == [asks(2, 5)]
+    reader.end(2, DOWN, 5)
+    assert reader.end(0, DOWN, 5) == [asks(1, 5)]
+
+
+def test_our_own_mistakes_are_refused() -> None:
+    reader = Reader()
+    with pytest.raises(AssertionError, match="not an event of a reader"):
+        reader.machine.handle(LengthRead(0), 0.0)
+    for order, first, message in (([0, 1], 0, "every replica once"), ([0, 2], 1, "of the lane")):
+        with pytest.raises(AssertionError, match=message):
+            ReadMachine(
+                STRIPED,
+                3,
+                ids("b0 b1 b2"),
+                2,
+                lanes(STRIPED.quorums)[2],
+                EntryId(first),
+                EntryId(9),
+                order=order,
+                speculative_delay_s=0.5,
+                now=0.0,
+            )

@@ -1,0 +1,156 @@
+"""The slots of an ensemble: who was sent what, who holds what, who failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_ledger.protocol.events import CloseAppender, Command, OpenAppender, SendEntries
+from spark_ledger.protocol.replication import Replication
+from spark_ledger.types import BookieId, EntryId, Quorums
+from tests.unit.spark_ledger.protocol.ledgers import ids
+
+B0, B1, B2, B3 = ids("b0 b1 b2 b3")
+
+
+def make(e: int = 3, wq: int = 3, aq: int = 2, last: int = -1) -> Replication:
+    return Replication(Quorums(e, wq, aq), ids("b0 b1 b2")[:e], last, 0.0)
+
+
+def send(slot: int, first: int, last: int) -> SendEntries:
+    return SendEntries(slot, EntryId(first), EntryId(last))
+
+
+def test_an_ensemble_has_all_slots() -> None:
+    with pytest.raises(AssertionError, match="E slots"):
+        Replication(Quorums(3, 3, 2), ids("b0 b1"), -1, 0.0)
+
+
+def test_opening_and_closing() -> None:
+    slots = make()
+    opened: list[Command] = [OpenAppender(i, b) for i, b in enumerate(ids("b0 b1 b2"))]
+    assert slots.open_all() == opened
+    assert slots.close_all() == [CloseAppender(i) for i in range(3)]
+    assert slots.bookies == slots.live_bookies == ids("b0 b1 b2")
+
+
+def test_striped_entries_go_to_their_slots_only() -> None:
+    slots = make(3, 2, 1)
+    assert slots.push(0, 0.0) == [send(0, 0, 0), send(1, 0, 0)]
+    assert slots.push(1, 0.0) == [send(1, 1, 1), send(2, 1, 1)]
+    with pytest.raises(AssertionError, match="only grow"):
+        slots.push(1, 0.0)
+
+
+def test_confirmed_by_the_ack_quorum() -> None:
+    slots = make()
+    slots.push(4, 0.0)
+    assert slots.acknowledge(0, B0, 3, 1.0)
+    assert slots.confirmed_end() == -1
+    assert slots.acknowledge(2, B2, 4, 1.0)
+    assert slots.confirmed_end() == 3
+
+
+def test_answers_that_change_nothing() -> None:
+    slots = make()
+    slots.push(4, 0.0)
+    assert slots.acknowledge(0, B0, 3, 1.0)
+    assert not slots.acknowledge(0, B0, 3, 1.0), "repeated"
+    assert not slots.acknowledge(0, B0, 2, 1.0), "older"
+    assert not slots.acknowledge(0, B3, 4, 1.0), "of a bookie that stands there no more"
+    assert not slots.acknowledge(0, B0, 5, 1.0), "of an entry that was never sent"
+
+
+def test_a_bookie_fails_once() -> None:
+    slots = make()
+    assert slots.fail(1, B1, 5.0, 1.0)
+    assert not slots.fail(1, B1, 5.0, 1.0)
+    assert not slots.fail(0, B3, 5.0, 1.0), "not in this slot"
+    assert slots.failed_slots == {1} and slots.live_bookies == (B0, B2)
+    assert slots.failed_due(5.0) == (1,) and slots.failed_due(4.9) == ()
+    assert slots.can_confirm()
+    assert slots.fail(2, B2, 5.0, 1.0)
+    assert not slots.can_confirm()
+    assert slots.push(0, 5.0) == [send(0, 0, 0)], "failed slots are left out"
+
+
+def test_a_bookie_that_fails_again_is_retried_later() -> None:
+    slots = make()
+    slots.push(0, 0.0)
+    slots.fail(1, B1, 5.0, 1.0)
+    slots.install({1: B1}, -1, 5.0)
+    slots.fail(1, B1, 5.0, 1.0)
+    assert slots.failed_due(5.9) == () and slots.failed_due(6.0) == (1,)
+    slots.retry_now(5.5)
+    assert slots.failed_due(5.5) == (1,)
+
+
+def test_a_bookie_that_acknowledges_is_as_good_as_new() -> None:
+    slots = make()
+    slots.push(0, 0.0)
+    slots.fail(1, B1, 5.0, 1.0)
+    slots.install({1: B1}, -1, 5.0)
+    assert slots.acknowledge(1, B1, 0, 5.0)
+    slots.fail(1, B1, 5.0, 1.0)
+    assert slots.failed_due(5.0) == (1,)
+
+
+def test_replaced_slots_forget_and_are_sent_what_is_not_confirmed() -> None:
+    slots = make()
+    slots.push(4, 0.0)
+    for index, bookie in enumerate((B0, B1)):
+        slots.acknowledge(index, bookie, 4, 0.0)
+    slots.fail(1, B1, 1.0, 1.0)
+    assert slots.install({1: B3}, 2, 1.0) == [OpenAppender(1, B3), send(1, 3, 4)]
+    assert slots.bookies == (B0, B3, B2) and slots.failed_slots == frozenset()
+    assert slots.confirmed_end() == 2
+    assert not slots.acknowledge(1, B1, 4, 1.0), "the one who left"
+    slots.acknowledge(1, B3, 4, 1.0)
+    assert slots.confirmed_end() == 4
+
+
+def test_a_replacement_without_entries_of_its_own_is_sent_nothing() -> None:
+    slots = make(3, 1, 1)
+    slots.push(0, 0.0)
+    slots.fail(1, B1, 0.0, 1.0)
+    assert slots.install({1: B3}, -1, 0.0) == [OpenAppender(1, B3)]
+
+
+def test_held_by_all_live() -> None:
+    slots = make()
+    assert slots.held_by_all_live() == -1
+    slots.push(4, 0.0)
+    slots.acknowledge(0, B0, 4, 0.0)
+    slots.acknowledge(1, B1, 2, 0.0)
+    slots.fail(2, B2, 0.0, 1.0)
+    assert slots.held_by_all_live() == 2
+    slots.acknowledge(1, B1, 4, 0.0)
+    assert slots.held_by_all_live() == 4
+
+
+def test_silence_counts_from_when_something_was_owed() -> None:
+    slots = make()
+    assert slots.silent_slots(100.0, 5.0) == []
+    slots.push(0, 100.0)
+    assert slots.silent_slots(104.9, 5.0) == []
+    slots.acknowledge(0, B0, 0, 104.0)
+    slots.push(1, 104.0)
+    assert slots.silent_slots(105.0, 5.0) == [1, 2], "the clock of 1 and 2 goes on"
+    slots.fail(1, B1, 105.0, 1.0)
+    assert slots.silent_slots(105.0, 5.0) == [2]
+    assert slots.silent_slots(109.0, 5.0) == [0, 2]
+
+
+def test_dispensable_is_who_is_not_needed_for_the_ack_quorum() -> None:
+    slots = make()
+    slots.push(0, 0.0)
+    slots.acknowledge(0, B0, 0, 0.0)
+    assert slots.dispensable_slots(1.0, 1.0) == [1, 2]
+    slots.fail(2, B2, 1.0, 1.0)
+    assert slots.dispensable_slots(1.0, 1.0) == []
+
+
+def test_bookie_ids_are_compared_not_slots() -> None:
+    slots = Replication(Quorums(2, 2, 1), (BookieId("x"), BookieId("y")), 9, 0.0)
+    slots.push(10, 0.0)
+    assert slots.acknowledge(0, BookieId("x"), 10, 0.0)
+    assert slots.confirmed_end() == 10
