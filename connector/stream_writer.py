@@ -23,6 +23,7 @@ from connector.patience import patiently
 from connector.task_identity import streaming_task
 from connector.writing import prepare_stream, write_segments
 from spark_ledger.errors import ConfigurationError, ConflictError
+from spark_ledger.stream.model import Commit
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -59,35 +60,50 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         )
 
     def commit(self, messages: Sequence[TaskWritten | None], batchId: int) -> None:
-        """Make the micro-batch visible, all of it or nothing; a second time nothing changes."""
+        """Make the micro-batch visible, all of it or nothing; a second time nothing changes.
+
+        Raises ConflictError when another driver works on the same checkpoint or a copy of it.
+        """
         first = next(message for message in messages if message is not None)
         assert first.batch_id == batchId, "messages are of this micro-batch"
-        segments = in_partition_order(messages)
         sink_id = self._options.sink_id or first.query_id
-        commit = None
-        if segments:
-            stream = sessions.stream(self._options.connection, self._options.stream)
-            commit = patiently(
-                lambda: stream.commit_segments(
-                    segments, sink_id=sink_id, transaction_id=batchId, run_id=first.run_id
-                ),
-                f"stream {self._options.stream!r}: the commit of micro-batch {batchId}",
-                idempotent=True,
-            )
-        key = (sink_id, first.run_id)
-        is_first_of_run = _FIRST_BATCH_OF_RUN.setdefault(key, batchId) == batchId
-        if len(_FIRST_BATCH_OF_RUN) > _RUNS_REMEMBERED:
-            del _FIRST_BATCH_OF_RUN[next(iter(_FIRST_BATCH_OF_RUN))]
-        if commit is None or commit.applied or commit.run_id == first.run_id:
+        run = f"{first.query_id}/{first.run_id}"
+        is_first_of_run = _is_first_of_run(sink_id, run, batchId)
+        segments = in_partition_order(messages)
+        if not segments:
             return
+        stream = sessions.stream(self._options.connection, self._options.stream)
+        commit = patiently(
+            lambda: stream.commit_segments(
+                segments, sink_id=sink_id, transaction_id=batchId, run_id=run
+            ),
+            f"stream {self._options.stream!r}: the commit of micro-batch {batchId}",
+            idempotent=True,
+        )
+        if commit.applied or commit.run_id == run:
+            return
+        self._check_replay(commit, sink_id, run, batchId, is_first_of_run=is_first_of_run)
+        _report_replay(self._options.stream, batchId, commit.rows, segments)
+
+    def _check_replay(
+        self, commit: Commit, sink_id: str, run: str, batch_id: int, *, is_first_of_run: bool
+    ) -> None:
+        """The batch was committed by another run. That is a replay if that run is over and was of
+        this query; a run replays at most its first batch."""
+        where = f"stream {self._options.stream!r}: micro-batch {batch_id} of sink {sink_id!r}"
+        query, other_query = run.partition("/")[0], commit.run_id.partition("/")[0]
+        if query != other_query:
+            raise ConflictError(
+                f"{where} was committed by the query {other_query}, and this is the query {query}: "
+                "the checkpoint was deleted or reset while the sinkId stayed the same, or two "
+                "queries have one sinkId; use a new sinkId"
+            )
         if not is_first_of_run:
             raise ConflictError(
-                f"stream {self._options.stream!r}: micro-batch {batchId} of sink {sink_id!r} was "
-                f"committed by another run ({commit.run_id}) while this one ({first.run_id}) was "
-                "going on: a second driver runs on the same checkpoint, or on a copy of it; stop "
-                "one of them, or give them different sinkId options and checkpoints"
+                f"{where} was committed by another run ({commit.run_id}) while this one ({run}) "
+                "was going on: a second driver runs on the same checkpoint, or on a copy of it; "
+                "stop one of them, or give them different checkpoints and sinkId options"
             )
-        _report_replay(self._options.stream, batchId, commit.rows, segments)
 
     def abort(self, messages: Sequence[TaskWritten | None], batchId: int) -> None:
         """Delete nothing: the commit may have taken effect although Spark saw it fail."""
@@ -97,6 +113,14 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             self._options.stream,
             batchId,
         )
+
+
+def _is_first_of_run(sink_id: str, run: str, batch_id: int) -> bool:
+    """Whether this is the first micro-batch of a run, as far as this process has seen."""
+    first = _FIRST_BATCH_OF_RUN.setdefault((sink_id, run), batch_id)
+    if len(_FIRST_BATCH_OF_RUN) > _RUNS_REMEMBERED:
+        del _FIRST_BATCH_OF_RUN[next(iter(_FIRST_BATCH_OF_RUN))]
+    return first == batch_id
 
 
 def _report_replay(stream: str, batch_id: int, rows_then: int, segments: Sequence[Any]) -> None:

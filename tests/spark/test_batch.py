@@ -114,7 +114,7 @@ def test_overwrite_replaces_in_one_commit(lab: Lab) -> None:
 
 
 def test_creating_and_its_options(lab: Lab) -> None:
-    with pytest.raises(Exception, match="does not exist.*createStream=true"):
+    with pytest.raises(Exception, match=r"does not exist.*createStream=true"):
         lab.numbers(0, 3, createStream=False)
     lab.numbers(0, 3, ensembleSize=2, writeQuorum=2, ackQuorum=1, compression="zstd")
     config = lab.client.stream(lab.name).config
@@ -124,9 +124,9 @@ def test_creating_and_its_options(lab: Lab) -> None:
 
 def test_a_wrong_schema_names_the_field(lab: Lab) -> None:
     lab.numbers(0, 3)
-    with pytest.raises(Exception, match="field 'id'.*int64.*string"):
+    with pytest.raises(Exception, match=r"field 'id'.*int64.*string"):
         lab.append(lab.spark.range(3).select(sql.col("id").cast("string").alias("id")))
-    with pytest.raises(Exception, match="'extra'.*mergeSchema"):
+    with pytest.raises(Exception, match=r"'extra'.*mergeSchema"):
         lab.append(lab.spark.range(3).withColumn("extra", sql.lit(1)))
     with pytest.raises(Exception, match="'months' has the type interval year"):
         lab.append(lab.spark.sql("SELECT 1L AS id, INTERVAL '1' YEAR AS months"))

@@ -47,7 +47,7 @@ def test_positions_and_available_now(lab: Lab) -> None:
     )
     assert sorted(row.entry_id for row in rows) == [4, 5, 6, 7, 8, 9]
     assert [one["numInputRows"] for one in progress] == [4, 2]
-    with pytest.raises(Exception, match="entry 11 of ledger .* is not confirmed yet"):
+    with pytest.raises(Exception, match=r"entry 11 of ledger .* is not confirmed yet"):
         lab.read(**given, startingPosition='{"entry": 11}').collect()
 
 

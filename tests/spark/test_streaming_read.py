@@ -149,6 +149,6 @@ def test_a_failing_task_is_repeated_without_loss(lab: Lab) -> None:
 
 def test_what_a_source_cannot_do(lab: Lab) -> None:
     lab.numbers(0, 1)
-    with pytest.raises(Exception, match="(?i)continuous"):
+    with pytest.raises(Exception, match=r"(?i)continuous"):
         query = lab.follow().writeStream.format("noop").trigger(continuous="1 second").start()
         query.awaitTermination(30)

@@ -123,8 +123,8 @@ def test_a_driver_on_an_old_copy_of_the_checkpoint(source: Lab) -> None:
 
 
 def test_two_drivers_on_copies_of_a_checkpoint(source: Lab) -> None:
-    """The second one finds its first batch committed, takes it for a replay, and is found out at
-    the next one."""
+    """The twin finds its first batch committed and takes it for a replay; the original is then
+    behind the twin and is told so. Nothing is lost or doubled."""
     copy = source.another()
     copy_all(source, copy)
     twin = copy.checkpoint + "-twin"
@@ -132,12 +132,12 @@ def test_two_drivers_on_copies_of_a_checkpoint(source: Lab) -> None:
     source.numbers(30, 40)
     copy_all(source, copy)
     source.numbers(40, 50)
-    second = copy.sink(source.follow(maxRowsPerTrigger=10)).option("checkpointLocation", twin)
-    finished(second)
-    assert copy.stored() == list(range(50))
-    with pytest.raises(Exception, match="slower driver|a second driver"):
-        source.numbers(50, 60)
-        finished(copy.sink(source.follow(maxRowsPerTrigger=5)))
+    source.numbers(50, 60)
+    follow = source.follow(maxRowsPerTrigger=10)
+    finished(copy.sink(follow).option("checkpointLocation", twin))
+    with pytest.raises(Exception, match="slower driver"):
+        copy_all(source, copy)
+    assert copy.stored() == list(range(60))
 
 
 def test_several_sinks_on_one_stream(source: Lab) -> None:
@@ -154,7 +154,7 @@ def test_several_sinks_on_one_stream(source: Lab) -> None:
 def test_a_wrong_schema_fails_before_any_task(source: Lab) -> None:
     copy = source.another()
     copy.append(copy.spark.range(1).select(sql.lit("x").alias("id")))
-    with pytest.raises(Exception, match="field 'id'.*string.*int64"):
+    with pytest.raises(Exception, match=r"field 'id'.*string.*int64"):
         copy_all(source, copy)
     assert copy.client.stream(copy.name).head().rows == 1
 

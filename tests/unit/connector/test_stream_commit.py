@@ -1,0 +1,111 @@
+"""The driver's commit of a micro-batch: replays pass, rivals are found out."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from connector import sessions, stream_writer
+from connector.messages import TaskWritten
+from connector.options import write_options
+from connector.stream_writer import LedgerStreamWriter
+from spark_ledger.errors import ConfigurationError, ConflictError
+from spark_ledger.stream.model import Commit
+from tests.unit.connector.fakes import make_segment
+
+
+class FakeStream:
+    """Applies each (sink, transaction) once."""
+
+    def __init__(self) -> None:
+        self.commits: list[Commit] = []
+
+    def commit_segments(
+        self, segments: Any, *, sink_id: str, transaction_id: int, run_id: str
+    ) -> Commit:
+        for known in self.commits:
+            if (known.sink_id, known.transaction_id) == (sink_id, transaction_id):
+                return replace(known, applied=False)
+        first = sum(len(known.segments) for known in self.commits)
+        placed = tuple(segment.placed(first + n) for n, segment in enumerate(segments))
+        commit = Commit(len(self.commits), 0, first, placed, sink_id, transaction_id, run_id=run_id)
+        self.commits.append(commit)
+        return commit
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
+    made = FakeStream()
+    monkeypatch.setattr(sessions, "stream", lambda options, name: made)
+    monkeypatch.setattr(stream_writer, "prepare_stream", lambda options, schema: None)
+    stream_writer._FIRST_BATCH_OF_RUN.clear()
+    return made
+
+
+def writer(**options: str) -> LedgerStreamWriter:
+    checked = write_options({"metadata": "zk://h/l", "stream": "s", **options}, streaming=True)
+    return LedgerStreamWriter(checked, None, overwrite=False)
+
+
+def message(batch: int, *rows: int, run: str = "run", query: str = "query") -> TaskWritten:
+    segments = tuple(make_segment(0, (count,)) for count in rows)
+    return TaskWritten(0, 0, segments, query, run, batch)
+
+
+def test_a_batch_is_one_commit_of_its_query(stream: FakeStream) -> None:
+    writer().commit([message(0, 5), None, message(0, 7)], 0)
+    (commit,) = stream.commits
+    assert (commit.sink_id, commit.transaction_id, commit.run_id) == ("query", 0, "query/run")
+    assert commit.rows == 12
+
+
+def test_a_batch_without_rows_is_no_commit(stream: FakeStream) -> None:
+    writer().commit([message(0)], 0)
+    assert stream.commits == []
+
+
+def test_a_replay_after_a_restart_changes_nothing(
+    stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer().commit([message(4, 5)], 4)
+    with caplog.at_level(logging.WARNING):
+        writer().commit([message(4, 5, run="later")], 4)
+        assert caplog.text == ""
+        writer().commit([message(4, 6, run="even later")], 4)
+    assert "committed before this run started with 5 rows; its replay has 6" in caplog.text
+    assert len(stream.commits) == 1
+
+
+def test_the_same_run_may_repeat_its_commit(stream: FakeStream) -> None:
+    for batch in (3, 4, 4):
+        writer().commit([message(batch, 5)], batch)
+    assert len(stream.commits) == 2
+
+
+def test_a_rival_run_is_found_out_at_its_second_batch(stream: FakeStream) -> None:
+    writer().commit([message(4, 5, run="a")], 4)
+    writer().commit([message(4, 5, run="b")], 4)
+    writer().commit([message(5, 5, run="b")], 5)
+    with pytest.raises(ConflictError, match=r"committed by another run \(query/b\)"):
+        writer().commit([message(5, 5, run="a")], 5)
+
+
+def test_a_sink_name_that_two_queries_share(stream: FakeStream) -> None:
+    writer(sinkId="x").commit([message(0, 5)], 0)
+    with pytest.raises(ConflictError, match="use a new sinkId"):
+        writer(sinkId="x").commit([message(0, 5, query="another")], 0)
+
+
+def test_abort_deletes_nothing(stream: FakeStream) -> None:
+    writer().commit([message(0, 5)], 0)
+    writer().abort([message(0, 5), None], 0)
+    assert len(stream.commits) == 1
+
+
+def test_a_log_only_grows(stream: FakeStream) -> None:
+    options = write_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
+    with pytest.raises(ConfigurationError, match="use outputMode"):
+        LedgerStreamWriter(options, None, overwrite=True)
