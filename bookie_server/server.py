@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -58,7 +59,8 @@ EXIT_REFUSED: Final = 2
 EXIT_FATAL: Final = 3
 """The journal failed while the bookie was serving."""
 
-_CONNECT_ATTEMPT_S: Final = 5.0
+_CONNECT_ATTEMPTS_S: Final = (1.0, 2.0, 4.0)
+"""Lengths of the attempts to reach the metadata store; the last one is repeated."""
 _WITHDRAW_TIMEOUT_S: Final = 3.0
 _CLOSE_TIMEOUT_S: Final = 60.0
 """A flush of the whole write cache to a slow disk. Longer, and the journal has to do."""
@@ -189,13 +191,13 @@ class BookieServer:
     async def _connect(self) -> MetadataStore:
         """The metadata store, tried for a bounded time. Raises MetadataUnavailableError."""
         deadline = time.monotonic() + self._config.metadata_wait_s
-        while True:
+        for attempt_s in chain(_CONNECT_ATTEMPTS_S, repeat(_CONNECT_ATTEMPTS_S[-1])):
             left = deadline - time.monotonic()
             try:
                 return await open_store(
                     self._config.metadata,
                     session_timeout_s=self._config.session_timeout_s,
-                    connect_timeout_s=max(0.1, min(left, _CONNECT_ATTEMPT_S)),
+                    connect_timeout_s=max(0.1, min(left, attempt_s)),
                 )
             except MetadataUnavailableError as error:
                 left = deadline - time.monotonic()
@@ -207,6 +209,7 @@ class BookieServer:
                 await asyncio.sleep(min(0.2, left))
             if self._stop.is_set():
                 raise _Stopped
+        raise AssertionError("the attempts have no end")
 
     async def _open_bookie(self) -> Bookie:
         loop = asyncio.get_running_loop()

@@ -71,9 +71,11 @@ class AdminServer:
         application.router.add_get("/metrics", get_metrics)
         application.router.add_get("/status", get_status)
         application.router.add_get("/healthz", get_health)
-        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            application, access_log=None, handle_signals=False, shutdown_timeout=1.0
+        )
         await self._runner.setup()
-        await web.SockSite(self._runner, self._listener, shutdown_timeout=1.0).start()
+        await web.SockSite(self._runner, self._listener).start()
 
     async def stop(self) -> None:
         """Close the port."""

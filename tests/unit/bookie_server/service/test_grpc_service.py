@@ -1,0 +1,259 @@
+"""The servicer behind a real gRPC server, asked by a client that does not behave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bookie_server.service.grpc_server import GrpcServer
+from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.metrics import ServiceMetrics
+from bookie_server.service.read_path import merge_runs
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import MESSAGE_BYTES_MAX
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire import bookie_pb2_grpc
+from spark_ledger.wire.options import transfer_options
+from tests.contracts.scripted_bookie import ScriptedBookie
+
+BOOKIE = BookieId("b1")
+HERE = (("bookie-id", BOOKIE),)
+
+
+class Fixture:
+    """A bookie's server, and a stub that protobuf generated."""
+
+    def __init__(self) -> None:
+        self.bookie = ScriptedBookie()
+        self.metrics = ServiceMetrics()
+        self.service = BookieService(
+            self.bookie,
+            BOOKIE,
+            describe=lambda: Description("c", "1.2", "writable", 3, 4, 5, 6, 7.5),
+            metrics=self.metrics,
+        )
+        self.server = GrpcServer(self.service, self.metrics)
+        self.channel: Any = None
+        self.stub: Any = None
+
+    async def start(self) -> None:
+        port = await self.server.start("127.0.0.1", 0)
+        options = [
+            *((k, v) for k, v in transfer_options() if k != "grpc.max_send_message_length"),
+            ("grpc.max_send_message_length", -1),
+        ]
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+        self.stub = bookie_pb2_grpc.BookieStub(self.channel)
+
+    async def stop(self) -> None:
+        await self.channel.close()
+        await self.server.stop(0.0)
+        self.service.close()
+
+    async def store(self, first: int, count: int, *, size: int = 50) -> None:
+        call = self.stub.Append(metadata=HERE)
+        run = pb.EntryRun(
+            ledger_id=1, first_entry=first, sizes=[size] * count, frames=bytes(size * count)
+        )
+        await call.write(pb.AppendRequest(adds=[pb.AddRun(tag=9, run=run)]))
+        response = await call.read()
+        assert [(r.tag, r.last_entry, r.status) for r in response.results] == [
+            (9, first + count - 1, pb.OK)
+        ]
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+
+
+def on_loop(test: Callable[[Fixture], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            fixture = Fixture()
+            await fixture.start()
+            try:
+                async with asyncio.timeout(20):
+                    await test(fixture)
+            finally:
+                await fixture.stop()
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def read(f: Fixture, request: pb.ReadRequest) -> list[Any]:
+    return [r async for r in f.stub.Read(request, timeout=5, metadata=HERE)]
+
+
+@on_loop
+async def test_the_generated_client_understands_the_service(f: Fixture) -> None:
+    await f.store(0, 3)
+    (response,) = await read(f, pb.ReadRequest(ledger_id=1, first_entry=0, last_entry=2))
+    assert (response.run.first_entry, list(response.run.sizes)) == (0, [50] * 3)
+    description = await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
+    assert (description.bookie_id, description.version, description.uptime_s) == ("b1", "1.2", 7.5)
+
+
+@on_loop
+async def test_calls_without_a_deadline_are_refused(f: Fixture) -> None:
+    await f.store(0, 1)
+    (response,) = [
+        r
+        async for r in f.stub.Read(
+            pb.ReadRequest(ledger_id=1, first_entry=0, last_entry=0), metadata=HERE
+        )
+    ]
+    assert response.status == pb.BAD_REQUEST and "deadline" in response.message
+    request = pb.ReadLastConfirmedRequest(ledger_id=1, fence=True)
+    assert (await f.stub.ReadLastConfirmed(request, metadata=HERE)).status == pb.BAD_REQUEST
+    assert not f.bookie.ledgers[LedgerId(1)].fenced
+    write = pb.WriteLastConfirmedRequest(ledger_id=1)
+    assert (await f.stub.WriteLastConfirmed(write, metadata=HERE)).status == pb.BAD_REQUEST
+    listed = f.stub.ListEntries(pb.ListEntriesRequest(ledger_id=1), metadata=HERE)
+    assert [r.status async for r in listed] == [pb.BAD_REQUEST]
+    described = await f.stub.Describe(pb.DescribeRequest(), metadata=HERE)
+    assert described.status == pb.BAD_REQUEST
+
+
+@pytest.mark.parametrize("metadata", [(), (("bookie-id", "b2"),)], ids=["none", "another"])
+def test_calls_meant_for_another_bookie_are_refused(metadata: Any) -> None:
+    @on_loop
+    async def run(f: Fixture) -> None:
+        request = pb.ReadLastConfirmedRequest(ledger_id=1, fence=True)
+        answer = await f.stub.ReadLastConfirmed(request, timeout=5, metadata=metadata)
+        assert answer.status == pb.WRONG_BOOKIE and "b1" in answer.message
+        assert (answer.last_add_confirmed, answer.last_entry) == (-1, -1)
+        call = f.stub.Append(metadata=metadata)
+        frames = pb.EntryRun(ledger_id=1, sizes=[50], frames=bytes(50))
+        await call.write(pb.AppendRequest(adds=[pb.AddRun(tag=4, run=frames)]))
+        (result,) = (await call.read()).results
+        assert (result.tag, result.status) == (4, pb.WRONG_BOOKIE)
+        call.cancel()
+        assert f.bookie.ledgers == {}
+
+    run()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.ReadRequest(ledger_id=-1),
+        pb.ReadRequest(ledger_id=1, first_entry=-1),
+        pb.ReadRequest(ledger_id=1, first_entry=5, last_entry=4),
+        pb.ReadRequest(ledger_id=1, last_entry=4, stride=-2),
+        pb.ReadRequest(ledger_id=1, first_entry=5, last_entry=4, fence=True),
+    ],
+)
+def test_reads_that_make_no_sense_are_refused(request_: pb.ReadRequest) -> None:
+    @on_loop
+    async def run(f: Fixture) -> None:
+        (response,) = await read(f, request_)
+        assert response.status == pb.BAD_REQUEST and response.message
+        assert f.bookie.ledgers == {}, "nothing was fenced"
+
+    run()
+
+
+@on_loop
+async def test_a_message_over_the_limit_is_refused_and_the_connection_lives(f: Fixture) -> None:
+    call = f.stub.Append(metadata=HERE)
+    size = MESSAGE_BYTES_MAX + 1
+    run = pb.EntryRun(ledger_id=1, sizes=[size], frames=bytes(size))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.write(pb.AppendRequest(adds=[pb.AddRun(tag=1, run=run)]))
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await f.store(0, 1)
+
+
+@on_loop
+async def test_a_stream_of_garbage_ends_and_the_connection_lives(f: Fixture) -> None:
+    raw = f.channel.stream_stream("/spark_ledger.v1.Bookie/Append")
+    call = raw(metadata=HERE)
+    await call.write(b"\xff\xff\xff\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await f.store(0, 1)
+
+
+@on_loop
+async def test_many_small_runs_are_read_as_one_message(f: Fixture) -> None:
+    await f.store(0, 100)
+    await f.store(100, 100)
+    request = pb.ReadRequest(ledger_id=1, first_entry=0, last_entry=199)
+    (response,) = await read(f, request)
+    assert (len(response.run.sizes), len(response.run.entry_ids)) == (200, 0)
+    request.stride = 50
+    (response,) = await read(f, request)
+    assert list(response.run.entry_ids) == [0, 50, 100, 150]
+
+
+@on_loop
+async def test_health_and_metrics_follow_the_calls(f: Fixture) -> None:
+    health = health_pb2_grpc.HealthStub(f.channel)
+    answer = await health.Check(health_pb2.HealthCheckRequest(service="spark_ledger.v1.Bookie"))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    await f.store(0, 4)
+    await read(f, pb.ReadRequest(ledger_id=1, first_entry=0, last_entry=3))
+    await read(f, pb.ReadRequest(ledger_id=1, first_entry=0, last_entry=9))
+    await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
+    assert f.metrics.entries_added == 4 and f.metrics.bytes_added == 200
+    assert f.metrics.reads == {BookieStatus.OK: 1, BookieStatus.NO_SUCH_ENTRY: 1}
+    assert f.metrics.bytes_read == 400
+    while any(f.metrics.calls_in_progress.values()):
+        await asyncio.sleep(0.005)
+    assert f.metrics.calls["Append", "OK"] == 1
+    assert f.metrics.calls["Read", "OK"] == 2
+    assert f.metrics.calls["Describe", "OK"] == 1
+
+
+@on_loop
+async def test_drain_ends_streams_and_answers_long_polls(f: Fixture) -> None:
+    await f.store(0, 1)
+    call = f.stub.Append(metadata=HERE)
+    f.bookie.hold = True
+    run = pb.EntryRun(ledger_id=1, first_entry=1, sizes=[50], frames=bytes(50))
+    await call.write(pb.AppendRequest(adds=[pb.AddRun(tag=1, run=run)]))
+    request = pb.ReadLastConfirmedRequest(ledger_id=1, wait_above=5, wait_ms=30_000)
+    poll = asyncio.ensure_future(f.stub.ReadLastConfirmed(request, timeout=40, metadata=HERE))
+    while f.bookie.append_bytes_in_flight == 0 or f.metrics.long_polls == 0:
+        await asyncio.sleep(0.005)
+    f.service.drain()
+    assert (await poll).status == pb.OK
+    f.bookie.release()
+    (result,) = (await call.read()).results
+    assert (result.tag, result.last_entry, result.status) == (1, 1, pb.OK)
+    assert await call.read() is grpc.aio.EOF
+
+
+def test_an_address_in_use_is_named() -> None:
+    async def main() -> None:
+        first, second = Fixture(), Fixture()
+        port = await first.server.start("127.0.0.1", 0)
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}"):
+            await second.server.start("127.0.0.1", port)
+        for fixture in (first, second):
+            await fixture.server.stop(0.0)
+            fixture.service.close()
+
+    asyncio.run(main())
+
+
+def test_merged_runs_keep_their_ids() -> None:
+    def run(first: int, count: int, ids: list[int] | None = None) -> EntryRun:
+        return EntryRun(LedgerId(1), EntryId(first), ids, [2] * count, b"ab" * count)
+
+    assert merge_runs([run(0, 2), run(2, 3)]) == run(0, 5)
+    assert merge_runs([run(0, 2), run(5, 1)]) == run(0, 3, [0, 1, 5])
+    assert merge_runs([run(0, 2, [0, 1]), run(2, 1)]) == run(0, 3)
+    assert merge_runs([run(4, 2, [4, 9])]) == run(4, 2, [4, 9])

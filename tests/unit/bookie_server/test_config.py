@@ -1,0 +1,84 @@
+"""The configuration file: what it accepts, and how it names what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bookie_server.config import BookieConfig, load, parse
+from bookie_server.storage.config import StorageConfig
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.types import BookieId
+
+PATH = Path("/etc/bookie/bookie.toml")
+STORAGE = '[storage]\njournal_directory = "journal"\nledger_directories = ["a", "/b"]\n'
+GOOD = 'metadata = "zk://h/ledgers"\n' + STORAGE
+
+
+def test_the_shipped_file_has_the_defaults_in_its_comments() -> None:
+    path = Path(__file__).parents[3] / "conf" / "bookie.toml"
+    config = load(path)
+    shown = "\n".join(
+        line.removeprefix("# ") if " = " in line else line
+        for line in path.read_text().splitlines()
+        if " = " in line or line.startswith("[")
+    )
+    assert parse(shown, path) == config
+
+
+def test_directories_are_taken_from_the_directory_of_the_file() -> None:
+    config = parse(GOOD, PATH)
+    assert config.journal_directory == Path("/etc/bookie/journal")
+    assert config.ledger_directories == (Path("/etc/bookie/a"), Path("/b"))
+
+
+def test_storage_settings_reach_the_storage() -> None:
+    config = parse(GOOD + "write_cache_bytes = 1048576\nflush_interval_s = 3\n", PATH)
+    storage = config.storage_config(BookieId("b"), "c")
+    assert isinstance(storage, StorageConfig)
+    assert (storage.bookie_id, storage.cluster_id) == ("b", "c")
+    assert (storage.write_cache_bytes, storage.flush_interval_s) == (1048576, 3.0)
+    default = StorageConfig(config.journal_directory, config.ledger_directories, BookieId("b"))
+    assert storage.entry_log_bytes == default.entry_log_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("metadta = 1\n" + STORAGE, "unknown key 'metadta', did you mean 'metadata'?"),
+        (GOOD + "flush_interval = 1\n", "did you mean 'storage.flush_interval_s'?"),
+        (GOOD + "[listen]\nprot = 1\n", "unknown key 'listen.prot', did you mean 'listen.port'?"),
+        (GOOD + "[admin]\nport = 70000\n", "admin.port"),
+        (GOOD + "[listen]\nhost = 3\n", "listen.host"),
+        (GOOD + "write_cache_bytes = 0\n", "storage.write_cache_bytes"),
+        ('rack = "r"\n' + GOOD, "rack"),
+        ("listen = 3\n" + GOOD, "listen"),
+        ('metadata = "x"\n', "missing required field `storage`"),
+        (GOOD.replace('["a", "/b"]', "[]"), "storage.ledger_directories"),
+        (GOOD.replace('"journal"', '""'), "storage.journal_directory"),
+        ("metadata = ", "is not TOML"),
+    ],
+)
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(text, PATH)
+    assert message in str(caught.value)
+    assert str(PATH) in str(caught.value)
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"missing\.toml cannot be read"):
+        load(tmp_path / "missing.toml")
+
+
+def test_values_that_do_not_go_together_are_refused_by_the_storage() -> None:
+    config = parse(GOOD.replace('"/b"', '"journal"'), PATH)
+    with pytest.raises(ConfigurationError, match="different directories"):
+        config.storage_config(BookieId("b"), "c")
+
+
+def test_a_configuration_does_not_change() -> None:
+    config: BookieConfig = parse(GOOD, PATH)
+    with pytest.raises(AttributeError):
+        config.rack = "/x"  # type: ignore[misc]

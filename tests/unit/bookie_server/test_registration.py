@@ -1,0 +1,228 @@
+"""Identity: formatted once, checked at start, and announced with state and free space."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bookie_server import registration
+from bookie_server.config import BookieConfig, parse
+from bookie_server.registration import (
+    Registration,
+    check_identity,
+    format_new,
+    free_bytes,
+    is_formatted,
+    local_cookie,
+)
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.types import BookieId, BookieInfo, BookieState
+
+
+def config_in(directory: Path, bookie_id: str = "b1") -> BookieConfig:
+    text = (
+        f'metadata = "zk://h/x"\nbookie_id = "{bookie_id}"\n[storage]\n'
+        'journal_directory = "journal"\nledger_directories = ["l0", "l1"]\n'
+    )
+    return parse(text, directory / "bookie.toml")
+
+
+Test = Callable[[BookieConfig, MemoryMetadataStore], Awaitable[None]]
+
+
+def with_store(test: Test) -> Callable[[Path], None]:
+    def run(tmp_path: Path) -> None:
+        asyncio.run(test(config_in(tmp_path), MemoryMetadataStore()))  # type: ignore[arg-type]
+
+    run.__name__ = test.__name__
+    return run
+
+
+@with_store
+async def test_a_new_bookie_is_known_everywhere(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    assert not is_formatted(config)
+    cookie = await format_new(config, store)
+    assert is_formatted(config)
+    assert local_cookie(config) == cookie
+    assert cookie.bookie_id == "b1"
+    assert await BookieRegistry(store).list_cookies() == ["b1"]
+    await check_identity(cookie, store)
+
+
+@with_store
+async def test_a_bookie_without_a_name_gets_a_random_one(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    names = set()
+    for place in ("one", "two"):
+        directory = config.journal_directory.parent / place
+        names.add((await format_new(config_in(directory, ""), store)).bookie_id)
+    assert len(names) == 2
+
+
+@with_store
+async def test_a_name_is_given_once(config: BookieConfig, store: MemoryMetadataStore) -> None:
+    await format_new(config, store)
+    other = config_in(config.journal_directory.parent / "elsewhere")
+    with pytest.raises(ConfigurationError, match="'b1' is taken"):
+        await format_new(other, store)
+    assert not other.journal_directory.exists()
+
+
+@with_store
+async def test_directories_in_use_are_not_formatted_and_leave_no_trace(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    config.journal_directory.mkdir(parents=True)
+    (config.journal_directory / "thesis.txt").write_text("precious")
+    with pytest.raises(ConfigurationError, match=r"thesis\.txt"):
+        await format_new(config, store)
+    assert await BookieRegistry(store).list_cookies() == []
+
+
+@with_store
+async def test_directories_without_a_cookie_are_refused(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    with pytest.raises(ConfigurationError, match="never formatted"):
+        local_cookie(config)
+    await format_new(config, store)
+    shutil.rmtree(config.ledger_directories[1])
+    config.ledger_directories[1].mkdir()
+    with pytest.raises(ConfigurationError, match="l1"):
+        local_cookie(config)
+
+
+@with_store
+async def test_another_configured_name_is_refused(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    await format_new(config, store)
+    with pytest.raises(ConfigurationError, match="belongs to bookie b1, not to b2"):
+        local_cookie(config_in(config.journal_directory.parent, "b2"))
+
+
+@with_store
+async def test_another_cluster_is_refused(config: BookieConfig, store: MemoryMetadataStore) -> None:
+    cookie = await format_new(config, store)
+    other = MemoryMetadataStore(MemoryTree())
+    with pytest.raises(ConfigurationError, match="no cluster under this metadata root"):
+        await check_identity(cookie, other)
+    await ensure_cluster(other)
+    with pytest.raises(ConfigurationError, match=f"belongs to cluster {cookie.cluster_id}"):
+        await check_identity(cookie, other)
+
+
+@with_store
+async def test_a_removed_bookie_is_refused(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    cookie = await format_new(config, store)
+    await BookieRegistry(store).delete_cookie(BookieId("b1"))
+    with pytest.raises(ConfigurationError, match="was removed from its cluster"):
+        await check_identity(cookie, store)
+
+
+@with_store
+async def test_a_name_that_was_given_anew_elsewhere_is_refused(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    cookie = await format_new(config, store)
+    await BookieRegistry(store).delete_cookie(BookieId("b1"))
+    await format_new(config_in(config.journal_directory.parent / "elsewhere"), store)
+    with pytest.raises(ConfigurationError, match="elsewhere"):
+        await check_identity(cookie, store)
+
+
+@with_store
+async def test_an_unreadable_cookie_of_the_cluster_is_named(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    cookie = await format_new(config, store)
+    node = await store.get("bookies/cookies/b1")
+    await store.put("bookies/cookies/b1", b"{}", node.version)
+    with pytest.raises(ConfigurationError, match="cookie of bookie b1 cannot be read"):
+        await check_identity(cookie, store)
+    assert msgspec.json.decode((await store.get(CLUSTER_PATH)).value)["cluster_id"]
+
+
+def registration_over(
+    store: MemoryMetadataStore, state: list[BookieState], free: list[int]
+) -> Registration:
+    info = BookieInfo(BookieId("b1"), "h:1", rack="/r")
+    registry = BookieRegistry(store)
+    return Registration(registry, info, state=lambda: state[0], free_bytes=lambda: free[0])
+
+
+def test_state_and_free_space_are_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "REFRESH_INTERVAL_S", 0.01)
+
+    async def main() -> None:
+        tree = MemoryTree()
+        failing = [False]
+
+        def interpose(_name: str, _path: str) -> Fault:
+            return Fault(Outcome.UNAVAILABLE if failing[0] else Outcome.NORMAL)
+
+        state, free = [BookieState.WRITABLE], [1000]
+        announced = registration_over(MemoryMetadataStore(tree, interpose=interpose), state, free)
+        await announced.start()
+        looking = BookieRegistry(MemoryMetadataStore(tree))
+
+        async def until(want: BookieInfo) -> None:
+            async with asyncio.timeout(10):
+                while await looking.get(BookieId("b1")) != want:
+                    await asyncio.sleep(0.005)
+
+        await until(BookieInfo(BookieId("b1"), "h:1", rack="/r", free_bytes=1000))
+        free[0] = 990
+        await asyncio.sleep(0.1)
+        await until(BookieInfo(BookieId("b1"), "h:1", rack="/r", free_bytes=1000))
+        failing[0] = True
+        free[0] = 500
+        state[0] = BookieState.READ_ONLY
+        await asyncio.sleep(0.1)
+        failing[0] = False
+        await until(BookieInfo(BookieId("b1"), "h:1", BookieState.READ_ONLY, "/r", 500))
+        await announced.stop()
+        assert await looking.list() == []
+
+    asyncio.run(main())
+
+
+def test_a_store_that_is_down_does_not_hold_up_the_stop() -> None:
+    async def main() -> None:
+        failing = [False]
+
+        def interpose(_name: str, _path: str) -> Fault:
+            return Fault(Outcome.UNAVAILABLE if failing[0] else Outcome.NORMAL)
+
+        store = MemoryMetadataStore(interpose=interpose)
+        announced = registration_over(store, [BookieState.WRITABLE], [1])
+        await announced.start()
+        failing[0] = True
+        await announced.stop()
+
+    asyncio.run(main())
+
+
+def test_free_space_is_that_of_the_fullest_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        def __init__(self, free: int) -> None:
+            self.free = free
+
+    sizes = {str(tmp_path / "l0"): 5, str(tmp_path / "l1"): 3}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(sizes[str(path)]))
+    assert free_bytes(config_in(tmp_path)) == 3
