@@ -1,0 +1,101 @@
+"""Values that cross layers: a value that exists is valid."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import ENSEMBLE_SIZE_MAX
+from spark_ledger.types import (
+    BookieId,
+    BookieStatus,
+    Dlsn,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+    Versioned,
+)
+from spark_ledger.wire import bookie_pb2
+
+
+def fragment(first: int, *names: str) -> Fragment:
+    return Fragment(EntryId(first), tuple(BookieId(name) for name in names))
+
+
+def metadata(*fragments: Fragment) -> LedgerMetadata:
+    return LedgerMetadata(LedgerId(7), Quorums(2, 2, 1), fragments)
+
+
+def test_quorums_are_ordered() -> None:
+    for e, wq, aq in product(range(-1, 5), repeat=3):
+        if e >= wq >= aq >= 1:
+            assert Quorums(e, wq, aq).ensemble_size == e
+        else:
+            with pytest.raises(ConfigurationError, match=f"ensemble_size {e}, write_quorum {wq}"):
+                Quorums(e, wq, aq)
+
+
+def test_quorums_are_bounded() -> None:
+    assert Quorums(ENSEMBLE_SIZE_MAX, 3, 2)
+    with pytest.raises(ConfigurationError, match=f"at most {ENSEMBLE_SIZE_MAX}"):
+        Quorums(ENSEMBLE_SIZE_MAX + 1, 3, 2)
+
+
+def test_quorums_have_sane_defaults_and_a_short_form() -> None:
+    assert str(Quorums()) == "E3 WQ3 AQ2"
+
+
+@pytest.mark.parametrize(
+    ("fragments", "message"),
+    [
+        ((), "starts at 0"),
+        ((fragment(1, "b0", "b1"),), "starts at 0"),
+        ((fragment(0, "b0", "b1"), fragment(0, "b0", "b2")), "strictly increasing"),
+        ((fragment(0, "b0"),), "E slots"),
+        ((fragment(0, "b0", "b0"),), "distinct"),
+    ],
+)
+def test_fragments_that_cannot_be(fragments: tuple[Fragment, ...], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        metadata(*fragments)
+
+
+def test_metadata() -> None:
+    first = metadata(fragment(0, "b0", "b1"), fragment(4, "b0", "b2"))
+    assert first.last_fragment.first_entry == 4 and not first.is_closed
+    closed = first.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(9))
+    assert closed.is_closed and closed.fragments == first.fragments
+    assert first.state is LedgerState.OPEN, "a change makes a copy"
+    with pytest.raises(AssertionError, match="starts at 0"):
+        first.with_changes(fragments=())
+
+
+def test_only_a_definite_no_is_negative() -> None:
+    negative = {status for status in BookieStatus if status.is_negative}
+    assert negative == {BookieStatus.NO_SUCH_LEDGER, BookieStatus.NO_SUCH_ENTRY}
+
+
+def test_statuses_are_those_of_the_wire() -> None:
+    wire = {name.removeprefix("STATUS_"): number for name, number in bookie_pb2.Status.items()}
+    ours = {status.name: status.value for status in BookieStatus if status < 100}
+    assert wire == ours
+
+
+def test_positions_are_in_stream_order() -> None:
+    assert Dlsn(1) == (1, 0, 0)
+    assert sorted([Dlsn(2), Dlsn(1, 5, 2), Dlsn(1, 5), Dlsn(1, 10)]) == [
+        (1, 5, 0),
+        (1, 5, 2),
+        (1, 10, 0),
+        (2, 0, 0),
+    ]
+
+
+def test_values_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Versioned("x", 1).version = 2  # type: ignore[misc]

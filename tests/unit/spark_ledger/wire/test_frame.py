@@ -1,0 +1,134 @@
+"""The entry frame: golden bytes, what is believed, and what is refused."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from spark_ledger.errors import DigestMismatchError
+from spark_ledger.limits import ENTRY_FRAME_OVERHEAD_BYTES_MAX
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import DigestType, EntryId, LedgerId
+from spark_ledger.wire.frame import (
+    HEADER_BYTES,
+    Crc32cDigest,
+    Digest,
+    HmacDigest,
+    access_key_hash,
+    derive_keys,
+    digest_for,
+    frame_last_add_confirmed,
+    open_frame,
+    seal,
+)
+
+DIGESTS = [Crc32cDigest(), HmacDigest(b"k" * 32)]
+every_digest = pytest.mark.parametrize("digest", DIGESTS, ids=["crc32c", "hmac"])
+
+
+def test_golden_bytes() -> None:
+    """Frames that exist on disks: these bytes never change."""
+    header = "00000000000000070000000000000003000000000000000200000000000003e8"
+    payload = b"payload".hex()
+    frame = seal(Crc32cDigest(), 7, 3, 2, 1000, b"payload")
+    assert frame.hex() == header + "ae43fda5" + payload
+    frame = seal(HmacDigest(b"Jefe"), 7, 3, 2, 1000, b"payload")
+    assert frame.hex() == header + "e550856dda5526a72b468ed4307d0258" + payload
+
+
+def test_crc_is_crc32c() -> None:
+    """The check value of the polynomial (RFC 3720 uses it for iSCSI)."""
+    assert Crc32cDigest().sum(b"1234", b"56789").hex() == "e3069283"
+
+
+def test_hmac_is_the_cut_hmac_sha256() -> None:
+    """RFC 4231, test case 2, cut to 16 bytes."""
+    found = HmacDigest(b"Jefe").sum(b"what do ya want ", b"for nothing?")
+    assert found.hex() == "5bdcc146bf60754e6a042426089575c7"
+
+
+@every_digest
+@pytest.mark.parametrize("payload", [b"", b"x", b"y" * 70_000])
+def test_what_is_sealed_can_be_opened(digest: Digest, payload: bytes) -> None:
+    frame = seal(digest, 7, 3, -1, 70_000, payload)
+    assert len(frame) == HEADER_BYTES + digest.size + len(payload)
+    assert HEADER_BYTES + digest.size <= ENTRY_FRAME_OVERHEAD_BYTES_MAX
+    entry = open_frame(digest, 7, 3, memoryview(frame))
+    assert entry == (7, 3, payload, -1, 70_000)
+
+
+@every_digest
+def test_no_flipped_bit_is_believed(digest: Digest) -> None:
+    frame = seal(digest, 7, 3, 2, 1000, b"payload")
+    for bit in range(8 * len(frame)):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(DigestMismatchError):
+            open_frame(digest, 7, 3, bytes(damaged))
+
+
+@every_digest
+def test_no_cut_frame_is_believed(digest: Digest) -> None:
+    frame = seal(digest, 7, 3, 2, 1000, b"payload")
+    for size in range(len(frame)):
+        with pytest.raises(DigestMismatchError, match="ledger 7 entry 3"):
+            open_frame(digest, 7, 3, frame[:size])
+
+
+@every_digest
+def test_random_bytes_are_not_believed(digest: Digest) -> None:
+    draw = random.Random(11)
+    for _ in range(500):
+        with pytest.raises(DigestMismatchError):
+            open_frame(digest, 7, 3, draw.randbytes(draw.randrange(100)))
+
+
+@pytest.mark.parametrize(("ledger", "entry"), [(8, 3), (7, 4)])
+def test_a_bookie_cannot_serve_another_entry(ledger: int, entry: int) -> None:
+    frame = seal(Crc32cDigest(), 7, 3, 2, 1000, b"payload")
+    with pytest.raises(DigestMismatchError, match="served 7/3"):
+        open_frame(Crc32cDigest(), ledger, entry, frame)
+
+
+def test_a_forger_needs_the_key() -> None:
+    frame = seal(HmacDigest(b"other"), 7, 3, 2, 1000, b"payload")
+    with pytest.raises(DigestMismatchError, match="digest does not match"):
+        open_frame(HmacDigest(b"right"), 7, 3, frame)
+
+
+def test_a_key_is_needed_for_hmac() -> None:
+    with pytest.raises(AssertionError, match="has a password"):
+        HmacDigest(b"")
+
+
+def test_digest_of_a_ledger() -> None:
+    assert isinstance(digest_for(DigestType.CRC32C, b""), Crc32cDigest)
+    assert isinstance(digest_for(DigestType.HMAC_SHA256, b"key"), HmacDigest)
+
+
+def run_of(*frames: bytes) -> EntryRun:
+    sizes = [len(frame) for frame in frames]
+    return EntryRun(LedgerId(7), EntryId(3), None, sizes, b"".join(frames))
+
+
+def test_last_add_confirmed_is_that_of_the_last_frame() -> None:
+    frames = [seal(Crc32cDigest(), 7, 3 + i, i, 10, b"abc") for i in range(3)]
+    assert frame_last_add_confirmed(run_of(*frames)) == 2
+    assert frame_last_add_confirmed(run_of(frames[0])) == 0
+    assert frame_last_add_confirmed(run_of(frames[0], b"short")) == -1
+
+
+def test_keys_of_a_password() -> None:
+    access, mac = derive_keys(b"secret", 7)
+    assert (access, mac) == derive_keys(b"secret", 7)
+    assert len(access) == len(mac) == 32 and access != mac
+    assert derive_keys(b"secret", 8) != (access, mac), "salted by the ledger"
+    assert derive_keys(b"Secret", 7)[0] != access
+    assert derive_keys(b"", 7) == (b"", b"")
+
+
+def test_what_bookies_keep_of_an_access_key() -> None:
+    assert access_key_hash(b"") == b""
+    assert len(access_key_hash(b"key")) == 32
+    assert b"key" not in access_key_hash(b"key")
