@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -175,6 +176,22 @@ def test_what_is_missing_is_explained() -> None:
         await Streams(ledgers).delete("s")
         with pytest.raises(NoSuchStreamError):
             await other.commit(6)
+
+    run(scenario())
+
+
+def test_segments_that_no_commit_holds_are_corruption() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await build(ledgers, [(2, 1)] * 4)
+        path = "streams/s/commits/0000000/0000000001"
+        node = await ledgers.store.get(path)
+        shorter = json.loads(node.value)
+        shorter["segments"].pop()
+        await ledgers.store.put(path, json.dumps(shorter).encode(), node.version)
+        stream, _ = await fresh(ledgers)
+        with pytest.raises(CorruptionError, match="no commit holds segment 3"):
+            await stream.commit_at(3)
 
     run(scenario())
 

@@ -310,6 +310,35 @@ def test_waiting_costs_one_read_per_change() -> None:
     run(scenario())
 
 
+def test_a_head_that_changes_while_it_is_read_is_not_kept() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        other, streams = another(ledgers)
+        watcher = await streams.open("s")
+        await watcher.wait_for_commit(after_segment=0, timeout_s=0.001)
+        inner = other.store.get
+        slow = asyncio.Event()
+
+        async def answered_late(path: str) -> Any:
+            answer = await inner(path)
+            if path.endswith("/head") and not slow.is_set():
+                slow.set()
+                await asyncio.sleep(0.02)
+            return answer
+
+        other.store.get = answered_late  # type: ignore[method-assign]
+        await stream.append(table(0))
+        await asyncio.sleep(0)  # the watch fires
+        reading = asyncio.ensure_future(watcher.head())
+        await slow.wait()
+        await stream.append(table(1))
+        assert (await reading).next_segment == 1, "as it was when it was read"
+        assert (await watcher.head()).next_segment == 2
+
+    run(scenario())
+
+
 def test_a_writer_sees_its_own_commit_although_it_watches() -> None:
     async def scenario() -> None:
         stream = await new()
