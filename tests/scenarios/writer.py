@@ -77,8 +77,9 @@ class Writer(Client):
             case Done() | Failed():
                 assert self.closed_with is None, "a writer is closed once"
                 self.closed_with = command
-                ok = isinstance(command, Done)
-                how = "is closed" if ok else f"cannot close: {type(command.error).__name__}"  # type: ignore[union-attr]
+                how = "is closed"
+                if isinstance(command, Failed):
+                    how = f"cannot close: {type(command.error).__name__}"
                 self.world.say(f"{self.name} {how}")
             case _:
                 super().perform_one(command)

@@ -20,6 +20,7 @@ from spark_ledger.wire.frame import (
     digest_for,
     frame_last_add_confirmed,
     open_frame,
+    open_run,
     seal,
 )
 
@@ -110,6 +111,24 @@ def test_digest_of_a_ledger() -> None:
 def run_of(*frames: bytes) -> EntryRun:
     sizes = [len(frame) for frame in frames]
     return EntryRun(LedgerId(7), EntryId(3), None, sizes, b"".join(frames))
+
+
+@every_digest
+def test_a_run_is_opened_like_its_frames(digest: Digest) -> None:
+    """``open_run`` against its slow twin, with one frame damaged, cut or out of place."""
+    frames = [seal(digest, 7, 3 + i, i, 10 * i, b"x" * i) for i in range(4)]
+    whole, problem = open_run(digest, run_of(*frames))
+    assert problem is None
+    assert whole == [open_frame(digest, 7, 3 + i, frame) for i, frame in enumerate(frames)]
+    flipped = bytes([frames[2][0] ^ 1]) + frames[2][1:]
+    foreign = seal(digest, 8, 5, 2, 20, b"xx")
+    misplaced = seal(digest, 7, 6, 2, 20, b"xx")
+    for bad in (flipped, foreign, misplaced, frames[2][:-1], frames[2][:20], b"z"):
+        with pytest.raises(DigestMismatchError):
+            open_frame(digest, 7, 5, bad)
+        entries, problem = open_run(digest, run_of(*frames[:2], bad, frames[3]))
+        assert entries == whole[:2] and isinstance(problem, DigestMismatchError)
+        assert "ledger 7 entry 5" in str(problem)
 
 
 def test_last_add_confirmed_is_that_of_the_last_frame() -> None:
