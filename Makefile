@@ -34,7 +34,7 @@ $(STAMP): setup.py constraints.txt spark_ledger/version.py
 	fi; \
 	echo "making .venv with $$real"; \
 	"$$real" -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 \
 	  -c constraints.txt -e '.[all]'
 	@touch $@
 
