@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks raw|spark|all``; one run measures ours and the peers."""

@@ -1,0 +1,144 @@
+"""The command line: ``python -m benchmarks raw|spark|all [--json FILE] [--quick] [--peers]``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.paths import scratch
+from benchmarks.peers.jars import BOOKKEEPER, KAFKA, SPARK_KAFKA, fetched, require_java
+from benchmarks.rows import Row, write_json
+from benchmarks.steps import Step
+from benchmarks.table import print_rows
+from spark_ledger.errors import LedgerError
+
+_MESSAGES = Console(stderr=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Measure this system, and with --peers Apache BookKeeper and Kafka, in one run.
+
+    Everything runs on this machine, on loopback, and is removed at the end. Figures depend on the
+    machine and on what else it does: compare within one run only.
+    """
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--peers", is_flag=True, help="Measure BookKeeper and Kafka as well."),
+        click.option("--quick", is_flag=True, help="One short round of each case."),
+        click.option(
+            "--json",
+            "json_file",
+            type=click.Path(dir_okay=False, writable=True, path_type=Path),
+            help="Write the rows to this file, too.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@_options
+def raw(json_file: Path | None, quick: bool, peers: bool) -> None:
+    """Appends, reads and failover through the client, without Spark."""
+    from benchmarks import raw as bench
+
+    _run("raw", lambda: bench.steps(quick=quick, peers=peers), json_file, peers=peers)
+
+
+@main.command()
+@_options
+def spark(json_file: Path | None, quick: bool, peers: bool) -> None:
+    """Real flights through Spark: streaming write, batch read, streaming copy."""
+    from benchmarks import spark_flights as bench
+
+    _run("spark", lambda: bench.steps(quick=quick, peers=peers), json_file, peers=peers)
+
+
+@main.command(name="all")
+@_options
+def everything(json_file: Path | None, quick: bool, peers: bool) -> None:
+    """The raw benchmark, then the Spark one."""
+    from benchmarks import raw as raw_bench
+    from benchmarks import spark_flights as spark_bench
+
+    def steps() -> Iterable[Step]:
+        yield from raw_bench.steps(quick=quick, peers=peers)
+        yield from spark_bench.steps(quick=quick, peers=peers)
+
+    _run("all", steps, json_file, peers=peers)
+
+
+def _run(
+    name: str, steps: Callable[[], Iterable[Step]], json_file: Path | None, *, peers: bool
+) -> None:
+    """Measure, print and write. Ends with exit code 1 and one sentence when something fails."""
+    rows: list[Row] = []
+    failure = ""
+    # A stop in an orderly way, too, ends what was started.
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        with scratch():
+            if peers:
+                _fetch_peers(name)
+            _measure(list(steps()), rows)
+    except LedgerError as error:
+        failure = str(error)
+    except KeyboardInterrupt:
+        failure = "stopped; what was started is gone"
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if rows:
+        print_rows(rows, console)
+        console.print(f"load average {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} cores")
+    if json_file is not None and not failure:
+        write_json(rows, json_file)
+    if failure:
+        _MESSAGES.print(f"benchmarks: {failure}", style="red", markup=False, highlight=False)
+        raise SystemExit(1)
+
+
+def _fetch_peers(name: str) -> None:
+    require_java()
+    wanted = {"raw": [BOOKKEEPER, KAFKA], "spark": [KAFKA, SPARK_KAFKA]}
+    for jars in wanted.get(name, [BOOKKEEPER, KAFKA, SPARK_KAFKA]):
+        with _MESSAGES.status(f"jars of {jars.folder}"):
+            fetched(jars)
+
+
+def _measure(steps: list[Step], rows: list[Row]) -> None:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    # Drawn twice a second: drawing costs time on the machine that is being measured.
+    progress = Progress(
+        *columns, console=_MESSAGES, refresh_per_second=2, disable=not _MESSAGES.is_terminal
+    )
+    with progress:
+        task = progress.add_task("", total=len(steps))
+        for step in steps:
+            progress.update(task, description=step.title)
+            rows.extend(step.measure())
+            progress.advance(task)
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main()

@@ -1,0 +1,1 @@
+"""The systems a user would pick instead, started here and given the same work."""

@@ -1,0 +1,134 @@
+"""Row: one measured figure set, as it is printed and as it stands in the JSON file."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+Bench = Literal["raw", "spark"]
+System = Literal["spark-ledger", "bookkeeper", "kafka"]
+OURS: Final = "spark-ledger"
+
+
+class Row(
+    msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=True
+):
+    """One operation of one system. What does not apply is None, and absent in JSON.
+
+    ``op`` is append, read, write or stream-copy, with the first ten fields only; or one of those
+    that explain: failover, import, plan, cpu-share.
+    """
+
+    bench: Bench
+    system: System
+    op: str
+    entry_bytes: int | None = None
+    in_flight: int | None = None
+    ensemble: tuple[int, int, int] | None = None
+    per_second: float | None = None
+    """Entries a second (raw) or rows a second (spark)."""
+    mb_per_second: float | None = None
+    """Payload, each byte once, in units of a million bytes."""
+    p50_ms: float | None = None
+    """From handing an entry over until its producer learns that it is confirmed."""
+    p99_ms: float | None = None
+    longest_gap_ms: float | None = None
+    """failover: the longest time without an acknowledgement, around the kill of a server."""
+    elapsed_ms: float | None = None
+    """import, plan: how long it took."""
+    commits: int | None = None
+    """plan: how many commits were planned."""
+    of: str | None = None
+    """cpu-share: the op whose CPU time is divided."""
+    cpu_share: dict[str, float] | None = None
+    """cpu-share: part of the CPU seconds by component; they add up to 1."""
+
+    @property
+    def work(self) -> tuple[str, str, int, int, str]:
+        """Rows with the same work are compared."""
+        return self.bench, self.op, self.entry_bytes or 0, self.in_flight or 0, self.of or ""
+
+
+class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One timed round of one case, as a driver program (Python or Java) prints it."""
+
+    op: str
+    entries: int
+    seconds: float
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    longest_gap_ms: float | None = None
+
+    @property
+    def per_second(self) -> float:
+        return self.entries / self.seconds
+
+
+def row_of_rounds(
+    rounds: Sequence[Round],
+    *,
+    bench: Bench,
+    system: System,
+    entry_bytes: int | None = None,
+    in_flight: int | None = None,
+    ensemble: tuple[int, int, int] | None = None,
+) -> Row:
+    """The row of one case: the median round for ours, the best round for a peer.
+
+    A peer runs on a JVM that is still warming up in its first rounds; its best is what it can do.
+    """
+    assert rounds and len({found.op for found in rounds}) == 1, "rounds of one operation"
+    chosen = median_round(rounds) if system == OURS else best_round(rounds)
+    gap = chosen.longest_gap_ms
+    speed = None if gap is not None else chosen.per_second
+    return Row(
+        bench=bench,
+        system=system,
+        op=chosen.op,
+        entry_bytes=entry_bytes,
+        in_flight=in_flight,
+        ensemble=ensemble,
+        per_second=rounded(speed),
+        mb_per_second=rounded(speed * entry_bytes / 1e6) if speed and entry_bytes else None,
+        p50_ms=rounded(chosen.p50_ms),
+        p99_ms=rounded(chosen.p99_ms),
+        longest_gap_ms=rounded(gap),
+    )
+
+
+def _badness(found: Round) -> float:
+    return found.longest_gap_ms if found.longest_gap_ms is not None else -found.per_second
+
+
+def median_round(rounds: Sequence[Round]) -> Round:
+    """The round in the middle; of an even number, the worse of the two."""
+    return sorted(rounds, key=_badness)[len(rounds) // 2]
+
+
+def best_round(rounds: Sequence[Round]) -> Round:
+    """The fastest round, or the one with the shortest gap."""
+    return min(rounds, key=_badness)
+
+
+def rounded(value: float | None) -> float | None:
+    """Four significant digits: more would be noise."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def write_json(rows: Sequence[Row], path: Path) -> None:
+    """Write the rows as a JSON list, one row on a line."""
+    lines = ",\n".join(msgspec.json.encode(row).decode() for row in rows)
+    path.write_text(f"[\n{lines}\n]\n" if rows else "[]\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> list[Row]:
+    """Rows of an earlier run. Raises msgspec.ValidationError for anything else."""
+    return msgspec.json.decode(path.read_bytes(), type=list[Row])
