@@ -1,0 +1,138 @@
+"""Rows, rounds and the table: what is chosen, what is written, what is compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from benchmarks.cases import Case, failover_case, throughput_cases
+from benchmarks.cpu_time import shares
+from benchmarks.drivers import CpuTime, Writing, parse_lines
+from benchmarks.rows import Round, Row, System, read_json, row_of_rounds, write_json
+from benchmarks.table import print_rows, ratio_of, size_text
+
+
+def _rounds(*per_second: float) -> list[Round]:
+    return [Round("append", int(speed), 1.0, p50_ms=1e3 / speed) for speed in per_second]
+
+
+def _row(system: System, *per_second: float) -> Row:
+    return row_of_rounds(
+        _rounds(*per_second),
+        bench="raw",
+        system=system,
+        entry_bytes=1000,
+        in_flight=7,
+        ensemble=(3, 3, 2),
+    )
+
+
+def test_ours_is_the_median_round_and_a_peer_its_best() -> None:
+    assert _row("spark-ledger", 100, 300, 200).per_second == 200
+    assert _row("kafka", 100, 300, 200).per_second == 300
+
+
+def test_an_even_number_of_our_rounds_gives_the_worse_of_the_middle() -> None:
+    assert _row("spark-ledger", 400, 300, 200, 100).per_second == 200
+
+
+def test_a_row_keeps_the_latency_of_its_own_round() -> None:
+    row = _row("spark-ledger", 100, 400, 200)
+    assert row.p50_ms == 5.0
+    assert row.mb_per_second == pytest.approx(0.2)
+
+
+def test_the_median_of_gaps_is_a_gap_without_speed() -> None:
+    rounds = [Round("failover", 10, 1.0, longest_gap_ms=gap) for gap in (30.0, 10.0, 20.0)]
+    row = row_of_rounds(rounds, bench="raw", system="spark-ledger", entry_bytes=1)
+    assert row.longest_gap_ms == 20.0
+    assert row.per_second is None and row.mb_per_second is None
+
+
+def test_json_has_the_agreed_fields_and_no_absent_ones(tmp_path: Path) -> None:
+    rows = [
+        _row("spark-ledger", 100),
+        row_of_rounds([Round("read", 10, 2.0)], bench="spark", system="kafka"),
+    ]
+    path = tmp_path / "rows.json"
+    write_json(rows, path)
+    assert json.loads(path.read_text()) == [
+        {
+            "bench": "raw",
+            "system": "spark-ledger",
+            "op": "append",
+            "entry_bytes": 1000,
+            "in_flight": 7,
+            "ensemble": [3, 3, 2],
+            "per_second": 100.0,
+            "mb_per_second": 0.1,
+            "p50_ms": 10.0,
+        },
+        {"bench": "spark", "system": "kafka", "op": "read", "per_second": 5.0},
+    ]
+    assert read_json(path) == rows
+
+
+def test_a_field_that_nobody_agreed_on_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('[{"bench": "raw", "system": "kafka", "op": "read", "speed": 1}]')
+    with pytest.raises(msgspec.ValidationError, match="speed"):
+        read_json(path)
+
+
+def test_ratios_are_above_one_when_ours_is_faster_or_stops_shorter() -> None:
+    assert ratio_of(_row("spark-ledger", 300), _row("kafka", 100)) == 3.0
+    short, long = (
+        Row(bench="raw", system=system, op="failover", longest_gap_ms=gap)
+        for system, gap in (("spark-ledger", 10.0), ("kafka", 40.0))
+    )
+    assert ratio_of(short, long) == 4.0
+    assert ratio_of(short, _row("kafka", 100)) is None
+
+
+def test_the_table_compares_the_same_work_only() -> None:
+    other = msgspec.structs.replace(_row("kafka", 1000), in_flight=8)
+    rows = [_row("spark-ledger", 300), _row("bookkeeper", 100), other]
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        print_rows(rows, console)
+    text = console.export_text()
+    ours = next(line for line in text.splitlines() if "spark-ledger" in line)
+    assert "3.00" in ours
+    assert "0.30" not in text
+
+
+def test_a_case_survives_the_command_line() -> None:
+    for case in [*throughput_cases(quick=True), failover_case(quick=False)]:
+        assert Case.from_arguments(case.arguments()) == case
+
+
+def test_lines_of_a_driver_are_found_among_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "a warning\n"
+        '{"op":"append","entries":5,"seconds":0.5,"p50_ms":null}\n'
+        '{"writing":["bookie-1"]}\n'
+        '{"cpu_of":"read","cpu_seconds":{"client":1.5}}\n'
+        '{"something":"else"}\n'
+        '{"op":"read","entr'
+    )
+    assert parse_lines(log) == [
+        Round("append", 5, 0.5),
+        Writing(["bookie-1"]),
+        CpuTime("read", {"client": 1.5}),
+    ]
+
+
+def test_shares_add_up() -> None:
+    assert shares({"a": 3.0, "b": 1.0}) == {"a": 0.75, "b": 0.25}
+    assert shares({"a": 0.0}) == {}
+
+
+def test_sizes_as_people_write_them() -> None:
+    sizes = {None: "", 100: "100 B", 1024: "1 KiB", 65536: "64 KiB", 1 << 20: "1 MiB"}
+    assert {size: size_text(size) for size in sizes} == sizes
