@@ -1,0 +1,84 @@
+"""Drives an ``AppendMachine`` with short words for events."""
+
+from __future__ import annotations
+
+from spark_ledger.errors import (
+    MetadataUnavailableError,
+)
+from spark_ledger.protocol.append import AppendLimits, AppendMachine
+from spark_ledger.protocol.events import (
+    AddAcknowledged,
+    AddFailed,
+    Append,
+    BookiesChosen,
+    ChooseBookies,
+    Close,
+    Command,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataWritten,
+    Tick,
+    WriteMetadata,
+)
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
+from tests.unit.spark_ledger.protocol.ledgers import ledger, one
+
+LIMITS = AppendLimits(
+    add_timeout_s=5.0,
+    slow_bookie_grace_s=1.0,
+    bytes_in_flight_max=100,
+    replacement_retry_s=1.0,
+    explicit_lac_delay_s=0.02,
+)
+
+
+class Writer:
+    """A machine with short words for events. Slot s has bookie bs unless told otherwise."""
+
+    def __init__(self, quorums: tuple[int, int, int] = (3, 3, 2)) -> None:
+        names = " ".join(f"b{i}" for i in range(quorums[0]))
+        self.first = ledger(quorums, (0, names))
+        self.machine = AppendMachine(self.first, 4, now=0.0, limits=LIMITS)
+        self.now = 0.0
+
+    def add(self, count: int = 1, size: int = 10) -> list[Command]:
+        return self.machine.handle(Append([size] * count), self.now)
+
+    def ack(self, slot: int, last: int) -> list[Command]:
+        bookie = self.machine.bookies[slot]
+        return self.machine.handle(AddAcknowledged(slot, bookie, EntryId(last)), self.now)
+
+    def ack_all(self) -> None:
+        for slot in range(len(self.machine.bookies)):
+            self.ack(slot, self.machine.last_add_pushed)
+
+    def fail(self, slot: int, status: BookieStatus = BookieStatus.UNAVAILABLE) -> list[Command]:
+        return self.machine.handle(AddFailed(slot, self.machine.bookies[slot], status), self.now)
+
+    def choose(self, **replacements: str) -> list[Command]:
+        """``choose(s1="b3")``."""
+        chosen = {int(slot[1:]): BookieId(name) for slot, name in replacements.items()}
+        return self.machine.handle(BookiesChosen(chosen), self.now)
+
+    def written(self, metadata: LedgerMetadata, version: int = 5) -> list[Command]:
+        return self.machine.handle(MetadataWritten(metadata, version), self.now)
+
+    def conflict(self, metadata: LedgerMetadata, version: int = 6) -> list[Command]:
+        return self.machine.handle(MetadataConflict(metadata, version), self.now)
+
+    def metadata_failed(self) -> list[Command]:
+        return self.machine.handle(MetadataFailed(MetadataUnavailableError("gone")), self.now)
+
+    def close(self) -> list[Command]:
+        return self.machine.handle(Close(), self.now)
+
+    def tick(self, now: float) -> list[Command]:
+        self.now = now
+        return self.machine.handle(Tick(), now)
+
+
+def change_of_slot_1(writer: Writer) -> LedgerMetadata:
+    """Up to the metadata write of a change from b1 to b3."""
+    asked = one(writer.fail(1), ChooseBookies)
+    assert asked.slots == (1,) and asked.failed == {1: "b1"}
+    return one(writer.choose(s1="b3"), WriteMetadata).metadata
