@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bookie_server.storage.memory_fs import MemoryFile
 from bookie_server.storage.vfs import File, FileSystem, Lock
 
 
@@ -113,7 +114,11 @@ class _FaultFile:
         return self._inner.pread(length, offset)
 
     def fdatasync(self) -> None:
-        self._file_system.check("fdatasync", self.path)
+        fault = self._file_system.ask("fdatasync", self.path)
+        if fault is not None:
+            if isinstance(self._inner, MemoryFile):
+                self._inner.fail_sync()
+            raise failure(fault, self.path)
         self._inner.fdatasync()
 
     def truncate(self, size: int) -> None:

@@ -87,6 +87,17 @@ def remove_unfinished(file_system: FileSystem, directory: Path) -> None:
             file_system.remove(directory / name)
 
 
+def sync_files(file_system: FileSystem, directory: Path, first_number: int) -> None:
+    """Make durable what the journal files from ``first_number`` on show."""
+    for number in journal_numbers(file_system, directory):
+        if number >= first_number:
+            file = file_system.open(journal_path(directory, number), writable=True)
+            try:
+                file.fdatasync()
+            finally:
+                file.close()
+
+
 def read_file_header(file: File, number: int) -> JournalFileHeader:
     """The header of a journal file; CorruptionError unless it is that file's."""
     header = parse_file_header(file.pread(FILE_HEADER_BYTES, 0))

@@ -20,11 +20,23 @@ CRASH_BLOCK_BYTES: Final = 512
 
 
 class _Inode:
-    """Bytes as programs see them and as the disk holds them."""
+    """Bytes as programs see them and as the disk holds them, and what a sync would write."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
-        self.durable = bytes(data)
+        self.durable = bytearray(data)
+        self.dirty: list[tuple[int, int]] = []
+
+    def write(self, content: bytes, offset: int) -> None:
+        _resize(self.data, max(len(self.data), offset + len(content)))
+        self.data[offset : offset + len(content)] = content
+        self.dirty.append((offset, offset + len(content)))
+
+    def sync(self) -> None:
+        _resize(self.durable, len(self.data))
+        for start, end in self.dirty:
+            self.durable[start:end] = self.data[start:end]
+        self.dirty.clear()
 
     def after_crash(self, lottery: random.Random | None) -> _Inode:
         if lottery is None or self.data == self.durable:
@@ -37,6 +49,11 @@ class _Inode:
             if block != mixed[start:end] and lottery.random() < 0.5:
                 mixed[start:end] = block
         return _Inode(bytes(mixed))
+
+
+def _resize(data: bytearray, size: int) -> None:
+    del data[size:]
+    data.extend(bytes(size - len(data)))
 
 
 class _Change:
@@ -90,27 +107,26 @@ class MemoryFile:
         return self._path
 
     def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
-        data = self._inode.data
-        content = b"".join(buffers)
-        if len(data) < offset:
-            data.extend(bytes(offset - len(data)))
-        data[offset : offset + len(content)] = content
+        self._inode.write(b"".join(buffers), offset)
 
     def pread(self, length: int, offset: int) -> bytes:
         assert offset >= 0
         return bytes(self._inode.data[offset : offset + length])
 
     def fdatasync(self) -> None:
-        self._inode.durable = bytes(self._inode.data)
+        self._inode.sync()
+
+    def fail_sync(self) -> None:
+        """Do what a kernel does when a sync fails: the pages stay readable and count as clean, so
+        a later sync that succeeds does not write them."""
+        self._inode.dirty.clear()
 
     def truncate(self, size: int) -> None:
-        data = self._inode.data
-        del data[size:]
-        data.extend(bytes(size - len(data)))
+        self._inode.dirty = [(start, min(end, size)) for start, end in self._inode.dirty]
+        _resize(self._inode.data, size)
 
     def preallocate(self, size: int) -> None:
-        data = self._inode.data
-        data.extend(bytes(max(0, size - len(data))))
+        _resize(self._inode.data, max(size, len(self._inode.data)))
 
     def size(self) -> int:
         return len(self._inode.data)
@@ -195,8 +211,8 @@ class MemoryFileSystem:
         """Overwrite stored bytes, as a failing disk does."""
         inode = self._inode(path)
         assert offset + len(content) <= len(inode.data), "damage is inside the file"
-        inode.data[offset : offset + len(content)] = content
-        inode.durable = bytes(inode.data)
+        inode.write(content, offset)
+        inode.sync()
 
     def _directory(self, path: Path) -> _Directory:
         try:

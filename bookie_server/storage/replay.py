@@ -19,6 +19,7 @@ from bookie_server.storage.journal_files import (
     journal_path,
     read_batches,
     remove_unfinished,
+    sync_files,
 )
 from bookie_server.storage.mark import Mark
 from bookie_server.storage.records import FILE_HEADER_BYTES, RecordType
@@ -43,11 +44,15 @@ def replay_journal(
 
     Raises CorruptionError when the journal is damaged, or files that a store needs are missing;
     OSError when the disk fails. Nothing of the journal is changed.
+
+    The files are synced before they are read: after a kill the page cache may show a batch that is
+    not on the disk, and a directory must not come to hold what the journal may still lose.
     """
     remove_unfinished(file_system, directory)
     start = _start(file_system, directory, stores)
     if start is None:
         return START_OF_JOURNAL
+    sync_files(file_system, directory, start.file_number)
     end = start
     for batch in read_batches(file_system, directory, start):
         end = batch.end

@@ -156,6 +156,24 @@ def test_a_crash_loses_what_was_not_synced(memory: MemoryFileSystem) -> None:
     assert list(memory.crash_clone(None).list(Path("/data"))) == ["b"]
 
 
+def test_what_a_failed_sync_covered_never_becomes_durable(memory: MemoryFileSystem) -> None:
+    path = Path("/data/a")
+    failing = True
+    files = FaultFileSystem(
+        memory, lambda op: Fault(errno.EIO) if failing and op.kind == "fdatasync" else None
+    )
+    file = files.create(path)
+    files.sync_directory(path.parent)
+    file.pwritev([b"lost"], 0)
+    with pytest.raises(OSError, match="Input/output"):
+        file.fdatasync()
+    failing = False
+    file.pwritev([b"kept"], 4)
+    file.fdatasync()
+    assert file.pread(9, 0) == b"lostkept", "the page cache shows it"
+    assert memory.crash_clone(None).open(path).pread(9, 0) == b"\0\0\0\0kept"
+
+
 def test_a_lottery_keeps_some_blocks_and_a_prefix_of_names(memory: MemoryFileSystem) -> None:
     path = Path("/data/a")
     write(memory, path, b"o" * 4096)
