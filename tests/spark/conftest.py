@@ -34,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path).startswith(here):
             item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")
