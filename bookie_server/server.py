@@ -23,7 +23,6 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bookie_server.allocator import keep_freed_memory
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
 from bookie_server.registration import (
@@ -45,11 +44,13 @@ from spark_ledger.errors import (
     LedgerError,
     MetadataUnavailableError,
 )
+from spark_ledger.limits import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 from spark_ledger.version import __version__
+from spark_ledger.wire.allocator import keep_freed_memory
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -93,7 +94,7 @@ def run(
     if not __debug__:
         print("a bookie does not run under python -O: its assertions protect data", file=sys.stderr)
         return EXIT_REFUSED
-    keep_freed_memory()
+    keep_freed_memory(BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
     server = BookieServer(config, ready_file=ready_file, format_if_new=format_if_new)
     try:
         return asyncio.run(server.run())

@@ -221,12 +221,10 @@ class AppendStream:
                 await call.wait_for_connection()
             self._start(self._receive_all(call))
             while True:
-                message = self._next_message()
-                if message:
-                    await call.write(message)
-                else:
-                    self._wake.clear()
-                    await self._wake.wait()
+                while self._queue:
+                    await call.write(self._next_message())
+                self._wake.clear()
+                await self._wake.wait()
         except TimeoutError:
             self._break(f"no connection within {self._connect_timeout_s} s")
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
@@ -250,7 +248,7 @@ class AppendStream:
         self.break_off(f"bookie {self.bookie_id} is unavailable: {details}")
 
     def _next_message(self) -> bytes:
-        """What is queued, up to the target size but at least one run; empty when nothing is."""
+        """What is queued, up to the target size but at least one run."""
         queue = self._queue
         adds: list[AddCommand] = []
         size = 0

@@ -12,6 +12,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from spark_ledger.limits import WRITER_BYTES_IN_FLIGHT_MAX
 from spark_ledger.types import BookieStatus
 from spark_ledger.wire.options import transfer_options
 
@@ -31,6 +32,10 @@ class GrpcOptions:
 
     keepalive_timeout_s: float = 3.0
     """A probe unanswered for this long means that the connection is dead (half-open, paused)."""
+
+    keep_memory_bytes: int = 2 * WRITER_BYTES_IN_FLIGHT_MAX
+    """Freed memory that the process keeps for the next messages (``wire.allocator``); 0 leaves
+    the C library's allocator as it is."""
 
 
 def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:

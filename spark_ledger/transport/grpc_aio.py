@@ -27,6 +27,7 @@ from spark_ledger.transport.base import (
 from spark_ledger.transport.channel import GrpcOptions, failure_of, is_broken, open_channel
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.allocator import keep_freed_memory
 from spark_ledger.wire.codec import (
     BOOKIE_ID_KEY,
     SERVICE_NAME,
@@ -89,6 +90,8 @@ class GrpcTransport:
         self._connections: dict[BookieId, _Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
+        if self._options.keep_memory_bytes:
+            keep_freed_memory(self._options.keep_memory_bytes)
 
     def open_appender(
         self,

@@ -21,4 +21,6 @@ def transfer_options() -> list[tuple[str, int]]:
         ("grpc.http2.max_frame_size", _HTTP2_FRAME_BYTES),
         ("grpc.http2.lookahead_bytes", _HTTP2_WINDOW_BYTES),
         ("grpc.http2.write_buffer_size", _HTTP2_FRAME_BYTES),
+        # The window is fixed, so there is nothing to probe for.
+        ("grpc.http2.bdp_probe", 0),
     ]
