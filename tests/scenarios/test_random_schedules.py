@@ -20,14 +20,16 @@ from tests.scenarios.stores import MetadataStore, ModelBookie
 from tests.scenarios.world import METADATA, Message, World, metadata_text
 from tests.scenarios.writer import Writer
 
-SCHEDULES = int(os.environ.get("SPARK_LEDGER_SCHEDULES", "1500"))
+SCHEDULES = int(os.environ.get("SPARK_LEDGER_SCHEDULES", "1000"))
 STEPS = 160
+REFUSALS = ("read_only", "refuses_adds", "refuses_recovery_adds", "refuses_reads", "in_limbo")
 SHAPES = [(3, 3, 2)] * 4 + [
     (2, 2, 1),
     (2, 2, 2),
     (3, 2, 2),
     (3, 2, 1),
     (4, 3, 2),
+    (4, 2, 2),
     (3, 3, 3),
     (2, 1, 1),
 ]
@@ -50,6 +52,7 @@ class Schedule:
         self.loss = draw.choice([0, 0, 0.02, 0.1])
         self.repeat = draw.choice([0, 0.1])
         self.crash = draw.choice([0, 0.01, 0.04])
+        self.refusals = draw.choice([0, 0, 0.05, 0.15])
         self.time = draw.choice([0, 0.03, 0.1])
         self.recoverers_max = draw.choice([1, 2, 2, 3])
         self.adds = draw.choice([3, 8, 20])
@@ -76,6 +79,10 @@ class Schedule:
         draw = self.random
         places = [*self.world.bookies, METADATA]
         self.slow = {place: draw.choice([1, 1, 0.3, 0.03]) for place in places}
+        self.world.metadata.refuses = draw.random() < self.refusals / 4
+        for bookie in self.world.bookies.values():
+            for refusal in REFUSALS:
+                setattr(bookie, refusal, draw.random() < self.refusals)
 
     def _step(self, step: int) -> None:
         draw, world = self.random, self.world
@@ -145,8 +152,11 @@ class Schedule:
     def _heal(self) -> None:
         """Faults stop: everything under way ends, the ledger can be recovered, all is readable."""
         world = self.world
-        for name in world.bookies:
+        world.metadata.refuses = False
+        for name, bookie in world.bookies.items():
             world.restart(name)
+            for refusal in REFUSALS:
+                setattr(bookie, refusal, False)
         for _ in range(40):
             world.settle()
             world.advance(6.0)
