@@ -241,6 +241,14 @@ def test_unknown_is_never_negative() -> None:
     assert "slot 1: unknown_state" in str(error) and "entry 0" in str(error)
 
 
+def test_a_no_to_another_entry_than_the_next_counts_nothing() -> None:
+    recoverer = Recoverer()
+    recoverer.fenced(3)
+    recoverer.end(0, NO, 9)
+    assert recoverer.end(1, NO, 4) == []
+    assert isinstance(error_of(recoverer.end(2, NO, 9)), RecoveryError)
+
+
 def test_a_damaged_copy_of_a_found_entry_is_asked_about_the_next() -> None:
     recoverer = Recoverer()
     recoverer.fenced()
