@@ -25,12 +25,16 @@ class Source(NamedTuple):
 
 
 @cache
-def sources(folders: tuple[str, ...] = EVERYTHING) -> tuple[Source, ...]:
-    """All files below ``folders`` and ``setup.py``, generated code left out."""
-    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    if folders == EVERYTHING:
-        files.append(ROOT / "setup.py")
+def sources() -> tuple[Source, ...]:
+    """Every file of the repository, generated code left out."""
+    files = [path for folder in EVERYTHING for path in sorted((ROOT / folder).rglob("*.py"))]
+    files.append(ROOT / "setup.py")
     return tuple(_parse(path) for path in files if path.name not in GENERATED)
+
+
+def product_sources() -> list[Source]:
+    """The files that are installed."""
+    return [source for source in sources() if source.path.startswith(PRODUCT)]
 
 
 def _parse(path: Path) -> Source:

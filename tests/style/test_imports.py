@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.style.sources import PRODUCT, Source, imports, sources
+from tests.style.sources import PRODUCT, imports, product_sources
 
 VALUES = tuple(f"spark_ledger.{name}" for name in ("types", "errors", "limits", "runs"))
 PUBLIC = (*VALUES, "spark_ledger.config", "spark_ledger.version")
@@ -150,10 +150,10 @@ def fault(module: str, imported: str) -> str | None:
     return None if top in allowed.libraries else f"{place} may not use the library {top}"
 
 
-@pytest.mark.parametrize("source", sources(PRODUCT), ids=lambda source: source.path)
-def test_module_imports_only_what_its_layer_may(source: Source) -> None:
+def test_modules_import_only_what_their_layer_may() -> None:
     faults = [
         f"{source.path}:{line}: {why}"
+        for source in product_sources()
         for line, imported in imports(source)
         if (why := fault(source.module, imported))
     ]
