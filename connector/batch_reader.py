@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from connector.access import check_schema, open_source
 from connector.options import ReadOptions
-from connector.patience import patiently
+from connector.patience import START_PATIENCE_S, patiently
 from connector.reading import read_partition
 
 
@@ -23,7 +23,9 @@ class LedgerBatchReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> Sequence[InputPartition]:
         """The plan between the starting and the ending position."""
-        return patiently(self._plan, f"{self._options.subject}: planning a read")
+        return patiently(
+            self._plan, f"{self._options.subject}: planning a read", patience_s=START_PATIENCE_S
+        )
 
     def _plan(self) -> list[InputPartition]:
         check_schema(self._options, self._schema)

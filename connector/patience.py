@@ -21,6 +21,9 @@ _LOG: Final = logging.getLogger(__name__)
 PATIENCE_S: Final = 120.0
 """As long as Spark's own default for a lost network peer (spark.network.timeout)."""
 
+START_PATIENCE_S: Final = 30.0
+"""At the start of a query a store that does not answer is rather a wrong URI: say so soon."""
+
 _PAUSE_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 

@@ -18,7 +18,6 @@ from connector.schema import METADATA_COLUMN, read_schema
 from spark_ledger.errors import DataLossError
 from spark_ledger.limits import MIB
 from spark_ledger.stream.metadata_column import PositionedBatch, ledger_array
-from spark_ledger.stream.model import SegmentRange
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -54,25 +53,23 @@ def _stream_batches(
     stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
     ranges = partition.plan.ranges
     while ranges:
+        delivered = -1
         try:
             for positioned in stream.read_ranges(
                 ranges, schema=stored, replica_hint=partition.plan.rotation
             ):
+                delivered = positioned.position.segment
                 yield _with_metadata(positioned, wanted, metadata_index)
         except DataLossError as error:
-            kept = _still_there(stream, ranges)
-            if options.fail_on_data_loss or len(kept) == len(ranges):
+            rest = tuple(part for part in ranges if part.segment.number > delivered)
+            earliest = stream.head().earliest
+            kept = tuple(part for part in rest if part.segment.number >= earliest.segment)
+            if options.fail_on_data_loss or len(kept) == len(rest):
                 raise
             _LOG.warning("%s; going on behind it, because failOnDataLoss=false", error)
             ranges = kept
         else:
             return
-
-
-def _still_there(stream: Any, ranges: tuple[SegmentRange, ...]) -> tuple[SegmentRange, ...]:
-    """The ranges that are not truncated. None of them was read yet, because they come last."""
-    earliest = stream.head().earliest
-    return tuple(part for part in ranges if part.segment.number >= earliest.segment)
 
 
 def _with_metadata(
@@ -92,7 +89,10 @@ def _ledger_batches(
     if partition.last_entry > reader.last_add_confirmed:
         reader.refresh()
     entries = reader.read(
-        partition.first_entry, partition.last_entry, replica_hint=partition.rotation
+        partition.first_entry,
+        partition.last_entry,
+        unconfirmed=not reader.is_closed,  # the driver knows that they are confirmed
+        replica_hint=partition.rotation,
     )
     while group := _group(entries):
         columns = {

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.access import check_schema, open_source
 from connector.options import ReadOptions
-from connector.patience import patiently
+from connector.patience import START_PATIENCE_S, patiently
 from connector.reading import read_partition
 from connector.source import Source
 
@@ -46,9 +46,14 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
         if self._opened is None:
             _exit_on_sigterm()
             subject = self._options.subject
-            patiently(lambda: check_schema(self._options, self._schema), f"{subject}: its schema")
-            self._opened = patiently(lambda: open_source(self._options), f"{subject}: opening it")
+            self._opened = patiently(
+                self._open, f"{subject}: opening it", patience_s=START_PATIENCE_S
+            )
         return self._opened
+
+    def _open(self) -> Source:
+        check_schema(self._options, self._schema)
+        return open_source(self._options)
 
     def initialOffset(self) -> dict[str, int]:
         """Where a new query starts."""

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from connector import sessions
 from connector.options import WriteOptions
-from connector.patience import patiently
+from connector.patience import START_PATIENCE_S, patiently
 from connector.schema import arrow_schema_of
 from spark_ledger.errors import ConflictError, NoSuchStreamError, SchemaMismatchError
 from spark_ledger.stream.model import ENTRY_BYTES_DEFAULT, Compression, Segment
@@ -26,6 +26,7 @@ def prepare_stream(options: WriteOptions, schema: StructType) -> None:
         lambda: _prepare(options, schema),
         f"stream {options.stream!r}: preparing a write",
         idempotent=True,
+        patience_s=START_PATIENCE_S,
     )
 
 

@@ -1,0 +1,50 @@
+"""Queries go on while bookies and ZooKeeper come and go, and lose and double nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_ledger.local import LocalCluster
+from spark_ledger.stream.blocking import StreamConnection
+from tests.spark.conftest import Lab
+
+Until = Callable[[Callable[[], bool], str], None]
+
+
+@pytest.fixture
+def fragile(spark: Any, tmp_path: Path) -> Iterator[Lab]:
+    """A cluster of its own, to break."""
+    with LocalCluster(bookies=3) as cluster, StreamConnection.connect(cluster.uri) as client:
+        yield Lab(spark, cluster, client, tmp_path)
+
+
+def test_a_query_outlives_a_bookie_and_zookeeper(fragile: Lab, until: Until) -> None:
+    copy = fragile.another()
+    fragile.numbers(0, 10)
+    query = copy.sink(fragile.follow(maxRowsPerTrigger=50)).start()
+    try:
+        stream = fragile.client.stream(fragile.name)
+
+        def copied() -> int:
+            if copy.name not in fragile.client.list_streams():
+                return 0
+            return fragile.client.stream(copy.name).head().rows
+
+        until(lambda: copied() == 10, "the first rows")
+        fragile.cluster.kill_bookie(0)
+        fragile.numbers(10, 200, partitions=2)
+        until(lambda: copied() == 200, "rows written and read without one of three bookies")
+        fragile.cluster.start_bookie(0)
+        fragile.cluster.kill_zookeeper()
+        fragile.cluster.start_zookeeper()
+        fragile.numbers(200, 230)
+        until(lambda: copied() == 230, "rows after ZooKeeper came back")
+        assert query.exception() is None
+        assert stream.head().rows == 230
+    finally:
+        query.stop()
+    assert sorted(copy.stored()) == list(range(230))

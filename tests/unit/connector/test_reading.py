@@ -1,0 +1,146 @@
+"""Reading a partition: batches of a good size, metadata, lost rows, raw entries."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import LongType, StructField, StructType
+
+from connector import sessions
+from connector.options import read_options
+from connector.partitions import LedgerPartition, StreamPartition
+from connector.planner import Plan
+from connector.reading import _sized, read_partition
+from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
+from spark_ledger.errors import DataLossError
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.stream.metadata_column import PositionedBatch
+from spark_ledger.stream.model import SegmentRange
+from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
+from tests.unit.connector.fakes import make_segment
+
+SCHEMA = StructType([StructField("a", LongType())])
+WITH_METADATA = StructType(
+    [StructField("_ledger", METADATA_TYPE, False), StructField("a", LongType())]
+)
+
+
+def batch(rows: int, size: int = 8) -> pa.RecordBatch:
+    return pa.record_batch({"a": pa.array([b"x" * size] * rows, pa.binary())})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([(10, 8)] * 5, [50]),
+        ([(1, 600 * KIB)] * 4, [2, 2]),
+        ([(8, MIB)], [1] * 8),
+        ([(1, 8), (8, MIB), (1, 8)], [1, *[1] * 8, 1]),
+        ([], []),
+    ],
+)
+def test_batches_get_a_good_size(sizes: list[tuple[int, int]], expected: list[int]) -> None:
+    given = [batch(rows, size) for rows, size in sizes]
+    made = list(_sized(given))
+    assert [one.num_rows for one in made] == expected
+    assert pa.Table.from_batches(made, batch(0).schema) == pa.Table.from_batches(
+        given, batch(0).schema
+    )
+
+
+class FakeStream:
+    """Delivers a row for each segment; those before ``earliest`` are gone."""
+
+    def __init__(self, earliest: int = 0, damaged: int = -1) -> None:
+        self._earliest = earliest
+        self._damaged = damaged
+
+    def head(self) -> Any:
+        return SimpleNamespace(earliest=Dlsn(self._earliest))
+
+    def read_ranges(
+        self, ranges: Any, *, schema: Any, replica_hint: int
+    ) -> Iterator[PositionedBatch]:
+        for part in ranges:
+            number = part.segment.number
+            if number < self._earliest or number == self._damaged:
+                raise DataLossError(f"segment {number} is gone")
+            rows = pa.record_batch({"a": [number]}, schema=schema)
+            yield PositionedBatch(Dlsn(number), LedgerId(1), 10 + number, 1000, rows)
+
+
+def numbers(
+    monkeypatch: pytest.MonkeyPatch, stream: FakeStream, schema: StructType = SCHEMA, **given: str
+) -> pa.Table:
+    monkeypatch.setattr(sessions, "stream", lambda options, name: stream)
+    options = read_options({"metadata": "zk://h/l", "stream": "s", **given}, streaming=True)
+    ranges = tuple(SegmentRange(make_segment(n, (1,)), (0, 0), (1, 0), 0, 0) for n in range(4))
+    partition = StreamPartition(Plan(ranges, 0))
+    return pa.Table.from_batches(read_partition(options, schema, partition), read_schema(schema))
+
+
+def test_rows_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert numbers(monkeypatch, FakeStream()).column("a").to_pylist() == [0, 1, 2, 3]
+
+
+def test_the_metadata_column_stands_where_it_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = numbers(monkeypatch, FakeStream(), WITH_METADATA, includeMetadata="true")
+    assert table.column_names == ["_ledger", "a"]
+    assert [one["commit"] for one in table.column("_ledger").to_pylist()] == [10, 11, 12, 13]
+
+
+def test_truncated_rows(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DataLossError):
+        numbers(monkeypatch, FakeStream(earliest=2))
+    with caplog.at_level(logging.WARNING):
+        table = numbers(monkeypatch, FakeStream(earliest=2), failOnDataLoss="false")
+    assert table.column("a").to_pylist() == [2, 3]
+    assert "segment 0 is gone" in caplog.text
+
+
+def test_loss_that_is_no_truncation_is_never_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataLossError, match="segment 2"):
+        numbers(monkeypatch, FakeStream(damaged=2), failOnDataLoss="false")
+    with pytest.raises(DataLossError, match="segment 3"):
+        numbers(monkeypatch, FakeStream(earliest=1, damaged=3), failOnDataLoss="false")
+
+
+def test_an_empty_read_has_a_partition_without_a_plan() -> None:
+    options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=False)
+    assert list(read_partition(options, SCHEMA, InputPartition(None))) == []
+
+
+class FakeReader:
+    """A ledger whose last add confirmed is known only after a refresh."""
+
+    is_closed = False
+    last_add_confirmed = 3
+    refreshed = 0
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def read(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
+        assert unconfirmed, "the driver vouches for them"
+        return (
+            Entry(LedgerId(5), EntryId(n), b"%d" % n, EntryId(n), n) for n in range(first, last + 1)
+        )
+
+
+def test_raw_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = FakeReader()
+    monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: reader)
+    options = read_options({"metadata": "zk://h/l", "ledgerId": "5"}, streaming=True)
+    partition = LedgerPartition(LedgerId(5), EntryId(2), EntryId(5000), 0)
+    made = list(read_partition(options, LEDGER_SCHEMA, partition))
+    assert reader.refreshed == 1
+    table = pa.Table.from_batches(made)
+    assert table.schema.equals(read_schema(LEDGER_SCHEMA))
+    assert table.column("entry_id").to_pylist() == list(range(2, 5001))
+    assert table.column("payload").to_pylist()[7] == b"9"
