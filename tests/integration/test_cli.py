@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -266,3 +267,34 @@ def test_local_cluster_from_up_to_down(tmp_path: Path) -> None:
     finally:
         shell.ok("local", "down", *place)
     assert shell("local", "status", *place).status == 1
+
+
+def test_bookie_is_formatted_runs_and_drains(metadata_uri: str, tmp_path: Path) -> None:
+    shell = Shell(metadata_uri)
+    config = tmp_path / "bookie.toml"
+    config.write_text(
+        f'metadata = "{metadata_uri}"\n[listen]\nport = 0\n[admin]\nport = 0\n'
+        f'[storage]\njournal_directory = "journal"\nledger_directories = ["ledgers"]\n'
+    )
+    place = ("--config", str(config))
+    assert shell("bookie", "run", *place).status == 2  # not formatted
+    formatted = shell.ok("bookie", "format", *place).out
+    assert shell("bookie", "format", *place).status != 0
+    (row,) = shell.ok("bookies", "list", "--json").json_lines()
+    assert row["state"] == "down" and row["bookie_id"] in formatted
+    server = subprocess.Popen(
+        [sys.executable, "-m", "spark_ledger.cli", "bookie", "run", *place],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + TIMEOUT_S
+        while row["state"] != "writable" and time.monotonic() < deadline:
+            (row,) = shell.ok("bookies", "list", "--json").json_lines()
+        assert row["state"] == "writable"
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(TIMEOUT_S) == 0
+    finally:
+        server.kill()
+        server.wait()
+    (row,) = shell.ok("bookies", "list", "--json").json_lines()
+    assert row["state"] == "down"
