@@ -97,6 +97,7 @@ class Bookie:
         stores: list[DirectoryStore],
         locks: list[Lock],
         post: Post,
+        on_fatal: Callable[[str], None],
     ) -> None:
         """Use ``open``."""
         self._journal = journal
@@ -108,6 +109,7 @@ class Bookie:
             write_cache_bytes=config.write_cache_bytes,
             flush_interval_s=config.flush_interval_s,
             on_flushed=partial(post, self._on_flushed),
+            on_fatal=lambda message: post(partial(on_fatal, message)),
         )
         self._budget = ByteBudget(BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
         self._waiting: deque[_WaitingAdd] = deque()
@@ -190,7 +192,7 @@ class Bookie:
             on_fatal=on_fatal,
         )
         undo.callback(journal.close)
-        bookie = cls(config, journal, stores, locks, post)
+        bookie = cls(config, journal, stores, locks, post, on_fatal)
         bookie._storage.flush()  # moves the marks to the new file, and removes the old ones
         return bookie
 
@@ -388,8 +390,9 @@ class Bookie:
     def close(self) -> None:
         """Make everything accepted durable, move it to the entry log, release the directories.
 
-        Completions still run through ``post``; adds that wait for room get UNAVAILABLE-like
-        IO_ERROR, because nothing of them was stored.
+        Completions still run through ``post``. Adds that wait for room are refused with IO_ERROR:
+        nothing of them was stored. OSError or CorruptionError when the last flush fails; nothing
+        is lost by that, the next start replays the journal.
         """
         while self._waiting:
             self._waiting.popleft().done(BookieStatus.IO_ERROR, "the bookie is shutting down")

@@ -182,10 +182,12 @@ class DirectoryStore:
     def close(self) -> None:
         """Finish the entry log and close the files; flush first."""
         writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.finish()
-        self._reader.close()
-        self.index.close()
+        try:
+            if writer is not None:
+                writer.finish()
+        finally:
+            self._reader.close()
+            self.index.close()
 
     def _freeze(self, mark: Mark) -> None:
         with self._lock:

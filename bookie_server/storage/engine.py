@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bookie_server.storage.directory_store import DirectoryStore
@@ -48,13 +49,16 @@ class LedgerStorage:
         write_cache_bytes: int,
         flush_interval_s: float,
         on_flushed: Callable[[], None],
+        on_fatal: Callable[[str], None],
     ) -> None:
-        """``on_flushed`` runs on the flush thread after every attempt, good or not."""
+        """``on_flushed`` runs on the flush thread after every attempt, good or not, ``on_fatal`` if
+        that thread ends by a bug of ours."""
         self._stores = tuple(stores)
         self._journal = journal
         self._active_bytes_max = write_cache_bytes // 2 // len(stores)
         self._flush_interval_s = flush_interval_s
         self._on_flushed = on_flushed
+        self._on_fatal = on_fatal
         self._flush_lock = threading.Lock()
         self._wanted = threading.Event()
         self._stopping = False
@@ -151,8 +155,9 @@ class LedgerStorage:
             if self._journal.failure is None:
                 self.flush()
         finally:
-            for store in self._stores:
-                store.close()
+            with ExitStack() as closing:
+                for store in self._stores:
+                    closing.callback(store.close)
 
     def stats(self) -> EngineStats:
         """Counters; any thread."""
@@ -170,13 +175,17 @@ class LedgerStorage:
         )
 
     def _run(self) -> None:
-        while not self._stopping:
-            self._wanted.wait(self._flush_interval_s)
-            self._wanted.clear()
-            if self._stopping:
-                return
-            try:
-                self.flush()
-            except (OSError, CorruptionError) as error:
-                logger.warning("flush failed, it is tried again: %s", error)
-            self._on_flushed()
+        try:
+            while not self._stopping:
+                self._wanted.wait(self._flush_interval_s)
+                self._wanted.clear()
+                if self._stopping:
+                    break
+                try:
+                    self.flush()
+                except (OSError, CorruptionError) as error:
+                    logger.warning("flush failed, it is tried again: %s", error)
+                self._on_flushed()
+        finally:
+            if not self._stopping:  # the traceback follows; adds would wait for room for ever
+                self._on_fatal("the flush thread ended unexpectedly")

@@ -22,7 +22,7 @@ CRASH_BLOCK_BYTES: Final = 512
 class _Inode:
     """Bytes as programs see them and as the disk holds them, and what a sync would write."""
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes | bytearray = b"") -> None:
         self.data = bytearray(data)
         self.durable = bytearray(data)
         self.dirty: list[tuple[int, int]] = []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import threading
 
 import pytest
 
+from bookie_server.storage.engine import LedgerStorage
 from bookie_server.storage.entry_log import log_ids
 from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.journal import Journal
 from bookie_server.storage.journal_files import journal_numbers, journal_path
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from spark_ledger.errors import CorruptionError
@@ -62,6 +65,31 @@ def test_a_failed_journal_answers_nobody_ok(files: MemoryFileSystem) -> None:
     machine.close()
     again = Machine(files.crash_clone(None))
     assert again.held(7) == expected(7, [0])
+
+
+def test_threads_that_end_by_a_bug_are_fatal(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)
+    for class_name, method in ((LedgerStorage, "flush"), (Journal, "commit_pending")):
+        machine = Machine(files)
+        with monkeypatch.context() as patch:
+            patch.setattr(class_name, method, raise_bug)
+            part = machine.bookie._storage if method == "flush" else machine.bookie._journal
+            add = machine.start_add(7, [0])
+            part.start()
+            machine.bookie._storage.request_flush()
+            assert part._thread is not None
+            part._thread.join(10)
+            while machine.posted:
+                machine.posted.popleft()()
+        assert len(machine.fatal) == 1 and "ended unexpectedly" in machine.fatal[0]
+        assert not add or add[0][0] is BookieStatus.IO_ERROR
+        files = files.crash_clone(None)
+
+
+def raise_bug(*_arguments: object) -> None:
+    raise AssertionError("a bug")
 
 
 def test_two_directories_have_their_own_marks(files: MemoryFileSystem) -> None:
