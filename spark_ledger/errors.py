@@ -25,6 +25,7 @@ LedgerError
 │   ├── EntryTooLargeError
 │   └── SchemaMismatchError
 └── NotEnoughBookiesError       fewer usable bookies than the ledger needs
+    └── EnsembleLostError           ... while adds were in flight, whose outcome is unknown
 
 Nothing of grpc, kazoo, LMDB or Arrow leaks out: a boundary raises one of these and keeps the
 cause (``raise ... from``). Every class pickles by its message, because Spark carries errors
@@ -147,3 +148,9 @@ class SchemaMismatchError(ConfigurationError):
 
 class NotEnoughBookiesError(LedgerError):
     """Fewer usable bookies than the ledger's ensemble, or ack quorum, needs."""
+
+
+class EnsembleLostError(NotEnoughBookiesError):
+    """Too many bookies of an open ledger failed; adds in flight may or may not be part of it."""
+
+    outcome_unknown = True

@@ -21,10 +21,10 @@ from itertools import accumulate, islice
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
     ConflictError,
+    EnsembleLostError,
     FencedError,
     LedgerError,
     LedgerTakenOverError,
-    NotEnoughBookiesError,
     UnauthorizedError,
 )
 from spark_ledger.limits import (
@@ -325,7 +325,7 @@ class AppendMachine:
         """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC."""
         quorums = self.metadata.quorums
         failed = sorted(self._replication.slots[i].bookie_id for i in self.failed_slots)
-        error = NotEnoughBookiesError(
+        error = EnsembleLostError(
             f"ledger {self.metadata.ledger_id} ({quorums}): bookies {', '.join(failed)} failed and "
             f"{reason}; the ledger ends at entry {self.last_add_confirmed}. Start bookies, then "
             "write to a new ledger"
