@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import Generic, NamedTuple, NewType, TypeVar
 
 from spark_ledger.errors import ConfigurationError
@@ -42,6 +42,9 @@ class Quorums:
 
     def __post_init__(self) -> None:
         e, wq, aq = self.ensemble_size, self.write_quorum, self.ack_quorum
+        for name, value in (("ensemble_size", e), ("write_quorum", wq), ("ack_quorum", aq)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigurationError(f"{name} {value!r}: needs a whole number")
         if not e >= wq >= aq >= 1:
             raise ConfigurationError(
                 f"ensemble_size {e}, write_quorum {wq}, ack_quorum {aq}: "
@@ -54,8 +57,8 @@ class Quorums:
         return f"E{self.ensemble_size} WQ{self.write_quorum} AQ{self.ack_quorum}"
 
 
-class LedgerState(Enum):
-    """OPEN -> IN_RECOVERY -> CLOSED, or OPEN -> CLOSED; CLOSED is final."""
+class LedgerState(StrEnum):
+    """OPEN -> IN_RECOVERY -> CLOSED, or OPEN -> CLOSED; CLOSED is final. Equals its text."""
 
     OPEN = "open"
     IN_RECOVERY = "in_recovery"
@@ -129,8 +132,11 @@ class Entry(NamedTuple):
     length: int
 
 
-class BookieState(Enum):
-    """What a registered bookie takes: everything, or only reads and recovery adds."""
+class BookieState(StrEnum):
+    """What a registered bookie takes: everything, or only reads and recovery adds.
+
+    Equals its text: ``info.state == "writable"``.
+    """
 
     WRITABLE = "writable"
     READ_ONLY = "readonly"
@@ -146,6 +152,11 @@ class BookieInfo:
     rack: str = "/default-rack"
     free_bytes: int = 0
     admin_address: str = ""
+
+    @property
+    def id(self) -> BookieId:
+        """Short for ``bookie_id``."""
+        return self.bookie_id
 
 
 class BookieStatus(IntEnum):

@@ -10,6 +10,8 @@ from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import ENSEMBLE_SIZE_MAX
 from spark_ledger.types import (
     BookieId,
+    BookieInfo,
+    BookieState,
     BookieStatus,
     Dlsn,
     EntryId,
@@ -44,6 +46,19 @@ def test_quorums_are_bounded() -> None:
     assert Quorums(ENSEMBLE_SIZE_MAX, 3, 2)
     with pytest.raises(ConfigurationError, match=f"at most {ENSEMBLE_SIZE_MAX}"):
         Quorums(ENSEMBLE_SIZE_MAX + 1, 3, 2)
+
+
+@pytest.mark.parametrize("wrong", ["3", 3.0, None, True])
+def test_quorums_are_whole_numbers(wrong: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"^write_quorum .* needs a whole number"):
+        Quorums(3, wrong, 1)  # type: ignore[arg-type]
+
+
+def test_states_equal_and_print_as_their_text() -> None:
+    assert LedgerState.IN_RECOVERY == "in_recovery" and str(LedgerState.OPEN) == "open"
+    info = BookieInfo(BookieId("b0"), "127.0.0.1:1", BookieState.READ_ONLY)
+    assert info.state == "readonly" and f"{info.state}" == "readonly"
+    assert info.id == info.bookie_id == "b0"
 
 
 def test_quorums_have_sane_defaults_and_a_short_form() -> None:
