@@ -371,7 +371,7 @@ async def test_a_long_poll_wakes_when_the_lac_grows(world: World) -> None:
     await until(lambda: acknowledged(world) == 0, "the add")
     poll = asyncio.create_task(
         world.transport.read_last_confirmed(
-            BOOKIE, LEDGER, wait_above=EntryId(0), wait_s=15, timeout_s=5
+            BOOKIE, LEDGER, wait_above=EntryId(0), wait_s=29, timeout_s=5
         )
     )
     await until(lambda: world.bookie.ledgers[LEDGER].watches, "the poll is held")
@@ -387,11 +387,15 @@ async def test_a_long_poll_wakes_when_the_lac_grows(world: World) -> None:
 async def test_a_long_poll_wakes_on_fence_and_waits_for_an_unknown_ledger(world: World) -> None:
     transport = world.transport
     poll = asyncio.create_task(
-        transport.read_last_confirmed(BOOKIE, LEDGER, wait_above=EntryId(5), wait_s=15, timeout_s=5)
+        transport.read_last_confirmed(BOOKIE, LEDGER, wait_above=EntryId(5), wait_s=29, timeout_s=5)
     )
     await until(lambda: LEDGER in world.bookie.ledgers, "the poll is held")
     await transport.read_last_confirmed(BOOKIE, LEDGER, fence=True, timeout_s=5)
     assert (await poll).fenced
+    again = await transport.read_last_confirmed(
+        BOOKIE, LEDGER, wait_above=EntryId(5), wait_s=29, timeout_s=5
+    )
+    assert again.fenced, "a ledger that is fenced already is no longer waited for"
 
 
 @on_both

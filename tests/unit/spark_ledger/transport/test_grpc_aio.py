@@ -16,8 +16,14 @@ from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
 from spark_ledger.runs import EntryRun
+from spark_ledger.transport import grpc_aio
 from spark_ledger.transport.base import AddResult
-from spark_ledger.transport.channel import GrpcOptions, channel_options, failure_of
+from spark_ledger.transport.channel import (
+    GrpcOptions,
+    channel_options,
+    failure_of,
+    open_channel,
+)
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
@@ -195,6 +201,30 @@ async def test_a_bookie_without_registration_keeps_its_connection(bookies: Booki
     address[0] = None
     assert (await transport.describe(BOOKIE, timeout_s=5)).bookie_id == BOOKIE
     await transport.close()
+
+
+def test_a_refused_connection_is_tried_anew_on_the_next_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def counted(address: str, options: GrpcOptions) -> grpc.aio.Channel:
+        made.append(address)
+        return open_channel(address, options)
+
+    monkeypatch.setattr(grpc_aio, "open_channel", counted)
+
+    async def main() -> None:
+        options = GrpcOptions(reconnect_interval_s=0.05)
+        transport = GrpcTransport(lambda _bookie_id: "127.0.0.1:1", options)
+        for attempt in range(3):
+            end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=5)
+            assert end.status is BookieStatus.UNAVAILABLE
+            assert len(made) == attempt + 1
+            await asyncio.sleep(0.1)
+        await transport.close()
+
+    asyncio.run(main())
 
 
 @on_loop
