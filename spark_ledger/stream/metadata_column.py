@@ -10,7 +10,11 @@ from spark_ledger.types import Dlsn, LedgerId
 
 LEDGER_COLUMN = "_ledger"
 
-_kept: Any = pa.array(range(16_384), pa.int64())
+_kept: Any = None
+"""Made on first use: Arrow loads pandas, if it is installed, with the first array it makes from
+Python values, and that takes longer than all of our imports."""
+
+_KEPT_MIN = 16_384
 
 
 class PositionedBatch(NamedTuple):
@@ -59,8 +63,9 @@ def _numbers(first: int, end: int) -> Any:
     """The integers ``first`` .. ``end - 1``: a slice of one array that is kept, because making it
     costs more than the rest of the column."""
     global _kept
-    if len(_kept) < end:
-        _kept = pa.array(range(max(end, 2 * len(_kept))), pa.int64())
+    if _kept is None or len(_kept) < end:
+        known = 0 if _kept is None else len(_kept)
+        _kept = pa.array(range(max(end, 2 * known, _KEPT_MIN)), pa.int64())
     return _kept.slice(first, end - first)
 
 
