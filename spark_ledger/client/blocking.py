@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
-from spark_ledger.client.writer import LedgerWriter, check_payload
-from spark_ledger.errors import LedgerClosedError, LedgerError
+from spark_ledger.client.writer import LedgerWriter, check_payload, renewed
+from spark_ledger.errors import ConfigurationError, LedgerClosedError, LedgerError
 from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata
 
 T = TypeVar("T")
@@ -48,18 +48,32 @@ class BlockingPortal:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result."""
-        assert threading.current_thread() is not self._thread, "blocking inside the loop"
-        if self._pid != os.getpid():
+        if self.is_current:
             work.close()
-            raise LedgerClosedError(
-                "this connection was made before the process forked: connect again in the child"
-            )
+            raise _would_deadlock()
+        try:
+            self.check_process()
+        except LedgerClosedError:
+            work.close()
+            raise
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()  # KeyboardInterrupt: do not leave the work running behind
             raise
+
+    def check_process(self) -> None:
+        """Raises LedgerClosedError in a forked child, where this loop does not run."""
+        if self._pid != os.getpid():
+            raise LedgerClosedError(
+                "this connection was made before the process forked: connect again in the child"
+            )
+
+    @property
+    def is_current(self) -> bool:
+        """True on the loop's own thread, as in a callback of a future: it must not wait."""
+        return threading.current_thread() is self._thread
 
     def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
         """The items of an async iterator; it is closed when this one is."""
@@ -127,16 +141,21 @@ class BlockingWriter:
 
         Raises EntryTooLargeError, LedgerClosedError, FencedError, NotEnoughBookiesError.
         """
+        if self._portal.is_current:
+            raise _would_deadlock()
         return EntryId(self.append_async(payload).result())
 
     def append_async(self, payload: bytes) -> concurrent.futures.Future[int]:
         """Append one entry; a future of its id. Futures complete in entry order.
 
         Waits while too many bytes are in flight. What is wrong with the payload is raised here,
-        what happens to the ledger is raised by the future.
+        what happens to the ledger is raised by the future. Callbacks of the future run on the
+        thread that all handles share: they should be short, and must not wait for an append.
         """
         payload = check_payload(payload)
+        self._portal.check_process()
         future: concurrent.futures.Future[int] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()  # an entry once appended cannot be taken back
         if self._inbox_bytes or not self._writer.has_room:
             self._wait_for_room()
         with self._lock:
@@ -184,7 +203,7 @@ class BlockingWriter:
             self._writer.submit(payloads, futures)
         except LedgerError as error:
             for future in futures:
-                future.set_exception(error)
+                future.set_exception(renewed(error))
 
     def __enter__(self) -> Self:
         return self
@@ -243,6 +262,7 @@ class BlockingReader:
 
         ``idle_timeout`` ends it after so many seconds without a new entry.
         """
+        self._reader.check_tail(start, idle_timeout)
         batches = self._reader.tail_batches(start, idle_timeout=idle_timeout)
         return _flatten(self._portal.iterate(batches))
 
@@ -331,6 +351,12 @@ class LedgerConnection:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _would_deadlock() -> ConfigurationError:
+    return ConfigurationError(
+        "a callback of a future must not wait for the client: use append_async, or another thread"
+    )
 
 
 def _flatten(batches: Iterator[list[Entry]]) -> Iterator[Entry]:

@@ -7,10 +7,11 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
+from weakref import WeakSet
 
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import (
-    BookieUnavailableError,
     ConflictError,
     LedgerError,
     MetadataUnavailableError,
@@ -37,6 +38,13 @@ _PROBE_TIMEOUT_S = 1.0
 _METADATA_RETRY_S = 0.2
 
 
+class OpenHandle(Protocol):
+    """A handle that must be told when its connection ends."""
+
+    async def abandon(self) -> None:
+        """Whoever waits is told; nothing is sent or scheduled any more."""
+
+
 @dataclass(slots=True)
 class ClientContext:
     """One connection's parts. ``load`` counts the ensembles of this client that use a bookie."""
@@ -50,6 +58,8 @@ class ClientContext:
     slow_bookies: dict[BookieId, float] = field(default_factory=dict)
     """Bookies that a speculative read overtook, until when they come last."""
     random: random.Random = field(default_factory=random.Random)
+    writers: WeakSet[OpenHandle] = field(default_factory=WeakSet)
+    """The writers that are not closed."""
     _suspects: dict[BookieId, float] = field(default_factory=dict)
 
     def suspect(self, bookie_id: BookieId) -> None:
@@ -118,7 +128,7 @@ class ClientContext:
     async def _answers(self, bookie_id: BookieId) -> bool:
         try:
             await self.transport.describe(bookie_id, timeout_s=_PROBE_TIMEOUT_S)
-        except BookieUnavailableError:
+        except LedgerError:
             return False
         self._suspects.pop(bookie_id, None)
         return True

@@ -88,10 +88,20 @@ class Driver:
             self.feed(Tick())
 
     def answer(self, question: Coroutine[Any, Any, Event]) -> None:
-        """Run something that takes time; its result is the next event."""
+        """Run something that takes time; its result is the next event.
+
+        An error that the question should have made an event of is a bug of ours, and ends the
+        driver: without an answer the machine, and whoever waits for it, would wait for ever.
+        """
 
         async def run() -> None:
-            event = await question
+            try:
+                event = await question
+            except Exception as error:
+                if not self._stopped:
+                    self._stopped = True
+                    self._crashed(error)
+                raise
             if not self._stopped:
                 self.feed(event)
 

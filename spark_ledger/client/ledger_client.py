@@ -101,7 +101,7 @@ class LedgerClient:
         it. Raises ConfigurationError, NotEnoughBookiesError, MetadataUnavailableError.
         """
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
-        custom = _check_custom_metadata(custom_metadata or {})
+        custom = _check_custom_metadata({} if custom_metadata is None else custom_metadata)
         _check_password(password)
         bookies = await self._context.new_ensemble(ensemble_size)
         if bookies is None:
@@ -189,7 +189,13 @@ class LedgerClient:
         return self._context.directory.all()
 
     async def close(self) -> None:
-        """Close the connection. Writers that were not closed leave their ledgers open."""
+        """Close the connection. Writers that were not closed leave their ledgers open.
+
+        What they have in flight fails with AddOutcomeUnknownError, what comes later with
+        LedgerClosedError.
+        """
+        for writer in list(self._context.writers):
+            await writer.abandon()
         await self._context.transport.close()
         await self._context.directory.close()
         await self._context.store.close()
@@ -214,9 +220,16 @@ def _check_password(password: bytes) -> None:
 
 
 def _check_custom_metadata(custom_metadata: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(custom_metadata, Mapping):
+        kind = type(custom_metadata).__name__
+        raise ConfigurationError(f"custom_metadata is a mapping of str to str, not {kind}")
     for key, value in custom_metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ConfigurationError(f"custom_metadata {key!r}: keys and values are str")
+        try:
+            (key + value).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"custom_metadata {key!r}: {error}") from error
     return dict(custom_metadata)
 
 

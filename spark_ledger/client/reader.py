@@ -123,9 +123,9 @@ class LedgerReader:
 
     def check_range(self, first: int, last: int, *, unconfirmed: bool) -> None:
         """Raises ConfigurationError or ReadBeyondConfirmedError for a range that cannot be read."""
-        if first < 0 or last < first:
+        if not (_is_entry_id(first) and _is_entry_id(last)) or last < first:
             raise ConfigurationError(
-                f"ledger {self.ledger_id}: no range of entries goes from {first} to {last}"
+                f"ledger {self.ledger_id}: no range of entries goes from {first!r} to {last!r}"
             )
         if last > self.last_add_confirmed and not (unconfirmed and not self.is_closed):
             raise ReadBeyondConfirmedError(
@@ -133,6 +133,17 @@ class LedgerReader:
                 f"{self.last_add_confirmed}"
                 + ("" if self.is_closed else "; refresh() or tail() the reader to see new entries")
             )
+
+    def check_tail(self, start: int, idle_timeout: float | None) -> None:
+        """Raises ConfigurationError for what ``tail`` cannot follow."""
+        if not _is_entry_id(start):
+            raise ConfigurationError(
+                f"ledger {self.ledger_id}: tail starts at an entry from 0 on, not {start!r}"
+            )
+        if idle_timeout is not None and not (
+            isinstance(idle_timeout, int | float) and idle_timeout >= 0
+        ):
+            raise ConfigurationError(f"idle_timeout is seconds or None, not {idle_timeout!r}")
 
     def _lane(
         self, fragment: Fragment, index: int, lane: Lane, first: int, last: int, hint: int
@@ -192,8 +203,7 @@ class LedgerReader:
         Ends when the ledger is closed and all is delivered, or after ``idle_timeout`` seconds
         without a new entry (None: never). Raises NoSuchLedgerError once the ledger is deleted.
         """
-        if start < 0:
-            raise ConfigurationError(f"ledger {self.ledger_id}: entries count from 0, not {start}")
+        self.check_tail(start, idle_timeout)
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
         changed.set()
@@ -274,6 +284,10 @@ class LedgerReader:
         if round_.newest == known and loop.time() - began < _POLL_PAUSE_S:
             await asyncio.sleep(min(_POLL_PAUSE_S, wait_s))
         return round_.newest
+
+
+def _is_entry_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 async def _merge(

@@ -12,8 +12,10 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.driver import Driver
 from spark_ledger.client.frames import FrameStore
 from spark_ledger.errors import (
+    AddOutcomeUnknownError,
     ConfigurationError,
     EntryTooLargeError,
+    FencedError,
     LedgerClosedError,
     LedgerError,
     TooManyRequestsError,
@@ -110,6 +112,7 @@ class LedgerWriter:
             after=self._on_progress,
         )
         context.use(self._machine.bookies, +1)
+        context.writers.add(self)
         self._driver.start(self._machine.start())
 
     # -- state -------------------------------------------------------------------------------------
@@ -202,10 +205,14 @@ class LedgerWriter:
 
     def check_open(self) -> None:
         """Raises what happened to the ledger, if nothing more can be appended."""
-        if self._machine.error is not None:
-            raise self._machine.error
-        if self._closing is not None:
-            raise LedgerClosedError(f"ledger {self.ledger_id} is closed: nothing can be appended")
+        error = self._machine.error
+        if self._closing is not None and not isinstance(error, FencedError | LedgerClosedError):
+            closed = LedgerClosedError(
+                f"ledger {self.ledger_id} is closed: nothing can be appended"
+            )
+            raise closed from error
+        if error is not None:
+            raise renewed(error)
 
     async def wait_for_room(self) -> None:
         """Wait while too many bytes are in flight. Returns at once when the ledger has failed."""
@@ -219,7 +226,7 @@ class LedgerWriter:
         target = self.last_add_pushed
         while self.last_add_confirmed < target:
             if self._machine.error is not None:
-                raise self._machine.error
+                raise renewed(self._machine.error)
             self._progress.clear()
             await self._progress.wait()
 
@@ -369,10 +376,28 @@ class LedgerWriter:
             await self._outcome
         finally:
             self._context.use(self._machine.bookies, -1)
-            await self._driver.stop()
-            for appender in self._appenders.values():
-                appender.close()
-            self._appenders.clear()
+            self._context.writers.discard(self)
+            await self._stop()
+
+    async def abandon(self) -> None:
+        """The connection ends: leave the ledger as it is, and tell whoever waits.
+
+        Adds in flight fail with AddOutcomeUnknownError, later ones with LedgerClosedError.
+        """
+        if not self._outcome.done():
+            why = f"ledger {self.ledger_id}: the connection was closed before its writer; "
+            self._fail_entries(AddOutcomeUnknownError(why + "the add was in flight"))
+            closed = LedgerClosedError(why + "open it with recover=True to close it")
+            self._machine.error = self._machine.error or closed
+            self._finish(closed)
+            self._on_progress()
+        await self._stop()
+
+    async def _stop(self) -> None:
+        await self._driver.stop()
+        for appender in self._appenders.values():
+            appender.close()
+        self._appenders.clear()
 
     async def _settle(self) -> None:
         deadline = self._loop.time() + _CLOSE_GRACE_S
@@ -421,4 +446,11 @@ def check_payload(payload: bytes) -> bytes:
 def _fail(completions: Sequence[Completion], error: LedgerError) -> None:
     for completion in completions:
         if not completion.done():
-            completion.set_exception(error)
+            completion.set_exception(renewed(error))
+
+
+def renewed(error: LedgerError) -> LedgerError:
+    """The same error to raise once more: every raise makes the traceback of an instance longer."""
+    copied = type(error)(*error.args)
+    copied.__cause__ = error.__cause__
+    return copied

@@ -34,6 +34,8 @@ def parse_uri(uri: str) -> ZooKeeperAddress:
 
     Raises ConfigurationError that says the form; it never repeats what may be a password.
     """
+    if not isinstance(uri, str):
+        raise _error(type(uri).__name__, "it is not text")
     scheme, separator, rest = uri.strip().partition("://")
     authority, slash, root = rest.partition("/")
     credentials, at, hosts = authority.rpartition("@")

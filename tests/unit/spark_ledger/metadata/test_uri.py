@@ -58,3 +58,9 @@ def test_refused_with_the_form(uri: str, reason: str) -> None:
         parse_uri(uri)
     assert "zk://host1:2181,host2:2181/ledgers" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", [None, 5, b"zk://a/b"])
+def test_what_is_not_text_is_refused(uri: object) -> None:
+    with pytest.raises(ConfigurationError, match="it is not text"):
+        parse_uri(uri)  # type: ignore[arg-type]
