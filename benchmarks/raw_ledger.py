@@ -16,7 +16,7 @@ def throughput_rows(case: Case) -> Iterator[Row]:
     with LocalCluster(bookies=max(3, case.ensemble[0])) as cluster:
         argv = [sys.executable, "-m", "benchmarks.ledger_driver", cluster.uri, *case.arguments()]
         rounds = run_driver(cluster.processes, "driver", argv, timeout_s=case.timeout_s())
-    for op in ("append", "read"):
+    for op in case.ops:
         yield row_of_rounds(
             rounds_of(rounds, op),
             bench="raw",

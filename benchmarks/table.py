@@ -27,7 +27,7 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
     before: tuple[object, ...] = ()
     for row in sorted((row for row in rows if row.op in _SPEED_OPS), key=_order):
         same_work = row.work == before
-        if before and not same_work:
+        if before and not same_work and (peers or row.op != before[1]):
             table.add_section()
         before = row.work
         table.add_row(*_cells(row, repeat=same_work), *_ratios(row, rows, peers))

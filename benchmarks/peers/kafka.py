@@ -133,7 +133,7 @@ def throughput_rows(case: Case) -> Iterator[Row]:
     """The append row and the read row of a case; acks=all with two in-sync replicas at least."""
     with running() as peer:
         rounds = run_driver(peer.processes, "driver", peer.driver(case), timeout_s=case.timeout_s())
-    for op in ("append", "read"):
+    for op in case.ops:
         yield row_of_rounds(
             rounds_of(rounds, op),
             bench="raw",
