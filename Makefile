@@ -53,7 +53,7 @@ test: $(STAMP) java ## every test a change must pass
 	@python -m pytest
 
 demo: $(STAMP) java ## real flights through two streams, with faults on the way; prints a report
-	@python examples/flights_pipeline.py
+	@python -m examples.demo
 
 bench: $(STAMP) java ## all benchmarks
 	@python -m benchmarks all

@@ -1,0 +1,1 @@
+"""The demonstration that ``make demo`` runs: real flights, real faults, every row compared."""
