@@ -151,11 +151,9 @@ class StreamSource:
 
     def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> OffsetJson:
         position = stream_position(start)
+        if self._target is None:  # this watches the head, so that later calls read no metadata
+            self._stream.wait_for_commit(after_segment=position.segment, timeout_s=IDLE_WAIT_S)
         head = self._head_reaching(position)
-        if head.end <= position and self._target is None:
-            head = self._stream.wait_for_commit(
-                after_segment=position.segment, timeout_s=IDLE_WAIT_S
-            )
         end = head.end if self._target is None else self._target
         if end <= position:
             return dict(start)
