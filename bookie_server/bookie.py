@@ -491,5 +491,6 @@ def _store(
         directory,
         index,
         entry_log_bytes=config.entry_log_bytes,
+        entry_log_cached_bytes=config.entry_log_cached_bytes,
         block_cache_bytes=config.block_cache_bytes // len(config.ledger_directories),
     )

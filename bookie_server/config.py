@@ -57,6 +57,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     write_cache_bytes: Bytes = _DEFAULTS["write_cache_bytes"]
     flush_interval_s: Seconds = _DEFAULTS["flush_interval_s"]
     entry_log_bytes: Bytes = _DEFAULTS["entry_log_bytes"]
+    entry_log_cached_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["entry_log_cached_bytes"]
     block_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["block_cache_bytes"]
     index_map_bytes: Bytes = _DEFAULTS["index_map_bytes"]
 

@@ -28,7 +28,7 @@ from bookie_server.storage.slicing import holds, slice_run, take_places
 from bookie_server.storage.vfs import FileSystem
 from bookie_server.storage.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import KIB
+from spark_ledger.limits import GIB, KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
@@ -52,6 +52,7 @@ class DirectoryStore:
         index: Index,
         *,
         entry_log_bytes: int,
+        entry_log_cached_bytes: int = GIB,
         block_cache_bytes: int,
     ) -> None:
         self.directory = directory
@@ -60,6 +61,7 @@ class DirectoryStore:
         self.mark = index.mark()
         self._file_system = file_system
         self._entry_log_bytes = entry_log_bytes
+        self._entry_log_cached_bytes = entry_log_cached_bytes
         self._reader = EntryLogReader(file_system, directory)
         self._blocks = BlockCache(block_cache_bytes)
         self._writer: EntryLogWriter | None = None
@@ -265,7 +267,12 @@ class DirectoryStore:
         writer = self._writer
         if writer is None:
             log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1
-            writer = EntryLogWriter(self._file_system, self.directory, log_id)
+            writer = EntryLogWriter(
+                self._file_system,
+                self.directory,
+                log_id,
+                cached_bytes=self._entry_log_cached_bytes,
+            )
             self._writer = writer
             self._writer_is_indexed = False
         return writer

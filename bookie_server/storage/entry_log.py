@@ -48,7 +48,7 @@ from bookie_server.storage.records import (
 )
 from bookie_server.storage.vfs import TEMPORARY_SUFFIX, File, FileSystem
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits import GIB, KIB, MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import LedgerId
 
@@ -86,8 +86,21 @@ def log_ids(file_system: FileSystem, directory: Path) -> list[int]:
 class EntryLogWriter:
     """The log that takes blocks. After an OSError it takes no more: ``abandon`` it."""
 
-    def __init__(self, file_system: FileSystem, directory: Path, log_id: int) -> None:
-        """Make the log file, durably; OSError if that fails."""
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        log_id: int,
+        *,
+        cached_bytes: int = GIB,
+    ) -> None:
+        """Make the log file, durably; OSError if that fails.
+
+        The newest ``cached_bytes`` stay in the page cache for readers that follow closely; what
+        is older is dropped from it once it is durable.
+        """
+        self._cached_bytes = cached_bytes
+        self._dropped_to = 0
         self.log_id = log_id
         self.ledger_bytes: dict[LedgerId, int] = {}
         self._file_system = file_system
@@ -137,6 +150,10 @@ class EntryLogWriter:
         """Make all blocks durable."""
         self.write_buffered()
         self._file.fdatasync()
+        drop_to = self._written - self._cached_bytes
+        if drop_to - self._dropped_to >= _WRITE_BYTES:
+            self._file.drop_cached(self._dropped_to, drop_to - self._dropped_to)
+            self._dropped_to = drop_to
 
     def finish(self) -> None:
         """Write the map and the footer, durably, and close the file."""

@@ -121,6 +121,9 @@ class _FaultFile:
             raise failure(fault, self.path)
         self._inner.fdatasync()
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        self._inner.drop_cached(offset, length)
+
     def truncate(self, size: int) -> None:
         self._file_system.check("truncate", self.path)
         self._inner.truncate(size)

@@ -121,6 +121,9 @@ class MemoryFile:
         a later sync that succeeds does not write them."""
         self._inode.dirty.clear()
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        pass  # all of it is memory
+
     def truncate(self, size: int) -> None:
         self._inode.dirty = [(start, min(end, size)) for start, end in self._inode.dirty]
         _resize(self._inode.data, size)

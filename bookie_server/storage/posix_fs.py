@@ -60,6 +60,9 @@ class PosixFile:
     def fdatasync(self) -> None:
         os.fdatasync(self._descriptor)
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
 

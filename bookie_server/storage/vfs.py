@@ -32,6 +32,9 @@ class File(Protocol):
     def fdatasync(self) -> None:
         """Make written bytes, and the size needed to read them, durable."""
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        """A hint: durable bytes from ``offset`` on will hardly be read, keep them out of memory."""
+
     def truncate(self, size: int) -> None:
         """Cut or extend (with zeros) the file to ``size`` bytes."""
 

@@ -463,7 +463,10 @@ class AppendMachine:
         for index in sorted(silent_slots):
             commands += self._fail_slot(index, self._replication.slots[index].bookie_id, now)
         commands += self._change_if_needed(now)  # one change for all of them
-        idle = now - self._last_append_at >= limits.explicit_lac_delay_s
+        idle = (
+            self.last_add_pushed == self.last_add_confirmed
+            and now - self._last_append_at >= limits.explicit_lac_delay_s
+        )
         if idle and self._announced < self.last_add_confirmed:
             self._announced = self.last_add_confirmed
             commands.append(

@@ -17,8 +17,9 @@ from bookie_server.storage.entry_log import (
 )
 from bookie_server.storage.fault_fs import Fault, FaultFileSystem
 from bookie_server.storage.index import BlockLocation
-from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.memory_fs import MemoryFile, MemoryFileSystem
 from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, LedgerId
 from tests.unit.bookie_server.storage.support import make_run
@@ -172,3 +173,21 @@ def test_few_files_stay_open(files: MemoryFileSystem, monkeypatch: pytest.Monkey
     for location in locations * 2:
         assert reader.read(location).ledger_id == LedgerId(location.log_id)
         assert len(reader._files) <= 2
+
+
+def test_old_synced_bytes_leave_the_page_cache(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        MemoryFile, "drop_cached", lambda self, offset, length: dropped.append((offset, length))
+    )
+    window = 8 * MIB
+    writer = EntryLogWriter(files, DIRECTORY, 1, cached_bytes=window)
+    for number in range(5):
+        put(writer, make_run(7, [number], 5 * MIB))
+        writer.sync()
+    ends = [offset + length for offset, length in dropped]
+    assert [offset for offset, _ in dropped] == [0, *ends[:-1]], "without gaps or repetition"
+    assert ends[-1] <= writer.size - window, "the newest bytes stay"
+    assert writer.size - window - ends[-1] < 5 * MIB, "and only they"
