@@ -13,10 +13,8 @@ The rules are DESIGN section 5, 2 to 4 and 8. In short:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import accumulate, islice
 
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
@@ -56,6 +54,7 @@ from spark_ledger.protocol.events import (
     Tick,
     WriteMetadata,
 )
+from spark_ledger.protocol.lengths import Lengths
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import (
     NO_ENTRY,
@@ -111,7 +110,7 @@ class AppendMachine:
         self._replication = Replication(
             metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
         )
-        self._lengths = _Lengths()
+        self._lengths = Lengths()
         self._announced: int = NO_ENTRY
         self._last_append_at = now
         self._asked: tuple[int, ...] = ()
@@ -473,30 +472,3 @@ class AppendMachine:
                 AnnounceLastConfirmed(self.last_add_confirmed, self._replication.live_bookies)
             )
         return commands
-
-
-class _Lengths:
-    """Cumulative payload bytes at each entry, from the last one that nobody asks about any more."""
-
-    _FORGET_AT_ONCE = 4096
-
-    def __init__(self) -> None:
-        self._base = -1
-        self._at = [0]
-
-    def extend(self, sizes: Sequence[int]) -> None:
-        self._at.extend(islice(accumulate(sizes, initial=self._at[-1]), 1, None))
-
-    @property
-    def newest(self) -> int:
-        return self._at[-1]
-
-    def at(self, entry_id: int) -> int:
-        assert entry_id >= self._base, "the length of an entry that was forgotten"
-        return self._at[entry_id - self._base]
-
-    def forget_below(self, entry_id: int) -> None:
-        count = entry_id - self._base
-        if count >= self._FORGET_AT_ONCE:
-            del self._at[:count]
-            self._base = entry_id
