@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from spark_ledger.errors import LedgerError
 from spark_ledger.protocol.events import Command, Event, Tick
+from spark_ledger.types import LedgerId
 
 _TICK_S = 0.02
 
@@ -24,7 +26,8 @@ class Driver:
 
     ``perform`` carries out one command; it must not block. What takes time runs as a task of this
     driver (``spawn``) and comes back as an event. ``busy`` says whether ticks are needed. A bug of
-    ours (an assertion of the machine) ends the driver and goes to ``crashed``, so nobody waits on.
+    ours (an assertion of the machine), or the end of the connection, ends the driver and goes to
+    ``crashed``, so nobody waits on.
     """
 
     def __init__(
@@ -88,31 +91,32 @@ class Driver:
             self.feed(Tick())
 
     def answer(self, question: Coroutine[Any, Any, Event]) -> None:
-        """Run something that takes time; its result is the next event.
-
-        An error that the question should have made an event of is a bug of ours, and ends the
-        driver: without an answer the machine, and whoever waits for it, would wait for ever.
-        """
+        """Run something that takes time; its result is the next event."""
 
         async def run() -> None:
-            try:
-                event = await question
-            except Exception as error:
-                if not self._stopped:
-                    self._stopped = True
-                    self._crashed(error)
-                raise
+            event = await question
             if not self._stopped:
                 self.feed(event)
 
         self.spawn(run())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task that ends with this driver."""
+        """Run a task that ends with this driver.
+
+        An error that it did not make an event of ends the driver: without an answer the machine,
+        and whoever waits for it, would wait for ever.
+        """
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_done)
         return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._stopped:
+            self._stopped = True
+            self._crashed(error)
 
     async def stop(self) -> None:
         """No more ticks and events; tasks are cancelled and awaited."""
@@ -124,3 +128,15 @@ class Driver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def crash_error(ledger_id: LedgerId, error: BaseException) -> LedgerError:
+    """What a handle's caller is told when its driver has crashed: a bug of ours, said to be one.
+
+    An error of the tree says what happened itself, as when the connection is closed under a read.
+    """
+    if isinstance(error, LedgerError):
+        return error
+    broken = LedgerError(f"ledger {ledger_id}: internal error, please report it: {error!r}")
+    broken.__cause__ = error
+    return broken

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 from spark_ledger.client.context import ClientContext
-from spark_ledger.client.driver import Driver
+from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.events import (
@@ -149,11 +149,7 @@ class LaneReader:
         self._changed.set()
 
     def _on_crash(self, error: BaseException) -> None:
-        broken = LedgerError(
-            f"ledger {self._ledger.ledger_id}: internal error, please report it: {error}"
-        )
-        broken.__cause__ = error
-        self._end(broken)
+        self._end(crash_error(self._ledger.ledger_id, error))
 
     async def _read(self, command: ReadEntries) -> None:
         """One request to one replica; every chunk is an event, and so is the end."""

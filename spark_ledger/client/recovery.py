@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from spark_ledger.client.context import ClientContext
-from spark_ledger.client.driver import Driver
+from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.client.frames import FrameStore
 from spark_ledger.client.lane_reader import LaneReader, verify_chunk
 from spark_ledger.errors import LedgerError
@@ -257,8 +257,4 @@ class Recovery:
             self._outcome.set_exception(error)
 
     def _on_crash(self, error: BaseException) -> None:
-        broken = LedgerError(
-            f"ledger {self._metadata.ledger_id}: internal error, please report it: {error}"
-        )
-        broken.__cause__ = error
-        self._fail(broken)
+        self._fail(crash_error(self._metadata.ledger_id, error))

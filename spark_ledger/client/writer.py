@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from spark_ledger.client.context import ClientContext
-from spark_ledger.client.driver import Driver
+from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.client.frames import FrameStore
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
@@ -343,8 +343,7 @@ class LedgerWriter:
                     future.set_result(None)
 
     def _on_crash(self, error: BaseException) -> None:
-        broken = LedgerError(f"ledger {self.ledger_id}: internal error, please report it: {error}")
-        broken.__cause__ = error
+        broken = crash_error(self.ledger_id, error)
         self._machine.error = broken
         self._fail_entries(broken)
         self._finish(broken)

@@ -1,7 +1,9 @@
 """Transport over gRPC (grpc.aio): one channel and one Append stream per bookie, made on first use.
 
 The transport belongs to the loop and the process that use it first: connections do not survive a
-fork, and a child that uses its parent's transport gets an error that says so.
+fork, and a child that uses its parent's transport gets an error that says so. gRPC itself does not
+survive one either: its threads are gone in the child, and calls there hang or crash. So a child of
+a process that has used gRPC can have no transport at all.
 """
 
 from __future__ import annotations
@@ -37,6 +39,23 @@ from spark_ledger.wire.codec import (
 
 Resolve = Callable[[BookieId], str | None]
 """The address ``host:port`` at which a bookie is registered now, or None."""
+
+
+_used_in_process: int | None = None
+"""The first process that made a transport; its forked children inherit the value."""
+
+
+def _claim_process() -> None:
+    """Raises ConfigurationError in a forked child of a process that has used gRPC."""
+    global _used_in_process
+    if _used_in_process is None:
+        _used_in_process = os.getpid()
+    elif _used_in_process != os.getpid():
+        raise ConfigurationError(
+            f"process {os.getpid()} was forked from process {_used_in_process} after that had "
+            "connected to a cluster, and gRPC does not survive a fork: connect only after the "
+            'fork, or start processes with multiprocessing.get_context("spawn")'
+        )
 
 
 class _Connection:
@@ -84,6 +103,7 @@ class GrpcTransport:
     """See ``transport.base.Transport``. ``resolve`` is asked on every use, so it must be cheap."""
 
     def __init__(self, resolve: Resolve, options: GrpcOptions | None = None) -> None:
+        _claim_process()
         self._resolve = resolve
         self._options = options or GrpcOptions()
         self._process_id = os.getpid()
@@ -151,6 +171,10 @@ class GrpcTransport:
         except grpc.RpcError as error:
             status, message = failure_of(error)
             yield ReadChunk(status, None, wanted, _about(bookie_id, message))
+        except asyncio.CancelledError:
+            if _is_cancelled_by_caller():
+                raise
+            yield ReadChunk(BookieStatus.UNAVAILABLE, None, wanted, _cut(bookie_id))
         except ConfigurationError as error:
             yield ReadChunk(BookieStatus.IO_ERROR, None, wanted, _about(bookie_id, str(error)))
         finally:
@@ -220,6 +244,10 @@ class GrpcTransport:
                 ranges += [(EntryId(r.first_entry), EntryId(r.last_entry)) for r in answer.ranges]
         except (grpc.RpcError, DecodeError) as error:
             return _failure(bookie_id, error).status, []
+        except asyncio.CancelledError:
+            if _is_cancelled_by_caller():
+                raise
+            return BookieStatus.UNAVAILABLE, []
         finally:
             call.cancel()
         return BookieStatus.OK, ranges
@@ -308,6 +336,10 @@ class GrpcTransport:
             return await call(request, timeout=timeout_s, metadata=connection.metadata)
         except grpc.RpcError as error:
             return _failure(bookie_id, error)
+        except asyncio.CancelledError:
+            if _is_cancelled_by_caller():
+                raise
+            return _Failure(BookieStatus.UNAVAILABLE, _cut(bookie_id))
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -315,7 +347,7 @@ class GrpcTransport:
         if os.getpid() != self._process_id:
             raise LedgerClosedError(
                 f"the transport was made in process {self._process_id} and is used in process "
-                f"{os.getpid()}: connections do not survive a fork, open a new client there"
+                f"{os.getpid()}: connections do not survive a fork"
             )
 
 
@@ -334,6 +366,16 @@ def _failure(bookie_id: BookieId, error: Exception) -> _Failure:
         status, message = failure_of(error)
         return _Failure(status, _about(bookie_id, message))
     return _Failure(BookieStatus.IO_ERROR, _about(bookie_id, f"its answer is not one: {error}"))
+
+
+def _is_cancelled_by_caller() -> bool:
+    """False if gRPC cancelled a call because its channel was closed meanwhile."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _cut(bookie_id: BookieId) -> str:
+    return _about(bookie_id, "the connection was closed")
 
 
 def _about(bookie_id: BookieId, message: str) -> str:

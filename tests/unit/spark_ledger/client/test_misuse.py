@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Iterator
@@ -59,6 +58,24 @@ def test_a_writer_does_not_outlive_its_connection(world: World) -> None:
         writer.close()
 
 
+def test_a_reader_does_not_outlive_its_connection(world: World) -> None:
+    client = connect(world)
+    writer = client.create_ledger()
+    writer.append(b"confirmed")
+    closed = client.create_ledger()
+    closed.append(b"confirmed")
+    closed.close()
+    readers = [client.open_ledger(closed.ledger_id), client.open_ledger(writer.ledger_id)]
+    begun = readers[0].read(0, 0)
+    client.close()
+    with pytest.raises(LedgerClosedError):
+        list(begun)
+    with pytest.raises(LedgerClosedError):
+        list(readers[0].read(0, 0))
+    with pytest.raises(LedgerError):
+        readers[1].refresh()
+
+
 def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(world: World) -> None:
     with connect(world) as client, client.create_ledger() as writer:
         seen: list[BaseException] = []
@@ -73,7 +90,12 @@ def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(world: World) 
             writer.append_async(b"this is how")
             called.set()
 
+        for bookie in world.bookies.values():
+            bookie.hold = True  # so that the callback is there before the answer
         writer.append_async(b"first").add_done_callback(callback)
+        for bookie in world.bookies.values():
+            bookie.hold = False
+            BlockingPortal.get().loop.call_soon_threadsafe(bookie.release)
         assert called.wait(DEADLINE_S)
         assert len(seen) == 3
         writer.flush()
@@ -137,7 +159,6 @@ def test_a_question_that_raises_ends_the_writer_with_an_error() -> None:
         writer._choose = broken  # type: ignore[method-assign]
         world.kill("b0")
         world.kill("b1")
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         with pytest.raises(LedgerError, match="a bug"):
             await writer.append(b"x")
 

@@ -14,10 +14,10 @@ import pytest
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
-from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
+from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerClosedError
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport import grpc_aio
-from spark_ledger.transport.base import AddResult
+from spark_ledger.transport.base import AddResult, LastConfirmed
 from spark_ledger.transport.channel import (
     GrpcOptions,
     channel_options,
@@ -298,11 +298,36 @@ async def test_a_child_process_must_not_use_its_parents_transport(bookies: Booki
         patch.setattr(os, "getpid", lambda: -1)
         with pytest.raises(LedgerClosedError, match="do not survive a fork"):
             await transport.describe(BOOKIE, timeout_s=5)
-        with pytest.raises(LedgerClosedError, match="open a new client"):
+        with pytest.raises(LedgerClosedError, match="do not survive a fork"):
             transport.open_appender(
                 BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=lambda _result: None
             )
+        with pytest.raises(ConfigurationError, match="spawn"):
+            GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
     await transport.close()
+
+
+@on_loop
+async def test_calls_under_way_at_close_are_unavailable_and_not_cancelled(
+    bookies: Bookies,
+) -> None:
+    port = await bookies.start(ScriptedBookie())
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
+    await transport.describe(BOOKIE, timeout_s=5)
+
+    def long_poll() -> asyncio.Task[LastConfirmed]:
+        waiting = transport.read_last_confirmed(
+            BOOKIE, LEDGER, wait_above=EntryId(5), wait_s=10, timeout_s=10
+        )
+        return asyncio.ensure_future(waiting)
+
+    kept, cancelled = long_poll(), long_poll()
+    await asyncio.sleep(0.1)
+    cancelled.cancel()
+    await transport.close()
+    assert (await kept).status is BookieStatus.UNAVAILABLE
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
 
 
 @pytest.mark.parametrize(
