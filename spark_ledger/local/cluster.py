@@ -52,8 +52,8 @@ class LocalCluster:
     def __init__(
         self, bookies: int = 3, directory: str | Path | None = None, *, _daemon: bool = False
     ) -> None:
-        if bookies < 0:
-            raise ConfigurationError(f"bookies is {bookies}: it must not be negative")
+        if not isinstance(bookies, int) or bookies < 0:
+            raise ConfigurationError(f"bookies is {bookies!r}: it must be a number from 0 on")
         if bookies > 0:
             bookie.check_installed()
         temporary = directory is None
@@ -143,6 +143,7 @@ class LocalCluster:
 
     def add_bookie(self) -> int:
         """Start one more, empty bookie; its index."""
+        self._processes.states()  # raises if the cluster is stopped, before a directory is made
         server = self._new_bookie()
         self._begin_bookie(server)
         self._await_bookies([server])
@@ -221,7 +222,7 @@ class LocalCluster:
         server = self._zookeeper
         config = zookeeper.write_config(server.directory, server.port)
         argv = zookeeper.command(config, durable=self._durable)
-        self._processes.spawn(server.name, argv, log=server.log)
+        self._processes.spawn(server.name, argv, log=server.log, env=zookeeper.ENVIRONMENT)
 
     def _zookeeper_ready(self) -> bool:
         """Wait until it serves; False if it ended instead."""
@@ -286,9 +287,9 @@ class LocalCluster:
             time.sleep(POLL_S)
 
     def _bookie(self, index: int) -> _Server:
-        if not 0 <= index < len(self._bookies):
+        if not isinstance(index, int) or not 0 <= index < len(self._bookies):
             raise ConfigurationError(
-                f"there is no bookie {index}: this cluster has {len(self._bookies)}, from 0"
+                f"there is no bookie {index!r}: this cluster has {len(self._bookies)}, from 0"
             )
         return self._bookies[index]
 
@@ -302,6 +303,8 @@ class LocalCluster:
 def _prepared(directory: str | Path | None) -> Path:
     if directory is None:
         return Path(tempfile.mkdtemp(prefix="spark-ledger-")).resolve()
+    if not isinstance(directory, str | Path):
+        raise ConfigurationError(f"directory is a path, not {directory!r}")
     path = Path(directory).expanduser().resolve()
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,9 @@ TICK_MS = 500
 
 _PROBE_TIMEOUT_S = 1.0
 
+ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
+"""Java names files by the locale; in one without UTF-8 it cannot open every directory."""
+
 _JARS = (
     "zookeeper-[0-9]*.jar",
     "zookeeper-jute-*.jar",
@@ -55,7 +58,7 @@ def write_config(directory: Path, port: int) -> Path:
     config = directory / "zoo.cfg"
     config.write_text(
         f"tickTime={TICK_MS}\n"
-        f"dataDir={directory / 'data'}\n"
+        f"dataDir={_property(str(directory / 'data'))}\n"
         f"clientPort={port}\n"
         f"clientPortAddress={HOST}\n"
         "admin.enableServer=false\n"
@@ -65,6 +68,16 @@ def write_config(directory: Path, port: int) -> Path:
         "autopurge.purgeInterval=1\n"
     )
     return config
+
+
+def _property(value: str) -> str:
+    """A value of a Java properties file: Latin-1, where a backslash begins an escape."""
+    units = value.encode("utf-16-be")
+    codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
+    return "".join(
+        chr(code) if 0x20 <= code < 0x7F and code != ord("\\") else f"\\u{code:04x}"
+        for code in codes
+    )
 
 
 def read_port(directory: Path) -> int:

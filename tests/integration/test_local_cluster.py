@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -160,6 +161,20 @@ def test_clusters_side_by_side_and_nothing_left() -> None:
     one.stop()
     with pytest.raises(LedgerError, match="stopped"):
         one.kill_bookie(0)
+
+
+def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
+    with LocalCluster(bookies=1, directory=tmp_path / "h\u00f6he = a\\b #1") as found:
+        assert [info.bookie_id for info in registered(found.uri)] == ["bookie-0"]
+        assert list((found.directory / "zookeeper" / "data").iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"bookies": -1}, {"bookies": "3"}, {"bookies": 1.5}, {"directory": 5}]
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(arguments))):
+        LocalCluster(**arguments)
 
 
 def test_a_directory_of_its_own_keeps_the_data(tmp_path: Path) -> None:

@@ -87,3 +87,10 @@ def test_the_port_of_the_last_start_is_kept_while_it_is_free(tmp_path: Path) -> 
 
 def test_only_the_server_of_this_directory_counts(tmp_path: Path) -> None:
     assert not zookeeper.answers(tmp_path, free_port())
+
+
+def test_the_data_directory_is_a_java_property(tmp_path: Path) -> None:
+    directory = tmp_path / "h\u00f6he \\ \U0001f600"
+    text = zookeeper.write_config(directory, 1).read_bytes()
+    assert rb"h\u00f6he \u005c \ud83d\ude00/data" in text
+    assert text.isascii()
