@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,22 +29,30 @@ ENVIRONMENT = {
 TESTED = {"quickstart", "word_of_the_day", "append_and_tail", "crash_and_recover"}
 
 
-def run(name: str, *arguments: str) -> str:
-    """What the example prints."""
-    done = subprocess.run(
+def start(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run an example to its end, with changes to the environment."""
+    return subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments],
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def run(name: str, *arguments: str) -> str:
+    """What the example prints, if all goes well."""
+    done = start(name, *arguments)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def test_every_example_is_tested_and_listed() -> None:
-    found = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"__init__", "flights_pipeline"}
+    found = {path.stem for path in (ROOT / "examples").glob("*.py")} - {
+        "__init__",
+        "flights_pipeline",
+    }
     assert found == TESTED
     listed = re.findall(r"\]\((\w+)\.py\)", (ROOT / "examples" / "README.md").read_text())
     assert set(listed) == TESTED
@@ -94,6 +103,15 @@ def test_examples_without_spark_on_a_running_cluster() -> None:
             recovered = client.open_ledger(ledger_id)
             assert recovered.is_closed
             assert recovered.last_add_confirmed == entries - 1
+
+
+def test_without_java_it_is_said_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    done = start("append_and_tail", PATH=str(tmp_path), JAVA_HOME="", TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == 1
+    assert "ConfigurationError: Java is missing" in done.stderr
+    assert "install Java 17" in done.stderr
+    assert not list((tmp_path / "tmp").iterdir()), "nothing is left behind"
 
 
 @pytest.mark.spark
