@@ -9,6 +9,7 @@ from spark_ledger.types import Dlsn
 from spark_ledger.version import __version__
 
 if TYPE_CHECKING:
+    from spark_ledger import aio, local
     from spark_ledger.stream.blocking import StreamConnection
 
 
@@ -23,4 +24,16 @@ def connect(uri: str, **options: Any) -> StreamConnection:
     return StreamConnection.connect(uri, **options)
 
 
-__all__ = ["Dlsn", "__version__", "connect", "errors"]
+_SUBMODULES = ("aio", "local")
+
+
+def __getattr__(name: str) -> Any:
+    """``spark_ledger.aio`` and ``spark_ledger.local`` without an import of their own, on use."""
+    if name in _SUBMODULES:
+        from importlib import import_module
+
+        return import_module(f"spark_ledger.{name}")
+    raise AttributeError(f"module 'spark_ledger' has no attribute {name!r}")
+
+
+__all__ = ["Dlsn", "__version__", "aio", "connect", "errors", "local"]

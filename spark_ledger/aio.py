@@ -1,22 +1,70 @@
 """The async face: the same client and streams for code that runs an asyncio loop.
 
-    async with await spark_ledger.aio.connect("zk://127.0.0.1:2181/ledgers") as client:
-        async with await client.create_ledger() as writer:
+    async with spark_ledger.aio.connect("zk://127.0.0.1:2181/ledgers") as client:
+        async with client.create_ledger() as writer:
             await writer.append(b"payload")
         stream = await client.stream("flights")
         async for batch in stream.read(): ...
 
+What opens something may be awaited as well: ``client = await spark_ledger.aio.connect(uri)``.
 Handles belong to the loop that made them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.stream.stream import Stream
 from spark_ledger.stream.streams import Streams
+
+
+class _Handle(Protocol):
+    """What can stand in an ``async with``."""
+
+    async def __aexit__(self, *exc: Any) -> None: ...
+
+
+HandleT = TypeVar("HandleT", bound=_Handle)
+
+
+class Opening(Coroutine[Any, Any, HandleT]):
+    """A handle to come: ``await`` it, or enter it with ``async with``, which closes it again."""
+
+    __slots__ = ("_handle", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, HandleT]) -> None:
+        self._work = work
+        self._handle: HandleT | None = None
+
+    def send(self, value: Any, /) -> Any:
+        return self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Any:
+        return self._work.__await__()
+
+    async def __aenter__(self) -> HandleT:
+        self._handle = await self._work
+        return self._handle
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._handle is not None, "entered before it is left"
+        await self._handle.__aexit__(kind, error, traceback)
 
 
 class StreamClient(LedgerClient):
@@ -26,6 +74,26 @@ class StreamClient(LedgerClient):
         super().__init__(context)
         self.streams = Streams(self)
         """Creates, opens, lists and deletes streams."""
+
+    def create_ledger(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        password: bytes = b"",
+        custom_metadata: Mapping[str, str] | None = None,
+    ) -> Opening[LedgerWriter]:
+        """Create a ledger; its only writer. See ``LedgerClient.create_ledger``."""
+        return Opening(
+            super().create_ledger(
+                ensemble_size=ensemble_size,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                password=password,
+                custom_metadata=custom_metadata,
+            )
+        )
 
     async def create_stream(self, name: str, schema: Any, **options: Any) -> Stream:
         """Create a stream for rows of a ``pyarrow.Schema``. See ``Streams.create``."""
@@ -44,6 +112,6 @@ class StreamClient(LedgerClient):
         await self.streams.delete(name)
 
 
-async def connect(uri: str, **options: Any) -> StreamClient:
+def connect(uri: str, **options: Any) -> Opening[StreamClient]:
     """Connect to the cluster whose metadata are at ``uri``. See ``LedgerClient.connect``."""
-    return await StreamClient.connect(uri, **options)
+    return Opening(StreamClient.connect(uri, **options))

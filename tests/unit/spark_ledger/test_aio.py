@@ -1,0 +1,70 @@
+"""The async face: what opens something is awaited or entered, and loads on use."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import cast
+
+import pytest
+
+from spark_ledger import aio
+from spark_ledger.aio import Opening, StreamClient
+from spark_ledger.config import ClientConfig
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.transport.memory import MemoryTransport
+from tests.unit.spark_ledger.client.world import World, run
+
+
+async def client_of(world: World) -> StreamClient:
+    made = await StreamClient.over(
+        MemoryMetadataStore(world.tree), MemoryTransport(world.alive), ClientConfig()
+    )
+    return made
+
+
+def test_handles_are_awaited_or_entered() -> None:
+    async def test(world: World) -> None:
+        async with Opening(client_of(world)) as client:
+            async with client.create_ledger(ensemble_size=2, write_quorum=2) as writer:
+                assert await writer.append(b"x") == 0
+            assert (await client.open_ledger(writer.ledger_id)).is_closed
+            awaited = await client.create_ledger()
+            async with awaited:
+                await awaited.append(b"y")
+            async with await client.create_ledger() as third:
+                await asyncio.create_task(third.append(b"z"))
+            waited = await asyncio.wait_for(asyncio.create_task(client.create_ledger()), 5)
+            await waited.close()
+            assert await client.list_ledgers() == sorted(await client.list_ledgers())
+
+    run(test)
+
+
+def test_an_error_while_opening_comes_out_of_both() -> None:
+    async def test(world: World) -> None:
+        client = await client_of(world)
+        with pytest.raises(ConfigurationError):
+            await client.create_ledger(ack_quorum=9)
+        with pytest.raises(ConfigurationError):
+            async with client.create_ledger(ack_quorum=9):
+                raise AssertionError("not entered")
+        with pytest.raises(ConfigurationError):
+            await aio.connect("nonsense")
+        client.create_ledger().close()  # never awaited: no warning once it is closed
+        await client.close()
+
+    run(test)
+
+
+def test_aio_and_local_are_there_without_an_import_of_their_own() -> None:
+    code = (
+        "import sys, spark_ledger; assert 'pyarrow' not in sys.modules; "
+        "print(spark_ledger.aio.connect.__name__, spark_ledger.local.LocalCluster.__name__)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["connect", "LocalCluster"]
+    with pytest.raises(AttributeError, match="nonsense"):
+        cast(object, __import__("spark_ledger").nonsense)
