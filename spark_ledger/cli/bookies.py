@@ -23,10 +23,11 @@ def list_bookies(settings: Settings) -> None:
     rows = cluster_bookies(settings.uri())
     if settings.as_json:
         for bookie_id, info in rows:
-            fields = {"bookie_id": bookie_id, "state": info.state.value if info else "down"}
+            fields: dict[str, object] = {"bookie_id": bookie_id, "state": "down"}
             if info:
+                fields["state"] = info.state.value
                 fields |= {"address": info.address, "rack": info.rack}
-                fields |= {"free_bytes": str(info.free_bytes), "admin_address": info.admin_address}
+                fields |= {"free_bytes": info.free_bytes, "admin_address": info.admin_address}
             print_json(fields)
         return
     print_table(

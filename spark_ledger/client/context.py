@@ -136,12 +136,16 @@ class ClientContext:
     async def write_metadata(
         self, command: WriteMetadata
     ) -> MetadataWritten | MetadataConflict | MetadataFailed:
-        """Compare-and-set. An update whose reply was lost is read again, not repeated."""
+        """Compare-and-set. An update whose reply was lost is read again, not repeated.
+
+        The store has tried for ``metadata_timeout_s`` when it gives up; nothing was changed then,
+        and the caller, who waits, is told.
+        """
         deadline = asyncio.get_running_loop().time() + 2 * self.config.metadata_timeout_s
         ledger_id = command.metadata.ledger_id
         try:
             version = await self.ledgers.compare_and_set(command.metadata, command.version)
-        except (ConflictError, OutcomeUnknownError, MetadataUnavailableError):
+        except (ConflictError, OutcomeUnknownError):
             return await self._read_again(ledger_id, deadline)
         except LedgerError as error:
             return MetadataFailed(error)

@@ -92,6 +92,19 @@ class StreamNodes:
         )
 
 
+def check_transaction_id(transaction_id: int) -> int:
+    """The id, if it may be a transaction's; otherwise ``ConfigurationError``."""
+    if (
+        not isinstance(transaction_id, int)
+        or isinstance(transaction_id, bool)
+        or not -(2**63) <= transaction_id < 2**63
+    ):
+        raise ConfigurationError(
+            f"transaction id {transaction_id!r}: use a whole number of at most 64 bits"
+        )
+    return transaction_id
+
+
 def check_sink_id(sink_id: str) -> str:
     """The id, if it may be a sink's; otherwise ``ConfigurationError``."""
     if not isinstance(sink_id, str) or not 1 <= len(sink_id) <= SINK_ID_CHARS_MAX:

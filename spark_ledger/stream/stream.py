@@ -29,7 +29,7 @@ from spark_ledger.stream.model import (
     StreamConfig,
     ranges_between,
 )
-from spark_ledger.stream.nodes import StreamNodes, check_sink_id
+from spark_ledger.stream.nodes import StreamNodes, check_sink_id, check_transaction_id
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.schema import canonical_schema
 from spark_ledger.stream.schema_book import STALE_READ_DELAY_S, STALE_READ_RETRIES, SchemaBook
@@ -125,6 +125,7 @@ class Stream:
 
     async def _applied(self, sink_id: str, transaction_id: int) -> Commit | None:
         """The commit of a pair that was applied already, found before its data are written."""
+        check_transaction_id(transaction_id)
         record = await self.last_transaction(sink_id)
         if record is None or record.transaction_id != transaction_id:
             return None
@@ -185,7 +186,7 @@ class Stream:
         proposal = Proposal(
             segments=tuple(segment.placed(UNPLACED) for segment in segments),
             sink_id=uuid.uuid4().hex if sink_id is None else check_sink_id(sink_id),
-            transaction_id=0 if transaction_id is None else transaction_id,
+            transaction_id=0 if transaction_id is None else check_transaction_id(transaction_id),
             run_id=run_id,
             overwrites=overwrite,
             is_remembered=sink_id is not None,

@@ -80,6 +80,7 @@ def test_bookies_are_listed_and_describe_themselves(shell: Shell, cluster: Local
     rows = shell.ok("bookies", "list", "--json").json_lines()
     assert [row["bookie_id"] for row in rows] == sorted(cluster.bookie_ids)
     assert {row["state"] for row in rows} == {"writable"}
+    assert all(isinstance(row["free_bytes"], int) for row in rows)
     words = shell.ok("bookie", "status", cluster.bookie_ids[0], "--json").json()
     assert words["bookie_id"] == cluster.bookie_ids[0]
     assert words["state"] == "writable"

@@ -44,6 +44,22 @@ def test_append_and_read_back() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("wrong", ["1", 1.0, True, 2**63, -(2**63) - 1])
+def test_transaction_ids_are_whole_numbers(wrong: Any) -> None:
+    async def scenario() -> None:
+        stream = await new()
+        for use in (
+            stream.append(table(0, 1), sink_id="j", transaction_id=wrong),
+            stream.commit_segments([], sink_id="j", transaction_id=wrong),
+        ):
+            with pytest.raises(ConfigurationError, match="transaction id"):
+                await use
+        assert (await stream.head()).next_commit == 0
+        await stream.close()
+
+    run(scenario())
+
+
 def test_a_repetition_is_found_before_its_data_are_written() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
