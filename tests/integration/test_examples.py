@@ -112,8 +112,3 @@ def test_without_java_it_is_said_what_to_install(tmp_path: Path) -> None:
     assert "ConfigurationError: Java is missing" in done.stderr
     assert "install Java 17" in done.stderr
     assert not list((tmp_path / "tmp").iterdir()), "nothing is left behind"
-
-
-@pytest.mark.spark
-def test_flights_pipeline() -> None:
-    run("flights_pipeline", "--rows", "3000")
