@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 
@@ -328,6 +330,38 @@ async def test_calls_under_way_at_close_are_unavailable_and_not_cancelled(
     assert (await kept).status is BookieStatus.UNAVAILABLE
     with pytest.raises(asyncio.CancelledError):
         await cancelled
+
+
+FORKS = """
+import asyncio, os, time
+from spark_ledger.transport.channel import GrpcOptions, open_channel
+import grpc.aio
+async def main():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = open_channel(f"127.0.0.1:{port}", GrpcOptions())
+    await channel.channel_ready()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.02)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, "a forked child crashed"
+    await channel.close()
+    await server.stop(0)
+asyncio.run(main())
+"""
+
+
+def test_a_process_with_connections_may_fork_children_that_use_none() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
+    outcome = subprocess.run(
+        [sys.executable, "-c", FORKS], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert "fork()" not in outcome.stderr  # the handlers say that they were skipped
 
 
 @pytest.mark.parametrize(
