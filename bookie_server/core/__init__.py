@@ -1,0 +1,1 @@
+"""What a bookie may answer, and how much unfinished work it holds. Pure."""

@@ -1,0 +1,1 @@
+"""The bookie's network: gRPC, metrics and an admin port. Knows no disk format."""
