@@ -89,8 +89,7 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
         await registry.create_cookie(bookie_id, msgspec.json.encode(cookie))
     except ConflictError as error:
         raise ConfigurationError(
-            f"bookie id {bookie_id!r} is taken in this cluster: choose another, or remove that "
-            "bookie first with `ledger bookies decommission`"
+            f"bookie id {bookie_id!r} is taken in this cluster: choose another bookie_id"
         ) from error
     try:
         return await asyncio.to_thread(

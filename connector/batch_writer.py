@@ -91,5 +91,5 @@ class LedgerBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
                 raise
 
     def abort(self, messages: Sequence[TaskWritten | None]) -> None:
-        """Delete nothing: what tasks wrote is invisible, and retention removes it."""
+        """Delete nothing: what tasks wrote is in no commit, so nobody sees it."""
         _LOG.warning("stream %r: a batch write was aborted", self._options.stream)

@@ -116,7 +116,7 @@ class StreamSource:
             return position
         message = (
             f"{self._options.subject}: {what} {tuple(position)} lies before the first row kept, "
-            f"{tuple(head.earliest)}: the rows between were truncated or have expired"
+            f"{tuple(head.earliest)}: the rows between were truncated"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(

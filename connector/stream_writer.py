@@ -3,7 +3,7 @@
 Tasks write segments that nobody can see. The driver's commit names them in one transaction under
 (sink id, batch id), which a stream applies at most once: a micro-batch that is replayed after its
 commit changes nothing. Attempts that lose, and batches that are aborted, leave entries behind that
-no commit names; the stream's retention removes them.
+no commit names, and no reader sees.
 """
 
 from __future__ import annotations

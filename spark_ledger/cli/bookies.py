@@ -6,6 +6,7 @@ import click
 
 from spark_ledger.cli.output import print_json, print_table, size_text
 from spark_ledger.cli.settings import Settings, common_options
+from spark_ledger.types import BookieInfo
 
 
 @click.group()
@@ -22,13 +23,7 @@ def list_bookies(settings: Settings) -> None:
 
     rows = cluster_bookies(settings.uri())
     if settings.as_json:
-        for bookie_id, info in rows:
-            fields: dict[str, object] = {"bookie_id": bookie_id, "state": "down"}
-            if info:
-                fields["state"] = info.state.value
-                fields |= {"address": info.address, "rack": info.rack}
-                fields |= {"free_bytes": info.free_bytes, "admin_address": info.admin_address}
-            print_json(fields)
+        print_json([_fields(bookie_id, info) for bookie_id, info in rows])
         return
     print_table(
         ("bookie", "state", "address", "rack", "free#", "admin"),
@@ -46,3 +41,16 @@ def list_bookies(settings: Settings) -> None:
             for bookie_id, info in rows
         ),
     )
+
+
+def _fields(bookie_id: str, info: BookieInfo | None) -> dict[str, object]:
+    if info is None:
+        return {"bookie_id": bookie_id, "state": "down"}
+    return {
+        "bookie_id": bookie_id,
+        "state": info.state.value,
+        "address": info.address,
+        "rack": info.rack,
+        "free_bytes": info.free_bytes,
+        "admin_address": info.admin_address,
+    }

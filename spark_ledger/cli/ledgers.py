@@ -76,8 +76,7 @@ def list_ledgers(settings: Settings) -> None:
     with progress("reading metadata", None) as advance:
         found = all_metadata(settings.uri(), advance)
     if settings.as_json:
-        for metadata in found:
-            print_json(summary(metadata))
+        print_json([summary(metadata) for metadata in found])
         return
     columns = ("ledger#", "state", "replication", "entries#", "size#", "fragments#", "created")
     print_table(

@@ -71,8 +71,7 @@ def list_streams(settings: Settings) -> None:
     with settings.connect_streams() as client:
         names = client.list_streams()
     if settings.as_json:
-        for name in names:
-            print_json({"stream": name})
+        print_json([{"stream": name} for name in names])
     else:
         print_table(("stream",), ((name,) for name in names))
 

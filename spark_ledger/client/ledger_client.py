@@ -172,7 +172,7 @@ class LedgerClient:
         )
 
     async def delete_ledger(self, ledger_id: int) -> None:
-        """Delete a ledger's metadata; bookies free the space later. Idempotent."""
+        """Delete a ledger's metadata: nobody can open it any more. Idempotent."""
         await self._context.ledgers.delete(check_ledger_id(ledger_id))
 
     async def list_ledgers(self) -> list[LedgerId]:

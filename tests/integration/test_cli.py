@@ -77,7 +77,7 @@ def append(shell: Shell, *arguments: str, stdin: bytes = b"") -> int:
 
 
 def test_bookies_are_listed_and_describe_themselves(shell: Shell, cluster: LocalCluster) -> None:
-    rows = shell.ok("bookies", "list", "--json").json_lines()
+    rows = shell.ok("bookies", "list", "--json").json()
     assert [row["bookie_id"] for row in rows] == sorted(cluster.bookie_ids)
     assert {row["state"] for row in rows} == {"writable"}
     assert all(isinstance(row["free_bytes"], int) for row in rows)
@@ -120,9 +120,7 @@ def test_binary_file_of_large_entries(shell: Shell, tmp_path: Path) -> None:
 def test_list_shows_what_was_made(shell: Shell) -> None:
     ledger = append(shell, "a", "b", "--meta", "app=test")
     row = next(
-        row
-        for row in shell.ok("ledgers", "list", "--json").json_lines()
-        if row["ledger_id"] == ledger
+        row for row in shell.ok("ledgers", "list", "--json").json() if row["ledger_id"] == ledger
     )
     assert row["last_entry"] == 1 and row["length"] == 2
     assert row["custom_metadata"] == {"app": "test"}
@@ -219,7 +217,7 @@ def test_stream_from_creation_to_deletion(shell: Shell) -> None:
     )
     with spark_ledger.connect(shell.uri) as client, client.stream("trips") as stream:
         stream.append(rows, sink_id="job", transaction_id=7)
-    assert {"stream": "trips"} in shell.ok("streams", "list", "--json").json_lines()
+    assert {"stream": "trips"} in shell.ok("streams", "list", "--json").json()
     assert shell.ok("streams", "read", "trips", "--json").json_lines() == rows.to_pylist()
     tailed = shell.ok(
         "streams", "tail", "trips", "--start", "earliest", "--idle-timeout", "0.2", "--json"
@@ -281,7 +279,7 @@ def test_bookie_is_formatted_runs_and_drains(metadata_uri: str, tmp_path: Path) 
     assert shell("bookie", "run", *place).status == 2  # not formatted
     formatted = shell.ok("bookie", "format", *place).out
     assert shell("bookie", "format", *place).status != 0
-    (row,) = shell.ok("bookies", "list", "--json").json_lines()
+    (row,) = shell.ok("bookies", "list", "--json").json()
     assert row["state"] == "down" and row["bookie_id"] in formatted
     server = subprocess.Popen(
         [sys.executable, "-m", "spark_ledger.cli", "bookie", "run", *place],
@@ -290,12 +288,12 @@ def test_bookie_is_formatted_runs_and_drains(metadata_uri: str, tmp_path: Path) 
     try:
         deadline = time.monotonic() + TIMEOUT_S
         while row["state"] != "writable" and time.monotonic() < deadline:
-            (row,) = shell.ok("bookies", "list", "--json").json_lines()
+            (row,) = shell.ok("bookies", "list", "--json").json()
         assert row["state"] == "writable"
         server.send_signal(signal.SIGTERM)
         assert server.wait(TIMEOUT_S) == 0
     finally:
         server.kill()
         server.wait()
-    (row,) = shell.ok("bookies", "list", "--json").json_lines()
+    (row,) = shell.ok("bookies", "list", "--json").json()
     assert row["state"] == "down"
