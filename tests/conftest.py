@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,13 @@ import pytest
 from spark_ledger.local import LocalCluster
 
 _roots = itertools.count()
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach programs under test also where a script runs us in the background, which
+    ignores it, and hands that on to every child."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
