@@ -11,6 +11,7 @@ from spark_ledger.errors import (
     EntryTooLargeError,
     FencedError,
     LedgerClosedError,
+    LedgerError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
     ReadBeyondConfirmedError,
@@ -297,3 +298,37 @@ def test_competing_recoveries_agree() -> None:
         assert max(confirmed, default=-1) <= ends.pop()
 
     run(test)
+
+
+def test_a_deleted_ledger_tells_its_writer_and_its_readers() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        await client.delete_ledger(writer.ledger_id)
+        with pytest.raises(NoSuchLedgerError, match=str(writer.ledger_id)):
+            await client.open_ledger(writer.ledger_id, recover=True)
+        with pytest.raises(NoSuchLedgerError):
+            await reader.refresh()
+        with pytest.raises(NoSuchLedgerError):
+            [e async for e in reader.tail(1, idle_timeout=5)]
+        with pytest.raises(NoSuchLedgerError):
+            await writer.close()
+
+    run(test)
+
+
+def test_an_ensemble_change_of_a_deleted_ledger_fails_its_adds() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        await client.delete_ledger(writer.ledger_id)
+        world.kill(writer.metadata.last_fragment.bookies[0])
+        with pytest.raises(LedgerError) as raised:
+            for _ in range(100):
+                await writer.append(b"nobody will find it")
+        assert raised.value.outcome_unknown or isinstance(raised.value, NoSuchLedgerError)
+
+    run(test, bookies=4)
