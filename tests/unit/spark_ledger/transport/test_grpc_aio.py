@@ -75,6 +75,7 @@ class Relay:
 
     async def stop(self) -> None:
         self._server.close()
+        await asyncio.sleep(0.05)  # a connection that was accepted just now has its writers by then
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -265,8 +266,9 @@ async def test_a_host_that_accepts_and_says_nothing_is_given_up(_bookies: Bookie
     await until(lambda: results)
     assert results[0].status is BookieStatus.UNAVAILABLE
     await transport.close()
-    await close_all(writers)
     mute.close()
+    await asyncio.sleep(0.05)  # a connection that was accepted just now has its writer by then
+    await close_all(writers)
 
 
 @on_loop
