@@ -11,7 +11,7 @@ import atexit
 import concurrent.futures
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from spark_ledger.client.ledger_client import LedgerClient
@@ -78,11 +78,22 @@ class BlockingPortal:
     def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
         """The items of an async iterator; it is closed when this one is."""
 
+        taking: asyncio.Task[Any] | None = None
+
         async def take() -> tuple[bool, T | None]:
+            nonlocal taking
+            taking = asyncio.current_task()
             try:
                 return True, await anext(iterator)
             except StopAsyncIteration:
                 return False, None
+
+        async def close() -> None:
+            if taking is not None and not taking.done():  # Ctrl-C came while an item was awaited
+                taking.cancel()
+                await asyncio.wait([taking])
+            if isinstance(iterator, AsyncGenerator):
+                await iterator.aclose()
 
         try:
             while True:
@@ -91,8 +102,7 @@ class BlockingPortal:
                     return
                 yield item  # type: ignore[misc]
         finally:
-            close = getattr(iterator, "aclose", None)
-            if close is not None and not self.loop.is_closed():
+            if not self.loop.is_closed():
                 self.call(close())
 
     def _stop(self) -> None:
