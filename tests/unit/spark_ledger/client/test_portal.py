@@ -12,14 +12,18 @@ import pytest
 from spark_ledger.client.blocking import BlockingPortal
 
 
-@pytest.mark.parametrize("attempt", range(5))
+@pytest.mark.parametrize("attempt", range(3))
 def test_control_c_while_an_item_is_awaited_closes_the_iterator(attempt: int) -> None:
     closed = threading.Event()
 
     async def endless() -> AsyncIterator[int]:
         try:
             yield attempt
-            await asyncio.sleep(60)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.02)  # giving up takes a few turns, as that of a long poll
+                raise
         finally:
             closed.set()
 
