@@ -35,9 +35,13 @@ class FinalLedger:
     def write_set(self, entry_id: int) -> tuple[str, ...]:
         """The bookies that must have been sent an entry, by the rule of the protocol."""
         fragment = next(f for f in reversed(self.fragments) if f.first_entry <= entry_id)
+        return self.write_set_of(fragment, entry_id)
+
+    def write_set_of(self, fragment: Fragment, entry_id: int) -> tuple[str, ...]:
+        """The same, for an entry of this fragment."""
         size = self.quorums.ensemble_size
         slots = ((entry_id + i) % size for i in range(self.quorums.write_quorum))
-        return tuple(fragment.bookies[slot] for slot in slots)
+        return tuple(fragment.bookies[slot] for slot in slots if slot < len(fragment.bookies))
 
 
 @dataclass(frozen=True, slots=True)

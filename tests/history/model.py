@@ -7,6 +7,7 @@ UNKNOWN. Times are nanoseconds of one clock that all processes of the machine sh
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +24,9 @@ NO_ENTRY = -1
 
 NOT_REPORTED = -2
 """A last add confirmed that the handle did not report."""
+
+FOREVER = sys.maxsize
+"""The place of an end that never came."""
 
 
 class Phase(StrEnum):
@@ -69,10 +73,15 @@ class Event:
 
 
 class Operation(NamedTuple):
-    """An operation as a whole. ``end`` is None when nobody ever heard of it again."""
+    """An operation as a whole. ``end`` is None when nobody ever heard of it again.
+
+    ``began`` and ``ended`` are the places of its events in the history, which is its order.
+    """
 
     invoke: Event
     end: Event | None
+    began: int = 0
+    ended: int = FOREVER
 
     @property
     def phase(self) -> Phase:
@@ -87,12 +96,34 @@ class Operation(NamedTuple):
     def number(self) -> int:
         return self.invoke.operation
 
+    @property
+    def ledger_id(self) -> int:
+        """The ledger; -1 for a creation of which nobody knows what it created."""
+        return self.invoke.ledger_id if self.end is None else self.end.ledger_id
+
+    @property
+    def first_entry(self) -> int:
+        """The first entry of a read."""
+        return self.invoke.entry_id
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """What an operation that ended brought."""
+        assert self.end is not None, "only an operation that ended brought something"
+        return self.end.values
+
+    @property
+    def last_entry(self) -> int:
+        """The last entry that a read brought; below ``first_entry`` for none."""
+        return self.first_entry + len(self.values) - 1
+
 
 class History:
     """Events in order of time; with a file, each is one JSON line that survives a kill."""
 
     def __init__(self, events: Iterable[Event] = (), *, path: Path | None = None) -> None:
         self.events: list[Event] = list(events)
+        self._paired: tuple[int, list[Operation]] = (0, [])
         self._file: IO[bytes] | None = None if path is None else path.open("ab")
         self._encoder = msgspec.json.Encoder()
 
@@ -139,17 +170,24 @@ class History:
         A tail delivers several times: each delivery is an operation of its own, with its own
         number, invoked when the tail began to wait.
         """
-        ends: dict[int, Event] = {}
-        invokes: list[Event] = []
-        for event in self.events:
-            if names and event.name not in names:
-                continue
+        if self._paired[0] != len(self.events):
+            self._paired = (len(self.events), self._pair())
+        paired = self._paired[1]
+        return [o for o in paired if o.invoke.name in names] if names else paired
+
+    def _pair(self) -> list[Operation]:
+        ends: dict[int, tuple[int, Event]] = {}
+        invokes: list[tuple[int, Event]] = []
+        for place, event in enumerate(self.events):
             if event.phase is Phase.INVOKE:
-                invokes.append(event)
-            else:
-                assert event.operation not in ends, f"operation {event.operation} ends twice"
-                ends[event.operation] = event
-        paired = [Operation(event, ends.pop(event.operation, None)) for event in invokes]
+                invokes.append((place, event))
+                continue
+            assert event.operation not in ends, f"operation {event.operation} ends twice"
+            ends[event.operation] = (place, event)
+        paired = []
+        for began, event in invokes:
+            ended, end = ends.pop(event.operation, (FOREVER, None))
+            paired.append(Operation(event, end, began, ended))
         assert not ends, f"operations {sorted(ends)[:5]} end without an invocation"
         return paired
 

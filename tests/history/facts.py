@@ -1,0 +1,139 @@
+"""Facts: a history sorted by ledger, once, so that each checker is a short linear walk."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from weakref import WeakKeyDictionary
+
+from tests.history.model import FOREVER, History, Operation, Phase
+
+WRITING = frozenset({"create", "append", "close"})
+READING = frozenset({"read", "tail"})
+CLOSING = frozenset({"close", "recover"})
+LOOKING = frozenset({"open", "refresh", "recover"})
+
+_GAVE_UP = frozenset({"", "TimeoutError"})
+"""Errors by which a caller stopped waiting: what it waited for may still have happened."""
+
+
+class Steps:
+    """A number that only grows, by place in the history: what was known just before a place."""
+
+    def __init__(self, steps: list[tuple[int, int]]) -> None:
+        steps.sort()
+        self._places = [place for place, _ in steps]
+        self._values = list(accumulate((value for _, value in steps), max))
+
+    def before(self, place: int) -> int:
+        """The value before ``place``; -1 at the beginning."""
+        at = bisect_left(self._places, place)
+        return -1 if at == 0 else self._values[at - 1]
+
+
+@dataclass(eq=False)
+class LedgerFacts:
+    """What a history says of one ledger."""
+
+    ledger_id: int
+    created: Operation | None = None
+    appends: list[Operation] = field(default_factory=list)
+    """In order of invocation, which is the writer's order."""
+    reads: list[Operation] = field(default_factory=list)
+    """Reads and deliveries of tails that brought something or ended in an error."""
+    others: list[Operation] = field(default_factory=list)
+    """close, recover, open, refresh, delete."""
+    by_value: dict[str, Operation] = field(default_factory=dict)
+
+    def add(self, operation: Operation) -> None:
+        match operation.invoke.name:
+            case "create":
+                self.created = operation
+            case "append":
+                (value,) = operation.invoke.values
+                assert value not in self.by_value, f"value {value[:40]} was appended twice"
+                self.by_value[value] = operation
+                self.appends.append(operation)
+            case name if name in READING:
+                self.reads.append(operation)
+            case _:
+                self.others.append(operation)
+
+    def index(self) -> None:
+        """Prepare the questions below; call once, when all is added."""
+        self.acknowledged = [o for o in self.appends if o.ok]
+        self._acknowledged_at = Steps([(o.ended, entry_of(o)) for o in self.acknowledged])
+        self._possible = Steps(self._possibly_confirmed())
+        closings = [o for o in self.others if o.invoke.name in CLOSING]
+        self.closing_began = min((o.began for o in closings), default=FOREVER)
+        deletes = [o for o in self.others if o.invoke.name == "delete"]
+        self.delete_began = min((o.began for o in deletes), default=FOREVER)
+
+    def _possibly_confirmed(self) -> list[tuple[int, int]]:
+        """Entries by when they were asked for: acknowledged some time, or nobody knows whether."""
+        steps, entry_id = [], -1
+        for operation in self.appends:
+            if operation.phase is Phase.FAIL:
+                continue
+            entry_id = entry_of(operation) if operation.ok else entry_id + 1
+            if operation.ok or _nobody_knows(operation):
+                steps.append((operation.began, entry_id))
+        return steps
+
+    def acknowledged_before(self, place: int) -> int:
+        """The highest entry whose writer was told so before this place; -1 for none."""
+        return self._acknowledged_at.before(place)
+
+    def confirmed_by(self, place: int, *, exact: bool) -> int:
+        """The highest entry that may be confirmed at this place, as long as nobody has begun to
+        close the ledger.
+
+        ``exact``: events were recorded in the moment in which they happened. Otherwise the writer
+        may have been told, and was slow, paused or killed before it could write it down.
+        """
+        return self.acknowledged_before(place) if exact else self._possible.before(place)
+
+
+def _nobody_knows(operation: Operation) -> bool:
+    return operation.end is None or (
+        operation.phase is Phase.UNKNOWN and operation.end.error in _GAVE_UP
+    )
+
+
+def entry_of(operation: Operation) -> int:
+    """The entry id of an acknowledged append, or the end that a closing operation found."""
+    assert operation.end is not None
+    return operation.end.entry_id
+
+
+class Facts:
+    """All ledgers of a history."""
+
+    def __init__(self, history: History) -> None:
+        self.ledgers: dict[int, LedgerFacts] = {}
+        for operation in history.operations():
+            if operation.ledger_id < 0 or operation.invoke.stream:
+                continue
+            ledger = self.ledgers.get(operation.ledger_id)
+            if ledger is None:
+                ledger = self.ledgers[operation.ledger_id] = LedgerFacts(operation.ledger_id)
+            ledger.add(operation)
+        for ledger in self.ledgers.values():
+            ledger.index()
+
+    def __iter__(self) -> Iterator[LedgerFacts]:
+        return iter(self.ledgers.values())
+
+
+_known: WeakKeyDictionary[History, tuple[int, Facts]] = WeakKeyDictionary()
+
+
+def facts_of(history: History) -> Facts:
+    """The facts of a history, made once as long as it does not grow."""
+    size, facts = _known.get(history, (-1, None))
+    if facts is None or size != len(history):
+        facts = Facts(history)
+        _known[history] = (len(history), facts)
+    return facts
