@@ -75,7 +75,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("maxTriggerDelay", parse_duration_s, READ, STREAM, "a batch read has no trigger"),
     Option("minPartitions", parse_whole_number(1, 10_000), READ),
     Option("maxBytesPerPartition", parse_size_bytes(64 * KIB), READ),
-    Option("failOnDataLoss", parse_boolean, READ),
+    Option("failOnDataLoss", parse_boolean),
     Option("includeMetadata", parse_boolean, READ),
     Option("readTimeout", parse_duration_s, READ),
     Option("speculativeReadDelay", parse_duration_s, READ),
@@ -217,6 +217,7 @@ class WriteOptions:
     transaction_app: str | None = None
     transaction_version: int | None = None
     sink_id: str | None = None
+    fail_on_data_loss: bool = True
 
 
 class _Values:
@@ -304,6 +305,7 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         transaction_app=values.get("txnAppId"),
         transaction_version=values.get("txnVersion"),
         sink_id=values.get("sinkId"),
+        fail_on_data_loss=values.get("failOnDataLoss", True),
     )
 
 

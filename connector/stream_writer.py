@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -23,7 +24,10 @@ from connector.patience import patiently
 from connector.task_identity import streaming_task
 from connector.writing import prepare_stream, write_segments
 from spark_ledger.errors import ConfigurationError, ConflictError
-from spark_ledger.stream.model import Commit
+from spark_ledger.stream.model import Commit, Segment
+
+if TYPE_CHECKING:
+    from spark_ledger.stream.blocking import Stream
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -62,48 +66,74 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     def commit(self, messages: Sequence[TaskWritten | None], batchId: int) -> None:
         """Make the micro-batch visible, all of it or nothing; a second time nothing changes.
 
-        Raises ConflictError when another driver works on the same checkpoint or a copy of it.
+        Raises ConflictError when another driver works on the same checkpoint or a copy of it, or
+        when the micro-batch is not the one that was committed under its name.
         """
         first = next(message for message in messages if message is not None)
         assert first.batch_id == batchId, "messages are of this micro-batch"
-        sink_id = self._options.sink_id or first.query_id
-        run = f"{first.query_id}/{first.run_id}"
-        is_first_of_run = _is_first_of_run(sink_id, run, batchId)
-        segments = in_partition_order(messages)
-        if not segments:
-            return
-        stream = sessions.stream(self._options.connection, self._options.stream)
-        commit = patiently(
-            lambda: stream.commit_segments(
-                segments, sink_id=sink_id, transaction_id=batchId, run_id=run
-            ),
-            f"stream {self._options.stream!r}: the commit of micro-batch {batchId}",
-            idempotent=True,
+        offer = _Offer(
+            sink_id=self._options.sink_id or first.query_id,
+            query_id=first.query_id,
+            run_id=first.run_id,
+            batch_id=batchId,
+            segments=in_partition_order(messages),
         )
-        if commit.applied or commit.run_id == run:
-            return
-        self._check_replay(commit, sink_id, run, batchId, is_first_of_run=is_first_of_run)
-        _report_replay(self._options.stream, batchId, commit.rows, segments)
+        is_first_of_run = _is_first_of_run(offer)
+        stream = sessions.stream(self._options.connection, self._options.stream)
+        what = f"stream {self._options.stream!r}: the commit of micro-batch {batchId}"
+        if not offer.segments:
+            found = patiently(lambda: _committed_as(stream, offer), what)
+        else:
+            found = patiently(
+                lambda: stream.commit_segments(
+                    offer.segments,
+                    sink_id=offer.sink_id,
+                    transaction_id=batchId,
+                    run_id=offer.run,
+                ),
+                what,
+                idempotent=True,
+            )
+        if found is not None and not found.applied and found.run_id != offer.run:
+            self._check_replay(found, offer, is_first_of_run=is_first_of_run)
 
-    def _check_replay(
-        self, commit: Commit, sink_id: str, run: str, batch_id: int, *, is_first_of_run: bool
-    ) -> None:
-        """The batch was committed by another run. That is a replay if that run is over and was of
-        this query; a run replays at most its first batch."""
-        where = f"stream {self._options.stream!r}: micro-batch {batch_id} of sink {sink_id!r}"
-        query, other_query = run.partition("/")[0], commit.run_id.partition("/")[0]
-        if query != other_query:
+    def _check_replay(self, commit: Commit, offer: _Offer, *, is_first_of_run: bool) -> None:
+        """The batch was committed by another run. That is a replay if that run is over, was of
+        this query, and had the same rows; a run replays at most its first batch."""
+        where = (
+            f"stream {self._options.stream!r}: micro-batch {offer.batch_id} of sink "
+            f"{offer.sink_id!r}"
+        )
+        other_query = commit.run_id.partition("/")[0]
+        if offer.query_id != other_query:
             raise ConflictError(
-                f"{where} was committed by the query {other_query}, and this is the query {query}: "
-                "the checkpoint was deleted or reset while the sinkId stayed the same, or two "
-                "queries have one sinkId; use a new sinkId"
+                f"{where} was committed by the query {other_query}, and this is the query "
+                f"{offer.query_id}: the checkpoint was deleted or reset while the sinkId stayed "
+                "the same, or two queries have one sinkId; use a new sinkId"
             )
         if not is_first_of_run:
             raise ConflictError(
-                f"{where} was committed by another run ({commit.run_id}) while this one ({run}) "
-                "was going on: a second driver runs on the same checkpoint, or on a copy of it; "
-                "stop one of them, or give them different checkpoints and sinkId options"
+                f"{where} was committed by another run ({commit.run_id}) while this one "
+                f"({offer.run}) was going on: a second driver runs on the same checkpoint, or on a "
+                "copy of it; stop one of them, or give them different checkpoints and sinkId "
+                "options"
             )
+        if commit.rows == offer.rows:
+            _LOG.info("%s was committed before the restart", where)
+            return
+        differs = (
+            f"{where} was committed before this run started, as commit {commit.number} with "
+            f"{commit.rows} rows; now it has {offer.rows}, which were left out"
+        )
+        if self._options.fail_on_data_loss:
+            raise ConflictError(
+                f"{differs}: an older copy of the checkpoint was restored, or another driver ran "
+                "on a copy, and the micro-batch was planned anew. To go on would lose rows or "
+                "repeat them: use a new checkpoint, a new sinkId and a startingPosition. Only if "
+                "the query itself gives other rows each time it runs (rand(), a join with a table "
+                "that changes) set failOnDataLoss=false, which keeps the rows of the commit"
+            )
+        _LOG.warning("%s, because failOnDataLoss=false", differs)
 
     def abort(self, messages: Sequence[TaskWritten | None], batchId: int) -> None:
         """Delete nothing: the commit may have taken effect although Spark saw it fail."""
@@ -115,25 +145,47 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         )
 
 
-def _is_first_of_run(sink_id: str, run: str, batch_id: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A micro-batch as its tasks wrote it, and who offers it."""
+
+    sink_id: str
+    query_id: str
+    run_id: str
+    batch_id: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def run(self) -> str:
+        """The run as commits name it."""
+        return f"{self.query_id}/{self.run_id}"
+
+    @property
+    def rows(self) -> int:
+        return sum(segment.rows for segment in self.segments)
+
+
+def _committed_as(stream: Stream, offer: _Offer) -> Commit | None:
+    """What was committed under the name of a micro-batch that has no rows now; None if nothing.
+
+    Raises ConflictError when the sink has gone further already.
+    """
+    record = stream.last_transaction(offer.sink_id)
+    if record is None or record.transaction_id < offer.batch_id:
+        return None
+    if record.transaction_id > offer.batch_id:
+        raise ConflictError(
+            f"stream {stream.name!r}: sink {offer.sink_id!r} is at micro-batch {offer.batch_id}, "
+            f"which is empty, but it has already committed micro-batch {record.transaction_id} "
+            f"(run {record.run_id}): a second, slower driver runs on the same checkpoint, or an "
+            "older copy of it was restored; stop the driver, or use a new checkpoint and sinkId"
+        )
+    return replace(stream.commit(record.commit), applied=False)
+
+
+def _is_first_of_run(offer: _Offer) -> bool:
     """Whether this is the first micro-batch of a run, as far as this process has seen."""
-    first = _FIRST_BATCH_OF_RUN.setdefault((sink_id, run), batch_id)
+    first = _FIRST_BATCH_OF_RUN.setdefault((offer.sink_id, offer.run), offer.batch_id)
     if len(_FIRST_BATCH_OF_RUN) > _RUNS_REMEMBERED:
         del _FIRST_BATCH_OF_RUN[next(iter(_FIRST_BATCH_OF_RUN))]
-    return first == batch_id
-
-
-def _report_replay(stream: str, batch_id: int, rows_then: int, segments: Sequence[Any]) -> None:
-    rows_now = sum(segment.rows for segment in segments)
-    if rows_now == rows_then:
-        _LOG.info("stream %r: micro-batch %d was committed before the restart", stream, batch_id)
-        return
-    _LOG.warning(
-        "stream %r: micro-batch %d was committed before this run started with %d rows; its replay "
-        "has %d, which were left out. The query is not deterministic, or the checkpoint is an old "
-        "copy: then use a new checkpoint and a new sinkId",
-        stream,
-        batch_id,
-        rows_then,
-        rows_now,
-    )
+    return first == offer.batch_id

@@ -122,6 +122,24 @@ def test_a_driver_on_an_old_copy_of_the_checkpoint(source: Lab) -> None:
     assert copy.stored() == list(range(50))
 
 
+def test_an_old_copy_of_the_checkpoint_that_is_one_batch_behind(source: Lab) -> None:
+    """The restart plans the batch anew, with the rows that came since; to take it for a replay of
+    the committed one would lose them."""
+    copy = source.another()
+    copy_all(source, copy)
+    backup = copy.checkpoint + "-backup"
+    shutil.copytree(copy.checkpoint, backup)
+    source.numbers(30, 40)
+    finished(copy.sink(source.follow()))
+    source.numbers(40, 60)
+    shutil.rmtree(copy.checkpoint)
+    shutil.copytree(backup, copy.checkpoint)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"with 10 rows; now it has 30.*older copy"):
+            finished(copy.sink(source.follow()))
+    assert copy.stored() == list(range(40))
+
+
 def test_two_drivers_on_copies_of_a_checkpoint(source: Lab) -> None:
     """The twin finds its first batch committed and takes it for a replay; the original is then
     behind the twin and is told so. Nothing is lost or doubled."""

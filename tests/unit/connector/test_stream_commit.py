@@ -13,15 +13,27 @@ from connector.messages import TaskWritten
 from connector.options import write_options
 from connector.stream_writer import LedgerStreamWriter
 from spark_ledger.errors import ConfigurationError, ConflictError
-from spark_ledger.stream.model import Commit
+from spark_ledger.stream.model import Commit, SinkRecord
 from tests.unit.connector.fakes import make_segment
 
 
 class FakeStream:
     """Applies each (sink, transaction) once."""
 
+    name = "s"
+
     def __init__(self) -> None:
         self.commits: list[Commit] = []
+
+    def commit(self, number: int) -> Commit:
+        return self.commits[number]
+
+    def last_transaction(self, sink_id: str) -> SinkRecord | None:
+        of_sink = [commit for commit in self.commits if commit.sink_id == sink_id]
+        if not of_sink:
+            return None
+        last = of_sink[-1]
+        return SinkRecord(sink_id, last.transaction_id, last.number, last.run_id)
 
     def commit_segments(
         self, segments: Any, *, sink_id: str, transaction_id: int, run_id: str
@@ -73,10 +85,31 @@ def test_a_replay_after_a_restart_changes_nothing(
     writer().commit([message(4, 5)], 4)
     with caplog.at_level(logging.WARNING):
         writer().commit([message(4, 5, run="later")], 4)
-        assert caplog.text == ""
-        writer().commit([message(4, 6, run="even later")], 4)
-    assert "committed before this run started with 5 rows; its replay has 6" in caplog.text
+        writer().commit([message(4, 2, 3, run="later still")], 4)
+    assert caplog.text == ""
     assert len(stream.commits) == 1
+
+
+@pytest.mark.parametrize("rows", [(6,), (4,), ()])
+def test_a_batch_that_was_planned_anew_is_no_replay(
+    stream: FakeStream, caplog: pytest.LogCaptureFixture, rows: tuple[int, ...]
+) -> None:
+    """An older copy of the checkpoint was restored. To pass over the batch would lose the rows it
+    has more, or have those it lacks committed a second time with the next one."""
+    writer().commit([message(4, 5)], 4)
+    with pytest.raises(ConflictError, match=r"as commit 0 with 5 rows; now it has .*older copy"):
+        writer().commit([message(4, *rows, run="later")], 4)
+    with caplog.at_level(logging.WARNING):
+        writer(failOnDataLoss="false").commit([message(4, *rows, run="later")], 4)
+    assert "with 5 rows; now it has" in caplog.text
+    assert len(stream.commits) == 1
+
+
+def test_an_empty_batch_behind_what_the_sink_has_committed(stream: FakeStream) -> None:
+    writer().commit([message(4, 5)], 4)
+    writer().commit([message(5)], 5)
+    with pytest.raises(ConflictError, match="has already committed micro-batch 4"):
+        writer().commit([message(3, run="later")], 3)
 
 
 def test_the_same_run_may_repeat_its_commit(stream: FakeStream) -> None:
