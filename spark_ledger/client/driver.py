@@ -46,7 +46,8 @@ class Driver:
         self._after = after
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
-        self._handling = False
+        self.is_handling = False
+        """Whether the machine is at work further up the stack: what is fed now waits its turn."""
         self._tick: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -58,11 +59,11 @@ class Driver:
     def feed(self, event: Event) -> None:
         """Give the machine an event; perform what follows from it."""
         self._events.append(event)
-        if not self._handling and not self._stopped:
+        if not self.is_handling and not self._stopped:
             self._run([])
 
     def _run(self, commands: list[Command]) -> None:
-        self._handling = True
+        self.is_handling = True
         try:
             for command in commands:
                 self._perform(command)
@@ -75,7 +76,7 @@ class Driver:
             self._crashed(error)
             raise
         finally:
-            self._handling = False
+            self.is_handling = False
         if self._after is not None:
             self._after()
         self.keep_ticking()

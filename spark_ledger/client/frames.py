@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET
 from spark_ledger.protocol.quorum import slot_entries
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerMetadata
-from spark_ledger.wire.frame import Digest, seal
+from spark_ledger.wire.frame import HEADER_BYTES, Digest, seal_heads
 
 
 class FrameStore:
@@ -22,9 +23,12 @@ class FrameStore:
         self._ledger_id = metadata.ledger_id
         self._quorums = metadata.quorums
         self._digest = digest
-        self._frames: list[bytes] = []
+        self._parts: list[bytes] = []
+        """Two for each frame: header with digest, and payload. They are joined once, into a run."""
+        self._sizes: list[int] = []
+        """Of the frames."""
         self._released = 0
-        """How many frames at the front of the list are of no more use."""
+        """How many frames at the front of the lists are of no more use."""
         self._first = first_entry
         """The entry of the first frame of use."""
         self._length = 0
@@ -33,32 +37,32 @@ class FrameStore:
 
     def seal(self, payloads: Sequence[bytes], last_add_confirmed: EntryId) -> list[int]:
         """Make the frames of the next entries; their payload sizes."""
-        digest, ledger_id, length = self._digest, self._ledger_id, self._length
-        entry_id = self._first + len(self._frames) - self._released
-        sizes = []
-        for payload in payloads:
-            size = len(payload)
-            length += size
-            self._frames.append(
-                seal(digest, ledger_id, entry_id, last_add_confirmed, length, payload)
-            )
-            sizes.append(size)
-            entry_id += 1
-        self._length = length
+        first_entry = self._first + len(self._sizes) - self._released
+        sizes = list(map(len, payloads))
+        heads = seal_heads(
+            self._digest, self._ledger_id, first_entry, last_add_confirmed, self._length, payloads
+        )
+        self._length += sum(sizes)
+        self._parts.extend(chain.from_iterable(zip(heads, payloads, strict=True)))
+        overhead = HEADER_BYTES + self._digest.size
+        self._sizes.extend([size + overhead for size in sizes])
         return sizes
 
     def add(self, frames: Sequence[bytes]) -> None:
         """Keep frames that another writer made (recovery), for the next entry ids."""
-        self._frames.extend(frames)
+        self._parts.extend(chain.from_iterable((frame, b"") for frame in frames))
+        self._sizes.extend(map(len, frames))
 
     def release(self, last: EntryId) -> int:
         """Forget frames up to ``last``; how many there were."""
         count = last + 1 - self._first
         self._released += count
-        assert count >= 0 and self._released <= len(self._frames), "only kept entries are released"
-        if 2 * self._released >= len(self._frames):
-            del self._frames[: self._released]
+        assert count >= 0 and self._released <= len(self._sizes), "only kept entries are released"
+        if 2 * self._released >= len(self._sizes):
+            del self._parts[: 2 * self._released]
+            del self._sizes[: self._released]
             self._released = 0
+            self._cached, self._cached_runs = None, []  # memory: nobody asks for them again
         self._first = last + 1
         return count
 
@@ -68,24 +72,25 @@ class FrameStore:
         With E == WQ every slot gets the same runs: they are made once.
         """
         assert first >= self._first, "confirmed entries are never sent again"
+        start = first - self._first + self._released
         if self._quorums.ensemble_size != self._quorums.write_quorum:
             ids = slot_entries(slot, first, last, self._quorums)
-            base = self._first - self._released
-            frames = [self._frames[entry_id - base] for entry_id in ids]
-            return list(self._cut(ids, frames))
+            places = [start + entry_id - first for entry_id in ids]
+            sizes = [self._sizes[place] for place in places]
+            parts = [part for place in places for part in self._parts[2 * place : 2 * place + 2]]
+            return list(self._cut(ids, sizes, parts))
         if self._cached != (first, last):
-            start = first - self._first + self._released
-            kept = self._frames[start : start + last + 1 - first]
-            self._cached_runs = list(self._cut(range(first, last + 1), kept))
+            end = start + last + 1 - first
+            sizes, parts = self._sizes[start:end], self._parts[2 * start : 2 * end]
+            self._cached_runs = list(self._cut(range(first, last + 1), sizes, parts))
             self._cached = (first, last)
         return self._cached_runs
 
-    def _cut(self, ids: Sequence[int], frames: list[bytes]) -> Iterator[EntryRun]:
-        sizes = list(map(len, frames))
+    def _cut(self, ids: Sequence[int], sizes: list[int], parts: list[bytes]) -> Iterator[EntryRun]:
         start = 0
-        while start < len(frames):
+        while start < len(sizes):
             end, total = start, 0
-            while end < len(frames) and (
+            while end < len(sizes) and (
                 end == start or total + sizes[end] <= APPEND_MESSAGE_BYTES_TARGET
             ):
                 total += sizes[end]
@@ -97,6 +102,6 @@ class FrameStore:
                 first_entry=EntryId(part[0]),
                 entry_ids=None if consecutive else list(part),
                 sizes=sizes[start:end],
-                frames=b"".join(frames[start:end]) if end - start > 1 else frames[start],
+                frames=b"".join(parts[2 * start : 2 * end]),
             )
             start = end

@@ -177,23 +177,32 @@ class LedgerWriter:
         if self._machine.error is not None or self._closing is not None or not self.has_room:
             self._check_accepts()
         future: asyncio.Future[int] = self._loop.create_future()
-        if not self._queue:
-            self._loop.call_soon(self._add_queued)
-        self._queue.append(payload)
+        queue = self._queue
+        queue.append(payload)
         self._queue_completions.append(future)
         self._queue_bytes += len(payload)
         self.has_room = self._queue_bytes < self._room_bytes
+        if len(queue) == 1:
+            self._queued_first()
         return future
 
     def submit(self, payloads: Sequence[bytes], completions: Sequence[Completion]) -> None:
         """Append entries whose payloads were checked; each completion is told its entry's id."""
         self._check_accepts()
-        if not self._queue:
-            self._loop.call_soon(self._add_queued)
+        is_first = not self._queue
         self._queue.extend(payloads)
         self._queue_completions.extend(completions)
         self._queue_bytes += sum(map(len, payloads))
         self.has_room = self._queue_bytes < self._room_bytes
+        if is_first:
+            self._queued_first()
+
+    def _queued_first(self) -> None:
+        """Something is queued: sent now by an idle writer, else with what comes in this turn."""
+        if self._pending or self._driver.is_handling:
+            self._loop.call_soon(self._add_queued)
+        else:
+            self._add_queued()
 
     def _check_accepts(self) -> None:
         self.check_open()

@@ -124,12 +124,11 @@ class Replication:
 
     def held_by_all_live(self) -> int:
         """The highest entry up to which no live slot owes an acknowledgement."""
-        owed = [
-            slot.acked_to
-            for index, slot in enumerate(self.slots)
-            if not slot.failed and self._outstanding(index)
-        ]
-        return min(owed, default=self.last_pushed)
+        held = self.last_pushed
+        for slot in self.slots:
+            if slot.acked_to < held and slot.sent_to > slot.acked_to and not slot.failed:
+                held = slot.acked_to
+        return held
 
     def silent_slots(self, now: float, silence_s: float) -> list[int]:
         """Live slots that owe an acknowledgement and have given none for so long."""

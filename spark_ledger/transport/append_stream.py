@@ -102,6 +102,32 @@ class StreamAppender:
         self._stream.drop(self)
 
 
+class LastMessage:
+    """The newest encoded message of a transport. Where E == WQ, every bookie gets the same runs,
+    mostly in the same messages: they are encoded once."""
+
+    __slots__ = ("_adds", "_encoded")
+
+    def __init__(self) -> None:
+        self._adds: list[AddCommand] = []
+        self._encoded = b""
+
+    def encode(self, adds: list[AddCommand]) -> bytes:
+        """The adds as one message."""
+        if adds != self._adds:  # runs that are the same objects are not compared further
+            self._adds, self._encoded = adds, encode_append_request(adds)
+        return self._encoded
+
+    @property
+    def holds_bytes(self) -> int:
+        """Memory it keeps."""
+        return len(self._encoded)
+
+    def forget(self) -> None:
+        """Nothing is under way that would send it again: give the memory back."""
+        self._adds, self._encoded = [], b""
+
+
 class AppendStream:
     """The stream of one connection. Made on the loop; broken for good after its first failure."""
 
@@ -109,6 +135,7 @@ class AppendStream:
         self,
         bookie_id: BookieId,
         open_call: Callable[[], Any],
+        last_message: LastMessage,
         *,
         connect_timeout_s: float,
         broken: str = "",
@@ -123,7 +150,9 @@ class AppendStream:
         self._appenders: dict[int, StreamAppender] = {}
         self._tags = count(1)
         self._queue: deque[tuple[StreamAppender, EntryRun]] = deque()
-        self._wake = asyncio.Event()
+        self._last_message = last_message
+        self._idle: asyncio.Future[None] | None = None
+        """What the sender waits on while nothing is queued."""
         self._broken = broken
         self._call: Any = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -162,12 +191,15 @@ class AppendStream:
             self._loop.call_soon(appender.fail, self._broken)
             return
         self._queue.append((appender, run))
-        self._wake.set()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def forget(self, size_bytes: int) -> None:
         """So many bytes were answered or given up."""
         self.bytes_in_flight -= size_bytes
         assert self.bytes_in_flight >= 0, "each byte is answered or given up once"
+        if not self.bytes_in_flight:
+            self._last_message.forget()
 
     def drop(self, appender: StreamAppender) -> None:
         """The appender has ended: its results go nowhere, what it has queued is not sent."""
@@ -223,8 +255,8 @@ class AppendStream:
             while True:
                 while self._queue:
                     await call.write(self._next_message())
-                self._wake.clear()
-                await self._wake.wait()
+                self._idle = self._loop.create_future()
+                await self._idle
         except TimeoutError:
             self._break(f"no connection within {self._connect_timeout_s} s")
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
@@ -259,7 +291,7 @@ class AppendStream:
                 break
             queue.popleft()
             adds.append(AddCommand(appender.tag, appender.access_key, appender.recovery, run))
-        return encode_append_request(adds)
+        return self._last_message.encode(adds)
 
     def _dispatch(self, message: bytes) -> None:
         for result in pb.AppendResponse.FromString(message).results:

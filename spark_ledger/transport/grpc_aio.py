@@ -19,7 +19,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerClosedError
-from spark_ledger.transport.append_stream import AppendStream, StreamAppender
+from spark_ledger.transport.append_stream import AppendStream, LastMessage, StreamAppender
 from spark_ledger.transport.base import (
     AddResult,
     BookieDescription,
@@ -109,6 +109,7 @@ class GrpcTransport:
         self._process_id = os.getpid()
         self._connections: dict[BookieId, _Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._last_message = LastMessage()
         self._closed = False
         if self._options.keep_memory_bytes:
             keep_freed_memory(self._options.keep_memory_bytes)
@@ -314,12 +315,17 @@ class GrpcTransport:
         connection = self._connection(bookie_id)
         if connection is None:
             return AppendStream(
-                bookie_id, _no_call, connect_timeout_s=0.0, broken=_unregistered(bookie_id)
+                bookie_id,
+                _no_call,
+                self._last_message,
+                connect_timeout_s=0.0,
+                broken=_unregistered(bookie_id),
             )
         if connection.stream is None or connection.stream.is_broken:
             connection.stream = AppendStream(
                 bookie_id,
                 lambda: connection.append(metadata=connection.metadata),
+                self._last_message,
                 connect_timeout_s=self._options.connect_timeout_s,
             )
         return connection.stream

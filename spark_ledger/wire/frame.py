@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Sequence
 from typing import Protocol
 
 from google_crc32c import extend as crc32c_extend
@@ -85,6 +86,27 @@ def seal(
     """The frame of an entry."""
     header = HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
     return b"".join((header, digest.sum(header, payload), payload))
+
+
+def seal_heads(
+    digest: Digest,
+    ledger_id: int,
+    first_entry: int,
+    last_add_confirmed: int,
+    length: int,
+    payloads: Sequence[bytes],
+) -> list[bytes]:
+    """Header and digest of consecutive entries: each is a frame with its payload behind it.
+
+    ``length`` is that of the ledger before the first of them.
+    """
+    pack, digest_sum = HEADER.pack, digest.sum
+    heads = []
+    for entry_id, payload in enumerate(payloads, first_entry):
+        length += len(payload)
+        header = pack(ledger_id, entry_id, last_add_confirmed, length)
+        heads.append(header + digest_sum(header, payload))
+    return heads
 
 
 def open_frame(digest: Digest, ledger_id: int, entry_id: int, frame: bytes | memoryview) -> Entry:

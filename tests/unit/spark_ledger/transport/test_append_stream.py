@@ -11,11 +11,11 @@ import pytest
 
 from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET, MIB
 from spark_ledger.runs import EntryRun
-from spark_ledger.transport.append_stream import AppendStream, StreamAppender
+from spark_ledger.transport.append_stream import AppendStream, LastMessage, StreamAppender
 from spark_ledger.transport.base import AddResult
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
-from spark_ledger.wire.codec import ReceivedAdd, decode_append_request
+from spark_ledger.wire.codec import AddCommand, ReceivedAdd, decode_append_request
 
 BOOKIE = BookieId("b1")
 
@@ -59,7 +59,10 @@ class Fixture:
     def __init__(self) -> None:
         self.call = Call()
         self.results: list[AddResult] = []
-        self.stream = AppendStream(BOOKIE, lambda: self.call, connect_timeout_s=0.1)
+        self.last_message = LastMessage()
+        self.stream = AppendStream(
+            BOOKIE, lambda: self.call, self.last_message, connect_timeout_s=0.1
+        )
 
     def open(self, ledger_id: int = 1) -> StreamAppender:
         return self.stream.open(
@@ -88,6 +91,35 @@ def make_run(first: int, size: int = 100, ledger_id: int = 1) -> EntryRun:
 async def settle() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+def test_the_same_adds_are_encoded_once() -> None:
+    """And others never get the bytes of the ones before, however alike they are."""
+    last = LastMessage()
+    add = AddCommand(1, b"key", False, make_run(0))
+    encoded = last.encode([add])
+    assert last.encode([AddCommand(1, b"key", False, add.run)]) is encoded
+    others = [
+        [add._replace(tag=2)],
+        [add._replace(access_key=b"")],
+        [add._replace(recovery=True)],
+        [add._replace(run=make_run(1))],
+        [add, add._replace(run=make_run(1))],
+    ]
+    for adds in others:
+        found = decode_append_request(last.encode(adds))
+        assert [received[:4] for received in found] == [tuple(other) for other in adds]
+
+
+@on_loop
+async def test_a_message_is_not_kept_once_everything_is_answered(f: Fixture) -> None:
+    appender = f.open()
+    appender.send(make_run(0))
+    await settle()
+    assert f.last_message.holds_bytes > 0
+    f.call.answer(appender.tag, 0)
+    await settle()
+    assert f.last_message.holds_bytes == 0
 
 
 @on_loop

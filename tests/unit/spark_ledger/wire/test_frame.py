@@ -22,6 +22,7 @@ from spark_ledger.wire.frame import (
     open_frame,
     open_run,
     seal,
+    seal_heads,
 )
 
 DIGESTS = [Crc32cDigest(), HmacDigest(b"k" * 32)]
@@ -47,6 +48,15 @@ def test_hmac_is_the_cut_hmac_sha256() -> None:
     """RFC 4231, test case 2, cut to 16 bytes."""
     found = HmacDigest(b"Jefe").sum(b"what do ya want ", b"for nothing?")
     assert found.hex() == "5bdcc146bf60754e6a042426089575c7"
+
+
+@every_digest
+def test_heads_of_many_are_those_of_each(digest: Digest) -> None:
+    payloads = [b"", b"a", b"bcd", b"x" * 1000]
+    heads = seal_heads(digest, 7, 3, 2, 40, payloads)
+    lengths = [40, 41, 44, 1044]
+    for i, (head, payload, length) in enumerate(zip(heads, payloads, lengths, strict=True)):
+        assert head + payload == seal(digest, 7, 3 + i, 2, length, payload)
 
 
 @every_digest
