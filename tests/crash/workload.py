@@ -1,179 +1,153 @@
-"""A workload on a bookie over a crashable file system, and what it was promised.
+"""A workload on a bookie over any file system; what is answered goes into its promises.
 
 Everything that happens is decided by the seed: adds of several ledgers in order, resends, adds of
-a recovery with gaps, fences, access keys, explicit LACs, checkpoints, in batches of random length.
+a recovery with gaps, fences, explicit LACs, checkpoints with and without adds in flight, closing
+and opening again. Rolls of journal files and entry logs follow from the small sizes configured.
 """
 
 from __future__ import annotations
 
 import errno
 import random
-from dataclasses import dataclass, field
+from functools import partial
 
-from bookie_server.storage.fault_fs import Fault, Operation
+from bookie_server.storage.vfs import FileSystem
+from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
-from tests.unit.bookie_server.storage.support import Answer, Machine, expected, make_run
+from tests.crash.promises import LEDGER_COUNT, Promises, key_of, run_of
+from tests.unit.bookie_server.storage.support import Machine, small_config
 
-LEDGER_COUNT = 5
-
-
-class PowerCutError(BaseException):
-    """The machine stopped. Not an Exception: nothing in the storage may catch it."""
+INJECTED = (errno.EIO, errno.ENOSPC, errno.EINTR, errno.EDQUOT)
+CONFIG = small_config(write_cache_bytes=128 * KIB, entry_log_bytes=32 * KIB)
 
 
-@dataclass
-class PowerCut:
-    """A plan that stops the machine before operation ``at``, and at every one after it."""
+class Workload:
+    """Requests drawn from a seed. One object may drive several lives of a bookie in a row."""
 
-    at: int
+    def __init__(self, seed: int, promises: Promises) -> None:
+        self.promises = promises
+        self.choose = random.Random(seed)
+        self._next_entry = dict.fromkeys(range(LEDGER_COUNT), 0)
 
-    def __call__(self, operation: Operation) -> Fault | None:
-        if operation.number >= self.at:
-            raise PowerCutError(f"{operation}")
-        return None
+    def live(self, files: FileSystem, steps: int, *, reopens: bool = True) -> Machine | None:
+        """Open a bookie, do ``steps`` things and close it; the last machine, still to be asked.
 
+        None when a closing or opening in between met a failing disk.
+        """
+        eager = self.choose.random() < 0.5
+        machine = Machine(files, CONFIG, eager=eager)
+        for _step in range(steps):
+            for _request in range(self.choose.randint(1, 4)):
+                self._request(machine)
+                if self.choose.random() < 0.04:
+                    _flush(machine, settle=False)
+            machine.settle()
+            self._read(machine)
+            chance = self.choose.random()
+            if chance < 0.12:
+                _flush(machine, settle=True)
+            elif chance < 0.16 and reopens and not machine.fatal:
+                try:
+                    machine.close()
+                    machine = Machine(files, CONFIG, eager=eager)
+                except (OSError, ConfigurationError, CorruptionError):
+                    return None
+        return machine
 
-@dataclass
-class FailNth:
-    """A plan that fails the nth change, once or from then on. Reads pass."""
+    def _read(self, machine: Machine) -> None:
+        """One entry that was promised, while everything else goes on."""
+        ledger_id = self.choose.randrange(LEDGER_COUNT)
+        promised = self.promises.entries.get(ledger_id)
+        if promised:
+            entry_id = self.choose.choice(sorted(promised))
+            self.promises.check_entry(machine, ledger_id, entry_id, "on the way")
 
-    at: int
-    error_number: int
-    part: float
-    for_ever: bool
-    count: int = 0
-    hits: list[Operation] = field(default_factory=list)
-
-    def __call__(self, operation: Operation) -> Fault | None:
-        if operation.kind in ("pread", "open", "list"):
-            return None
-        self.count += 1
-        if self.count == self.at or (self.for_ever and self.count > self.at):
-            self.hits.append(operation)
-            return Fault(self.error_number, self.part)
-        return None
-
-
-@dataclass
-class Promises:
-    """What was answered OK, and what was sent at all."""
-
-    entries: dict[int, set[int]] = field(default_factory=dict)
-    sent: dict[int, set[int]] = field(default_factory=dict)
-    fenced: set[int] = field(default_factory=set)
-    lacs: dict[int, int] = field(default_factory=dict)
-    keys: dict[int, bytes] = field(default_factory=dict)
-    refused: list[Answer] = field(default_factory=list)
-
-    def check(self, machine: Machine, context: str) -> None:
-        """Every promise is kept, and nothing was invented."""
-        for ledger_id in range(LEDGER_COUNT):
-            held = machine.held(ledger_id)
-            promised = expected(ledger_id, sorted(self.entries.get(ledger_id, ())))
-            missing = promised.keys() - held.keys()
-            assert not missing, f"{context}: ledger {ledger_id} lost {sorted(missing)}"
-            invented = held.keys() - self.sent.get(ledger_id, set())
-            assert not invented, f"{context}: ledger {ledger_id} invented {sorted(invented)}"
-            assert held == expected(ledger_id, sorted(held)), f"{context}: wrong bytes"
-            if ledger_id in self.fenced:
-                assert machine.is_fenced(ledger_id), f"{context}: {ledger_id} is not fenced"
-                status = machine.add(
-                    ledger_id, [10_000], key=self.keys.get(ledger_id, key_of(ledger_id))
-                )
-                assert status is BookieStatus.FENCED, f"{context}: {status.name}"
-            lac = self.lacs.get(ledger_id, -1)
-            assert machine.lac(ledger_id) >= lac, f"{context}: LAC of {ledger_id} went back"
-            if promised or ledger_id in self.fenced:
-                wrong = machine.bookie.check_access(LedgerId(ledger_id), b"wrong")
-                assert wrong is BookieStatus.UNAUTHORIZED, f"{context}: key of {ledger_id} is lost"
-
-
-def key_of(ledger_id: int) -> bytes:
-    """Odd ledgers have an access key."""
-    return b"key of %d" % ledger_id if ledger_id % 2 else b""
-
-
-def run_workload(machine: Machine, promises: Promises, *, seed: int, steps: int) -> None:
-    """Do ``steps`` random things and collect what is promised."""
-    choose = random.Random(seed)
-    next_entry = dict.fromkeys(range(LEDGER_COUNT), 0)
-    for _step in range(steps):
-        for _request in range(choose.randint(1, 4)):
-            _request_once(machine, promises, choose, next_entry)
-        machine.settle()
-        if choose.random() < 0.2:
-            try:
-                machine.flush()
-            except OSError as error:  # the disk failed a checkpoint: nothing is promised by it
-                assert error.errno in (errno.EIO, errno.ENOSPC)
-
-
-def _request_once(
-    machine: Machine, promises: Promises, choose: random.Random, next_entry: dict[int, int]
-) -> None:
-    ledger_id = choose.randrange(LEDGER_COUNT)
-    key = key_of(ledger_id)
-    kind = choose.random()
-    if kind < 0.03:
-        _fence(machine, promises, ledger_id, key)
-    elif kind < 0.09:
-        _write_lac(machine, promises, ledger_id, key, next_entry[ledger_id] - 1)
-    else:
-        start = next_entry[ledger_id]
-        recovery = False
-        if kind < 0.24 and start:  # sent again, or copied by a recovery: overlaps what is stored
-            start = choose.randrange(start)
-            recovery = True
-        ids = list(range(start, start + choose.randint(1, 8)))
-        if kind > 0.85 or recovery:
-            ids = sorted(choose.sample(ids, choose.randint(1, len(ids))))
-        next_entry[ledger_id] = max(next_entry[ledger_id], ids[-1] + 1)
-        _add(machine, promises, ledger_id, key, ids, recovery)
-
-
-def _add(
-    machine: Machine,
-    promises: Promises,
-    ledger_id: int,
-    key: bytes,
-    ids: list[int],
-    recovery: bool,
-) -> None:
-    promises.sent.setdefault(ledger_id, set()).update(ids)
-
-    def done(status: BookieStatus, message: str) -> None:
-        if status is BookieStatus.OK:
-            promises.entries.setdefault(ledger_id, set()).update(ids)
-            promises.lacs[ledger_id] = max(promises.lacs.get(ledger_id, -1), ids[0] - 1)
+    def _request(self, machine: Machine) -> None:
+        choose = self.choose
+        ledger_id = choose.randrange(LEDGER_COUNT)
+        kind = choose.random()
+        if kind < 0.03:
+            self._fence(machine, ledger_id)
+        elif kind < 0.08:
+            self._write_lac(machine, ledger_id, self._next_entry[ledger_id] - 1)
         else:
-            promises.refused.append((status, message))
+            start = self._next_entry[ledger_id]
+            recovery = False
+            if kind < 0.23 and start:  # sent again, or copied by a recovery: overlaps what is there
+                start = choose.randrange(start)
+                recovery = True
+            ids = list(range(start, start + choose.randint(1, 8)))
+            if kind > 0.85 or recovery:
+                ids = sorted(choose.sample(ids, choose.randint(1, len(ids))))
+            self._next_entry[ledger_id] = max(self._next_entry[ledger_id], ids[-1] + 1)
+            self._add(machine, ledger_id, ids, recovery)
 
-    machine.bookie.add(
-        make_run(ledger_id, ids),
-        access_key=key,
-        recovery=recovery,
-        last_add_confirmed=EntryId(ids[0] - 1),
-        done=done,
-    )
+    def _add(self, machine: Machine, ledger_id: int, ids: list[int], recovery: bool) -> None:
+        promises = self.promises
+        promises.sent.setdefault(ledger_id, set()).update(ids)
+        lac = ids[0] - 1
+        promises.lacs_sent[ledger_id] = max(promises.lacs_sent.get(ledger_id, -1), lac)
+
+        def done(status: BookieStatus, message: str) -> None:
+            if status is BookieStatus.OK:
+                assert not machine.fatal, "a journal that failed answers nothing any more"
+                promises.entries.setdefault(ledger_id, set()).update(ids)
+                promises.lacs[ledger_id] = max(promises.lacs.get(ledger_id, -1), lac)
+            else:
+                promises.refused.append((status, message))
+
+        machine.bookie.add(
+            run_of(ledger_id, ids),
+            access_key=key_of(ledger_id),
+            recovery=recovery,
+            last_add_confirmed=EntryId(lac),
+            done=done,
+        )
+
+    def _fence(self, machine: Machine, ledger_id: int) -> None:
+        promises = self.promises
+        promises.fences_sent.add(ledger_id)
+        keep = partial(promises.fenced.add, ledger_id)
+
+        def done(status: BookieStatus, message: str) -> None:
+            if status is BookieStatus.OK:
+                assert not machine.fatal, "a journal that failed answers nothing any more"
+                keep()
+            else:
+                promises.refused.append((status, message))
+
+        machine.bookie.fence(LedgerId(ledger_id), access_key=key_of(ledger_id), done=done)
+
+    def _write_lac(self, machine: Machine, ledger_id: int, lac: int) -> None:
+        """An OK that comes at once says that the bookie knows it already, perhaps from an add that
+        is still in flight: nothing new is promised by it."""
+        promises = self.promises
+        promises.lacs_sent[ledger_id] = max(promises.lacs_sent.get(ledger_id, -1), lac)
+        before_it = dict(promises.lacs)
+        at_once: list[BookieStatus] = []
+
+        def done(status: BookieStatus, message: str) -> None:
+            at_once.append(status)
+            if status is BookieStatus.OK:
+                assert not machine.fatal, "a journal that failed answers nothing any more"
+                promises.lacs[ledger_id] = max(promises.lacs.get(ledger_id, -1), lac)
+            else:
+                promises.refused.append((status, message))
+
+        machine.bookie.write_last_confirmed(
+            LedgerId(ledger_id), EntryId(lac), access_key=key_of(ledger_id), done=done
+        )
+        if at_once:
+            promises.lacs = before_it
 
 
-def _fence(machine: Machine, promises: Promises, ledger_id: int, key: bytes) -> None:
-    def done(status: BookieStatus, message: str) -> None:
-        if status is BookieStatus.OK:
-            promises.fenced.add(ledger_id)
+def _flush(machine: Machine, *, settle: bool) -> None:
+    """A checkpoint; one that the disk fails promises nothing and is tried again later."""
+    try:
+        if settle:
+            machine.flush()
         else:
-            promises.refused.append((status, message))
-
-    machine.bookie.fence(LedgerId(ledger_id), access_key=key, done=done)
-
-
-def _write_lac(machine: Machine, promises: Promises, ledger_id: int, key: bytes, lac: int) -> None:
-    def done(status: BookieStatus, message: str) -> None:
-        if status is BookieStatus.OK:
-            promises.lacs[ledger_id] = max(promises.lacs.get(ledger_id, -1), lac)
-        else:
-            promises.refused.append((status, message))
-
-    machine.bookie.write_last_confirmed(
-        LedgerId(ledger_id), EntryId(lac), access_key=key, done=done
-    )
+            machine.bookie.flush()
+    except OSError as error:
+        assert error.errno in INJECTED, error

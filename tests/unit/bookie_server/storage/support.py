@@ -64,19 +64,22 @@ def make_run(ledger_id: int, ids: Sequence[int], size: int = 40) -> EntryRun:
 
 
 class Machine:
-    """A bookie whose posts wait in a queue until ``settle`` runs them."""
+    """A bookie without threads. Its posts wait in a queue until ``settle`` runs them, or, when it
+    is ``eager``, run at once, as on a service thread that is quicker than the others."""
 
     def __init__(
         self,
         files: FileSystem,
         config: StorageConfig | None = None,
         open_index: Callable[[Path], MemoryIndex] | None = None,
+        *,
+        eager: bool = False,
     ) -> None:
         self.posted: deque[Callable[[], None]] = deque()
         self.fatal: list[str] = []
         self.bookie = Bookie.open(
             config or small_config(),
-            post=self.posted.append,
+            post=(lambda call: call()) if eager else self.posted.append,
             on_fatal=self.fatal.append,
             file_system=files,
             open_index=open_index or (lambda path: MemoryIndex(files, path)),
