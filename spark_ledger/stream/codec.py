@@ -10,6 +10,7 @@ A commit whose segment list is large keeps it elsewhere: the node then has ``lis
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -61,18 +62,20 @@ class _HeadNode(_Node, frozen=True, kw_only=True):
     earliest_commit: int
 
 
-class _SegmentItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _SegmentItem(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
+):
     ledger: int
     first: int
     last: int
     rows: int
     bytes: int
     schema: int
-    entry_rows: list[int] = []
+    entry_rows: tuple[int, ...] = ()
     """Left out when there is one entry."""
 
 
-class _CommitNode(_Node, frozen=True, kw_only=True, omit_defaults=True):
+class _CommitNode(_Node, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     time_ms: int
     first_segment: int
     sink: str
@@ -80,7 +83,7 @@ class _CommitNode(_Node, frozen=True, kw_only=True, omit_defaults=True):
     run: str = ""
     rows_before: int = 0
     bytes_before: int = 0
-    segments: list[_SegmentItem] = []
+    segments: tuple[_SegmentItem, ...] = ()
     list_ledger: int | None = None
     list_entries: int = 0
 
@@ -251,7 +254,7 @@ def encode_commit(commit: Commit, pointer: SegmentListPointer | None = None) -> 
             run=commit.run_id,
             rows_before=commit.rows_before,
             bytes_before=commit.bytes_before,
-            segments=[] if pointer else [_item(segment) for segment in commit.segments],
+            segments=() if pointer else tuple(_item(segment) for segment in commit.segments),
             list_ledger=pointer.ledger_id if pointer else None,
             list_entries=pointer.entries if pointer else 0,
         )
@@ -289,7 +292,7 @@ def encode_segment_list(segments: tuple[Segment, ...]) -> bytes:
 def decode_segment_list(data: bytes, first_segment: int, path: str) -> tuple[Segment, ...]:
     """The segments of such a list, numbered from ``first_segment``."""
     try:
-        items = msgspec.json.decode(data, type=list[_SegmentItem])
+        items = msgspec.json.decode(data, type=tuple[_SegmentItem, ...])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptionError(f"segment list of {path}: {error}") from error
     return _segments(items, first_segment, path)
@@ -303,16 +306,16 @@ def _item(segment: Segment) -> _SegmentItem:
         rows=segment.rows,
         bytes=segment.size_bytes,
         schema=segment.schema_version,
-        entry_rows=list(segment.entry_rows) if segment.entries > 1 else [],
+        entry_rows=segment.entry_rows if segment.entries > 1 else (),
     )
 
 
-def _segments(items: list[_SegmentItem], first_segment: int, path: str) -> tuple[Segment, ...]:
-    return tuple(_segment(item, number, path) for number, item in enumerate(items, first_segment))
+def _segments(items: Sequence[_SegmentItem], first_segment: int, path: str) -> tuple[Segment, ...]:
+    return tuple([_segment(item, number, path) for number, item in enumerate(items, first_segment)])
 
 
 def _segment(item: _SegmentItem, number: int, path: str) -> Segment:
-    entry_rows = tuple(item.entry_rows or (item.rows,))
+    entry_rows = item.entry_rows or (item.rows,)
     reason = segment_error(
         item.ledger,
         item.first,
@@ -322,7 +325,8 @@ def _segment(item: _SegmentItem, number: int, path: str) -> Segment:
         schema_version=item.schema,
         entry_rows=entry_rows,
     )
-    _require(reason is None, path, f"segment {number}: {reason}")
+    if reason is not None:
+        raise CorruptionError(f"metadata node {path}: segment {number}: {reason}")
     return Segment(
         number=number,
         ledger_id=LedgerId(item.ledger),

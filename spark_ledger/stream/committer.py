@@ -30,7 +30,7 @@ from spark_ledger.stream.commit_log import CommitLog
 from spark_ledger.stream.commits import AlreadyApplied, Apply, Proposal, decide
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags
 from spark_ledger.stream.model import Commit, Segment, SinkRecord
-from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
 from spark_ledger.stream.schema_book import SchemaBook
 from spark_ledger.types import Versioned
 
@@ -72,11 +72,14 @@ class Committer:
         """
         attempt = _Attempt(self, proposal)
         try:
-            return await attempt.run()
+            commit = await attempt.run()
         except MetadataUnavailableError as error:
             if not attempt.is_undecided:
                 raise
             raise self._outcome_unknown(proposal) from error
+        if commit.applied and (commit.number + 1) % COMMITS_PER_SUMMARY_STEP == 0:
+            await self._log.summarize(commit.number + 1)
+        return commit
 
     def _outcome_unknown(self, proposal: Proposal) -> OutcomeUnknownError:
         return OutcomeUnknownError(
@@ -170,7 +173,7 @@ class _Attempt:
             await self._make_bucket(commit.number)
             return None
         self._unknown = None
-        self._owner._log.remember(commit)
+        self._owner._log.remember(commit, self._list)
         return commit
 
     async def _sink(self) -> Versioned[SinkRecord] | None:

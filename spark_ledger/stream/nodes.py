@@ -3,6 +3,7 @@
 streams/<name>/config               what the stream is; its version guards every commit
 streams/<name>/head                 how far it reaches; replaced by every commit
 streams/<name>/sinks/<sink id>      newest transaction of a sink
+streams/<name>/commits/<b>          summary of the bucket's first commits, or empty; see ``summary``
 streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never changed
 """
 
@@ -28,6 +29,15 @@ STREAMS_ROOT = "streams"
 COMMITS_PER_BUCKET = 1000
 """Children of one node stay listable in one ZooKeeper answer."""
 
+COMMITS_PER_SUMMARY_STEP = 50
+"""A bucket's summary grows by so many commits at a time: a reader gets fewer than these singly,
+and few enough commits wait for the summary to be written."""
+
+
+def bucket_of(commit: int) -> int:
+    """The bucket of a commit."""
+    return commit // COMMITS_PER_BUCKET
+
 
 class StreamNodes:
     """The nodes of one stream in a metadata store."""
@@ -47,7 +57,11 @@ class StreamNodes:
 
     def bucket_path(self, commit: int) -> str:
         """The parent of a commit's node."""
-        return f"{self.commits_path}/{commit // COMMITS_PER_BUCKET:07d}"
+        return self.bucket_path_of(bucket_of(commit))
+
+    def bucket_path_of(self, bucket: int) -> str:
+        """The node of a bucket."""
+        return f"{self.commits_path}/{bucket:07d}"
 
     def commit_path(self, commit: int) -> str:
         """The node of a commit."""

@@ -53,7 +53,7 @@ class Stream:
         self._ledgers = ledgers
         self._nodes = nodes
         self._schemas = SchemaBook(nodes, config)
-        self._log = CommitLog(ledgers, nodes)
+        self._log = CommitLog(ledgers, nodes, config.value.stream_id)
         self._committer = Committer(ledgers, nodes, self._log, self._schemas)
         self._watch = HeadWatch(nodes, config.value.stream_id)
         self._reader = RangeReader(ledgers, nodes, self._schemas)

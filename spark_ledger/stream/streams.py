@@ -156,7 +156,7 @@ class Streams:
         """
         nodes = StreamNodes(self._store, name)
         config = await self._mark_deleted(nodes)
-        for ledger_ids in _batches(sorted(await self._named_ledgers(nodes))):
+        for ledger_ids in _batches(sorted(await self._named_ledgers(nodes, config.value))):
             await asyncio.gather(
                 *(self._delete_ledger(ledger_id, config.value) for ledger_id in ledger_ids)
             )
@@ -176,9 +176,9 @@ class Streams:
                 continue
             return Versioned(marked, version)
 
-    async def _named_ledgers(self, nodes: StreamNodes) -> set[LedgerId]:
+    async def _named_ledgers(self, nodes: StreamNodes, config: StreamConfig) -> set[LedgerId]:
         """The ledgers that commits name, also those that hold segment lists."""
-        log = CommitLog(self._ledgers, nodes)
+        log = CommitLog(self._ledgers, nodes, config.stream_id)
 
         async def named_by(number: int) -> set[LedgerId]:
             ledger_ids: set[LedgerId] = set()
