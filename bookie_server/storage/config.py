@@ -23,7 +23,8 @@ class StorageConfig:
     ``flush_interval_s``: longest time a run stays out of the entry log.
     ``block_cache_bytes``: blocks kept after a partial read, because the next one follows.
     ``entry_log_cached_bytes``: how much of a directory's newest entry log may stay in the page
-    cache; readers that follow closely find it there, and the rest does not crowd out others.
+    cache, for many readers that follow closely. 0: logs are written and read past the page cache,
+    which costs the processor far less; the newest entries are in the write cache all the same.
     ``index_map_bytes``: address space of one directory's index, the most it can grow to; the file
     itself is as small as its content.
     """
@@ -37,7 +38,7 @@ class StorageConfig:
     write_cache_bytes: int = 256 * MIB
     flush_interval_s: float = 10.0
     entry_log_bytes: int = GIB
-    entry_log_cached_bytes: int = GIB
+    entry_log_cached_bytes: int = 0
     block_cache_bytes: int = 32 * MIB
     index_map_bytes: int = 64 * GIB
 

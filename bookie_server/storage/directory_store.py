@@ -28,7 +28,7 @@ from bookie_server.storage.slicing import holds, slice_run, take_places
 from bookie_server.storage.vfs import FileSystem
 from bookie_server.storage.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import GIB, KIB
+from spark_ledger.limits import KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
@@ -52,7 +52,7 @@ class DirectoryStore:
         index: Index,
         *,
         entry_log_bytes: int,
-        entry_log_cached_bytes: int = GIB,
+        entry_log_cached_bytes: int = 0,
         block_cache_bytes: int,
     ) -> None:
         self.directory = directory
@@ -62,7 +62,7 @@ class DirectoryStore:
         self._file_system = file_system
         self._entry_log_bytes = entry_log_bytes
         self._entry_log_cached_bytes = entry_log_cached_bytes
-        self._reader = EntryLogReader(file_system, directory)
+        self._reader = EntryLogReader(file_system, directory, direct=entry_log_cached_bytes == 0)
         self._blocks = BlockCache(block_cache_bytes)
         self._writer: EntryLogWriter | None = None
         self._writer_is_indexed = False

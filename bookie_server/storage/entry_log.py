@@ -5,18 +5,21 @@
     8       4      format version, 1, big endian, as all numbers
     12      4      log id
     16      4      CRC32C of the 16 bytes above
-    20      ..     blocks: records of type RUN whose sequence is log id << 32 | offset
+    20      ..     zeros up to offset 4096
+    4096    ..     blocks: records of type RUN whose sequence is log id << 32 | offset
 
-A log that was closed in order goes on with records of type LEDGER_MAP (pairs of ledger id, 8
-bytes, and bytes of its records, 8 bytes) and ends with a footer:
+What is written at once starts and ends at multiples of 4096 bytes, zeros fill the space: no
+sector is written twice. A log that was closed in order goes on with records of type LEDGER_MAP
+(pairs of ledger id, 8 bytes, and bytes of its records, 8 bytes) and ends, without zeros between,
+with a footer:
 
     0       8      magic "SLEMAP\\r\\n"
     8       8      offset of the first LEDGER_MAP record
     16      4      CRC32C of the 16 bytes above
 
 A log without a footer was cut short by a crash or a fault; its blocks are read all the same. Logs
-are never appended to after a restart, and no byte of a log is ever written twice. A block is at the
-place the index names, or the log is damaged: that is CorruptionError, never "no such entry".
+are never appended to after a restart. A block is at the place the index names, or the log is
+damaged: that is CorruptionError, never "no such entry".
 """
 
 from __future__ import annotations
@@ -46,9 +49,9 @@ from bookie_server.storage.records import (
     pack_header,
     parse_header,
 )
-from bookie_server.storage.vfs import TEMPORARY_SUFFIX, File, FileSystem
+from bookie_server.storage.vfs import DIRECT_ALIGNMENT, TEMPORARY_SUFFIX, File, FileSystem
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import GIB, KIB, MIB
+from spark_ledger.limits import KIB, MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import LedgerId
 
@@ -60,14 +63,17 @@ _PAIR = struct.Struct(">QQ")
 _HEAD_MAGIC: Final = b"SLELOG\r\n"
 _FOOT_MAGIC: Final = b"SLEMAP\r\n"
 _VERSION: Final = 1
-LOG_HEADER_BYTES: Final = _HEAD.size + _CRC.size
+LOG_HEADER_BYTES: Final = DIRECT_ALIGNMENT
 FOOTER_BYTES: Final = _FOOT.size + _CRC.size
 _SEED: Final = 0
 _PAIRS_PER_RECORD: Final = BODY_BYTES_MAX // _PAIR.size
 _WRITE_BYTES: Final = 4 * MIB
 """Buffered blocks are written once they are this many bytes."""
 _FIRST_READ_BYTES: Final = 16 * KIB
-"""Most small blocks whole, and the numbers of most large ones, in one read."""
+"""The numbers of most large blocks in one read; the frames are then read to where they stay."""
+_WHOLE_READ_BYTES: Final = 320 * KIB
+"""Blocks up to this size are read whole: one more copy costs less than one more read."""
+_ZEROS: Final = bytes(DIRECT_ALIGNMENT)
 _OPEN_LOGS_MAX: Final = 256
 """Open files of one directory; the one not used for longest is closed."""
 
@@ -92,12 +98,12 @@ class EntryLogWriter:
         directory: Path,
         log_id: int,
         *,
-        cached_bytes: int = GIB,
+        cached_bytes: int = 0,
     ) -> None:
         """Make the log file, durably; OSError if that fails.
 
         The newest ``cached_bytes`` stay in the page cache for readers that follow closely; what
-        is older is dropped from it once it is durable.
+        is older is dropped from it once it is durable. With 0 the log is written past it.
         """
         self._cached_bytes = cached_bytes
         self._dropped_to = 0
@@ -107,9 +113,10 @@ class EntryLogWriter:
         self._path = log_path(directory, log_id)
         head = _HEAD.pack(_HEAD_MAGIC, _VERSION, log_id)
         temporary = self._path.with_name(self._path.name + TEMPORARY_SUFFIX)
-        self._file = file_system.create(temporary)
+        self._file = file_system.create(temporary, direct=cached_bytes == 0)
         try:
-            self._file.pwritev([head + _CRC.pack(crc32c_value(head))], 0)
+            header = (head + _CRC.pack(crc32c_value(head))).ljust(LOG_HEADER_BYTES, b"\0")
+            self._file.pwritev([header], 0)
             self._file.fdatasync()
             file_system.rename(temporary, self._path)
             file_system.sync_directory(directory)
@@ -142,6 +149,7 @@ class EntryLogWriter:
     def write_buffered(self) -> None:
         """Hand buffered blocks to the file system."""
         if self._buffers:
+            self._pad_for(0)
             self._file.pwritev(self._buffers, self._written)
             self._buffers = []
             self._written = self._size
@@ -157,10 +165,14 @@ class EntryLogWriter:
 
     def finish(self) -> None:
         """Write the map and the footer, durably, and close the file."""
-        map_offset = self._size
         pairs = sorted(self.ledger_bytes.items())
-        for start in range(0, len(pairs), _PAIRS_PER_RECORD):
-            body = b"".join(_PAIR.pack(*pair) for pair in pairs[start : start + _PAIRS_PER_RECORD])
+        bodies = [
+            b"".join(_PAIR.pack(*pair) for pair in pairs[start : start + _PAIRS_PER_RECORD])
+            for start in range(0, len(pairs), _PAIRS_PER_RECORD)
+        ]
+        self._pad_for(sum(RECORD_HEADER_BYTES + len(body) for body in bodies) + FOOTER_BYTES)
+        map_offset = self._size
+        for body in bodies:
             sequence = self.log_id << 32 | self._size
             crc = crc32c_value(body)
             head = pack_header(RecordType.LEDGER_MAP, len(body), sequence, crc, _SEED)
@@ -172,6 +184,12 @@ class EntryLogWriter:
         self.sync()
         self._file.close()
 
+    def _pad_for(self, size: int) -> None:
+        """Put zeros behind the last block, so that ``size`` bytes more end at a boundary."""
+        zeros = -(self._size + size) % DIRECT_ALIGNMENT
+        self._buffers.append(_ZEROS[:zeros])
+        self._size += zeros
+
     def abandon(self, *, remove: bool) -> None:
         """Close without a map. ``remove`` deletes the file: no block of it is in the index."""
         self._file.close()
@@ -182,9 +200,11 @@ class EntryLogWriter:
 class EntryLogReader:
     """Reads blocks of all logs of one directory; any thread."""
 
-    def __init__(self, file_system: FileSystem, directory: Path) -> None:
+    def __init__(self, file_system: FileSystem, directory: Path, *, direct: bool = True) -> None:
+        """``direct``: read past the page cache, as the logs were written."""
         self._file_system = file_system
         self._directory = directory
+        self._direct = direct
         self._lock = Lock()
         self._files: OrderedDict[int, File] = OrderedDict()
 
@@ -193,7 +213,8 @@ class EntryLogReader:
         when the disk fails."""
         file = self._open(location.log_id)
         start, length = location.offset, location.length
-        head = file.pread(min(RECORD_HEADER_BYTES + length, _FIRST_READ_BYTES), start)
+        whole = RECORD_HEADER_BYTES + length
+        head = file.pread(whole if whole <= _WHOLE_READ_BYTES else _FIRST_READ_BYTES, start)
         record = parse_header(head[:RECORD_HEADER_BYTES], _SEED)
         expected = (RecordType.RUN, length, location.log_id << 32 | start)
         if record is None or record[:3] != expected:
@@ -205,7 +226,7 @@ class EntryLogReader:
             if frames_start > len(head):
                 head += file.pread(frames_start - len(head), start + len(head))
             numbers = head[RECORD_HEADER_BYTES:frames_start]
-            if len(head) == RECORD_HEADER_BYTES + length:
+            if len(head) == whole:
                 frames = head[frames_start:]
             else:
                 frames = file.pread(header.frames_bytes, start + frames_start)
@@ -219,7 +240,7 @@ class EntryLogReader:
         """Bytes by ledger from the map at the end; None when the log was not closed in order."""
         file = self._open(log_id)
         end = file.size() - FOOTER_BYTES
-        footer = file.pread(FOOTER_BYTES, end) if end >= LOG_HEADER_BYTES else b""
+        footer = file.pread(FOOTER_BYTES, end) if end >= 0 else b""
         if (
             len(footer) < FOOTER_BYTES
             or crc32c_value(footer[: _FOOT.size]) != (_CRC.unpack_from(footer, _FOOT.size)[0])
@@ -256,7 +277,7 @@ class EntryLogReader:
                 return file
             path = log_path(self._directory, log_id)
             try:
-                file = self._file_system.open(path)
+                file = self._file_system.open(path, direct=self._direct)
             except FileNotFoundError as error:
                 raise CorruptionError(
                     f"entry log {path} is missing, and the index names entries in it"
@@ -269,8 +290,9 @@ class EntryLogReader:
 
 
 def _check_head(file: File, log_id: int) -> None:
-    head = file.pread(LOG_HEADER_BYTES, 0)
-    if len(head) < LOG_HEADER_BYTES or _CRC.unpack_from(head, _HEAD.size)[0] != crc32c_value(
+    size = _HEAD.size + _CRC.size
+    head = file.pread(size, 0)
+    if len(head) < size or _CRC.unpack_from(head, _HEAD.size)[0] != crc32c_value(
         head[: _HEAD.size]
     ):
         raise _damaged(file.path, 0, "damaged file header")

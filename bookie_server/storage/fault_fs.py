@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bookie_server.storage.memory_fs import MemoryFile
-from bookie_server.storage.vfs import File, FileSystem, Lock
+from bookie_server.storage.vfs import File, FileSystem, Lock, check_aligned
 
 
 class Operation(NamedTuple):
@@ -34,7 +34,10 @@ Plan = Callable[[Operation], Fault | None]
 
 
 class FaultFileSystem:
-    """See ``vfs.FileSystem``. Changes and reads are counted and may fail; closing never does."""
+    """See ``vfs.FileSystem``. Changes and reads are counted and may fail; closing never does.
+
+    Direct files are not direct inside: a write that fails half-way ends anywhere.
+    """
 
     def __init__(self, inner: FileSystem, plan: Plan) -> None:
         self._inner = inner
@@ -52,13 +55,13 @@ class FaultFileSystem:
         if fault is not None:
             raise failure(fault, path)
 
-    def create(self, path: Path) -> File:
+    def create(self, path: Path, *, direct: bool = False) -> File:
         self.check("create", path)
-        return _FaultFile(self, self._inner.create(path))
+        return _FaultFile(self, self._inner.create(path), direct)
 
-    def open(self, path: Path, *, writable: bool = False) -> File:
+    def open(self, path: Path, *, writable: bool = False, direct: bool = False) -> File:
         self.check("open", path)
-        return _FaultFile(self, self._inner.open(path, writable=writable))
+        return _FaultFile(self, self._inner.open(path, writable=writable), direct)
 
     def rename(self, source: Path, target: Path) -> None:
         self.check("rename", source)
@@ -90,15 +93,18 @@ class FaultFileSystem:
 class _FaultFile:
     """See ``vfs.File``."""
 
-    def __init__(self, file_system: FaultFileSystem, inner: File) -> None:
+    def __init__(self, file_system: FaultFileSystem, inner: File, direct: bool) -> None:
         self._file_system = file_system
         self._inner = inner
+        self._direct = direct
 
     @property
     def path(self) -> Path:
         return self._inner.path
 
     def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        if self._direct:
+            check_aligned(offset, sum(map(len, buffers)))
         fault = self._file_system.ask("pwritev", self.path)
         if fault is None:
             self._inner.pwritev(buffers, offset)

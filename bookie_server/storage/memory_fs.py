@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bookie_server.storage.vfs import File, Lock
+from bookie_server.storage.vfs import File, Lock, check_aligned
 
 CRASH_BLOCK_BYTES: Final = 512
 """The unit that a disk writes wholly or not at all."""
@@ -98,16 +98,20 @@ class _Directory:
 class MemoryFile:
     """See ``vfs.File``."""
 
-    def __init__(self, path: Path, inode: _Inode) -> None:
+    def __init__(self, path: Path, inode: _Inode, *, direct: bool = False) -> None:
         self._path = path
         self._inode = inode
+        self._direct = direct
 
     @property
     def path(self) -> Path:
         return self._path
 
     def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
-        self._inode.write(b"".join(buffers), offset)
+        content = b"".join(buffers)
+        if self._direct:  # and a cache of the disk may still lose it, as it may lose any other
+            check_aligned(offset, len(content))
+        self._inode.write(content, offset)
 
     def pread(self, length: int, offset: int) -> bytes:
         assert offset >= 0
@@ -154,16 +158,16 @@ class MemoryFileSystem:
         self._directories: dict[Path, _Directory] = {}
         self._locks: set[Path] = set()
 
-    def create(self, path: Path) -> File:
+    def create(self, path: Path, *, direct: bool = False) -> File:
         directory = self._directory(path.parent)
         if path.name in directory.entries:
             raise FileExistsError(errno.EEXIST, "file exists", str(path))
         inode = _Inode()
         directory.change({path.name: inode})
-        return MemoryFile(path, inode)
+        return MemoryFile(path, inode, direct=direct)
 
-    def open(self, path: Path, *, writable: bool = False) -> File:
-        return MemoryFile(path, self._inode(path))
+    def open(self, path: Path, *, writable: bool = False, direct: bool = False) -> File:
+        return MemoryFile(path, self._inode(path), direct=direct)
 
     def rename(self, source: Path, target: Path) -> None:
         assert source.parent == target.parent, "renames stay in their directory"

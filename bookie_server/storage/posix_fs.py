@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from bookie_server.storage.direct_file import BufferPool, DirectTransfers, turn_direct
 from bookie_server.storage.vfs import File, Lock
+
+logger = logging.getLogger(__name__)
 
 IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024) if os.sysconf("SC_IOV_MAX") > 0 else 16
 """Buffers one system call takes; POSIX promises 16, Linux has 1024."""
@@ -21,15 +25,19 @@ READ_BYTES_MAX: Final = 1 << 30
 class PosixFile:
     """A file descriptor. Dropping the last reference closes it, so readers need no counting."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, direct: DirectTransfers | None = None) -> None:
         self._path = path
         self._descriptor = descriptor
+        self._direct = direct
 
     @property
     def path(self) -> Path:
         return self._path
 
     def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        if self._direct is not None:
+            self._direct.write(self._descriptor, buffers, offset)
+            return
         for start in range(0, len(buffers), IOV_MAX):
             group = buffers[start : start + IOV_MAX]
             wanted = sum(map(len, group))
@@ -44,6 +52,8 @@ class PosixFile:
 
     def pread(self, length: int, offset: int) -> bytes:
         assert 0 <= length <= READ_BYTES_MAX, f"read of {length} bytes"
+        if self._direct is not None:
+            return self._direct.read(self._descriptor, length, offset)
         data = os.pread(self._descriptor, length, offset)
         if len(data) == length or not data:
             return data
@@ -96,13 +106,27 @@ class PosixLock:
 class PosixFileSystem:
     """Files of this machine; new files are readable by their owner and group only."""
 
-    def create(self, path: Path) -> File:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return PosixFile(path, os.open(path, flags, 0o640))
+    def __init__(self) -> None:
+        self._buffers = BufferPool()
+        self._refusal_is_logged = False
 
-    def open(self, path: Path, *, writable: bool = False) -> File:
+    def create(self, path: Path, *, direct: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return self._file(path, os.open(path, flags, 0o640), direct)
+
+    def open(self, path: Path, *, writable: bool = False, direct: bool = False) -> File:
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
-        return PosixFile(path, os.open(path, flags))
+        return self._file(path, os.open(path, flags), direct)
+
+    def _file(self, path: Path, descriptor: int, direct: bool) -> PosixFile:
+        """The file object, direct if that is wanted and the file system of the file can."""
+        transfers = None
+        if direct and turn_direct(descriptor):
+            transfers = DirectTransfers(path, self._buffers)
+        elif direct and not self._refusal_is_logged:
+            self._refusal_is_logged = True
+            logger.warning("%s: no direct transfers here, the page cache is used", path.parent)
+        return PosixFile(path, descriptor, transfers)
 
     def rename(self, source: Path, target: Path) -> None:
         source.replace(target)

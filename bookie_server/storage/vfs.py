@@ -7,13 +7,20 @@ What the storage assumes of a disk: data are durable once ``fdatasync`` has retu
 durable once ``sync_directory`` of their directory has returned; an interrupted write may leave
 any of its sectors written, but harms no byte outside the range written; a file's size may become
 durable apart from its data.
+
+A file may be opened ``direct``: its bytes go past the page cache, where that is possible. Writes to
+it start and end at multiples of ``DIRECT_ALIGNMENT``; reads may be anywhere. It promises nothing
+more: its bytes, too, are durable once ``fdatasync`` has returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+DIRECT_ALIGNMENT: Final = 4096
+"""Disks write sectors of 512 or 4096 bytes, and take nothing else from memory directly."""
 
 
 class File(Protocol):
@@ -58,10 +65,10 @@ class Lock(Protocol):
 class FileSystem(Protocol):
     """Files and directories by absolute path."""
 
-    def create(self, path: Path) -> File:
+    def create(self, path: Path, *, direct: bool = False) -> File:
         """A new empty file for reading and writing; FileExistsError when the name is taken."""
 
-    def open(self, path: Path, *, writable: bool = False) -> File:
+    def open(self, path: Path, *, writable: bool = False, direct: bool = False) -> File:
         """An existing file; FileNotFoundError when there is none."""
 
     def rename(self, source: Path, target: Path) -> None:
@@ -84,6 +91,12 @@ class FileSystem(Protocol):
 
     def lock(self, path: Path) -> Lock:
         """Take an exclusive lock on a file, made if need be; BlockingIOError when it is held."""
+
+
+def check_aligned(offset: int, size_bytes: int) -> None:
+    """Hold a direct write to the rule: on a file system that does not need it, too."""
+    assert offset % DIRECT_ALIGNMENT == 0, f"direct write at offset {offset}"
+    assert size_bytes % DIRECT_ALIGNMENT == 0, f"direct write of {size_bytes} bytes"
 
 
 def write_file_durably(file_system: FileSystem, path: Path, content: bytes) -> None:

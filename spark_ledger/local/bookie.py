@@ -73,7 +73,6 @@ def write_config(directory: Path, bookie_id: str, metadata_uri: str, ports: Port
         f"ledger_directories = [{_quoted('ledgers')}]\n"
         f"journal_file_bytes = {64 * MIB}\n"
         f"write_cache_bytes = {96 * MIB}\n"
-        f"entry_log_cached_bytes = {64 * MIB}\n"
     )
     return config
 

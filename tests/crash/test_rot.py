@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from bookie_server.storage.entry_log import log_ids, log_path
+from bookie_server.storage.entry_log import LOG_HEADER_BYTES, log_ids, log_path
 from bookie_server.storage.journal_files import journal_numbers, journal_path
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from spark_ledger.errors import CorruptionError
@@ -65,11 +65,17 @@ def test_entry_logs(disk: MemoryFileSystem) -> None:
     for directory in LEDGERS:
         for log_id in log_ids(disk, directory):
             path = log_path(directory, log_id)
-            for place, byte in enumerate(disk.open(path).pread(1 << 20, 0)):
+            data = disk.open(path).pread(1 << 20, 0)
+            blocks_end = len(data.rstrip(b"\0"))
+            for place in (*range(20), *range(LOG_HEADER_BYTES, blocks_end)):
                 files = disk.crash_clone(None)
-                files.damage(path, place, bytes([byte ^ 0x24]))
+                files.damage(path, place, bytes([data[place] ^ 0x24]))
                 found = outcome(files)
                 outcomes[found] = outcomes.get(found, 0) + 1
+            for place in (20, LOG_HEADER_BYTES - 1, blocks_end, len(data) - 1):
+                files = disk.crash_clone(None)
+                files.damage(path, place, b"\x24")
+                assert outcome(files) == "right", f"{place} is between the blocks"
     assert outcomes.keys() == {"named"}, outcomes
 
 

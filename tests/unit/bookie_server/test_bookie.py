@@ -14,7 +14,7 @@ from bookie_server.bookie import Bookie, ReadOutcome
 from bookie_server.storage.blocks import RUN_FRAMES_BYTES_MAX
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
-from bookie_server.storage.entry_log import log_ids, log_path
+from bookie_server.storage.entry_log import LOG_HEADER_BYTES, log_ids, log_path
 from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from bookie_server.storage.posix_fs import PosixFileSystem
@@ -338,7 +338,7 @@ def test_partial_reads_use_the_block_cache(machine: Machine, files: MemoryFileSy
     machine.flush()
     assert ids(read(machine, 0, 9)) == list(range(10))
     log = log_path(LEDGERS[1], log_ids(files, LEDGERS[1])[0])
-    files.damage(log, 200, b"\xff\xff")
+    files.damage(log, LOG_HEADER_BYTES + 180, b"\xff\xff")
     assert ids(read(machine, 10, 48)) == list(range(10, 49)), "from memory"
     assert ids(read(machine, 49, 49)) == [49]
     outcome = read(machine, 0, 9)
@@ -359,7 +359,7 @@ def test_what_cannot_be_read_is_never_missing(files: MemoryFileSystem, harm: str
     machine.add(7, [5])
     log = log_path(LEDGERS[1], log_ids(files, LEDGERS[1])[0])
     if harm == "damaged":
-        files.damage(log, 100, b"\xff\xff")
+        files.damage(log, LOG_HEADER_BYTES + 80, b"\xff\xff")
     elif harm == "missing":
         files.remove(log)
     else:

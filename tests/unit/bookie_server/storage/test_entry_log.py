@@ -46,16 +46,17 @@ def test_golden_bytes(files: MemoryFileSystem) -> None:
     writer = EntryLogWriter(files, DIRECTORY, 258)
     location = put(writer, make_run(7, [0], 2))
     writer.finish()
-    assert location == BlockLocation(258, 20, 42)
-    data = files.open(log_path(DIRECTORY, 258)).pread(1000, 0)
-    assert data.hex() == (
+    assert location == BlockLocation(258, 4096, 42)
+    data = files.open(log_path(DIRECTORY, 258)).pread(10_000, 0)
+    assert len(data) == 8192 and not any(data[20:4096]) and not any(data[4162:8132])
+    assert (data[:20] + data[4096:4162] + data[8132:]).hex() == (
         "534c454c4f470d0a0000000100000102f551a58c"  # file header
-        "010000000000002a000001020000001470d91b75c09926fa"  # record header
+        "010000000000002a000001020000100070d91b756ff2c9a7"  # record header
         "00000000000000070000000000000000ffffffffffffffff"  # block
         "000000010000000000000002020000003c37"
-        "10000000000000100000010200000056255039bbe8eb82c2"  # record header of the map
+        "10000000000000100000010200001fc4255039bb5f0a3d99"  # record header of the map
         "00000000000000070000000000000042"  # map: ledger 7, 66 bytes
-        "534c454d41500d0a0000000000000056e638e912"  # footer
+        "534c454d41500d0a0000000000001fc44d179e8e"  # footer
     )
 
 
@@ -74,7 +75,8 @@ def test_blocks_come_back(files: MemoryFileSystem) -> None:
         found = reader.read(location)
         assert found.ledger_id == run.ledger_id
         assert entries(found) == entries(run)
-    assert writer.size == locations[-1].offset + 24 + locations[-1].length
+    end = locations[-1].offset + 24 + locations[-1].length
+    assert writer.size == files.open(log_path(DIRECTORY, 1)).size() == end + -end % 4096
     reader.close()
     assert entries(reader.read(locations[0])) == entries(runs[0]), "it opens again"
 

@@ -176,6 +176,6 @@ def test_logs_are_finished_when_they_are_full(machine: Machine, files: MemoryFil
     machine.close()
     store = Machine(files).bookie._storage.store_of(L)
     logs = log_ids(files, LEDGERS[1])
-    assert len(logs) == 3
+    assert len(logs) == 4
     totals = [store._reader.ledger_map(log_id) for log_id in logs]
     assert all(total is not None and total.keys() == {7} for total in totals)
