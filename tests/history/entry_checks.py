@@ -215,7 +215,7 @@ def hole(history: History, final: Final) -> list[Violation]:
 
 
 def denied(history: History, _final: Final) -> list[Violation]:
-    """I10: nobody is told that an acknowledged entry, or a ledger that is there, does not exist."""
+    """I10: nobody is told that an entry, or a ledger, that is known to be there does not exist."""
     found = []
     for ledger in facts_of(history):
         for operation in [*ledger.reads, *ledger.others]:
@@ -226,11 +226,11 @@ def denied(history: History, _final: Final) -> list[Violation]:
             if end.error == "NoSuchLedgerError" and _was_there(ledger, operation.began):
                 text = f"ledger {ledger.ledger_id} exists, and a client was told that it does not"
                 found.append(Violation("I2", "denied", text, number))
-            acknowledged = ledger.acknowledged_before(operation.began)
-            if end.error in DENIALS and operation.first_entry <= acknowledged:
+            known = ledger.known_before(operation.began)
+            if end.error in DENIALS and operation.first_entry <= known:
                 text = (
                     f"ledger {ledger.ledger_id}: {end.error} at a read from {operation.first_entry}"
-                    f" on; entries up to {acknowledged} were acknowledged before"
+                    f" on; entries up to {known} were known to be there"
                 )
                 found.append(Violation("I10", "denied", text, number))
     return found
@@ -238,4 +238,4 @@ def denied(history: History, _final: Final) -> list[Violation]:
 
 def _was_there(ledger: LedgerFacts, place: int) -> bool:
     created = ledger.created is not None and ledger.created.ok and ledger.created.ended < place
-    return created or ledger.acknowledged_before(place) >= 0
+    return created or ledger.known_before(place) >= 0

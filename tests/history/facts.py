@@ -66,6 +66,10 @@ class LedgerFacts:
         self.acknowledged = [o for o in self.appends if o.ok]
         self._acknowledged_at = Steps([(o.ended, entry_of(o)) for o in self.acknowledged])
         self._possible = Steps(self._possibly_confirmed())
+        known = [(o.ended, entry_of(o)) for o in self.acknowledged]
+        known += [(o.ended, o.last_entry) for o in self.reads if o.ok]
+        known += [(o.ended, entry_of(o)) for o in self.others if o.ok and o.invoke.name in CLOSING]
+        self._known_at = Steps(known)
         closings = [o for o in self.others if o.invoke.name in CLOSING]
         self.closing_began = min((o.began for o in closings), default=FOREVER)
         deletes = [o for o in self.others if o.invoke.name == "delete"]
@@ -85,6 +89,10 @@ class LedgerFacts:
     def acknowledged_before(self, place: int) -> int:
         """The highest entry whose writer was told so before this place; -1 for none."""
         return self._acknowledged_at.before(place)
+
+    def known_before(self, place: int) -> int:
+        """The highest entry that anybody knew to be part of the ledger before this place."""
+        return self._known_at.before(place)
 
     def confirmed_by(self, place: int, *, exact: bool) -> int:
         """The highest entry that may be confirmed at this place, as long as nobody has begun to

@@ -28,7 +28,9 @@ def value(process: str, target: str, counter: int, size: int = 0) -> str:
 def verify(text: str) -> bool:
     """Whether ``text`` is a value as ``value`` made it, undamaged."""
     parts = text.split("/")
-    if len(parts) != FIELDS or not parts[2].isdigit() or not parts[3].isdigit():
+    if len(parts) != FIELDS or not text.isascii():
+        return False
+    if not (parts[2].isdigit() and parts[3].isdigit()):
         return False
     if int(parts[3]) != len(text):
         return False
