@@ -55,6 +55,10 @@ class EntryRun:
             start += size
 
 
+_ENTRY_ID_END = 2**63 - 1
+"""Above every entry id, so that the id behind the last one fits into 64 bits as well."""
+
+
 def run_error(run: EntryRun) -> str | None:
     """Why a run that came from outside is malformed, or None."""
     if run.ledger_id < 0 or run.first_entry < 0:
@@ -69,4 +73,6 @@ def run_error(run: EntryRun) -> str | None:
             return "entry ids do not match the frames"
         if any(a >= b for a, b in pairwise(ids)):
             return "entry ids are not ascending"
+    if run.last_entry >= _ENTRY_ID_END:
+        return f"entry id {run.last_entry}: ids end below {_ENTRY_ID_END}"
     return None

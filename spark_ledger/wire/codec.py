@@ -17,8 +17,9 @@ from google.protobuf.message import DecodeError
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import ENTRY_FRAME_OVERHEAD_BYTES_MAX, ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.runs import EntryRun, run_error
-from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.frame import frame_last_add_confirmed
 
 FRAME_BYTES_MIN: Final = 32 + 4
 """Header and the shortest digest (``wire.frame``)."""
@@ -161,6 +162,8 @@ def _checked_run(data: bytes, start: int, end: int) -> tuple[EntryRun, str]:
         problem = f"a frame of {min(run.sizes)} bytes: at least {FRAME_BYTES_MIN} are needed"
     if problem is None and max(run.sizes) > FRAME_BYTES_MAX:
         problem = f"a frame of {max(run.sizes)} bytes: at most {FRAME_BYTES_MAX} are allowed"
+    if problem is None and frame_last_add_confirmed(run) < NO_ENTRY:
+        problem = f"a frame whose last add confirmed is {frame_last_add_confirmed(run)}"
     return run, problem or ""
 
 

@@ -54,8 +54,16 @@ def test_splitting_copies_nothing() -> None:
         (run(ids=[4, 6, 9]), "do not match"),
         (run(ids=[3, 9, 6]), "not ascending"),
         (run(ids=[3, 3, 6]), "not ascending"),
+        (run(first=2**63 - 3), "ids end below"),
+        (run(first=3, ids=[3, 6, 2**63 - 1]), "ids end below"),
     ],
 )
 def test_malformed_runs(bad: EntryRun, reason: str) -> None:
     error = run_error(bad)
     assert error is not None and reason in error
+
+
+def test_the_highest_entry_ids() -> None:
+    """The id behind the last one still fits into 64 bits."""
+    assert run_error(run(first=2**63 - 4)) is None
+    assert run_error(run(first=3, ids=[3, 6, 2**63 - 2])) is None

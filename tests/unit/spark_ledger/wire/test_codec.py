@@ -23,6 +23,7 @@ from spark_ledger.wire.codec import (
     status_from_wire,
     status_to_wire,
 )
+from spark_ledger.wire.frame import HEADER
 
 
 @st.composite
@@ -33,7 +34,7 @@ def runs(draw: st.DrawFn) -> EntryRun:
     if draw(st.booleans()):
         gaps = draw(st.lists(st.integers(1, 1000), min_size=len(sizes), max_size=len(sizes)))
         ids = [first + sum(gaps[1 : i + 1]) for i in range(len(sizes))]
-    frames = draw(st.binary(min_size=1, max_size=4)) * sum(sizes)
+    frames = draw(st.binary(min_size=1, max_size=4)).translate(bytes(range(128)) * 2) * sum(sizes)
     ledger = LedgerId(draw(st.integers(0, 2**63 - 1)))
     return EntryRun(ledger, EntryId(first), ids, sizes, frames[: sum(sizes)])
 
@@ -119,6 +120,9 @@ def error_of(run: pb.EntryRun) -> str:
 
 
 FRAME = b"f" * 40
+NO_LAC = HEADER.pack(0, 0, -1, 0) + b"f" * 8
+NEGATIVE_LAC = HEADER.pack(0, 0, -2, 0) + b"f" * 8
+"""Kept by a bookie, it would read as damage at the next start."""
 
 
 @pytest.mark.parametrize(
@@ -135,6 +139,10 @@ FRAME = b"f" * 40
         (pb.EntryRun(entry_ids=[0, 1], sizes=[40], frames=FRAME), "2 entry ids for 1 frames"),
         (pb.EntryRun(entry_ids=[0, 0], sizes=[40, 40], frames=FRAME * 2), "not ascending"),
         (pb.EntryRun(entry_ids=[1, 2], sizes=[40, 40], frames=FRAME * 2), "do not match"),
+        (pb.EntryRun(first_entry=2**63 - 2, sizes=[40, 40], frames=FRAME * 2), "ids end below"),
+        (pb.EntryRun(sizes=[40], frames=NEGATIVE_LAC), "last add confirmed is -2"),
+        (pb.EntryRun(sizes=[40, 40], frames=FRAME + NEGATIVE_LAC), "last add confirmed is -2"),
+        (pb.EntryRun(sizes=[40], frames=NO_LAC), ""),
     ],
 )
 def test_malformed_runs_are_named(run: pb.EntryRun, error: str) -> None:
