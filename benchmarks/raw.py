@@ -55,7 +55,7 @@ def _import() -> Iterator[Row]:
 
 
 def _plan() -> Iterator[Row]:
-    yield startup.plan_row()
+    yield from startup.plan_rows()
 
 
 def _with_space(run: Callable[[Case], Iterator[Row]], case: Case) -> Iterator[Row]:

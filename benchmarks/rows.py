@@ -20,7 +20,7 @@ class Row(
     """One operation of one system. What does not apply is None, and absent in JSON.
 
     ``op`` is append, read, write or stream-copy, with the first ten fields only; or one of those
-    that explain: failover, import, plan, cpu-share.
+    that explain: failover, import, plan, trigger, cpu-share.
     """
 
     bench: Bench
@@ -39,9 +39,9 @@ class Row(
     longest_gap_ms: float | None = None
     """failover: the longest time without an acknowledgement, around the kill of a server."""
     elapsed_ms: float | None = None
-    """import, plan: how long it took."""
+    """import, plan, trigger: how long it took."""
     commits: int | None = None
-    """plan: how many commits were planned."""
+    """plan (from cold) and trigger (what is new): how many commits were planned."""
     of: str | None = None
     """cpu-share: the op whose CPU time is divided."""
     cpu_share: dict[str, float] | None = None

@@ -1,4 +1,4 @@
-"""What a user waits for before any data move: the import, and the planning of a long stream."""
+"""What a user waits for before any data move: the import, and the planning of a stream."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pyarrow as pa
 
@@ -18,13 +19,17 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.base import Create, MetadataStore, Operation
 from spark_ledger.stream import codec
+from spark_ledger.stream.blocking import Stream
 from spark_ledger.stream.commits import Apply, Proposal, decide
 from spark_ledger.stream.model import UNPLACED, Segment
-from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
 from spark_ledger.stream.streams import Streams
-from spark_ledger.types import EntryId, LedgerId
+from spark_ledger.stream.summary import encode_summary
+from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 COMMITS = 10_000
+COMMITS_PER_TRIGGER = 50
+_TRIGGERS = 5
 _STREAM = "bench"
 _CREATES_AT_ONCE = 500
 _IMPORTS = 5
@@ -47,45 +52,72 @@ def import_row() -> Row:
     return Row(bench="raw", system=OURS, op="import", elapsed_ms=rounded(1e3 * median(seconds)))
 
 
-def plan_row(commits: int = COMMITS) -> Row:
-    """The metadata of a stream of many small commits, read and planned from scratch.
+def plan_rows(commits: int = COMMITS) -> Iterator[Row]:
+    """The metadata of a stream of many small commits, read and planned: all of them by a process
+    that starts, then what came since, as each trigger of a query does.
 
-    The commits are written to a real ZooKeeper in the stream's own format, without the entries
-    that they name: planning reads none.
+    The commits are written to a real ZooKeeper in the stream's own format, with the summaries that
+    committers make, without the entries that they name: planning reads none.
     """
     with LocalCluster(bookies=0) as cluster:
-        asyncio.run(_write_commits(cluster.uri, commits))
+        asyncio.run(_make_stream(cluster.uri, commits))
         with spark_ledger.connect(cluster.uri) as client:
             started = time.perf_counter()
             with client.stream(_STREAM) as stream:
-                head = stream.head()
-                found = stream.commits_between(0, head.end.segment)
-                ranges = ranges_of(found, head.earliest, head.end)
-                plans = plan_partitions(ranges, PlanLimits())
-            elapsed_s = time.perf_counter() - started
+                end = _plan(stream, Dlsn(0), commits)
+                yield _row("plan", commits, [time.perf_counter() - started])
+                seconds = []
+                for _ in range(_TRIGGERS):
+                    asyncio.run(_append_commits(cluster.uri, COMMITS_PER_TRIGGER))
+                    started = time.perf_counter()
+                    end = _plan(stream, end, COMMITS_PER_TRIGGER)
+                    seconds.append(time.perf_counter() - started)
+                yield _row("trigger", COMMITS_PER_TRIGGER, seconds)
+
+
+def _row(op: str, commits: int, seconds: list[float]) -> Row:
+    elapsed_ms = rounded(1e3 * median(seconds))
+    return Row(bench="raw", system=OURS, op=op, commits=commits, elapsed_ms=elapsed_ms)
+
+
+def _plan(stream: Stream, start: Dlsn, commits: int) -> Dlsn:
+    """Plan from a position to the end, which is returned, over so many commits."""
+    end = stream.head().end
+    found = stream.commits_between(start.segment, end.segment)
+    plans = plan_partitions(ranges_of(found, start, end), PlanLimits())
     assert len(found) == commits and plans, "every commit is planned"
-    return Row(
-        bench="raw", system=OURS, op="plan", commits=commits, elapsed_ms=rounded(1e3 * elapsed_s)
-    )
+    return end
 
 
-async def _write_commits(uri: str, commits: int) -> None:
+async def _make_stream(uri: str, commits: int) -> None:
     async with await LedgerClient.connect(uri) as client:
-        store = client.store
         await Streams(client).create(_STREAM, pa.schema([("number", pa.int64())]))
-        nodes = StreamNodes(store, _STREAM)
+    await _append_commits(uri, commits)
+
+
+async def _append_commits(uri: str, commits: int) -> None:
+    """Write commits, and summaries that lack as many of the newest commits as they ever do."""
+    async with await LedgerClient.connect(uri) as client:
+        nodes = StreamNodes(client.store, _STREAM)
         head = await nodes.head()
-        after = head.value
-        creates: list[Operation] = []
-        for number in range(commits):
-            if number % COMMITS_PER_BUCKET == 0:
-                creates.append(Create(nodes.bucket_path(number), b""))
+        after, data = head.value, {}
+        for number in range(after.next_commit, after.next_commit + commits):
             applied = decide(after, None, _proposal(number), now_ms=number, stream_name=_STREAM)
             assert isinstance(applied, Apply)
             after = applied.head
-            creates.append(Create(nodes.commit_path(number), codec.encode_commit(applied.commit)))
-        await _in_transactions(store, creates)
-        await store.put(nodes.head_path, codec.encode_head(after), head.version)
+            data[number] = codec.encode_commit(applied.commit)
+        creates: list[Operation] = []
+        summarized = after.next_commit - COMMITS_PER_SUMMARY_STEP + 1
+        for number, node in data.items():
+            if number % COMMITS_PER_BUCKET == 0:
+                rows = [
+                    data[n] for n in range(number, min(number + COMMITS_PER_BUCKET, summarized))
+                ]
+                summary = encode_summary(after.stream_id, number, rows) if rows else b""
+                creates.append(Create(nodes.bucket_path(number), summary))
+            creates.append(Create(nodes.commit_path(number), node))
+        await _in_transactions(client.store, creates)
+        await client.store.put(nodes.head_path, codec.encode_head(after), head.version)
 
 
 def _proposal(number: int) -> Proposal:

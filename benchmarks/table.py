@@ -91,7 +91,15 @@ def _sentence(row: Row) -> str:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in row.cpu_share.items())
         return f"{row.system} {row.bench} {row.of}: CPU time of {shares}"
     if row.op == "plan":
-        return f"{row.system}: {row.commits:,} commits read and planned in {row.elapsed_ms:,.0f} ms"
+        return (
+            f"{row.system}: {row.commits:,} commits read and planned from cold in "
+            f"{row.elapsed_ms:,.0f} ms"
+        )
+    if row.op == "trigger":
+        return (
+            f"{row.system}: a trigger reads and plans {row.commits:,} new commits in "
+            f"{row.elapsed_ms:,.0f} ms"
+        )
     return f"{row.system}: {row.op} takes {row.elapsed_ms:,.0f} ms"
 
 

@@ -56,13 +56,19 @@ class Summaries:
         self._kept: OrderedDict[int, Summary] = OrderedDict()
 
     async def find(self, bucket: int, commits: Sequence[int]) -> Summary | None:
-        """A summary for looking up ascending commits of a bucket; None when none is worth it."""
+        """A summary for looking up ascending commits of a bucket; None when none is worth it.
+
+        It is read if it is not at hand, or if it should have grown by enough of these meanwhile.
+        """
         kept = self._kept.get(bucket)
-        if kept is None:
-            return await self.load(bucket) if len(commits) >= COMMITS_WORTH_A_SUMMARY else None
-        self._kept.move_to_end(bucket)
-        beyond = sum(1 for commit in commits if commit >= kept.end)
-        return await self.load(bucket) if beyond >= COMMITS_PER_SUMMARY_STEP else kept
+        known = bucket * COMMITS_PER_BUCKET if kept is None else kept.end
+        reach = (commits[-1] + 1) // COMMITS_PER_SUMMARY_STEP * COMMITS_PER_SUMMARY_STEP
+        gain = sum(1 for commit in commits if known <= commit < reach)
+        if gain >= COMMITS_WORTH_A_SUMMARY:
+            return await self.load(bucket)
+        if kept is not None:
+            self._kept.move_to_end(bucket)
+        return kept
 
     def kept(self, bucket: int) -> Summary | None:
         """The summary of a bucket as it was read or written last, if that was not long ago."""
