@@ -276,10 +276,10 @@ class Journal:
         header = JournalFileHeader(number, self._new_salt(), end.sequence + 1, end.chain)
         if self._spares:
             temporary = self._spares.popleft()
-            file = self._file_system.open(temporary, writable=True)
+            file = self._file_system.open(temporary, writable=True, direct=True)
         else:
             temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-            file = self._file_system.create(temporary)
+            file = self._file_system.create(temporary, direct=True)
         try:
             file.preallocate(self._file_bytes)
             file.pwritev([pack_file_header(header)], 0)
