@@ -48,7 +48,8 @@ class BufferPool:
 
 
 def _new_buffer() -> memoryview:
-    memory = mmap.mmap(-1, BUFFER_BYTES)  # starts at a page
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # huge pages need it
+    memory = mmap.mmap(-1, BUFFER_BYTES, flags=private)  # starts at a page
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to look up for each transfer
