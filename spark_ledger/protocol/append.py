@@ -144,8 +144,9 @@ class AppendMachine:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Payload bytes that the slowest live bookie has not acknowledged yet."""
-        held = min(self._replication.held_by_all_live(), self.last_add_pushed)
+        """Payload bytes that are not confirmed, or that the slowest live bookie has not
+        acknowledged. During an ensemble change bookies acknowledge and nothing is confirmed."""
+        held = min(self._replication.held_by_all_live(), self.last_add_confirmed)
         return self.length - self._lengths.at(held)
 
     @property

@@ -88,7 +88,23 @@ def test_bytes_in_flight_are_those_of_the_slowest_live_bookie() -> None:
     writer.fail(2)
     for slot in (0, 1):
         writer.ack(slot, 14)
-    assert writer.machine.bytes_in_flight == 0
+    writer.choose()
+    assert writer.machine.last_add_confirmed == 14 and writer.machine.bytes_in_flight == 0
+
+
+def test_bytes_that_an_ensemble_change_holds_back_are_in_flight() -> None:
+    """However long the metadata store takes, producers do not go on without bound."""
+    writer = Writer()
+    writer.add(4)
+    wanted = change_of_slot_1(writer)
+    writer.add(8)
+    for slot in (0, 2):
+        writer.ack(slot, 11)
+    assert writer.machine.bytes_in_flight == 120 and not writer.machine.has_room
+    writer.written(wanted)
+    assert writer.machine.last_add_confirmed == 11
+    writer.ack(1, 11)
+    assert writer.machine.bytes_in_flight == 0 and writer.machine.has_room
 
 
 def test_lengths_of_held_entries_are_forgotten() -> None:
