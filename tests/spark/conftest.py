@@ -15,6 +15,8 @@ import pytest
 
 from spark_ledger.local import LocalCluster
 from spark_ledger.stream.blocking import StreamConnection
+from tests.spark.faulty import FaultyDataSource
+from tests.spark.submitting import Submitter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -144,9 +146,9 @@ def lab(spark: Any, cluster: LocalCluster, client: StreamConnection, tmp_path: P
     return Lab(spark, cluster, client, tmp_path)
 
 
-def eventually(condition: Callable[[], bool], what: str) -> None:
+def eventually(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
     """Poll until it holds."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.05)
@@ -155,3 +157,17 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 @pytest.fixture
 def until() -> Callable[[Callable[[], bool], str], None]:
     return eventually
+
+
+@pytest.fixture(scope="session")
+def faulty_source(spark: Any) -> str:
+    """The format that fails on demand; see ``faulty``."""
+    spark.dataSource.register(FaultyDataSource)
+    return FaultyDataSource.name()
+
+
+@pytest.fixture
+def submitter(tmp_path: Path) -> Iterator[Submitter]:
+    made = Submitter(tmp_path)
+    yield made
+    made.clean_up()

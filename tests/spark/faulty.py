@@ -1,25 +1,113 @@
 """A data source that fails on demand: ``ledger`` with faults taken from files in a directory.
 
-The option ``faults`` names the directory. A file named after a fault makes it happen; the file is
-removed when it does, so a fault happens once.
+The option ``faults`` names the directory. A file named after a step of a micro-batch makes a fault
+happen when that step is reached; the file is removed then, so a fault happens once, and a file
+``<step>.done`` says so. The text of the file is what happens:
+
+    raise           an exception
+    kill            SIGKILL for the process that is at this step
+    kill-executor   SIGKILL for the JVM that runs this task
+    wait            nothing, until the directory has a file ``go``
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark import TaskContext
+import psutil
+from pyspark.sql.datasource import InputPartition
 
 from connector.datasource import LedgerDataSource
 from connector.messages import TaskWritten
-from connector.options import write_options
+from connector.options import read_options, write_options
+from connector.stream_reader import LedgerStreamReader
 from connector.stream_writer import LedgerStreamWriter
+from spark_ledger.metadata.zookeeper import ZooKeeperStore
 
-TASK_FAILS_LATE = "task-fails-late"
-COMMIT_FAILS_BEFORE = "commit-fails-before"
-COMMIT_FAILS_AFTER = "commit-fails-after"
+BEFORE_OFFSETS = "before-offsets"  # the end of the micro-batch is chosen, Spark has not noted it
+PLAN = "plan"  # Spark has noted the offsets
+READ = "read"  # a task has read a part
+WRITE = "write"  # a task has appended all of its rows
+BEFORE_COMMIT = "before-commit"  # all tasks have ended
+BEFORE_TRANSACTION = "before-transaction"  # the commit was decided
+AFTER_TRANSACTION = "after-transaction"  # ZooKeeper has applied it, the client does not know yet
+AFTER_COMMIT = "after-commit"  # Spark has not noted that the micro-batch is done
+
+STEPS = (
+    BEFORE_OFFSETS,
+    PLAN,
+    READ,
+    WRITE,
+    BEFORE_COMMIT,
+    BEFORE_TRANSACTION,
+    AFTER_TRANSACTION,
+    AFTER_COMMIT,
+)
+
+IN_TASKS = frozenset({READ, WRITE})
+"""Steps of tasks, which Spark repeats by itself; after the others the query ends."""
+
+COMMITTED = frozenset({AFTER_TRANSACTION, AFTER_COMMIT})
+"""Steps at which the micro-batch is visible."""
+
+WAIT_S_MAX = 200.0
+POLL_S = 0.05
+
+
+class Faults:
+    """The directory of one query."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def arm(self, step: str, action: str) -> None:
+        """Let something happen at a step."""
+        (self.directory / f"{step}.new").write_text(action)
+        (self.directory / f"{step}.new").rename(self.directory / step)
+
+    def has_happened(self, step: str) -> bool:
+        """Whether the fault of a step has happened."""
+        return (self.directory / f"{step}.done").exists()
+
+    def release(self) -> None:
+        """Let all who wait go on."""
+        (self.directory / "go").touch()
+
+    def reach(self, step: str) -> None:
+        """This process is at a step."""
+        for _ in self._happening(step):
+            time.sleep(POLL_S)
+
+    async def reach_in_loop(self, step: str) -> None:
+        """As ``reach``, without holding up the event loop."""
+        for _ in self._happening(step):
+            await asyncio.sleep(POLL_S)
+
+    def _happening(self, step: str) -> Iterator[None]:
+        """Yields while there is to be waited."""
+        armed = self.directory / step
+        if not armed.exists():
+            return
+        action = armed.read_text()
+        armed.rename(self.directory / f"{step}.done")
+        if action == "raise":
+            raise RuntimeError(f"injected: {step}")
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == "kill-executor":
+            jvms = [each for each in psutil.Process().parents() if each.name() == "java"]
+            jvms[0].kill()
+        assert action in ("wait", "kill-executor"), action
+        deadline = time.monotonic() + WAIT_S_MAX
+        while not (self.directory / "go").exists():
+            assert time.monotonic() < deadline, f"nobody released {step}"
+            yield
 
 
 class FaultyDataSource(LedgerDataSource):
@@ -29,37 +117,74 @@ class FaultyDataSource(LedgerDataSource):
     def name(cls) -> str:
         return "ledger_faulty"
 
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+    def _split(self) -> tuple[dict[str, str], Faults]:
         options = dict(self.options)
-        faults = Path(options.pop("faults"))
-        return FaultyWriter(
-            write_options(options, streaming=True), schema, overwrite=overwrite, faults=faults
-        )
+        return options, Faults(Path(options.pop("faults")))
+
+    def schema(self) -> Any:
+        return LedgerDataSource(self._split()[0]).schema()
+
+    def streamReader(self, schema: Any) -> Any:
+        options, faults = self._split()
+        return FaultyReader(read_options(options, streaming=True), schema, faults)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        options, faults = self._split()
+        checked = write_options(options, streaming=True)
+        return FaultyWriter(checked, schema, overwrite=overwrite, faults=faults)
+
+
+class FaultyReader(LedgerStreamReader):
+    """Fails as told."""
+
+    def __init__(self, options: Any, schema: Any, faults: Faults) -> None:
+        super().__init__(options, schema)
+        self._faults = faults
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
+        end = super().latestOffset(start, limit)
+        if end != start:
+            self._faults.reach(BEFORE_OFFSETS)
+        return end
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        planned = super().partitions(start, end)
+        if planned:
+            self._faults.reach(PLAN)
+        return planned
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for batch in super().read(partition):
+            yield batch
+            self._faults.reach(READ)
 
 
 class FaultyWriter(LedgerStreamWriter):
     """Fails as told."""
 
-    def __init__(self, *given: Any, faults: Path, **named: Any) -> None:
+    def __init__(self, *given: Any, faults: Faults, **named: Any) -> None:
         super().__init__(*given, **named)
         self._faults = faults
 
-    def _fail(self, fault: str) -> None:
-        marker = self._faults / fault
-        if marker.exists():
-            marker.unlink()
-            (self._faults / f"{fault}.done").touch()
-            raise RuntimeError(f"injected: {fault}")
-
     def write(self, iterator: Iterator[Any]) -> TaskWritten:
         written = super().write(iterator)
-        context = TaskContext.get()
-        assert context is not None
-        if context.partitionId() == 0:
-            self._fail(TASK_FAILS_LATE)
+        if written.segments:
+            self._faults.reach(WRITE)
         return written
 
     def commit(self, messages: Sequence[TaskWritten | None], batchId: int) -> None:
-        self._fail(COMMIT_FAILS_BEFORE)
-        super().commit(messages, batchId)
-        self._fail(COMMIT_FAILS_AFTER)
+        self._faults.reach(BEFORE_COMMIT)
+        faults, transaction = self._faults, ZooKeeperStore.transaction
+
+        async def faulty_transaction(store: ZooKeeperStore, *given: Any) -> Any:
+            await faults.reach_in_loop(BEFORE_TRANSACTION)
+            result = await transaction(store, *given)
+            await faults.reach_in_loop(AFTER_TRANSACTION)
+            return result
+
+        ZooKeeperStore.transaction = faulty_transaction
+        try:
+            super().commit(messages, batchId)
+        finally:
+            ZooKeeperStore.transaction = transaction
+        self._faults.reach(AFTER_COMMIT)

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as sql
 
-from tests.spark import faulty
 from tests.spark.conftest import Lab
-
-
-@pytest.fixture(scope="session")
-def faulty_source(spark: Any) -> str:
-    spark.dataSource.register(faulty.FaultyDataSource)
-    return "ledger_faulty"
 
 
 def copy_all(lab: Lab, copy: Lab, **options: Any) -> Any:
@@ -67,31 +60,6 @@ def test_partitions_in_order(source: Lab) -> None:
     copy = source.another()
     finished(copy.sink(source.follow(minPartitions=3)))
     assert copy.stored() == list(range(30))
-
-
-def test_a_task_that_fails_after_writing(source: Lab, faulty_source: str, tmp_path: Path) -> None:
-    """What the failed attempt appended is in the ledger, but no commit names it."""
-    (tmp_path / faulty.TASK_FAILS_LATE).touch()
-    copy = source.another()
-    finished(copy.sink(source.follow(), source=faulty_source, faults=str(tmp_path)))
-    assert (tmp_path / f"{faulty.TASK_FAILS_LATE}.done").exists()
-    assert copy.stored() == list(range(30))
-
-
-@pytest.mark.parametrize("fault", [faulty.COMMIT_FAILS_BEFORE, faulty.COMMIT_FAILS_AFTER])
-def test_a_commit_that_raises_is_replayed(
-    source: Lab, faulty_source: str, tmp_path: Path, fault: str
-) -> None:
-    copy = source.another()
-    copy_all(source, copy, source=faulty_source, faults=str(tmp_path))
-    source.numbers(30, 45)
-    (tmp_path / fault).touch()
-    with pytest.raises(Exception, match=f"injected: {fault}"):
-        copy_all(source, copy, source=faulty_source, faults=str(tmp_path))
-    committed = 45 if fault == faulty.COMMIT_FAILS_AFTER else 30
-    assert copy.stored() == list(range(committed))
-    copy_all(source, copy, source=faulty_source, faults=str(tmp_path))
-    assert copy.stored() == list(range(45))
 
 
 def test_a_driver_that_dies_after_its_commit(source: Lab) -> None:
