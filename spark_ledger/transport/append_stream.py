@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET, MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.channel import failure_of
@@ -102,30 +102,33 @@ class StreamAppender:
         self._stream.drop(self)
 
 
-class LastMessage:
-    """The newest encoded message of a transport. Where E == WQ, every bookie gets the same runs,
-    mostly in the same messages: they are encoded once."""
+class NewestMessages:
+    """The newest encoded messages of a transport. Where E == WQ, every bookie gets the same runs,
+    mostly in the same messages, though not at the same time: they are encoded once."""
 
-    __slots__ = ("_adds", "_encoded")
+    _COUNT_MAX = 8
+    _BYTES_MAX = 8 * MIB
 
     def __init__(self) -> None:
-        self._adds: list[AddCommand] = []
-        self._encoded = b""
+        self._messages: deque[tuple[list[AddCommand], bytes]] = deque()
+        self.size_bytes = 0
 
     def encode(self, adds: list[AddCommand]) -> bytes:
         """The adds as one message."""
-        if adds != self._adds:  # runs that are the same objects are not compared further
-            self._adds, self._encoded = adds, encode_append_request(adds)
-        return self._encoded
-
-    @property
-    def holds_bytes(self) -> int:
-        """Memory it keeps."""
-        return len(self._encoded)
+        for known, encoded in self._messages:
+            if known == adds:  # runs are the same objects, or differ in their first fields
+                return encoded
+        encoded = encode_append_request(adds)
+        self._messages.appendleft((adds, encoded))
+        self.size_bytes += len(encoded)
+        while len(self._messages) > self._COUNT_MAX or self.size_bytes > self._BYTES_MAX:
+            self.size_bytes -= len(self._messages.pop()[1])
+        return encoded
 
     def forget(self) -> None:
-        """Nothing is under way that would send it again: give the memory back."""
-        self._adds, self._encoded = [], b""
+        """Nothing is under way that would send one again: give the memory back."""
+        self._messages.clear()
+        self.size_bytes = 0
 
 
 class AppendStream:
@@ -135,7 +138,7 @@ class AppendStream:
         self,
         bookie_id: BookieId,
         open_call: Callable[[], Any],
-        last_message: LastMessage,
+        newest_messages: NewestMessages,
         *,
         connect_timeout_s: float,
         broken: str = "",
@@ -150,7 +153,7 @@ class AppendStream:
         self._appenders: dict[int, StreamAppender] = {}
         self._tags = count(1)
         self._queue: deque[tuple[StreamAppender, EntryRun]] = deque()
-        self._last_message = last_message
+        self._newest_messages = newest_messages
         self._idle: asyncio.Future[None] | None = None
         """What the sender waits on while nothing is queued."""
         self._broken = broken
@@ -199,7 +202,7 @@ class AppendStream:
         self.bytes_in_flight -= size_bytes
         assert self.bytes_in_flight >= 0, "each byte is answered or given up once"
         if not self.bytes_in_flight:
-            self._last_message.forget()
+            self._newest_messages.forget()
 
     def drop(self, appender: StreamAppender) -> None:
         """The appender has ended: its results go nowhere, what it has queued is not sent."""
@@ -291,7 +294,7 @@ class AppendStream:
                 break
             queue.popleft()
             adds.append(AddCommand(appender.tag, appender.access_key, appender.recovery, run))
-        return self._last_message.encode(adds)
+        return self._newest_messages.encode(adds)
 
     def _dispatch(self, message: bytes) -> None:
         for result in pb.AppendResponse.FromString(message).results:

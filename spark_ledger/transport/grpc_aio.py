@@ -19,7 +19,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerClosedError
-from spark_ledger.transport.append_stream import AppendStream, LastMessage, StreamAppender
+from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import (
     AddResult,
     BookieDescription,
@@ -109,7 +109,7 @@ class GrpcTransport:
         self._process_id = os.getpid()
         self._connections: dict[BookieId, _Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._last_message = LastMessage()
+        self._newest_messages = NewestMessages()
         self._closed = False
         if self._options.keep_memory_bytes:
             keep_freed_memory(self._options.keep_memory_bytes)
@@ -317,7 +317,7 @@ class GrpcTransport:
             return AppendStream(
                 bookie_id,
                 _no_call,
-                self._last_message,
+                self._newest_messages,
                 connect_timeout_s=0.0,
                 broken=_unregistered(bookie_id),
             )
@@ -325,7 +325,7 @@ class GrpcTransport:
             connection.stream = AppendStream(
                 bookie_id,
                 lambda: connection.append(metadata=connection.metadata),
-                self._last_message,
+                self._newest_messages,
                 connect_timeout_s=self._options.connect_timeout_s,
             )
         return connection.stream

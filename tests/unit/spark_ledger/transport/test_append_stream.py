@@ -11,7 +11,7 @@ import pytest
 
 from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET, MIB
 from spark_ledger.runs import EntryRun
-from spark_ledger.transport.append_stream import AppendStream, LastMessage, StreamAppender
+from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import AddResult
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -59,9 +59,9 @@ class Fixture:
     def __init__(self) -> None:
         self.call = Call()
         self.results: list[AddResult] = []
-        self.last_message = LastMessage()
+        self.newest_messages = NewestMessages()
         self.stream = AppendStream(
-            BOOKIE, lambda: self.call, self.last_message, connect_timeout_s=0.1
+            BOOKIE, lambda: self.call, self.newest_messages, connect_timeout_s=0.1
         )
 
     def open(self, ledger_id: int = 1) -> StreamAppender:
@@ -95,10 +95,10 @@ async def settle() -> None:
 
 def test_the_same_adds_are_encoded_once() -> None:
     """And others never get the bytes of the ones before, however alike they are."""
-    last = LastMessage()
+    newest = NewestMessages()
     add = AddCommand(1, b"key", False, make_run(0))
-    encoded = last.encode([add])
-    assert last.encode([AddCommand(1, b"key", False, add.run)]) is encoded
+    encoded = newest.encode([add])
+    assert newest.encode([AddCommand(1, b"key", False, add.run)]) is encoded
     others = [
         [add._replace(tag=2)],
         [add._replace(access_key=b"")],
@@ -107,8 +107,21 @@ def test_the_same_adds_are_encoded_once() -> None:
         [add, add._replace(run=make_run(1))],
     ]
     for adds in others:
-        found = decode_append_request(last.encode(adds))
+        found = decode_append_request(newest.encode(adds))
         assert [received[:4] for received in found] == [tuple(other) for other in adds]
+
+
+def test_newest_messages_are_bounded() -> None:
+    newest = NewestMessages()
+    newest.encode([AddCommand(1, b"", False, make_run(0, 9 * MIB))])
+    assert newest.size_bytes == 0, "one that is too large is not kept"
+    small = [[AddCommand(1, b"", False, make_run(i))] for i in range(9)]
+    encoded = [newest.encode(adds) for adds in small]
+    assert newest.encode(small[8]) is encoded[8] and newest.encode(small[1]) is encoded[1]
+    assert newest.encode(small[0]) is not encoded[0], "the oldest had to go"
+    newest.encode([AddCommand(1, b"", False, make_run(9, 5 * MIB))])
+    newest.encode([AddCommand(1, b"", False, make_run(10, 5 * MIB))])
+    assert newest.size_bytes < 6 * MIB
 
 
 @on_loop
@@ -116,10 +129,10 @@ async def test_a_message_is_not_kept_once_everything_is_answered(f: Fixture) -> 
     appender = f.open()
     appender.send(make_run(0))
     await settle()
-    assert f.last_message.holds_bytes > 0
+    assert f.newest_messages.size_bytes > 0
     f.call.answer(appender.tag, 0)
     await settle()
-    assert f.last_message.holds_bytes == 0
+    assert f.newest_messages.size_bytes == 0
 
 
 @on_loop
