@@ -1,0 +1,162 @@
+"""Command: ``python -m tests.sim --schedules 1000`` runs schedules, ``--seed 7`` replays one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tests.sim.regressions import save
+from tests.sim.running import Failure, Totals, git_commit, run_many, trace_hashes
+from tests.sim.schedule import Outcome, run_schedule
+from tests.sim.shrink import shrink
+
+console: Final = Console(highlight=False)
+
+FAILURES_SHOWN_MAX: Final = 3
+
+
+def main() -> int:
+    """The exit code: 0, or 1 if a promise was broken."""
+    arguments = parse()
+    options = json.loads(arguments.options) if arguments.options else None
+    if arguments.determinism:
+        return check_determinism(arguments.seed or 0, arguments.determinism)
+    if arguments.seed is not None and arguments.schedules is None:
+        return replay(arguments.seed, options, shrinks=arguments.shrink)
+    return run(arguments)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--schedules", type=int, help="how many to run")
+    parser.add_argument("--seed", type=int, help="the first seed; alone: replay this one")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--json", type=Path, help="write the totals to this file")
+    parser.add_argument("--options", help="JSON object: options instead of those of the seed")
+    parser.add_argument("--shrink", action="store_true", help="replay: look for a shorter failure")
+    parser.add_argument("--determinism", type=int, metavar="N", help="run N seeds twice, compare")
+    return parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run many schedules, show what happened in them."""
+    count, first = arguments.schedules or 1000, arguments.seed or 0
+    began = time.monotonic()
+    with Progress(
+        TextColumn("schedules"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("", total=count, note="")
+
+        def show(totals: Totals) -> None:
+            note = f"{totals.all_faults:,} faults, {len(totals.failures)} failures"
+            bar.update(task, completed=totals.schedules, note=note)
+
+        totals = run_many(first, count, jobs=arguments.jobs, progress=show)
+    elapsed_s = time.monotonic() - began
+    console.print(table_of(totals, first, elapsed_s))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(summary_of(totals, first, elapsed_s), indent=2) + "\n")
+    for failure in totals.failures[:FAILURES_SHOWN_MAX]:
+        show_failure(failure)
+    return 1 if totals.failures else 0
+
+
+def table_of(totals: Totals, first: int, elapsed_s: float) -> Table:
+    """What happened."""
+    table = Table(title=f"simulated schedules from seed {first} on", title_justify="left")
+    table.add_column("what")
+    table.add_column("number", justify="right")
+    rate = totals.schedules / max(elapsed_s, 0.001)
+    table.add_row("schedules", f"{totals.schedules:,}")
+    table.add_row("  per second", f"{rate:,.1f}")
+    table.add_row("  virtual time", f"{totals.virtual_s / 3600:,.1f} h")
+    table.add_row("steps", f"{totals.steps:,}")
+    table.add_row("faults", f"{totals.all_faults:,}")
+    for kind, number in totals.faults.most_common():
+        table.add_row(f"  {kind}", f"{number:,}")
+    for name, number in sorted(totals.counts.items()):
+        table.add_row(name, f"{number:,}")
+    table.add_row("schedules with a violation", f"{len(totals.failures):,}")
+    return table
+
+
+def summary_of(totals: Totals, first: int, elapsed_s: float) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "first_seed": first,
+        "commit": git_commit(),
+        "elapsed_s": round(elapsed_s, 1),
+        "schedules": totals.schedules,
+        "virtual_s": round(totals.virtual_s),
+        "steps": totals.steps,
+        "faults": totals.all_faults,
+        "faults_by_kind": dict(totals.faults.most_common()),
+        "counts": dict(sorted(totals.counts.items())),
+        "failures": [failure.seed for failure in totals.failures],
+    }
+
+
+def show_failure(failure: Failure) -> None:
+    """Everything that is needed to look into it, and its file for the regression test."""
+    console.rule(f"seed {failure.seed}")
+    for line in failure.trace:
+        console.print(line, markup=False)
+    for violation in failure.violations:
+        console.print(violation, style="bold red", markup=False)
+    path = save(failure)
+    console.print(f"options: {json.dumps(failure.options)}", markup=False)
+    console.print(
+        f"commit {git_commit()}; replay: python -m tests.sim --seed {failure.seed}; "
+        f"shorter: python -m tests.sim --seed {failure.seed} --shrink; saved as {path}",
+        markup=False,
+    )
+
+
+def replay(seed: int, options: dict[str, Any] | None, *, shrinks: bool) -> int:
+    """One schedule with its whole trace."""
+    outcome: Outcome = run_schedule(seed, options, verbose=True)
+    if shrinks and outcome.violations:
+        best, _ = shrink(seed, options, progress=lambda text: console.print(text, markup=False))
+        console.rule("shortest")
+        console.print(f"options: {json.dumps(best)}", markup=False)
+        outcome = run_schedule(seed, best, verbose=True)
+    else:
+        console.print(f"options: {msgspec.json.encode(outcome.options).decode()}", markup=False)
+    for line in outcome.trace:
+        console.print(line, markup=False)
+    for violation in outcome.violations:
+        console.print(str(violation), style="bold red", markup=False)
+    steps = outcome.statistics.steps
+    console.print(f"seed {seed}: {steps} steps, {len(outcome.violations)} violations")
+    return 1 if outcome.violations else 0
+
+
+def check_determinism(first: int, count: int) -> int:
+    """Run seeds twice, the second time in a process whose hashes differ."""
+    here = trace_hashes(first, count)
+    there = trace_hashes(first, count, hash_seed="4711")
+    different = [
+        first + i for i, pair in enumerate(zip(here, there, strict=True)) if len({*pair}) > 1
+    ]
+    console.print(f"{count} seeds twice: {len(different)} differ {different[:10] or ''}")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""A bookie's disk: files in memory that survive crashes as a disk would let them, or nearly.
+
+Faults are asked for by name and strike at the next operations. ``PowerCut`` is no error that the
+storage could handle: the machine is off, and what the disk holds is settled at that instant.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+from typing import Final
+
+from bookie_server.storage.cookie import format_directories
+from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.memory_fs import MemoryFileSystem
+from spark_ledger.types import BookieId
+from tests.sim.base import SimBase
+
+ROOT: Final = Path("/bookie")
+JOURNAL: Final = ROOT / "journal"
+LEDGERS: Final = (ROOT / "ledgers",)
+
+_WRITES: Final = frozenset({"create", "pwritev", "preallocate"})
+_CHANGES: Final = _WRITES | {"fdatasync", "rename", "remove", "sync_directory", "truncate"}
+
+_formatted: dict[str, MemoryFileSystem] = {}
+
+
+class PowerCut(BaseException):
+    """The machine stopped in the middle of an operation."""
+
+
+def formatted(bookie_id: BookieId) -> MemoryFileSystem:
+    """The disk of a new bookie."""
+    files = _formatted.get(bookie_id)
+    if files is None:
+        files = _formatted[bookie_id] = MemoryFileSystem()
+        format_directories(files, JOURNAL, LEDGERS, cluster_id="sim", bookie_id=bookie_id)
+    return files.crash_clone(None)
+
+
+class Disk:
+    """One machine's disk over all its crashes."""
+
+    def __init__(self, world: SimBase, bookie_id: BookieId) -> None:
+        self.world = world
+        self.bookie_id = bookie_id
+        self.draw: random.Random = world.stream(f"disk {bookie_id}")
+        self.files = formatted(bookie_id)
+        self.full = False
+        self.error_in = 0
+        """The so-manyth change from now on fails with EIO; 0: none."""
+        self.cut_in = 0
+        """The so-manyth change from now on never ends, because the power is cut; 0: none."""
+        self._dead = False
+
+    def attach(self) -> FaultFileSystem:
+        """The disk as the next run of the bookie sees it."""
+        self._dead = False
+        return FaultFileSystem(self.files, self._plan)
+
+    def crash(self, kind: str) -> None:
+        """The machine or the process stops. ``kind``: process, power, lottery."""
+        if self._dead:
+            return  # settled already, in the middle of an operation
+        self._dead = True
+        self.error_in = self.cut_in = 0
+        if kind == "process":
+            self.files._locks.clear()
+            return  # the kernel lives and keeps what was written
+        seed = None if kind == "power" else self.draw.getrandbits(32)
+        self.files = self.files.crash_clone(seed)
+
+    def flip(self) -> str:
+        """Change one byte somewhere in an entry log; which file, or "" if there is none."""
+        logs = [
+            directory / name
+            for directory in LEDGERS
+            for name in self.files.list(directory)
+            if name.endswith(".log")
+        ]
+        logs = [path for path in logs if self.files.open(path).size() > 0]
+        if not logs:
+            return ""
+        path = self.draw.choice(logs)
+        file = self.files.open(path)
+        offset = self.draw.randrange(file.size())
+        (byte,) = file.pread(1, offset)
+        self.files.damage(path, offset, bytes([byte ^ (1 << self.draw.randrange(8))]))
+        return f"{path.name}, byte {offset}"
+
+    def _plan(self, operation: Operation) -> Fault | None:
+        if self._dead:
+            raise PowerCut
+        kind = operation.kind
+        if kind not in _CHANGES:
+            return None
+        if self.cut_in:
+            self.cut_in -= 1
+            if not self.cut_in:
+                self.world.fault("power cut in an operation", f"{self.bookie_id} {kind}")
+                self.crash("lottery")
+                raise PowerCut
+        if self.error_in:
+            self.error_in -= 1
+            if not self.error_in:
+                self.world.fault("disk error", f"{self.bookie_id} {kind} {operation.path.name}")
+                part = self.draw.choice([0.0, 0.5])
+                return Fault(errno.EIO, part if kind == "pwritev" else 0.0)
+        if self.full and kind in _WRITES and "journal" not in operation.path.parts[2]:
+            return Fault(errno.ENOSPC)
+        return None

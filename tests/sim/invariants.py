@@ -1,0 +1,182 @@
+"""What must hold at every moment, seen from above: every disk, every value of the metadata.
+
+These are the checks that a history of what clients were told cannot make, or makes only at the
+end: each looks at one event when it happens. ``tests.history`` judges the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from spark_ledger.metadata.codec import decode_ledger
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
+from tests.sim.base import SimBase
+from tests.sim.node import BookieNode, Witness
+
+_LEDGER_PATH = re.compile(r"ledgers/(\d{2})/(\d{4})/L(\d{4})")
+
+
+@dataclass(slots=True)
+class LedgerTruth:
+    """What is known of a ledger from above."""
+
+    metadata: LedgerMetadata | None = None
+    confirmed: int = -1
+    """The highest entry whose writer's application was told that it is confirmed."""
+    pushed: int = -1
+    frames: dict[int, bytes] = field(default_factory=dict)
+    """The one frame that each entry may have."""
+    deleted: bool = False
+
+
+class Invariants(Witness):
+    """I1, I3, I4, I6 to I9 at the moments when they can be broken."""
+
+    def __init__(self, world: SimBase, nodes: dict[BookieId, BookieNode]) -> None:
+        self._world = world
+        self._nodes = nodes
+        self.ledgers: dict[int, LedgerTruth] = {}
+
+    def of(self, ledger_id: int) -> LedgerTruth:
+        """A ledger's record, made at the first mention."""
+        truth = self.ledgers.get(ledger_id)
+        if truth is None:
+            truth = self.ledgers[ledger_id] = LedgerTruth()
+        return truth
+
+    # -- what bookies say --------------------------------------------------------------------------
+
+    def stored(self, node: BookieNode, run: EntryRun) -> None:
+        """I4: no entry ever has two contents."""
+        frames = self.of(run.ledger_id).frames
+        for entry_id, frame in run.split():
+            known = frames.setdefault(entry_id, bytes(frame))
+            if known != frame:
+                self._world.violate(
+                    "I4",
+                    "divergence",
+                    f"{node.name} stores another entry {entry_id} of ledger {run.ledger_id}",
+                )
+
+    def told(self, node: BookieNode, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
+        """I6: no bookie tells of a LAC beyond what was confirmed."""
+        truth = self.of(ledger_id)
+        proved = truth.confirmed
+        if truth.metadata is not None and truth.metadata.is_closed:
+            proved = max(proved, truth.metadata.last_entry_id)
+        if last_add_confirmed > proved:
+            self._world.violate(
+                "I6",
+                "lac",
+                f"{node.name} tells {last_add_confirmed} as last add confirmed of ledger "
+                f"{ledger_id}; {proved} is",
+            )
+
+    # -- what writers are told ---------------------------------------------------------------------
+
+    def confirmed(self, ledger_id: int, entry_id: int) -> None:
+        """The application was told: I8, and AQ bookies that the metadata name hold the entry."""
+        truth, metadata = self.of(ledger_id), self.of(ledger_id).metadata
+        truth.confirmed = max(truth.confirmed, entry_id)
+        if metadata is None:
+            return  # deleted
+        if metadata.is_closed and entry_id > metadata.last_entry_id:
+            self._world.violate(
+                "I8",
+                "acknowledged after close",
+                f"entry {entry_id} of ledger {ledger_id} was acknowledged, which is closed at "
+                f"{metadata.last_entry_id}",
+            )
+            return
+        self._check_copies("I2", ledger_id, metadata, entry_id)
+
+    def _check_copies(
+        self, invariant: str, ledger_id: int, metadata: LedgerMetadata, entry_id: int
+    ) -> None:
+        fragment = next(f for f in reversed(metadata.fragments) if f.first_entry <= entry_id)
+        quorums = metadata.quorums
+        holders = [
+            bookie
+            for bookie in (
+                fragment.bookies[(entry_id + place) % quorums.ensemble_size]
+                for place in range(quorums.write_quorum)
+            )
+            if entry_id in self._nodes[bookie].acknowledged.get(LedgerId(ledger_id), ())
+        ]
+        if len(holders) < quorums.ack_quorum:
+            self._world.violate(
+                invariant,
+                "too few copies",
+                f"entry {entry_id} of ledger {ledger_id} counts as confirmed, but of the bookies "
+                f"that the metadata name only {' '.join(holders) or 'none'} acknowledged it",
+            )
+
+    # -- metadata ----------------------------------------------------------------------------------
+
+    def observe(self, path: str, data: bytes | None) -> None:
+        """A node of the metadata has changed."""
+        match = _LEDGER_PATH.fullmatch(path)
+        if match is None:
+            return
+        ledger_id = int("".join(match.groups()))
+        truth = self.of(ledger_id)
+        if data is None:
+            truth.metadata, truth.deleted = None, True
+            return
+        old, new = truth.metadata, decode_ledger(path, LedgerId(ledger_id), data)
+        truth.metadata = new
+        bookies = " | ".join(f"{f.first_entry}: {' '.join(f.bookies)}" for f in new.fragments)
+        self._world.say(f"ledger {ledger_id} is {new.state} {new.last_entry_id}, {bookies}")
+        if old is not None:
+            self._count_change(old, new)
+            self._check_change(ledger_id, truth, old, new)
+
+    def _count_change(self, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        if len(new.fragments) > len(old.fragments):
+            self._world.counts["ensemble changes"] += 1
+        if new.is_closed and not old.is_closed:
+            recovered = old.state is LedgerState.IN_RECOVERY
+            self._world.counts["closed by recovery" if recovered else "closed by writer"] += 1
+
+    def _check_change(
+        self, ledger_id: int, truth: LedgerTruth, old: LedgerMetadata, new: LedgerMetadata
+    ) -> None:
+        say = self._world.violate
+        if old.is_closed:
+            if (old.state, old.last_entry_id, old.length) != (
+                new.state,
+                new.last_entry_id,
+                new.length,
+            ):
+                say("I7", "closed twice", f"ledger {ledger_id} was closed and changed its end")
+            return
+        if old.state is LedgerState.IN_RECOVERY:
+            if new.state is LedgerState.OPEN:
+                say("I7", "reopened", f"ledger {ledger_id} left recovery and is open again")
+            if new.state is LedgerState.IN_RECOVERY and new.fragments != old.fragments:
+                say("I9", "ensemble", f"ledger {ledger_id}: fragments changed during recovery")
+        if new.state is LedgerState.OPEN and new.fragments != old.fragments:
+            first = new.last_fragment.first_entry
+            if first <= truth.confirmed:
+                say(
+                    "I9",
+                    "fragment below the last confirmed",
+                    f"ledger {ledger_id}: a fragment from {first} on was written when "
+                    f"{truth.confirmed} was confirmed",
+                )
+        if new.is_closed:
+            self._check_end(ledger_id, truth, new)
+
+    def _check_end(self, ledger_id: int, truth: LedgerTruth, metadata: LedgerMetadata) -> None:
+        """I1 and I3, when a ledger is closed."""
+        if truth.confirmed > metadata.last_entry_id:
+            self._world.violate(
+                "I1",
+                "lost",
+                f"ledger {ledger_id} is closed at {metadata.last_entry_id}; entry "
+                f"{truth.confirmed} was acknowledged",
+            )
+        for entry_id in range(metadata.last_entry_id + 1):
+            self._check_copies("I3", ledger_id, metadata, entry_id)

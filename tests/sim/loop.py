@@ -1,0 +1,286 @@
+"""An asyncio event loop in virtual time, and the simulated processes whose callbacks it runs.
+
+Nothing waits for real time and nothing runs in a thread. Every callback belongs to the process in
+whose context it was made: that of a dead process never runs, that of a paused one runs later. A
+process has a clock of its own, which may be fast or slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+_TURNS_BETWEEN_LOOKS = 16
+_WORLD = contextvars.Context()
+
+
+class Process:
+    """A simulated process: alive, paused or dead; with a monotonic and a wall clock."""
+
+    def __init__(self, name: str, *, rate: float = 1.0, wall_offset_s: float = 0.0) -> None:
+        self.name = name
+        self.rate = rate
+        self.wall_offset_s = wall_offset_s
+        self.alive = True
+        self.paused = False
+        self.held: list[Handle] = []
+        self.context = contextvars.Context()
+        self.context.run(_PROCESS.set, self)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def current_process() -> Process | None:
+    """The process in which the running callback runs; None for the world itself."""
+    return _PROCESS.get()
+
+
+class Handle:
+    """A callback that waits. What ``call_soon`` and ``call_at`` return."""
+
+    __slots__ = ("args", "callback", "cancelled_", "context", "number", "process", "when_")
+
+    def __init__(
+        self,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        when: float,
+        number: int,
+    ) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.process = context.get(_PROCESS)
+        self.when_ = when
+        self.number = number
+        self.cancelled_ = False
+
+    def cancel(self) -> None:
+        """Do not run it."""
+        self.cancelled_ = True
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self.cancelled_
+
+    def when(self) -> float:
+        """The time it is due, on its process's clock."""
+        return self.when_ if self.process is None else self.when_ * self.process.rate
+
+
+class Deadlock(AssertionError):
+    """Nothing is ready and nothing will ever be, but somebody waits."""
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """See the module. ``shuffle`` interleaves processes that are ready together."""
+
+    def __init__(self, rng: random.Random, *, shuffle: bool) -> None:
+        self.now = 0.0
+        """Virtual seconds since the start, on no process's clock."""
+        self.callbacks = 0
+        """How many callbacks have run."""
+        self.on_error: Callable[[BaseException | None, str], None] = lambda error, text: None
+        self._rng = rng
+        self._shuffle = shuffle
+        self._ready: list[Handle] = []
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._number = 0
+        self._closed = False
+
+    # -- what asyncio asks for ---------------------------------------------------------------------
+
+    def time(self) -> float:
+        process = _PROCESS.get()
+        return self.now if process is None else self.now * process.rate
+
+    def call_soon(  # type: ignore[override]
+        self,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        handle = Handle(callback, args, context or contextvars.copy_context(), self.now, 0)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        """After so many seconds of the process's clock."""
+        context = context or contextvars.copy_context()
+        process = context.get(_PROCESS)
+        if process is not None:
+            delay /= process.rate
+        self._number += 1
+        when = self.now + max(delay, 0.0)
+        handle = Handle(callback, args, context, when, self._number)
+        heapq.heappush(self._timers, (when, self._number, handle))
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        return self.call_later(when - self.time(), callback, *args, context=context)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self,
+        coro: Coroutine[Any, Any, Any],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Any]:
+        return asyncio.Task(coro, loop=self, name=name or "task", context=context)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """There are no threads here: it runs at once."""
+        future = self.create_future()
+        future.set_result(func(*args))
+        return future
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self._closed
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.on_error(context.get("exception"), str(context.get("message", "")))
+
+    # -- driving -----------------------------------------------------------------------------------
+
+    def later(
+        self, delay_s: float, process: Process | None, callback: Callable[..., Any], *args: Any
+    ) -> Handle:
+        """Call back in a process after seconds of virtual time, whatever its clock says."""
+        self._number += 1
+        when = self.now + delay_s
+        context = _WORLD if process is None else process.context
+        handle = Handle(callback, args, context, when, self._number)
+        heapq.heappush(self._timers, (when, self._number, handle))
+        return handle
+
+    def spawn(self, process: Process | None, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a coroutine in a process."""
+        context = contextvars.Context() if process is None else process.context.copy()
+        return self.create_task(work, context=context)
+
+    def run(self, is_done: Callable[[], bool], *, until_s: float, callbacks_max: int) -> bool:
+        """Run until ``is_done``, a time or a number of callbacks. Whether it is done, which is
+        looked at now and then.
+
+        Raises Deadlock when nothing is left that could run.
+        """
+        asyncio._set_running_loop(self)
+        try:
+            while not is_done():
+                for _ in range(_TURNS_BETWEEN_LOOKS):
+                    if self.now >= until_s or self.callbacks >= callbacks_max:
+                        return False
+                    if not self._ready:
+                        self._advance(until_s)
+                    self._run_ready()
+        finally:
+            asyncio._set_running_loop(None)
+        return True
+
+    def _advance(self, until_s: float) -> None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled_:
+            heapq.heappop(timers)
+        if not timers:
+            raise Deadlock("nothing is ready and no timer is set")
+        self.now = max(self.now, min(timers[0][0], until_s))
+        while timers and timers[0][0] <= self.now:
+            handle = heapq.heappop(timers)[2]
+            if not handle.cancelled_:
+                self._ready.append(handle)
+
+    def _run_ready(self) -> None:
+        batch, self._ready = self._ready, []
+        if self._shuffle and len(batch) > 1:
+            batch = self._shuffled(batch)
+        for handle in batch:
+            if handle.cancelled_:
+                continue
+            process = handle.process
+            if process is not None:
+                if not process.alive:
+                    continue
+                if process.paused:
+                    process.held.append(handle)
+                    continue
+            self.callbacks += 1
+            try:
+                handle.context.run(handle.callback, *handle.args)
+            except Exception as error:  # noqa: BLE001 - the world must know of anything
+                self.on_error(error, "in a callback")
+
+    def _shuffled(self, batch: list[Handle]) -> list[Handle]:
+        """Processes interleave in any way; within one, callbacks keep their order."""
+        turns = [handle.process for handle in batch]
+        if turns.count(turns[0]) == len(turns):
+            return batch
+        queues: dict[Process | None, deque[Handle]] = {}
+        for handle in batch:
+            queues.setdefault(handle.process, deque()).append(handle)
+        self._rng.shuffle(turns)
+        return [queues[turn].popleft() for turn in turns]
+
+    def resume(self, process: Process) -> None:
+        """A paused process goes on, first with what it missed."""
+        process.paused = False
+        held, process.held = process.held, []
+        self._ready.extend(held)
+
+    def close(self) -> None:
+        """Cancel every task, let them end without the world noticing, and forget the rest."""
+        asyncio._set_running_loop(self)
+        try:
+            for _ in range(20):
+                tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
+                if not tasks:
+                    break
+                for task in tasks:
+                    task.cancel()
+                for _ in range(20):
+                    batch, self._ready = self._ready, []
+                    for handle in batch:
+                        if not handle.cancelled_:
+                            with suppress(Exception):
+                                handle.context.run(handle.callback, *handle.args)
+                    if not self._ready:
+                        break
+        finally:
+            asyncio._set_running_loop(None)
+        self._closed = True
+        self._ready.clear()
+        self._timers.clear()

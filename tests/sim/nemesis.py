@@ -1,0 +1,282 @@
+"""The nemesis: injects one fault after the other, of the kinds that the schedule allows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tests.sim.clients import Client
+from tests.sim.node import BookieNode
+from tests.sim.world import World
+
+
+class Nemesis:
+    """Decides what goes wrong, and when it is mended."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.draw: random.Random = world.stream("nemesis")
+        self._kinds: dict[str, Callable[[], str]] = {
+            "crash": self._crash,
+            "crash_in_io": self._crash_in_io,
+            "crash_all": self._crash_all,
+            "pause_bookie": self._pause_bookie,
+            "slow_disk": self._slow_disk,
+            "disk_full": self._disk_full,
+            "disk_error": self._disk_error,
+            "cut": self._cut,
+            "cut_one_way": self._cut_one_way,
+            "clog": self._clog,
+            "reset": self._reset,
+            "zookeeper_down": self._zookeeper_down,
+            "expire": self._expire,
+            "pause_client": self._pause_client,
+            "crash_client": self._crash_client,
+        }
+        self._next()
+
+    def _next(self) -> None:
+        gap_s = self.world.options.fault_gap_s * self.draw.expovariate(1.0)
+        self.world.loop.later(gap_s, None, self._strike)
+
+    def _strike(self) -> None:
+        world = self.world
+        if world.healing:
+            return
+        self._next()
+        if world.options.rot and self.draw.random() < 0.2:
+            self._rot()
+        if world.options.faults:
+            kind = self.draw.choice(world.options.faults)
+            detail = self._kinds[kind]()
+            if detail:
+                world.fault(kind.replace("_", " "), detail)
+
+    def heal(self) -> None:
+        """Phase B begins: everything is mended, except a bookie whose disk is gone."""
+        world = self.world
+        world.healing = True
+        world.say("== healing ==")
+        world.zookeeper.down = False
+        world.zookeeper.faults = 0.0
+        world.zookeeper.cut_off.clear()
+        world.network.mend_all()
+        for node in world.nodes.values():
+            node.slow = 1.0
+            node.disk.full = False
+            node.disk.error_in = node.disk.cut_in = 0
+            node.resume()
+            node.start()
+        for client in world.clients:
+            if client.process.alive and client.process.paused:
+                world.loop.resume(client.process)
+
+    # -- choosing ----------------------------------------------------------------------------------
+
+    def _running(self) -> list[BookieNode]:
+        return [node for node in self.world.nodes.values() if node.process is not None]
+
+    def _clients(self) -> list[Client]:
+        return [client for client in self.world.clients if not client.is_done]
+
+    def _time_s(self) -> float:
+        return self.world.options.fault_s * self.draw.uniform(0.2, 3.0)
+
+    def _mend(self, work: Callable[..., None], *args: object) -> None:
+        self.world.loop.later(self._time_s(), None, work, *args)
+
+    # -- bookies -----------------------------------------------------------------------------------
+
+    def _crash_kind(self) -> str:
+        return self.draw.choice(["process", "power", "lottery", "lottery"])
+
+    def _crash(self) -> str:
+        running = self._running()
+        if not running:
+            return ""
+        node = self.draw.choice(running)
+        kind = self._crash_kind()
+        node.crash(kind)
+        self._mend(node.start)
+        return f"{node.name}, {kind}"
+
+    def _crash_all(self) -> str:
+        if self.draw.random() < 0.5:
+            return ""
+        running, kind = self._running(), self._crash_kind()
+        for node in running:
+            node.crash(kind)
+            self._mend(node.start)
+        return kind if running else ""
+
+    def _crash_in_io(self) -> str:
+        running = self._running()
+        if not running:
+            return ""
+        node = self.draw.choice(running)
+        node.disk.cut_in = self.draw.choice([1, 2, 3, 5, 8, 13])
+        if self.draw.random() < 0.3:
+            node.crash(self._crash_kind())
+            node.disk.cut_in = self.draw.choice([1, 2, 3, 5, 8, 13])
+            self._mend(node.start)
+        return f"{node.name}, operation {node.disk.cut_in}"
+
+    def _pause_bookie(self) -> str:
+        running = self._running()
+        if not running:
+            return ""
+        node = self.draw.choice(running)
+        node.pause()
+        self._mend(node.resume)
+        return node.name
+
+    def _slow_disk(self) -> str:
+        node = self.draw.choice(list(self.world.nodes.values()))
+        node.slow = self.draw.choice([20.0, 200.0])
+
+        def fast() -> None:
+            node.slow = 1.0
+
+        self._mend(fast)
+        return f"{node.name} x{node.slow:.0f}"
+
+    def _disk_full(self) -> str:
+        node = self.draw.choice(list(self.world.nodes.values()))
+        node.disk.full = True
+
+        def free() -> None:
+            node.disk.full = False
+
+        self._mend(free)
+        return node.name
+
+    def _disk_error(self) -> str:
+        running = self._running()
+        if not running:
+            return ""
+        node = self.draw.choice(running)
+        node.disk.error_in = self.draw.choice([1, 2, 3, 5, 8])
+        return f"{node.name}, operation {node.disk.error_in}"
+
+    def _rot(self) -> None:
+        """Damage on the one bookie that may have it."""
+        node = next(node for node in self.world.nodes.values() if node.weak)
+        if self.world.options.rot == "gone":
+            if node.process is not None and self.draw.random() < 0.3:
+                node.crash("power")
+                node.broken = "its disk is gone"
+                self.world.fault("disk gone", node.name)
+            return
+        where = node.disk.flip()
+        if where:
+            self.world.fault("bit flipped", f"{node.name} {where}")
+
+    # -- network -----------------------------------------------------------------------------------
+
+    def _pair(self) -> tuple[str, str] | None:
+        clients = self._clients()
+        if not clients:
+            return None
+        node = self.draw.choice(list(self.world.nodes.values()))
+        return self.draw.choice(clients).name, node.name
+
+    def _cut(self) -> str:
+        pair = self._pair()
+        if pair is None:
+            return ""
+        holds = self.draw.random() < 0.5
+        for source, target in (pair, pair[::-1]):
+            self.world.network.cut(source, target, holds=holds)
+            self._mend(self.world.network.mend, source, target)
+        return f"{pair[0]} - {pair[1]}{', held back' if holds else ''}"
+
+    def _cut_one_way(self) -> str:
+        pair = self._pair()
+        if pair is None:
+            return ""
+        source, target = pair if self.draw.random() < 0.5 else pair[::-1]
+        self.world.network.cut(source, target, holds=self.draw.random() < 0.5)
+        self._mend(self.world.network.mend, source, target)
+        return f"{source} -> {target}"
+
+    def _clog(self) -> str:
+        """Stop a client's links one by one, and let them go in another order."""
+        clients = self._clients()
+        if not clients:
+            return ""
+        client, network = self.draw.choice(clients), self.world.network
+        names = [node.name for node in self.world.nodes.values()]
+        self.draw.shuffle(names)
+        for name in names[: self.draw.randint(1, len(names))]:
+            after_s = self._time_s() / 2
+
+            def close(name: str = name) -> None:
+                if not self.world.healing:
+                    network.cut(name, client.name, holds=True)
+                    self._mend(network.mend, name, client.name)
+
+            self.world.loop.later(after_s, None, close)
+        return client.name
+
+    def _reset(self) -> str:
+        running = [node for node in self._running() if node.connections]
+        if not running:
+            return ""
+        node = self.draw.choice(running)
+        connection = self.draw.choice(node.connections)
+        process = connection.transport.process
+        self.world.loop.later(0.0, process, connection.break_off)
+        return f"{process} - {node.name}"
+
+    # -- ZooKeeper ---------------------------------------------------------------------------------
+
+    def _zookeeper_down(self) -> str:
+        zookeeper = self.world.zookeeper
+        if self.draw.random() < 0.4:
+            zookeeper.down = True
+
+            def up() -> None:
+                zookeeper.down = False
+
+            self._mend(up)
+            return "for everybody"
+        stores = sorted(zookeeper.stores)
+        if not stores:
+            return ""
+        name = self.draw.choice(stores)
+        zookeeper.cut_off.add(name)
+        self._mend(zookeeper.cut_off.discard, name)
+        return f"for {name}"
+
+    def _expire(self) -> str:
+        zookeeper = self.world.zookeeper
+        stores = sorted(name for name, store in zookeeper.stores.items() if store.process.alive)
+        if not stores:
+            return ""
+        name = self.draw.choice(stores)
+        zookeeper.expire(name)
+        return f"the session of {name}"
+
+    # -- clients -----------------------------------------------------------------------------------
+
+    def _pause_client(self) -> str:
+        clients = [client for client in self._clients() if not client.process.paused]
+        if not clients:
+            return ""
+        client = self.draw.choice(clients)
+        client.process.paused = True
+
+        def resume() -> None:
+            if client.process.paused:
+                self.world.loop.resume(client.process)
+
+        self.world.loop.later(self._time_s() * 2, None, resume)
+        return client.name
+
+    def _crash_client(self) -> str:
+        clients = self._clients()
+        if not clients or self.draw.random() < 0.5:
+            return ""
+        client = self.draw.choice(clients)
+        client.crash()
+        return client.name

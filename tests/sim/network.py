@@ -1,0 +1,121 @@
+"""The network between clients and bookies.
+
+Messages of one connection stay in order, as with TCP; connections know nothing of each other. A
+link, one direction between two machines, may lose, hold back, slow down or be cut.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.sim.base import SimBase
+from tests.sim.loop import Process
+
+
+class Lane:
+    """One direction of one connection."""
+
+    __slots__ = ("broken", "last_arrival")
+
+    def __init__(self) -> None:
+        self.last_arrival = 0.0
+        self.broken = False
+        """A message was lost: TCP delivers none behind it."""
+
+
+class Link:
+    """One direction between two machines."""
+
+    __slots__ = ("cut", "held", "holds", "slow_until", "slowness")
+
+    def __init__(self) -> None:
+        self.cut = 0
+        self.holds = False
+        self.held: list[tuple[Process, Callable[..., None], tuple[Any, ...]]] = []
+        self.slowness = 1.0
+        self.slow_until = 0.0
+
+
+class Network:
+    """All links."""
+
+    def __init__(self, world: SimBase) -> None:
+        self.world = world
+        self.draw: random.Random = world.stream("network")
+        self.links: dict[tuple[str, str], Link] = {}
+
+    def link(self, source: str, target: str) -> Link:
+        """One direction."""
+        link = self.links.get((source, target))
+        if link is None:
+            link = self.links[source, target] = Link()
+        return link
+
+    def send(
+        self,
+        source: str,
+        target: Process,
+        lane: Lane,
+        deliver: Callable[..., None],
+        *args: Any,
+    ) -> None:
+        """One message. ``target`` is a process: if it has died, nobody hears the message."""
+        world, options, draw = self.world, self.world.options, self.draw
+        link = self.link(source, target.name.partition("#")[0])
+        if lane.broken:
+            return
+        if link.cut:
+            if link.holds:
+                link.held.append((target, deliver, args))
+            else:
+                lane.broken = True
+            return
+        if options.loss and not world.healing and draw.random() < options.loss:
+            world.fault("message lost", f"{source} -> {target}")
+            lane.broken = True
+            return
+        delay_s = world.delay()
+        if options.delay == "links" and not world.healing:
+            delay_s *= self._slowness(link)
+        arrival = max(lane.last_arrival, world.loop.now + delay_s)
+        lane.last_arrival = arrival
+        world.loop.later(arrival - world.loop.now, target, deliver, *args)
+
+    def repeats(self) -> bool:
+        """Whether something on the way repeats this request."""
+        options = self.world.options
+        return (
+            options.duplicates > 0
+            and not self.world.healing
+            and self.draw.random() < options.duplicates
+        )
+
+    def cut(self, source: str, target: str, *, holds: bool) -> None:
+        """Nothing passes in this direction until ``mend``; then what was held, if it is."""
+        link = self.link(source, target)
+        link.cut += 1
+        link.holds = holds
+
+    def mend(self, source: str, target: str) -> None:
+        """End one cut."""
+        link = self.link(source, target)
+        link.cut = max(0, link.cut - 1)
+        if not link.cut:
+            held, link.held = link.held, []
+            for process, deliver, args in held:
+                self.world.loop.later(self.world.delay(), process, deliver, *args)
+
+    def mend_all(self) -> None:
+        """Every cut ends."""
+        for (source, target), link in self.links.items():
+            if link.cut:
+                link.cut = 1
+                self.mend(source, target)
+
+    def _slowness(self, link: Link) -> float:
+        if link.slow_until <= self.world.loop.now:
+            link.slow_until = self.world.loop.now + self.draw.uniform(0.1, 1.0)
+            link.slowness = self.draw.choice([1.0, 1.0, 1.0, 10.0, 60.0])
+        return link.slowness

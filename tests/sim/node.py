@@ -1,0 +1,413 @@
+"""A bookie of the simulation: the real Bookie without threads, its disk, its crashes and restarts.
+
+Everything that a bookie answers passes through here, so here is noted what it has promised, and
+after each restart the promises are held against its disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bookie_server.bookie import Bookie
+from bookie_server.storage.config import StorageConfig
+from bookie_server.storage.memory_index import MemoryIndex
+from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
+from spark_ledger.limits import KIB
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.runs import EntryRun
+from spark_ledger.transport.base import LastConfirmed, ReadChunk
+from spark_ledger.types import BookieId, BookieInfo, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire.frame import frame_last_add_confirmed
+from tests.sim.base import SimBase
+from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
+from tests.sim.loop import Process
+
+if TYPE_CHECKING:
+    from tests.sim.transport import Connection
+    from tests.sim.zookeeper import SimZookeeper
+
+Done = Callable[[BookieStatus, str], None]
+
+
+class BookieNode:
+    """One bookie over all its runs."""
+
+    def __init__(
+        self,
+        world: SimBase,
+        zookeeper: SimZookeeper,
+        bookie_id: BookieId,
+        witness: Witness,
+    ) -> None:
+        self.world = world
+        self.bookie_id = bookie_id
+        self.name: str = bookie_id
+        self.disk = Disk(world, bookie_id)
+        self.process: Process | None = None
+        self.bookie: Bookie | None = None
+        self.connections: list[Connection] = []
+        self.runs = 0
+        self.slow = 1.0
+        """How much slower than usual the disk is."""
+        self.weak = False
+        """The one bookie whose disk is not to be trusted in this schedule."""
+        self.broken = ""
+        """Why it cannot be started any more."""
+        self.acknowledged: dict[LedgerId, dict[int, bytes]] = {}
+        """Frames by ledger and entry for which it has said OK."""
+        self.fenced: set[LedgerId] = set()
+        """Ledgers it has said it has fenced."""
+        self._zookeeper = zookeeper
+        self._witness = witness
+        self._draw: random.Random = world.stream(f"node {bookie_id}")
+        self._commit_due = False
+        self._flush_due = False
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start on the disk as it is. A start that fails leaves the bookie down."""
+        if self.process is not None or self.broken:
+            return
+        world, options = self.world, self.world.options
+        self.runs += 1
+        rate = self._draw.uniform(0.8, 1.25) if options.drift else 1.0
+        process = Process(f"{self.name}#{self.runs}", rate=rate)
+        files = self.disk.attach()
+        config = StorageConfig(
+            JOURNAL,
+            LEDGERS,
+            self.bookie_id,
+            journal_file_bytes=64 * KIB,
+            journal_batch_bytes_max=16 * KIB,
+            write_cache_bytes=options.write_cache_bytes,
+            entry_log_bytes=16 * KIB,
+            block_cache_bytes=4 * KIB,
+        )
+        self._commit_due = self._flush_due = False
+        try:
+            self.bookie = Bookie.open(
+                config,
+                post=partial(self._post, process),
+                on_fatal=partial(self._fatal, process),
+                file_system=files,
+                open_index=lambda path: MemoryIndex(files, path),
+                threads=False,
+            )
+        except PowerCut:
+            self.disk.crash("lottery")
+            self._restart_later()
+            return
+        except (ConfigurationError, CorruptionError) as error:
+            self.disk.crash("process")
+            self._start_failed(error)
+            return
+        self.process = process
+        world.say(f"{self.name} starts, run {self.runs}")
+        world.counts["bookie starts"] += 1
+        self._check_promises()
+        self._register(process)
+        self._flush_later()
+
+    def crash(self, kind: str) -> None:
+        """The process ends at once, with the machine or without it."""
+        process = self.process
+        if process is None:
+            return
+        self.world.say(f"{self.name} is down ({kind})")
+        process.alive = False
+        self.process = None
+        self.bookie = None
+        self.disk.crash(kind)
+        self._zookeeper.died(process, self._draw.uniform(0.05, 1.0))
+        connections, self.connections = self.connections, []
+        for connection in connections:
+            connection.server_died()
+
+    def pause(self) -> None:
+        """The process stands still, all its connections open."""
+        if self.process is not None:
+            self.process.paused = True
+
+    def resume(self) -> None:
+        """It goes on."""
+        if self.process is not None and self.process.paused:
+            self.world.loop.resume(self.process)
+
+    def say(self, line: str) -> None:
+        """A step of the trace."""
+        self.world.say(line)
+
+    def _start_failed(self, error: LedgerError) -> None:
+        if isinstance(error, ConfigurationError) and isinstance(error.__cause__, OSError):
+            self._restart_later()  # an I/O error or a full disk: the next attempt may do
+            return
+        self.broken = str(error)
+        self.world.say(f"{self.name} refuses to start: {error}")
+        if not self.weak:
+            self.world.violate("I11", "restart", f"{self.name} cannot start: {error}")
+
+    def _restart_later(self) -> None:
+        self.world.loop.later(self._draw.uniform(0.05, 0.5), None, self.start)
+
+    def _register(self, process: Process) -> None:
+        info = BookieInfo(self.bookie_id, f"{self.name}:1")
+
+        async def register() -> None:
+            store = self._zookeeper.connect(process)
+            registry = BookieRegistry(store)
+            while True:
+                try:
+                    await registry.register(info)
+                except LedgerError as error:
+                    self.say(f"{self.name} cannot register yet: {type(error).__name__}")
+                else:
+                    return
+                await asyncio.sleep(0.2)
+
+        self.world.loop.spawn(process, register())
+
+    def _post(self, process: Process, work: Callable[[], None]) -> None:
+        """To the service thread: in order, and a moment later."""
+        self.world.loop.later(0.0, process, self._guarded, work)
+
+    def _fatal(self, process: Process, message: str) -> None:
+        """The journal failed: the process must exit, and is started again."""
+        if self.process is process:
+            self.world.counts["bookie gave up"] += 1
+            self.crash("power")
+            self._restart_later()
+
+    def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Run something of the bookie; a power cut in it ends the process."""
+        try:
+            return work(*args)
+        except PowerCut:
+            self.crash("lottery")
+            self._restart_later()
+            return None
+
+    # -- disk --------------------------------------------------------------------------------------
+
+    def _commit_later(self) -> None:
+        if not self._commit_due and self.process is not None:
+            self._commit_due = True
+            delay_s = self._draw.uniform(0.0001, 0.004) * self.slow
+            self.world.loop.later(delay_s, self.process, self._guarded, self._commit)
+
+    def _commit(self) -> None:
+        self._commit_due = False
+        if self.bookie is not None and self.bookie.commit_pending():
+            self._commit_later()
+
+    def _flush_later(self) -> None:
+        if not self._flush_due and self.process is not None:
+            self._flush_due = True
+            delay_s = self.world.options.flush_s * self._draw.uniform(0.2, 1.8)
+            self.world.loop.later(delay_s, self.process, self._guarded, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        self.flush_now()
+        self._flush_later()
+
+    def flush_now(self) -> None:
+        """One checkpoint, as the flush thread makes it."""
+        bookie = self.bookie
+        if bookie is None:
+            return
+        try:
+            bookie.flush()
+        except (OSError, CorruptionError) as error:
+            self.say(f"{self.name} cannot flush: {error}")
+            bookie._post(bookie._on_flushed)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def add(self, run: EntryRun, *, access_key: bytes, recovery: bool, done: Done) -> None:
+        """See ``Bookie.add``."""
+        bookie = self.bookie
+        assert bookie is not None, "a dead process hears nothing"
+        was_fenced = run.ledger_id in self.fenced and not recovery
+        process = self.process
+
+        def answer(status: BookieStatus, text: str) -> None:
+            if self.process is not process:
+                return
+            self.say(
+                f"{self.name} add {run.ledger_id}/{run.first_entry}..{run.last_entry}"
+                f"{' recovery' if recovery else ''}: {status.name}"
+            )
+            if status is BookieStatus.OK:
+                if was_fenced:
+                    self.world.violate(
+                        "I12",
+                        "fence",
+                        f"{self.name} stored entry {run.last_entry} of ledger {run.ledger_id} for "
+                        "its writer, which came after a fence was answered",
+                    )
+                self._note(run)
+            done(status, text)
+
+        self._guarded(self._add, bookie, run, access_key, recovery, answer)
+
+    def _add(
+        self, bookie: Bookie, run: EntryRun, access_key: bytes, recovery: bool, done: Done
+    ) -> None:
+        bookie.add(
+            run,
+            access_key=access_key,
+            recovery=recovery,
+            last_add_confirmed=frame_last_add_confirmed(run),
+            done=done,
+        )
+        if bookie._waiting:
+            self.world.loop.later(0.001, self.process, self._guarded, self.flush_now)
+        self._commit_later()
+
+    def fence(self, ledger_id: LedgerId, *, access_key: bytes, done: Done) -> None:
+        """See ``Bookie.fence``."""
+        bookie = self.bookie
+        assert bookie is not None, "a dead process hears nothing"
+        process = self.process
+
+        def answer(status: BookieStatus, text: str) -> None:
+            if self.process is not process:
+                return
+            self.say(f"{self.name} fence {ledger_id}: {status.name}")
+            if status is BookieStatus.OK:
+                self.fenced.add(ledger_id)
+            done(status, text)
+
+        self._guarded(partial(bookie.fence, ledger_id, access_key=access_key, done=answer))
+        self._commit_later()
+
+    def write_last_confirmed(
+        self, ledger_id: LedgerId, last_add_confirmed: EntryId, *, access_key: bytes, done: Done
+    ) -> None:
+        """See ``Bookie.write_last_confirmed``."""
+        assert self.bookie is not None, "a dead process hears nothing"
+        self._guarded(
+            partial(
+                self.bookie.write_last_confirmed,
+                ledger_id,
+                last_add_confirmed,
+                access_key=access_key,
+                done=done,
+            )
+        )
+        self._commit_later()
+
+    def last_confirmed(self, ledger_id: LedgerId, access_key: bytes) -> LastConfirmed:
+        """The answer to a question for the last add confirmed."""
+        assert self.bookie is not None, "a dead process hears nothing"
+        end = self.bookie.end_of_ledger(ledger_id, access_key=access_key)
+        if end.status is BookieStatus.OK:
+            self._witness.told(self, ledger_id, end.last_add_confirmed)
+        elif end.status is BookieStatus.NO_SUCH_LEDGER:
+            self._check_denial(ledger_id, None)
+        return LastConfirmed(
+            end.status, end.last_add_confirmed, end.last_entry, end.fenced, end.message
+        )
+
+    def read(
+        self, ledger_id: LedgerId, first: EntryId, last: EntryId, stride: int, limit: int
+    ) -> list[ReadChunk]:
+        """The whole answer to a read, in the chunks that a bookie would send."""
+        assert self.bookie is not None, "a dead process hears nothing"
+        chunks: list[ReadChunk] = []
+        wanted = first
+        while wanted <= last and limit > 0:
+            size = min(limit, self.world.options.chunk_bytes)
+            outcome = self.bookie.read(ledger_id, wanted, last, stride=stride, max_bytes=size)
+            for run in outcome.runs:
+                chunks.append(ReadChunk(BookieStatus.OK, run, run.first_entry))
+                limit -= len(run.frames)
+                wanted = EntryId(run.last_entry + stride)
+            if outcome.status is not BookieStatus.OK:
+                if outcome.status.is_negative:
+                    self._check_denial(ledger_id, outcome.entry_id)
+                chunks.append(ReadChunk(outcome.status, None, outcome.entry_id, outcome.message))
+                break
+        return chunks
+
+    def watch(self, ledger_id: LedgerId, callback: Callable[[], None]) -> Callable[[], None]:
+        """See ``Bookie.watch_last_confirmed``."""
+        assert self.bookie is not None, "a dead process hears nothing"
+        return self.bookie.watch_last_confirmed(ledger_id, callback)
+
+    def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
+        """See ``Bookie.list_entries``."""
+        assert self.bookie is not None, "a dead process hears nothing"
+        return self.bookie.list_entries(ledger_id)
+
+    # -- promises ----------------------------------------------------------------------------------
+
+    def _note(self, run: EntryRun) -> None:
+        frames = self.acknowledged.setdefault(run.ledger_id, {})
+        for entry_id, frame in run.split():
+            frames[entry_id] = bytes(frame)
+        self._witness.stored(self, run)
+
+    def _check_denial(self, ledger_id: LedgerId, entry_id: EntryId | None) -> None:
+        """I10: what was acknowledged is never denied."""
+        held = self.acknowledged.get(ledger_id)
+        if self.weak or not held or (entry_id is not None and entry_id not in held):
+            return
+        what = f"ledger {ledger_id}" + ("" if entry_id is None else f" entry {entry_id}")
+        self.world.violate(
+            "I10", "denial", f"{self.name} denies {what}, for which it has said that it is durable"
+        )
+
+    def _check_promises(self) -> None:
+        """I11 and I12, after a restart."""
+        if self.weak:
+            return
+        assert self.bookie is not None
+        for ledger_id in sorted(self.fenced):
+            if not self.bookie.end_of_ledger(ledger_id, access_key=b"").fenced:
+                text = f"{self.name} has restarted and forgotten the fence of ledger {ledger_id}"
+                self.world.violate("I12", "fence lost", text)
+        for ledger_id, frames in sorted(self.acknowledged.items()):
+            held = self.held(ledger_id)
+            for entry_id, frame in frames.items():
+                if held.get(entry_id) != frame:
+                    text = (
+                        f"{self.name} has restarted without entry {entry_id} of ledger "
+                        f"{ledger_id}, which it had acknowledged"
+                    )
+                    self.world.violate("I11", "acknowledged add lost", text)
+                    break
+
+    def held(self, ledger_id: LedgerId) -> dict[int, bytes]:
+        """Every entry of a ledger that can be read here, with its frame."""
+        bookie = self.bookie
+        found: dict[int, bytes] = {}
+        if bookie is None:
+            return found
+        try:
+            ranges = bookie.list_entries(ledger_id) or []
+        except (OSError, CorruptionError):
+            return found
+        for first, last in ranges:
+            wanted = first
+            while wanted <= last:
+                outcome = bookie.read(ledger_id, wanted, last, stride=1, max_bytes=1 << 30)
+                for run in outcome.runs:
+                    found.update((entry_id, bytes(frame)) for entry_id, frame in run.split())
+                wanted = EntryId(outcome.entry_id + 1)
+        return found
+
+
+class Witness:
+    """Whoever wants to know what bookies say. See ``invariants``."""
+
+    def stored(self, node: BookieNode, run: EntryRun) -> None:
+        """A bookie has acknowledged a run."""
+
+    def told(self, node: BookieNode, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
+        """A bookie has told its last add confirmed."""

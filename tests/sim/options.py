@@ -1,0 +1,176 @@
+"""How hostile a schedule is, drawn from its seed; as data, so that a run can be repeated with less.
+
+Swarm testing: each seed leaves out some kinds of fault and exaggerates others, because a kind that
+is always there hides what happens without it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+import msgspec
+
+from spark_ledger.types import Quorums
+
+SHAPES: Final = (
+    *((3, 3, 2),) * 4,
+    (2, 2, 1),
+    (2, 2, 2),
+    (3, 2, 2),
+    (3, 2, 2),
+    (3, 2, 1),
+    (4, 3, 2),
+    (4, 2, 2),
+    (3, 3, 3),
+    (2, 1, 1),
+)
+
+FAULTS: Final = (
+    "crash",
+    "crash_in_io",
+    "crash_all",
+    "pause_bookie",
+    "slow_disk",
+    "disk_full",
+    "disk_error",
+    "cut",
+    "cut_one_way",
+    "clog",
+    "reset",
+    "zookeeper_down",
+    "expire",
+    "pause_client",
+    "crash_client",
+)
+"""Faults that the nemesis injects now and then."""
+
+
+class LedgerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One ledger: its quorums, how much is written, and who else comes along."""
+
+    quorums: tuple[int, int, int]
+    entries: int
+    burst: int
+    pace_s: float
+    size: int
+    closes: bool
+    recoverers: int
+    recover_after_s: float
+    tailers: int
+    readers: int
+    deletes: bool
+
+    def shape(self) -> Quorums:
+        """The quorums as the product has them."""
+        return Quorums(*self.quorums)
+
+
+class StreamPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stream: who commits to it, how often, and how often a committer dies."""
+
+    quorums: tuple[int, int, int]
+    transactions: int
+    rivals: int
+    crash: float
+    anonymous: int
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything about a schedule that is not decided on the way."""
+
+    bookies: int = 4
+    shuffle: bool = False
+    delay: str = "uniform"
+    delay_s: float = 0.002
+    loss: float = 0.0
+    duplicates: float = 0.0
+    corruption: float = 0.0
+    metadata_faults: float = 0.0
+    stale_reads: bool = False
+    fault_gap_s: float = 0.3
+    fault_s: float = 0.5
+    faults: tuple[str, ...] = ()
+    rot: str = ""
+    drift: bool = False
+    flush_s: float = 0.5
+    write_cache_bytes: int = 65536
+    chunk_bytes: int = 1 << 20
+    phase_s: float = 8.0
+    ledgers: tuple[LedgerPlan, ...] = ()
+    stream: StreamPlan | None = None
+
+
+def draw_options(seed: int) -> Options:
+    """The options of a seed."""
+    draw = random.Random(f"options {seed}")
+    faults = tuple(kind for kind in FAULTS if draw.random() < 0.45)
+    rot = draw.choice(["", "", "", "", "flip", "gone"])
+    tolerant = bool(rot)
+    with_stream = draw.random() < 0.2
+    count = draw.choice([0, 1]) if with_stream else draw.choice([1, 1, 2, 2, 3])
+    ledgers = tuple(_draw_ledger(draw, tolerant=tolerant) for _ in range(count))
+    largest = max((plan.quorums[0] for plan in ledgers), default=4)
+    return Options(
+        bookies=5 if rot else max(largest, draw.choice([3, 4, 4, 5])),
+        shuffle=draw.random() < 0.5,
+        delay=draw.choice(["uniform", "heavy", "links"]),
+        delay_s=draw.choice([0.001, 0.003, 0.01]),
+        loss=draw.choice([0.0, 0.0, 0.01, 0.05]),
+        duplicates=draw.choice([0.0, 0.02, 0.1]),
+        corruption=draw.choice([0.0, 0.0, 0.0, 0.05]),
+        metadata_faults=draw.choice([0.0, 0.0, 0.03, 0.12]),
+        stale_reads=draw.random() < 0.3,
+        fault_gap_s=draw.choice([0.08, 0.2, 0.5]),
+        fault_s=draw.choice([0.1, 0.4, 1.0]),
+        faults=faults,
+        rot=rot,
+        drift=draw.random() < 0.3,
+        flush_s=draw.choice([0.05, 0.3, 2.0, 30.0]),
+        write_cache_bytes=draw.choice([8192, 65536, 65536]),
+        chunk_bytes=draw.choice([150, 1 << 20, 1 << 20]),
+        phase_s=draw.choice([3.0, 5.0, 8.0]),
+        ledgers=ledgers,
+        stream=_draw_stream(draw, tolerant=tolerant) if with_stream else None,
+    )
+
+
+def _shape(draw: random.Random, *, tolerant: bool) -> tuple[int, int, int]:
+    """Quorums; where a copy may be damaged, those that survive the loss of one."""
+    return draw.choice([shape for shape in SHAPES if not tolerant or shape[2] >= 2])
+
+
+def _draw_ledger(draw: random.Random, *, tolerant: bool) -> LedgerPlan:
+    return LedgerPlan(
+        quorums=_shape(draw, tolerant=tolerant),
+        entries=draw.choice([3, 8, 8, 20, 40]),
+        burst=draw.choice([1, 1, 2, 4]),
+        pace_s=draw.choice([0.0, 0.02, 0.1, 0.3]),
+        size=draw.choice([0, 0, 200, 3000]),
+        closes=draw.random() < 0.5,
+        recoverers=draw.choice([0, 1, 1, 2, 2, 3]),
+        recover_after_s=draw.choice([0.05, 0.3, 1.0, 2.5]),
+        tailers=draw.choice([0, 1, 1, 2]),
+        readers=draw.choice([0, 1]),
+        deletes=draw.random() < 0.06,
+    )
+
+
+def _draw_stream(draw: random.Random, *, tolerant: bool) -> StreamPlan:
+    return StreamPlan(
+        quorums=_shape(draw, tolerant=tolerant),
+        transactions=draw.choice([2, 3, 5]),
+        rivals=draw.choice([0, 1, 1]),
+        crash=draw.choice([0.0, 0.15, 0.4]),
+        anonymous=draw.choice([0, 0, 2]),
+    )
+
+
+def options_of(values: dict[str, Any] | None, seed: int) -> Options:
+    """Options drawn from the seed, with some replaced; unknown names are an error."""
+    drawn = draw_options(seed)
+    if not values:
+        return drawn
+    return msgspec.convert(
+        {**msgspec.structs.asdict(drawn), **values}, Options, from_attributes=True
+    )

@@ -1,0 +1,30 @@
+"""Schedules that once failed: kept as files, and replayed for ever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from tests.sim.running import Failure, git_commit
+
+FOLDER: Final = Path(__file__).resolve().parents[1] / "regressions"
+
+
+def save(failure: Failure) -> Path:
+    """Keep a failing schedule. Commit the file together with the fix."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"sim_{failure.seed}.json"
+    content = {
+        "seed": failure.seed,
+        "options": failure.options,
+        "found_at": git_commit(),
+        "violations": failure.violations,
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    return path
+
+
+def saved() -> list[Path]:
+    """All of them."""
+    return sorted(FOLDER.glob("sim_*.json"))

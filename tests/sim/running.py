@@ -1,0 +1,143 @@
+"""Runs many schedules, in several processes, and adds up what happened."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from tests.sim.schedule import Outcome, run_schedule
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_SEEDS_PER_TASK: Final = 20
+
+
+class Failure(NamedTuple):
+    """A schedule in which a promise was broken."""
+
+    seed: int
+    violations: list[str]
+    trace: list[str]
+    options: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Totals:
+    """What happened in all schedules."""
+
+    schedules: int = 0
+    steps: int = 0
+    callbacks: int = 0
+    virtual_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one schedule."""
+        statistics = outcome.statistics
+        self.schedules += 1
+        self.steps += statistics.steps
+        self.callbacks += statistics.callbacks
+        self.virtual_s += statistics.virtual_s
+        self.faults.update(statistics.faults)
+        self.counts.update(statistics.counts)
+        if outcome.violations:
+            self.failures.append(failure_of(outcome))
+
+    def merge(self, other: Totals) -> None:
+        """Add another's."""
+        self.schedules += other.schedules
+        self.steps += other.steps
+        self.callbacks += other.callbacks
+        self.virtual_s += other.virtual_s
+        self.faults.update(other.faults)
+        self.counts.update(other.counts)
+        self.failures.extend(other.failures)
+
+    @property
+    def all_faults(self) -> int:
+        """Faults of every kind."""
+        return self.faults.total()
+
+
+def failure_of(outcome: Outcome) -> Failure:
+    """What is kept of a schedule that failed."""
+    return Failure(
+        outcome.seed,
+        [str(violation) for violation in outcome.violations],
+        list(outcome.trace),
+        msgspec.to_builtins(outcome.options),
+    )
+
+
+def run_seeds(seeds: Iterable[int]) -> Totals:
+    """Run schedules one after the other, here."""
+    totals = Totals()
+    for seed in seeds:
+        totals.add(run_schedule(seed))
+    return totals
+
+
+def run_many(
+    first: int, count: int, *, jobs: int, progress: Callable[[Totals], None] | None = None
+) -> Totals:
+    """Run ``count`` schedules from seed ``first`` on, in ``jobs`` processes."""
+    totals = Totals()
+    tasks = [
+        range(start, min(start + _SEEDS_PER_TASK, first + count))
+        for start in range(first, first + count, _SEEDS_PER_TASK)
+    ]
+    for part in _parts(tasks, jobs):
+        totals.merge(part)
+        if progress is not None:
+            progress(totals)
+    totals.failures.sort()
+    return totals
+
+
+def _parts(tasks: list[range], jobs: int) -> Iterator[Totals]:
+    if jobs <= 1:
+        yield from map(run_seeds, tasks)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(run_seeds, tasks)
+
+
+def trace_hashes(first: int, count: int, *, hash_seed: str | None = None) -> list[str]:
+    """The traces' hashes; with ``hash_seed`` from another process, whose sets differ."""
+    if hash_seed is None:
+        return [run_schedule(seed).trace_hash for seed in range(first, first + count)]
+    code = (
+        "from tests.sim.running import trace_hashes\n"
+        f"print(*trace_hashes({first}, {count}), sep='\\n')"
+    )
+    environment = {"PYTHONHASHSEED": hash_seed, "PATH": "", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def git_commit() -> str:
+    """The commit that is tested, or "unknown"."""
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"

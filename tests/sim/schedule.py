@@ -1,0 +1,232 @@
+"""run_schedule: one seed, one schedule, one outcome. Always the same."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import secrets
+import sys
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import LedgerError, NotFoundError
+from spark_ledger.types import LedgerId, Quorums
+from tests.history.checkers import check_all
+from tests.history.final import Final as FinalState
+from tests.history.final import FinalLedger
+from tests.history.violation import Violation
+from tests.sim.clients import Client, read_all
+from tests.sim.loop import Deadlock, current_process
+from tests.sim.nemesis import Nemesis
+from tests.sim.options import Options, options_of
+from tests.sim.world import World
+
+HEAL_S: Final = 240.0
+"""Virtual time within which everything has to end once the faults have."""
+
+_CALLBACKS_MAX: Final = 400_000
+_EPOCH_NS: Final = 1_700_000_000_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What happened in a schedule, in numbers."""
+
+    steps: int = 0
+    callbacks: int = 0
+    virtual_s: float = 0.0
+    faults: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a schedule ended."""
+
+    seed: int
+    violations: tuple[Violation, ...]
+    trace_hash: str
+    statistics: Statistics
+    options: Options
+    trace: tuple[str, ...] = ()
+    """The last steps; all of them in a verbose run."""
+
+
+def run_schedule(
+    seed: int, options: dict[str, Any] | None = None, *, verbose: bool = False
+) -> Outcome:
+    """Run one schedule. ``options`` replace some of those that the seed draws."""
+    world = World(seed, options_of(options, seed), verbose=verbose)
+    gc_was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with _determined(world):
+            _Run(world).run()
+    finally:
+        if gc_was_enabled:
+            gc.enable()
+    return Outcome(
+        seed,
+        tuple(world.violations),
+        world.trace_hash(),
+        Statistics(
+            world.steps,
+            world.loop.callbacks,
+            round(world.loop.now, 3),
+            dict(sorted(world.faults.items())),
+            dict(sorted(world.counts.items())),
+        ),
+        world.options,
+        tuple(world.lines),
+    )
+
+
+class _Run:
+    """The two phases, and the judgement."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.final: dict[int, FinalLedger] = {}
+
+    def run(self) -> None:
+        """Run and judge; violations are in the world."""
+        world = self.world
+        try:
+            world.populate()
+            nemesis = Nemesis(world)
+            world.loop.run(
+                lambda: world.is_idle and world.loop.now > 0.5,
+                until_s=world.options.phase_s,
+                callbacks_max=_CALLBACKS_MAX,
+            )
+            nemesis.heal()
+            self._end_all()
+            self._read_all()
+            self._judge()
+        except Deadlock as error:
+            world.violate("I13", "deadlock", f"{error}: {self._who_waits()}")
+        finally:
+            world.over = True
+            world.loop.close()
+
+    def _end_all(self) -> None:
+        """I13: every operation ends."""
+        world = self.world
+        done = world.loop.run(
+            lambda: world.is_idle,
+            until_s=world.loop.now + HEAL_S,
+            callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
+        )
+        if not done:
+            world.violate("I13", "hangs", f"after healing: {self._who_waits()} not done")
+
+    def _read_all(self) -> None:
+        """I13: every ledger can be recovered and read, by a client that took no part before."""
+        world = self.world
+        last = Client(world, "judge")
+        last.start(self._recover_all(last))
+        done = world.loop.run(
+            lambda: last.is_done,
+            until_s=world.loop.now + HEAL_S,
+            callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
+        )
+        if not done:
+            world.violate("I13", "hangs", "the last recovery does not end")
+
+    async def _recover_all(self, judge: Client) -> None:
+        client = await judge.connect()
+        for ledger_id in self.world.ledger_ids:
+            self.final[ledger_id] = await self._recover(judge, client, ledger_id)
+
+    async def _recover(self, judge: Client, client: LedgerClient, ledger_id: int) -> FinalLedger:
+        world, error = self.world, ""
+        quorums = Quorums(2, 2, 2)
+        for _ in range(3):
+            try:
+                reader = await judge.attempt(
+                    "recover", client.open_ledger(ledger_id, recover=True), ledger_id=ledger_id
+                )
+                values = await read_all(judge, reader)
+            except NotFoundError:
+                return FinalLedger(ledger_id, quorums, deleted=True)
+            except LedgerError as reason:
+                error = f"{type(reason).__name__}: {reason}"
+                continue
+            if values is None:
+                error = "it cannot be read"
+                continue
+            metadata = reader.metadata
+            replicas = {
+                node.name: {
+                    entry_id: f"{hash_of(frame)}"
+                    for entry_id, frame in node.held(LedgerId(ledger_id)).items()
+                }
+                for node in world.nodes.values()
+                if node.process is not None and not node.weak
+            }
+            return FinalLedger(
+                ledger_id,
+                metadata.quorums,
+                metadata.fragments,
+                end=metadata.last_entry_id,
+                values=values,
+                replicas=replicas,
+            )
+        return FinalLedger(ledger_id, quorums, unreadable=error)
+
+    def _judge(self) -> None:
+        world = self.world
+        for ledger in self.final.values():
+            if ledger.unreadable:
+                text = f"ledger {ledger.ledger_id} after healing: {ledger.unreadable}"
+                world.violate("I13", "unreadable", text)
+        for violation in check_all(world.history, FinalState.of(*self.final.values()), exact=True):
+            if violation.name == "not-linearizable" and world.options.stale_reads:
+                continue  # who asks a server that lags may be told that a closed ledger is open
+            world.violate(violation.invariant, violation.name, violation.text)
+
+    def _who_waits(self) -> str:
+        return ", ".join(client.name for client in self.world.clients if not client.is_done)
+
+
+def hash_of(frame: bytes) -> str:
+    """A short name for a frame."""
+    return f"{zlib.crc32(frame):08x}/{len(frame)}"
+
+
+@contextmanager
+def _determined(world: World) -> Iterator[None]:
+    """Take every other source of chance and time away while a schedule runs."""
+    draw = world.stream("identifiers")
+    saved = (
+        uuid.uuid4,
+        secrets.token_hex,
+        secrets.randbits,
+        time.time_ns,
+        sys.unraisablehook,
+        logging.root.manager.disable,
+    )
+
+    def wall_ns() -> int:
+        process = current_process()
+        offset_s = process.wall_offset_s if process is not None else 0.0
+        return _EPOCH_NS + int((world.loop.now + offset_s) * 1e9)
+
+    uuid.uuid4 = lambda: uuid.UUID(int=draw.getrandbits(128), version=4)
+    secrets.token_hex = lambda nbytes=None: f"{draw.getrandbits(8 * (nbytes or 16)):x}"
+    secrets.randbits = draw.getrandbits
+    time.time_ns = wall_ns
+    sys.unraisablehook = lambda unraisable: None
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        (uuid.uuid4, secrets.token_hex, secrets.randbits, time.time_ns) = saved[:4]
+        sys.unraisablehook = saved[4]
+        logging.disable(saved[5])

@@ -1,0 +1,438 @@
+"""The transport that clients have over the simulated network. See ``transport.base``.
+
+A request may arrive although its sender has given up, died, or will hear of nothing; it may arrive
+twice, when something on the way repeats it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
+from spark_ledger.limits import LONG_POLL_S_MAX, READ_REQUEST_BYTES_MAX
+from spark_ledger.runs import EntryRun
+from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
+from tests.sim.loop import Handle, Process
+from tests.sim.network import Lane, Network
+from tests.sim.node import BookieNode
+
+KEEPALIVE_S = 1.5
+"""After so long without a sign of life a client takes its connection for broken."""
+
+_REPEATED_LATE_S = 0.5
+
+
+class Connection:
+    """One client's connection to one run of a bookie."""
+
+    def __init__(self, transport: SimTransport, node: BookieNode) -> None:
+        self.transport = transport
+        self.node = node
+        self.server = node.process
+        """The bookie's process when the connection was made; None: it was down."""
+        self.broken = False
+        self.appenders: list[SimAppender] = []
+        self.calls: list[Callable[[Any], None]] = []
+        self.lane = Lane()
+        self.answers = Lane()
+        if self.server is None:
+            self._refused()
+        else:
+            node.connections.append(self)
+
+    def send(self, lane: Lane, deliver: Callable[..., None], *args: Any) -> None:
+        """To the bookie."""
+        if self.server is not None and not self.broken:
+            self.transport.network.send(
+                self.transport.process.name, self.server, lane, deliver, *args
+            )
+
+    def send_back(self, lane: Lane, deliver: Callable[..., None], *args: Any) -> None:
+        """To the client."""
+        if not self.broken:
+            self.transport.network.send(
+                self.node.name, self.transport.process, lane, deliver, *args
+            )
+
+    def server_died(self) -> None:
+        """The bookie's process has ended; the client hears of it, or finds out."""
+        network = self.transport.network
+        silent = network.link(self.node.name, self.transport.process.name).cut
+        delay_s = KEEPALIVE_S if silent else network.world.delay()
+        network.world.loop.later(delay_s, self.transport.process, self.break_off)
+
+    def _refused(self) -> None:
+        world = self.transport.network.world
+        world.loop.later(world.delay(), self.transport.process, self.break_off)
+
+    def break_off(self) -> None:
+        """Fail what waits. What was sent may arrive all the same."""
+        if self.broken:
+            return
+        self.broken = True
+        self.transport.forget(self)
+        if self in self.node.connections:
+            self.node.connections.remove(self)
+        for appender in list(self.appenders):
+            appender.connection_broke()
+        calls, self.calls = self.calls, []
+        for finish in calls:
+            finish(BookieStatus.UNAVAILABLE)
+
+
+class SimAppender:
+    """See ``transport.base.Appender``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        ledger_id: LedgerId,
+        *,
+        access_key: bytes,
+        recovery: bool,
+        on_result: Callable[[AddResult], None],
+    ) -> None:
+        self._connection = connection
+        self._bookie_id = connection.node.bookie_id
+        self._ledger_id = ledger_id
+        self._access_key = access_key
+        self._recovery = recovery
+        self._on_result = on_result
+        self._requests = Lane()
+        self._answers = Lane()
+        self._outstanding: deque[EntryId] = deque()
+        self._unanswered: deque[list[AddResult]] = deque()
+        self._ended = False
+        self._refused = False
+
+    def send(self, run: EntryRun) -> None:
+        assert run.ledger_id == self._ledger_id, "an appender carries one ledger"
+        if self._ended:
+            return
+        self._outstanding.append(run.last_entry)
+        connection = self._connection
+        world = connection.transport.network.world
+        if connection.broken:
+            world.loop.call_soon(self.connection_broke)
+            return
+        connection.send(self._requests, self._arrived, run)
+        if connection.server is not None and connection.transport.network.repeats():
+            world.fault("request repeated", f"add {run.ledger_id}/{run.last_entry}")
+            delay_s = connection.transport.network.draw.uniform(0, _REPEATED_LATE_S)
+            world.loop.later(delay_s, connection.server, self._arrived_again, run)
+
+    def close(self) -> None:
+        self._ended = True
+        if self in self._connection.appenders:
+            self._connection.appenders.remove(self)
+
+    def connection_broke(self) -> None:
+        """Report UNAVAILABLE for the first run that has no answer."""
+        if self._ended or not self._outstanding:
+            return
+        text = f"bookie {self._bookie_id} is unavailable"
+        self._report(
+            AddResult(self._bookie_id, BookieStatus.UNAVAILABLE, self._outstanding[0], text)
+        )
+
+    def _arrived(self, run: EntryRun) -> None:
+        """The bookie's side of the lane; nothing behind a refusal is stored."""
+        if self._refused:
+            return
+        slot: list[AddResult] = []
+        self._unanswered.append(slot)
+        self._connection.node.add(
+            run,
+            access_key=self._access_key,
+            recovery=self._recovery,
+            done=lambda status, text: self._answered(slot, status, run.last_entry, text),
+        )
+
+    def _arrived_again(self, run: EntryRun) -> None:
+        self._connection.node.add(
+            run,
+            access_key=self._access_key,
+            recovery=self._recovery,
+            done=lambda status, text: None,
+        )
+
+    def _answered(
+        self, slot: list[AddResult], status: BookieStatus, last_entry: EntryId, text: str
+    ) -> None:
+        slot.append(AddResult(self._bookie_id, status, last_entry, text))
+        self._refused = self._refused or status is not BookieStatus.OK
+        while self._unanswered and self._unanswered[0]:
+            (result,) = self._unanswered.popleft()
+            self._connection.send_back(self._answers, self._deliver, result)
+
+    def _deliver(self, result: AddResult) -> None:
+        if not self._connection.broken:
+            self._report(result)
+
+    def _report(self, result: AddResult) -> None:
+        if self._ended:
+            return
+        if result.status is BookieStatus.OK:
+            while self._outstanding and self._outstanding[0] <= result.last_entry:
+                self._outstanding.popleft()
+        else:
+            self.close()
+        self._on_result(result)
+
+
+class SimTransport:
+    """See ``transport.base.Transport``."""
+
+    def __init__(
+        self, network: Network, process: Process, nodes: dict[BookieId, BookieNode]
+    ) -> None:
+        self.network = network
+        self.process = process
+        self._nodes = nodes
+        self._connections: dict[BookieId, Connection] = {}
+        self._closed = False
+
+    def connection(self, bookie_id: BookieId) -> Connection:
+        """The connection that stands, or a new one."""
+        if self._closed:
+            raise LedgerClosedError("the transport is closed: open a new client")
+        connection = self._connections.get(bookie_id)
+        if connection is None:
+            connection = Connection(self, self._nodes[bookie_id])
+            if not connection.broken:
+                self._connections[bookie_id] = connection
+        return connection
+
+    def forget(self, connection: Connection) -> None:
+        """It is broken."""
+        if self._connections.get(connection.node.bookie_id) is connection:
+            del self._connections[connection.node.bookie_id]
+
+    def open_appender(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        *,
+        access_key: bytes,
+        recovery: bool,
+        on_result: Callable[[AddResult], None],
+    ) -> SimAppender:
+        connection = self.connection(bookie_id)
+        appender = SimAppender(
+            connection,
+            ledger_id,
+            access_key=access_key,
+            recovery=recovery,
+            on_result=on_result,
+        )
+        connection.appenders.append(appender)
+        return appender
+
+    async def read(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        first_entry: EntryId,
+        last_entry: EntryId,
+        *,
+        stride: int = 1,
+        max_bytes: int = 0,
+        fence: bool = False,
+        access_key: bytes = b"",
+        timeout_s: float,
+    ) -> AsyncIterator[ReadChunk]:
+        def serve(node: BookieNode, reply: Callable[[list[ReadChunk]], None]) -> None:
+            def fenced(status: BookieStatus, text: str) -> None:
+                if status is BookieStatus.OK:
+                    limit = min(max_bytes or READ_REQUEST_BYTES_MAX, READ_REQUEST_BYTES_MAX)
+                    reply(node.read(ledger_id, first_entry, last_entry, stride, limit))
+                else:
+                    reply([ReadChunk(status, None, first_entry, text)])
+
+            if fence:
+                node.fence(ledger_id, access_key=access_key, done=fenced)
+            else:
+                fenced(BookieStatus.OK, "")
+
+        chunks = await self._call("read", bookie_id, serve, timeout_s)
+        if isinstance(chunks, BookieStatus):
+            yield ReadChunk(chunks, None, first_entry, f"bookie {bookie_id}: {chunks.name}")
+            return
+        for chunk in chunks:
+            yield self._spoiled(chunk)
+
+    async def read_last_confirmed(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        *,
+        fence: bool = False,
+        access_key: bytes = b"",
+        wait_above: EntryId = NO_ENTRY,
+        wait_s: float = 0.0,
+        timeout_s: float,
+    ) -> LastConfirmed:
+        def serve(node: BookieNode, reply: Callable[[LastConfirmed], None]) -> None:
+            def fenced(status: BookieStatus, text: str) -> None:
+                if status is not BookieStatus.OK:
+                    reply(LastConfirmed(status, message=text))
+                elif wait_s > 0:
+                    poll = _LongPoll(node, ledger_id, access_key, wait_above, reply)
+                    poll.start(min(wait_s, LONG_POLL_S_MAX))
+                else:
+                    reply(node.last_confirmed(ledger_id, access_key))
+
+            if fence:
+                node.fence(ledger_id, access_key=access_key, done=fenced)
+            else:
+                fenced(BookieStatus.OK, "")
+
+        told = await self._call("read_last_confirmed", bookie_id, serve, wait_s + timeout_s)
+        return LastConfirmed(told) if isinstance(told, BookieStatus) else told
+
+    async def write_last_confirmed(
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        last_add_confirmed: EntryId,
+        *,
+        access_key: bytes = b"",
+        timeout_s: float,
+    ) -> BookieStatus:
+        def serve(node: BookieNode, reply: Callable[[tuple[BookieStatus]], None]) -> None:
+            node.write_last_confirmed(
+                ledger_id,
+                last_add_confirmed,
+                access_key=access_key,
+                done=lambda status, _text: reply((status,)),
+            )
+
+        told = await self._call("write_last_confirmed", bookie_id, serve, timeout_s)
+        return told if isinstance(told, BookieStatus) else told[0]
+
+    async def list_entries(
+        self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
+    ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
+        def serve(node: BookieNode, reply: Callable[[Any], None]) -> None:
+            reply((node.list_entries(ledger_id),))
+
+        told = await self._call("list_entries", bookie_id, serve, timeout_s)
+        if isinstance(told, BookieStatus):
+            return told, []
+        if told[0] is None:
+            return BookieStatus.NO_SUCH_LEDGER, []
+        return BookieStatus.OK, told[0]
+
+    async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
+        def serve(node: BookieNode, reply: Callable[[BookieDescription], None]) -> None:
+            reply(BookieDescription(bookie_id, "sim", "sim", "writable", 0, 0, 0, 0, 0.0))
+
+        told = await self._call("describe", bookie_id, serve, timeout_s)
+        if isinstance(told, BookieStatus):
+            raise BookieUnavailableError(f"bookie {bookie_id}: {told.name.lower()}")
+        assert isinstance(told, BookieDescription)
+        return told
+
+    async def close(self) -> None:
+        self._closed = True
+        for connection in list(self._connections.values()):
+            connection.break_off()
+
+    async def _call(
+        self,
+        kind: str,
+        bookie_id: BookieId,
+        serve: Callable[[BookieNode, Callable[[Any], None]], None],
+        timeout_s: float,
+    ) -> Any:
+        """Send a request, have the bookie answer it, bring the answer back; or a status."""
+        connection = self.connection(bookie_id)
+        loop = self.network.world.loop
+        future = loop.create_future()
+        lane, answers = Lane(), Lane()
+
+        def finish(value: Any) -> None:
+            if not future.done():
+                future.set_result(value)
+
+        def reply(value: Any) -> None:
+            connection.send_back(answers, finish, value)
+
+        def arrive() -> None:
+            connection.node.say(f"{self.process} asks {bookie_id}: {kind}")
+            serve(connection.node, reply)
+
+        if connection.broken:
+            return BookieStatus.UNAVAILABLE
+        connection.calls.append(finish)
+        connection.send(lane, arrive)
+        if connection.server is not None and self.network.repeats():
+            self.network.world.fault("request repeated", f"{kind} of {self.process}")
+            delay_s = self.network.draw.uniform(0, _REPEATED_LATE_S)
+            loop.later(delay_s, connection.server, arrive)
+        timer: Handle = loop.call_later(timeout_s, finish, BookieStatus.TIMEOUT)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            if finish in connection.calls:
+                connection.calls.remove(finish)
+
+    def _spoiled(self, chunk: ReadChunk) -> ReadChunk:
+        """Now and then something on the way changes a byte of an answer."""
+        world, draw = self.network.world, self.network.draw
+        rate = world.options.corruption
+        if chunk.run is None or not rate or world.healing or draw.random() >= rate:
+            return chunk
+        world.fault("answer corrupted", f"entry {chunk.entry_id} for {self.process}")
+        run = chunk.run
+        frames = bytearray(run.frames)
+        frames[draw.randrange(len(frames))] ^= 1 << draw.randrange(8)
+        spoiled = EntryRun(run.ledger_id, run.first_entry, run.entry_ids, run.sizes, bytes(frames))
+        return chunk._replace(run=spoiled)
+
+
+class _LongPoll:
+    """Holds one tail request until the ledger's end moves, it is fenced, or time is up."""
+
+    def __init__(
+        self,
+        node: BookieNode,
+        ledger_id: LedgerId,
+        access_key: bytes,
+        wait_above: EntryId,
+        reply: Callable[[LastConfirmed], None],
+    ) -> None:
+        self._node = node
+        self._ledger_id = ledger_id
+        self._access_key = access_key
+        self._wait_above = wait_above
+        self._reply = reply
+        self._answered = False
+        self._cancel_watch = node.watch(ledger_id, self._changed)
+        self._timer: Handle | None = None
+
+    def start(self, wait_s: float) -> None:
+        """Begin to wait."""
+        self._timer = self._node.world.loop.later(wait_s, self._node.process, self._answer)
+        self._changed()
+
+    def _changed(self) -> None:
+        end = self._node.last_confirmed(self._ledger_id, self._access_key)
+        waiting = end.status is BookieStatus.NO_SUCH_LEDGER
+        if end.status is BookieStatus.OK:
+            waiting = not end.fenced and end.last_add_confirmed <= self._wait_above
+        if not waiting:
+            self._answer()
+
+    def _answer(self) -> None:
+        if self._answered:
+            return
+        self._answered = True
+        self._cancel_watch()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._reply(self._node.last_confirmed(self._ledger_id, self._access_key))

@@ -1,0 +1,116 @@
+"""The world of one schedule: bookies, network, ZooKeeper, clients, and what they did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from spark_ledger.types import BookieId
+from tests.history.model import Event, History, Phase
+from tests.sim.base import SimBase
+from tests.sim.clients import (
+    Client,
+    DeleteClient,
+    ReaderClient,
+    RecoverClient,
+    WriterClient,
+)
+from tests.sim.invariants import Invariants
+from tests.sim.network import Network
+from tests.sim.node import BookieNode
+from tests.sim.options import Options
+from tests.sim.zookeeper import SimZookeeper
+
+_NANOSECONDS = 1_000_000_000
+
+
+class World(SimBase):
+    """Everything. ``populate`` starts it."""
+
+    def __init__(self, seed: int, options: Options, *, verbose: bool = False) -> None:
+        super().__init__(seed, options, verbose=verbose)
+        self.history = History()
+        self.nodes: dict[BookieId, BookieNode] = {}
+        self.invariants = Invariants(self, self.nodes)
+        self.network = Network(self)
+        self.zookeeper = SimZookeeper(
+            self,
+            self.stream("zookeeper"),
+            faults=options.metadata_faults,
+            stale_reads=options.stale_reads,
+            observe=self.invariants.observe,
+        )
+        self.clients: list[Client] = []
+        self.ledger_ids: list[int] = []
+        self.recovering: Counter[int] = Counter()
+        self.draw = self.stream("world")
+        self._operations = 0
+
+    # -- the beginning -----------------------------------------------------------------------------
+
+    def populate(self) -> None:
+        """Start bookies and writers; the others come when there is something to open."""
+        for number in range(self.options.bookies):
+            bookie_id = BookieId(f"b{number}")
+            self.nodes[bookie_id] = BookieNode(self, self.zookeeper, bookie_id, self.invariants)
+        if self.options.rot:
+            self.draw.choice(list(self.nodes.values())).weak = True
+        for node in self.nodes.values():
+            node.start()
+        for number, plan in enumerate(self.options.ledgers):
+            self.clients.append(WriterClient(self, f"writer{number}", plan, number))
+
+    def created(self, number: int, ledger_id: int) -> None:
+        """A ledger exists: the others may come."""
+        self.ledger_ids.append(ledger_id)
+        self.counts["ledgers"] += 1
+        plan, draw = self.options.ledgers[number], self.draw
+
+        def come(name: str, kind: Any, *args: Any, after_s: float, **named: Any) -> None:
+            def start() -> None:
+                if not self.healing:
+                    self.clients.append(kind(self, name, ledger_id, *args, **named))
+
+            self.loop.later(after_s, None, start)
+
+        for index in range(plan.tailers):
+            name = f"tailer{number}.{index}"
+            come(name, ReaderClient, after_s=draw.uniform(0, 0.5), tails=True)
+        for index in range(plan.readers):
+            name = f"reader{number}.{index}"
+            come(name, ReaderClient, after_s=draw.uniform(0, 2.0), tails=False)
+        for index in range(plan.recoverers):
+            after_s = plan.recover_after_s * draw.uniform(0.3, 1.2)
+            come(f"recoverer{number}.{index}", RecoverClient, after_s=after_s)
+        if plan.deletes:
+            come(f"deleter{number}", DeleteClient, after_s=draw.uniform(0.3, 3.0))
+
+    @property
+    def is_idle(self) -> bool:
+        """Every client has done what it came for."""
+        return all(client.is_done for client in self.clients)
+
+    # -- history -----------------------------------------------------------------------------------
+
+    def invoke(self, process: str, name: str, **fields: Any) -> int:
+        """An operation begins; its number."""
+        self._operations += 1
+        self._record(process, self._operations, Phase.INVOKE, name, fields)
+        return self._operations
+
+    def end(self, process: str, operation: int, phase: Phase, name: str, **fields: Any) -> None:
+        """An operation ends."""
+        self._record(process, operation, phase, name, fields)
+
+    def _record(
+        self, process: str, operation: int, phase: Phase, name: str, fields: dict[str, Any]
+    ) -> None:
+        if self.over:
+            return
+        time_ns = int(self.loop.now * _NANOSECONDS)
+        event = Event(time_ns, process, operation, phase, name, **fields)
+        self.history.record(event)
+        where = f" {event.ledger_id}" if event.ledger_id >= 0 else f" {event.stream}"
+        place = f" {event.entry_id}..{event.last_entry}" if event.entry_id >= 0 else ""
+        note = f" ({event.error})" if event.error else ""
+        self.say(f"{process} #{operation} {name}{where}{place}: {phase.value}{note}")

@@ -1,0 +1,273 @@
+"""A model of ZooKeeper: one tree, a session per process, and every way a request can go wrong.
+
+The tree and the rules of its operations are those of the store in memory. Here is what happens
+between a client and the servers: requests and answers that are late or lost, servers that are
+away or behind, sessions that end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from spark_ledger.errors import (
+    LedgerError,
+    MetadataUnavailableError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
+from spark_ledger.metadata.base import Create, Delete, Operation, Put, Watch
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.metadata.paths import check_path
+from spark_ledger.types import Versioned
+from tests.sim.base import SimBase
+from tests.sim.loop import Process
+
+R = TypeVar("R")
+
+_HISTORY_MAX = 4
+
+
+class SimTree(MemoryTree):
+    """The nodes. Remembers their last values, and tells ``observe`` of every change."""
+
+    def __init__(self, observe: Callable[[str, bytes | None], None]) -> None:
+        super().__init__()
+        self._observe = observe
+        self._depth = 0
+        self.zxid = 0
+        self.past: dict[str, list[tuple[int, Versioned[bytes] | None]]] = {}
+        """Per node its values with the number of the change that brought them; None: deleted."""
+
+    def apply(self, operations: Sequence[Operation], *, owner: int | None = None) -> None:
+        super().apply(operations, owner=owner)
+        self.zxid += 1
+        for operation in operations:
+            match operation:
+                case Create(path, data):
+                    self._changed(path, Versioned(data, 0))
+                case Put(path, data, version):
+                    self._changed(path, Versioned(data, version + 1))
+                case Delete(path, _):
+                    self._changed(path, None)
+                case _:
+                    pass
+
+    def at(self, path: str, zxid: int) -> Versioned[bytes]:
+        """A node as it was when change ``zxid`` had been made, as far as that is remembered."""
+        values = self.past.get(path, [])
+        for number, value in reversed(values):
+            if number <= zxid:
+                if value is None:
+                    raise NotFoundError(f"metadata node {path!r} does not exist")
+                return value
+        if values and len(values) == _HISTORY_MAX and values[0][1] is not None:
+            return values[0][1]
+        raise NotFoundError(f"metadata node {path!r} does not exist")
+
+    def _changed(self, path: str, value: Versioned[bytes] | None) -> None:
+        values = self.past.setdefault(path, [])
+        values.append((self.zxid, value))
+        del values[:-_HISTORY_MAX]
+        self._observe(path, None if value is None else value.value)
+
+
+class _SimWatch:
+    """A watch whose notification takes time; several may come as one, and one may come twice."""
+
+    def __init__(self, store: SimStore, path: str, callback: Callable[[], None]) -> None:
+        self._store = store
+        self._path = path
+        self._callback = callback
+        self._scheduled = False
+        self._cancelled = False
+
+    def notify(self) -> None:
+        if self._cancelled or self._scheduled:
+            return
+        self._scheduled = True
+        delay_s = self._store.world.delay()
+        self._store.world.loop.later(delay_s, self._store.process, self._run)
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._store.watches.discard(self)
+            self._store.tree.remove_watch(self._path, self)  # type: ignore[arg-type]
+
+    def _run(self) -> None:
+        self._scheduled = False
+        if not self._cancelled:
+            # What a watch tells of is visible to the reads that follow it.
+            self._store.seen = self._store.tree.zxid
+            self._callback()
+
+
+class SimStore(MemoryMetadataStore):
+    """One process's session. ``SimZookeeper.connect`` makes it."""
+
+    def __init__(self, zookeeper: SimZookeeper, process: Process) -> None:
+        super().__init__(zookeeper.tree)
+        self.zookeeper = zookeeper
+        self.world = zookeeper.world
+        self.process = process
+        self.watches: set[_SimWatch] = set()
+        self.seen = zookeeper.tree.zxid
+        """What this session has seen; its reads are never older."""
+
+    @property
+    def session(self) -> int:
+        """The session's number."""
+        return self._session
+
+    async def get(self, path: str) -> Versioned[bytes]:
+        check_path(path)
+        return await self._read("get", path, lambda: self._stale(path))
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Watch:
+        check_path(path)
+        watch = _SimWatch(self, path, callback)
+        self.watches.add(watch)
+        self.tree.add_watch(path, watch)  # type: ignore[arg-type]
+        return watch
+
+    def expire(self) -> None:
+        self.tree.end_session(self._session)
+        self._session = self.tree.new_session_id()
+        self.seen = self.tree.zxid
+        for subscription in list(self._lost):
+            subscription.notify()
+        self.notify_watches()
+
+    def notify_watches(self) -> None:
+        """After a reconnect changes may have been missed."""
+        for watch in sorted(self.watches, key=lambda watch: watch._path):
+            watch.notify()
+
+    def forget(self) -> None:
+        """The process has died: its session ends, its watches go."""
+        for watch in list(self.watches):
+            watch.cancel()
+        self.tree.end_session(self._session)
+
+    async def close(self) -> None:
+        if not self._closed:
+            for watch in list(self.watches):
+                watch.cancel()
+        await super().close()
+
+    def _stale(self, path: str) -> Versioned[bytes]:
+        """What a server that is behind says; never older than this session has seen."""
+        tree, draw = self.tree, self.zookeeper.draw
+        assert isinstance(tree, SimTree)
+        if self.zookeeper.stale_reads and draw.random() < 0.2 and self.seen < tree.zxid:
+            self.seen = draw.randint(self.seen, tree.zxid)
+            return tree.at(path, self.seen)
+        self.seen = tree.zxid
+        return tree.get(path)
+
+    async def _read(self, name: str, path: str, act: Callable[[], R]) -> R:
+        await self._reach(name, path)
+        await asyncio.sleep(self._delay())
+        self._check_open(name, path)
+        if self.zookeeper.strikes(0.3):
+            self.world.fault("metadata read refused", f"{self.process} {name} {path}")
+            raise MetadataUnavailableError(f"metadata {name} of {path!r}: no answer")
+        return act()
+
+    async def _write(self, name: str, path: str, act: Callable[[], None]) -> None:
+        await self._reach(name, path)
+        await asyncio.sleep(self._delay())
+        self._check_open(name, path)
+        error: LedgerError | None = None
+        if self.zookeeper.strikes(1.0):
+            error = await self._strike(name, path, act)
+        else:
+            act()
+            self.world.say(f"{self.process} -> zookeeper: {name} {path}")
+            self.seen = self.tree.zxid  # type: ignore[attr-defined]
+        await asyncio.sleep(self._delay())
+        if error is not None:
+            raise error
+
+    async def _strike(self, name: str, path: str, act: Callable[[], None]) -> LedgerError:
+        """A write goes wrong in one of the ways there are."""
+        kind = self.zookeeper.draw.choice(["refused", "request lost", "reply lost"])
+        self.world.fault(f"metadata write {kind}", f"{self.process} {name} {path}")
+        if kind == "refused":
+            return MetadataUnavailableError(f"metadata {name} of {path!r}: refused")
+        if kind == "reply lost":
+            try:
+                act()
+            except LedgerError as error:
+                self.world.say(f"... which says {type(error).__name__}")
+        return OutcomeUnknownError(f"metadata {name} of {path!r}: {kind}")
+
+    async def _reach(self, name: str, path: str) -> None:
+        """Wait while the servers cannot be reached, but not for ever."""
+        loop, zookeeper = self.world.loop, self.zookeeper
+        deadline = loop.now + zookeeper.patience_s
+        while zookeeper.is_unreachable(self.process):
+            if loop.now >= deadline:
+                raise MetadataUnavailableError(f"metadata {name} of {path!r}: not reachable")
+            await asyncio.sleep(0.05)
+
+    def _check_open(self, name: str, path: str) -> None:
+        if self._closed:
+            raise MetadataUnavailableError("this handle of the metadata store is closed")
+        if self.zookeeper.is_unreachable(self.process):
+            raise MetadataUnavailableError(f"metadata {name} of {path!r}: connection lost")
+
+    def _delay(self) -> float:
+        return self.world.delay()
+
+
+class SimZookeeper:
+    """The servers, and who can reach them."""
+
+    def __init__(
+        self,
+        world: SimBase,
+        draw: random.Random,
+        *,
+        faults: float,
+        stale_reads: bool,
+        observe: Callable[[str, bytes | None], None],
+    ) -> None:
+        self.world = world
+        self.draw = draw
+        self.tree = SimTree(observe)
+        self.faults = faults
+        self.stale_reads = stale_reads
+        self.patience_s = 1.0
+        self.down = False
+        self.cut_off: set[str] = set()
+        self.stores: dict[str, SimStore] = {}
+
+    def connect(self, process: Process) -> SimStore:
+        """A session for a process."""
+        store = self.stores[process.name] = SimStore(self, process)
+        return store
+
+    def is_unreachable(self, process: Process) -> bool:
+        """Whether the process cannot talk to the servers now."""
+        return self.down or process.name in self.cut_off
+
+    def strikes(self, weight: float) -> bool:
+        """Whether this request goes wrong."""
+        return self.faults > 0 and self.draw.random() < self.faults * weight
+
+    def expire(self, name: str) -> None:
+        """The servers give up on a session; its process learns of it when it talks to them."""
+        store = self.stores[name]
+        if store.process.alive:
+            self.tree.end_session(store.session)
+            self.world.loop.later(self.world.delay() * 3, store.process, store.expire)
+
+    def died(self, process: Process, after_s: float) -> None:
+        """A process is gone: its session ends once the servers have noticed."""
+        store = self.stores.pop(process.name, None)
+        if store is not None:
+            self.world.loop.later(after_s, None, store.forget)
