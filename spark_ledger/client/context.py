@@ -114,7 +114,7 @@ class ClientContext:
         )
         if chosen is not None:
             return chosen
-        for bookie_id in suspects - exclude:
+        for bookie_id in sorted(suspects - exclude):
             if await self._answers(bookie_id):
                 suspects.discard(bookie_id)
         return choose_bookies(
