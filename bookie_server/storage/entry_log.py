@@ -67,8 +67,10 @@ LOG_HEADER_BYTES: Final = DIRECT_ALIGNMENT
 FOOTER_BYTES: Final = _FOOT.size + _CRC.size
 _SEED: Final = 0
 _PAIRS_PER_RECORD: Final = BODY_BYTES_MAX // _PAIR.size
-_WRITE_BYTES: Final = 4 * MIB
-"""Buffered blocks are written once they are this many bytes."""
+_WRITE_BYTES: Final = 8 * MIB
+"""Blocks are gathered up to this many bytes, and written in one go."""
+_DROP_BYTES: Final = 4 * MIB
+"""What is to leave the page cache leaves it in pieces of this size or more."""
 _FIRST_READ_BYTES: Final = 16 * KIB
 """The numbers of most large blocks in one read; the frames are then read to where they stay."""
 _WHOLE_READ_BYTES: Final = 320 * KIB
@@ -134,16 +136,16 @@ class EntryLogWriter:
 
     def append(self, ledger_id: LedgerId, block: Block) -> BlockLocation:
         """Add a block behind the others; it can be read after ``write_buffered``."""
+        record_bytes = RECORD_HEADER_BYTES + block.length
+        if self._size + record_bytes - self._written > _WRITE_BYTES:
+            self.write_buffered()
         offset = self._size
         sequence = self.log_id << 32 | offset
         header = pack_header(RecordType.RUN, block.length, sequence, block.crc, _SEED)
         self._buffers.append(header)
         self._buffers.extend(block.buffers)
-        record_bytes = RECORD_HEADER_BYTES + block.length
         self._size += record_bytes
         self.ledger_bytes[ledger_id] = self.ledger_bytes.get(ledger_id, 0) + record_bytes
-        if self._size - self._written >= _WRITE_BYTES:
-            self.write_buffered()
         return BlockLocation(self.log_id, offset, block.length)
 
     def write_buffered(self) -> None:
@@ -159,7 +161,7 @@ class EntryLogWriter:
         self.write_buffered()
         self._file.fdatasync()
         drop_to = self._written - self._cached_bytes
-        if drop_to - self._dropped_to >= _WRITE_BYTES:
+        if drop_to - self._dropped_to >= _DROP_BYTES:
             self._file.drop_cached(self._dropped_to, drop_to - self._dropped_to)
             self._dropped_to = drop_to
 
@@ -249,6 +251,8 @@ class EntryLogReader:
         magic, offset = _FOOT.unpack_from(footer)
         if magic != _FOOT_MAGIC:
             return None
+        if not LOG_HEADER_BYTES <= offset <= end:
+            raise _damaged(file.path, end, f"a ledger map at offset {offset}")
         ledger_bytes: dict[LedgerId, int] = {}
         while offset < end:
             record = parse_header(file.pread(RECORD_HEADER_BYTES, offset), _SEED)
