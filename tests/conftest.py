@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,27 @@ def pytest_configure() -> None:
     ignores it, and hands that on to every child."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_LONGEST_FIRST = ("spark", "chaos", "sim", "mutants", "fuzz", "crash", "exhaustive", "integration")
+"""Folders in the order in which `make test`, which runs several processes, should begin them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares fixtures runs in one process: a file, and all tests of Spark with its session."""
+    root = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(root)
+        group = "spark" if path.parts[0] == "spark" else str(path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(root).parts[0]
+        known = folder in _LONGEST_FIRST
+        return _LONGEST_FIRST.index(folder) if known else len(_LONGEST_FIRST)
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
