@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -72,6 +72,18 @@ class Event:
     error: str = ""
 
 
+_encoder = msgspec.json.Encoder()
+_DEFAULTS = [(f.name, f.default) for f in fields(Event)]
+
+
+def encode_line(event: Event) -> bytes:
+    """An event as a line of JSON, without the fields that have their default."""
+    fields_given = {
+        name: given for name, default in _DEFAULTS if (given := getattr(event, name)) != default
+    }
+    return _encoder.encode(fields_given) + b"\n"
+
+
 class Operation(NamedTuple):
     """An operation as a whole. ``end`` is None when nobody ever heard of it again.
 
@@ -125,13 +137,12 @@ class History:
         self.events: list[Event] = list(events)
         self._paired: tuple[int, list[Operation]] = (0, [])
         self._file: IO[bytes] | None = None if path is None else path.open("ab")
-        self._encoder = msgspec.json.Encoder()
 
     def record(self, event: Event) -> None:
         """Append an event. With a file, the line is with the kernel when this returns."""
         self.events.append(event)
         if self._file is not None:
-            self._file.write(self._encoder.encode(event) + b"\n")
+            self._file.write(encode_line(event))
             self._file.flush()
 
     def close(self) -> None:

@@ -1,0 +1,142 @@
+"""Faults: the kinds, the mixes, and the plan that a seed gives. The plan is pure and repeatable."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+KILL_PAUSE = (
+    "kill-bookie",
+    "restart-bookie",
+    "pause-bookie",
+    "power-cut",
+    "kill-client",
+    "pause-client",
+    "zombie-writer",
+    "pause-two-bookies",
+)
+PARTITION = (
+    "cut-bookie",
+    "hold-bookie",
+    "hold-requests",
+    "hold-replies",
+    "drop-bookie",
+    "drop-replies",
+    "split-view",
+    "swizzle",
+    "delay",
+    "throttle",
+    "kill-zookeeper",
+    "pause-zookeeper",
+    "client-without-zookeeper",
+    "bookies-without-zookeeper",
+    "expire-session",
+)
+MIXES = {"kill": KILL_PAUSE, "partition": PARTITION, "all": KILL_PAUSE + PARTITION}
+
+_SECONDS = {
+    "restart-bookie": (0.1, 0.5),
+    "power-cut": (0.0, 1.0),
+    "expire-session": (0.0, 0.1),
+    "kill-client": (0.2, 1.5),
+    "delay": (2.0, 6.0),
+    "throttle": (2.0, 6.0),
+    "bookies-without-zookeeper": (2.0, 8.0),
+}
+_SECONDS_DEFAULT = (1.0, 5.0)
+_REST_S = (0.2, 1.5)
+
+_TARGET = {
+    "power-cut": "all",
+    "kill-zookeeper": "zookeeper",
+    "pause-zookeeper": "zookeeper",
+    "client-without-zookeeper": "zookeeper",
+    "bookies-without-zookeeper": "zookeeper",
+    "kill-client": "client",
+    "pause-client": "client",
+    "zombie-writer": "client",
+    "expire-session": "client",
+}
+
+
+class Fault(NamedTuple):
+    """One fault: from ``start_s`` on for ``seconds``, then healed.
+
+    ``bookies`` and ``clients`` are those it is done to, in the order in which it is done;
+    ``amount`` is what some kinds need: a delay in seconds, or a share of the bandwidth.
+    """
+
+    kind: str
+    lane: int
+    start_s: float
+    seconds: float
+    bookies: tuple[int, ...]
+    clients: tuple[int, ...]
+    amount: float
+
+    @property
+    def target(self) -> str:
+        """What it is done to: two faults at once never have the same."""
+        return _TARGET.get(self.kind, "bookie")
+
+
+def plan(
+    seed: int, seconds: float, mix: str, *, bookies: int, clients: int, lanes: int = 2
+) -> list[Fault]:
+    """Faults for so many seconds, one after the other in each lane, lanes side by side.
+
+    Two faults that overlap do different things to different servers: a bookie that is paused is
+    not killed as well. Kinds come in a shuffled order, all of them before any comes again.
+    """
+    rng = random.Random(seed)
+    made: list[Fault] = []
+    deck: list[str] = []
+    clocks = [0.3 * lane for lane in range(lanes)]
+    while min(clocks) < seconds:
+        lane = clocks.index(min(clocks))
+        if not deck:
+            deck = rng.sample(MIXES[mix], len(MIXES[mix]))
+        fault = _draw(rng, deck.pop(), lane, clocks[lane], bookies, clients)
+        at_once = [f for f in made if f.start_s + f.seconds > fault.start_s and f.lane != lane]
+        if any(_collide(fault, other) for other in at_once):
+            deck.insert(0, fault.kind)
+            clocks[lane] += 0.25
+            continue
+        if fault.start_s + fault.seconds > seconds:
+            break
+        made.append(fault)
+        clocks[lane] += fault.seconds + rng.uniform(*_REST_S)
+    return sorted(made, key=lambda fault: fault.start_s)
+
+
+def _draw(
+    rng: random.Random, kind: str, lane: int, start_s: float, bookies: int, clients: int
+) -> Fault:
+    low, high = _SECONDS.get(kind, _SECONDS_DEFAULT)
+    chosen = rng.sample(range(bookies), bookies)
+    who = rng.sample(range(clients), clients)
+    several = kind in ("swizzle", "split-view", "power-cut")
+    count = bookies if several else 2 if kind == "pause-two-bookies" else 1
+    everybody = rng.random() < 0.5
+    one_client = kind in _TARGET and _TARGET[kind] == "client"
+    if one_client or (kind == "client-without-zookeeper" or not everybody):
+        clients_hit = tuple(who[:1])
+    else:
+        clients_hit = tuple(who)
+    if kind == "split-view":
+        clients_hit = tuple(who)
+    amount = rng.uniform(0.02, 0.4) if kind == "delay" else rng.uniform(30_000, 300_000)
+    seconds = rng.uniform(low, high)
+    return Fault(kind, lane, start_s, seconds, tuple(chosen[:count]), clients_hit, amount)
+
+
+def _collide(one: Fault, other: Fault) -> bool:
+    if "all" in (one.target, other.target):
+        return True
+    if one.target != other.target:
+        return False
+    if one.target == "client":
+        return bool(set(one.clients) & set(other.clients))
+    if one.target == "bookie":
+        return bool(set(one.bookies) & set(other.bookies))
+    return True

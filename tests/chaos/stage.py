@@ -1,0 +1,238 @@
+"""Stage: the cluster, the relays and the client processes of one run, and their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.local import LocalCluster
+from spark_ledger.local.ports import HOST
+from spark_ledger.local.processes import log_tail
+from tests.chaos.relay import Relays
+from tests.history.model import History
+
+ROLES = (
+    ("write", "commit", "shared", "read-stream", "recover"),
+    ("write", "write", "shared", "follow", "read"),
+    ("read", "read", "recover", "delete", "commit"),
+)
+"""What each client process does."""
+
+CLIENTS = len(ROLES)
+STOP_TIMEOUT_S = 30.0
+ZOOKEEPER_OF_BOOKIES = "bookies>zookeeper"
+
+
+class RelayedCluster(LocalCluster):
+    """A local cluster whose bookies reach ZooKeeper through a relay."""
+
+    def __init__(self, bookies: int, relays: Relays) -> None:
+        port = relays.add(ZOOKEEPER_OF_BOOKIES, lambda: self.zookeeper_port)
+        self._relayed_uri = f"zk://{HOST}:{port}/ledgers"
+        super().__init__(bookies)
+
+    @property
+    def uri(self) -> str:
+        """Where bookies find ZooKeeper."""
+        return self._relayed_uri
+
+    @property
+    def direct_uri(self) -> str:
+        """Where it is."""
+        return super().uri
+
+
+@dataclass(eq=False)
+class ClientProcess:
+    """One place among the clients, and the process that has it now."""
+
+    index: int
+    generation: int = 0
+    paused: bool = False
+    ended_on_purpose: bool = False
+
+    @property
+    def name(self) -> str:
+        """The process's name; a new one after each death."""
+        return f"c{self.index}g{self.generation}"
+
+    @property
+    def process(self) -> str:
+        """What the supervisor knows it by."""
+        return f"client-{self.name}"
+
+
+@dataclass(eq=False)
+class Stage:
+    """Everything that runs. Its end, by whatever reason, leaves no process and no file."""
+
+    seed: int
+    bookies: int = 4
+    appends_per_s: float = 150.0
+    relays: Relays = field(default_factory=Relays)
+    clients: list[ClientProcess] = field(default_factory=list)
+    down: set[int] = field(default_factory=set)
+    """Bookies that were killed or stopped, and not started again."""
+    histories: list[Path] = field(default_factory=list)
+
+    def __enter__(self) -> Stage:
+        try:
+            self.cluster = RelayedCluster(self.bookies, self.relays)
+            for client in range(CLIENTS):
+                self.relays.add(f"c{client}>zookeeper", lambda: self.cluster.zookeeper_port)
+                for bookie in range(self.bookies):
+                    self.relays.add(link(client, bookie), self._port_of(bookie))
+        except BaseException:
+            self.relays.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cluster.stop()
+        self.relays.close()
+
+    def _port_of(self, bookie: int) -> Callable[[], int]:
+        return lambda: int(self.cluster.bookie_address(bookie).rpartition(":")[2])
+
+    # -- clients -----------------------------------------------------------------------------------
+
+    def start_clients(self) -> None:
+        """Start all of them."""
+        for index in range(CLIENTS):
+            self.clients.append(ClientProcess(index))
+            self._spawn(self.clients[-1])
+
+    def kill_client(self, index: int) -> None:
+        """SIGKILL, and wait until it is gone."""
+        client = self.clients[index]
+        client.ended_on_purpose = True
+        self.cluster.processes.signal(client.process, signal.SIGKILL)
+        self.cluster.processes.wait_exit(client.process)
+
+    def restart_client(self, index: int) -> None:
+        """A new process with the same roles, and a name of its own."""
+        self.clients[index] = ClientProcess(index, self.clients[index].generation + 1)
+        self._spawn(self.clients[index])
+
+    def signal_client(self, index: int, number: signal.Signals) -> None:
+        """Steer a client (see ``client``), pause it, or let it go on."""
+        client = self.clients[index]
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            client.paused = number is signal.SIGSTOP
+        self.cluster.processes.signal(client.process, number)
+
+    def _spawn(self, client: ClientProcess) -> None:
+        directory = self.cluster.directory
+        history = directory / f"history-{client.name}.jsonl"
+        self.histories.append(history)
+        bookies = {
+            bookie_id: f"{HOST}:{self.relays.links[link(client.index, bookie)].port}"
+            for bookie, bookie_id in enumerate(self.cluster.bookie_ids)
+        }
+        metadata_port = self.relays.links[f"c{client.index}>zookeeper"].port
+        argv = [sys.executable, "-m", "tests.chaos.client", "--name", client.name]
+        argv += [
+            "--number",
+            str(len(self.histories)),
+            "--seed",
+            str(self.seed * 1000 + client.index),
+        ]
+        argv += ["--metadata", f"zk://{HOST}:{metadata_port}/ledgers"]
+        argv += ["--bookies", json.dumps(bookies), "--history", str(history)]
+        argv += ["--appends-per-s", str(self.appends_per_s)]
+        for role in ROLES[client.index]:
+            argv += ["--role", role]
+        root = str(Path(__file__).parent.parent.parent)
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        log = directory / f"{client.process}.log"
+        self.cluster.processes.spawn(client.process, argv, log=log, env={"PYTHONPATH": path})
+
+    def heal(self) -> None:
+        """Whatever is broken works again: returns once all servers serve."""
+        self.relays.heal(self.relays.links)
+        if not self.cluster.processes.is_running("zookeeper"):
+            self.cluster.start_zookeeper()
+        self.cluster.resume_zookeeper()
+        for bookie in range(self.bookies):
+            self.cluster.resume_bookie(bookie)
+        for bookie in sorted(self.down):
+            if not self.cluster.is_bookie_running(bookie):
+                self.cluster.start_bookie(bookie)
+            self.down.discard(bookie)
+        for index, client in enumerate(self.clients):
+            self.signal_client(index, signal.SIGCONT)
+            if client.ended_on_purpose:
+                self.restart_client(index)
+
+    def stop_clients(self) -> list[str]:
+        """Ask all to finish and wait for it; what is wrong with those that did not."""
+        for client in self.clients:
+            self.cluster.processes.signal(client.process, signal.SIGTERM)
+        faults = []
+        for client in self.clients:
+            try:
+                code = self.cluster.processes.wait_exit(client.process, STOP_TIMEOUT_S)
+            except LedgerError as error:
+                faults.append(f"{client.name} does not stop: {error}")
+                self.cluster.processes.signal(client.process, signal.SIGKILL)
+                self.cluster.processes.wait_exit(client.process)
+                continue
+            if code != 0:
+                log = self.cluster.directory / f"{client.process}.log"
+                faults.append(f"{client.name} ended with exit code {code}: {log_tail(log)}")
+        return faults
+
+    def bookie_deaths(self) -> list[str]:
+        """Bookies that are gone although nobody ended them."""
+        return [
+            f"{bookie_id} died by itself; the end of its log: "
+            f"{log_tail(self.cluster.bookie_log(index))}"
+            for index, bookie_id in enumerate(self.cluster.bookie_ids)
+            if index not in self.down and not self.cluster.is_bookie_running(index)
+        ]
+
+    def client_deaths(self) -> list[str]:
+        """Clients that are gone although nobody ended them."""
+        return [
+            f"{client.name}: {log_tail(self.cluster.directory / f'{client.process}.log')}"
+            for client in self.clients
+            if not client.ended_on_purpose and not self.cluster.processes.is_running(client.process)
+        ]
+
+    def bookie_addresses(self) -> dict[str, str]:
+        """Where the bookies are, past all relays."""
+        return {
+            bookie_id: self.cluster.bookie_address(index)
+            for index, bookie_id in enumerate(self.cluster.bookie_ids)
+        }
+
+    def keep(self, directory: Path) -> None:
+        """Copy histories and logs out of the temporary directory."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in [*self.histories, *self.cluster.directory.glob("client-*.log")]:
+            if path.exists():
+                shutil.copy(path, directory / path.name)
+        for index, bookie_id in enumerate(self.cluster.bookie_ids):
+            shutil.copy(self.cluster.bookie_log(index), directory / f"{bookie_id}.log")
+
+    def history(self) -> History:
+        """What all clients have written down, in order of time."""
+        return History.load(*(path for path in self.histories if path.exists()))
+
+
+def link(client: int, bookie: int) -> str:
+    """The name of the way from a client to a bookie."""
+    return f"c{client}>bookie{bookie}"
