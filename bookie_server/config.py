@@ -121,7 +121,7 @@ def parse(text: str, path: Path) -> BookieConfig:
     """A configuration from TOML text; ``path`` is the file it came from, for messages."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers too long, brackets too deep
         raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from error
     _refuse_unknown(values, BookieConfig, "", path)
     try:

@@ -127,7 +127,7 @@ async def check_identity(cookie: Cookie, store: MetadataStore) -> None:
             f"bookie {bookie_id} was removed from its cluster, or its format never finished: "
             "empty its directories and format it again"
         ) from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(
             f"the cluster's cookie of bookie {bookie_id} cannot be read: {error}"
         ) from error

@@ -188,7 +188,7 @@ def parse_position(text: str) -> Position:
     wanted = 'needs earliest, latest or JSON such as {"segment": 3, "entry": 0, "slot": 0}'
     try:
         position = msgspec.json.decode(value, type=PositionJson)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"{wanted} ({error})") from None
     if min(position.segment or 0, position.entry, position.slot) < 0:
         raise ValueError(f"{wanted}; numbers count from 0")

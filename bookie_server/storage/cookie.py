@@ -103,7 +103,7 @@ def read_cookie(file_system: FileSystem, directory: Path) -> Cookie:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     try:
         cookie = msgspec.json.decode(data, type=Cookie)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"{path} is damaged: {error}") from error
     if cookie.format_version != FORMAT_VERSION:
         raise ConfigurationError(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spark_ledger.stream.model import Commit, Head, StreamConfig
 
 CELL_CHARS_MAX = 40
-_SHORT = re.compile(r"(\d+)(?::(\d+))?(?::(\d+))?")
+_SHORT = re.compile(r"(\d{1,18})(?::(\d{1,18}))?(?::(\d{1,18}))?")
 
 
 class JsonPosition(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,11 +48,14 @@ def position(_context: click.Context, _parameter: click.Parameter, value: str) -
         return Dlsn(*(int(part or 0) for part in short.groups()))
     try:
         found = msgspec.json.decode(value, type=JsonPosition)
-        return Dlsn(found.segment, found.entry, found.slot)
-    except msgspec.MsgspecError:
+        place = Dlsn(found.segment, found.entry, found.slot)
+    except (msgspec.MsgspecError, RecursionError):
+        place = None
+    if place is None or min(place) < 0:
         raise click.BadParameter(
             f'{value!r}: use earliest, latest, 3, 3:0:5 or {{"segment": 3, "entry": 0}}'
-        ) from None
+        )
+    return place
 
 
 stream_argument = click.argument("name")

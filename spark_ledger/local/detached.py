@@ -99,7 +99,7 @@ def status(directory: str | Path) -> ClusterStatus:
         ) from error
     try:
         found = msgspec.json.decode(data, type=ClusterStatus)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"state file {path / STATE_NAME} is damaged: {error}") from error
     zookeeper = found.zookeeper
     return msgspec.structs.replace(

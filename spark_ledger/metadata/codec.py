@@ -119,7 +119,7 @@ def decode_node(kind: type[N], path: str, data: bytes) -> N:
                 f"{FORMAT_VERSION}: upgrade spark-ledger here"
             )
         node = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"metadata node {path!r} is damaged: {error}") from error
     if node.format_version < 1:
         raise CorruptionError(f"metadata node {path!r} is damaged: format version {found}")

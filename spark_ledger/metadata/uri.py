@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -66,7 +67,7 @@ def _host(text: str, shown: str) -> str:
         raise _error(shown, f"{text!r} is not a host")
     if ":" in bare and bare == host:
         raise _error(shown, f"{text!r}: an IPv6 address stands in brackets")
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if not (re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536):
         raise _error(shown, f"{text!r}: the port is not a number from 1 to 65535")
     return f"{host}:{int(port)}"
 

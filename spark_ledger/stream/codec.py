@@ -108,7 +108,7 @@ N = TypeVar("N", bound=_Node)
 def _decode(data: bytes, kind: type[N], path: str) -> N:
     try:
         node = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"metadata node {path}: {error}") from error
     if node.v != FORMAT_VERSION:
         raise CorruptionError(
@@ -293,7 +293,7 @@ def decode_segment_list(data: bytes, first_segment: int, path: str) -> tuple[Seg
     """The segments of such a list, numbered from ``first_segment``."""
     try:
         items = msgspec.json.decode(data, type=tuple[_SegmentItem, ...])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"segment list of {path}: {error}") from error
     return _segments(items, first_segment, path)
 

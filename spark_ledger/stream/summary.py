@@ -81,7 +81,7 @@ def decode_summary(data: bytes, stream_id: str, first_commit: int, path: str) ->
     line, _, compressed = body.partition(b"\n")
     try:
         header = msgspec.json.decode(line, type=_Header)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"metadata node {path}: header of its summary: {error}") from error
     if (header.v, header.stream_id, header.first) != (FORMAT_VERSION, stream_id, first_commit):
         raise CorruptionError(

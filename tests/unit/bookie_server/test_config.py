@@ -58,6 +58,8 @@ def test_storage_settings_reach_the_storage() -> None:
         (GOOD.replace('["a", "/b"]', "[]"), "storage.ledger_directories"),
         (GOOD.replace('"journal"', '""'), "storage.journal_directory"),
         ("metadata = ", "is not TOML"),
+        ("metadata_wait_s = " + "9" * 5000, "is not TOML"),
+        ("metadata = " + "[" * 5000, "is not TOML"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str) -> None:

@@ -117,7 +117,9 @@ def test_wrong_ids_and_counts_are_named(tmp_path: Path) -> None:
         check_cookies(FILES, tmp_path / "b/j", [tmp_path / "b/l0"] * 2)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"bookie_id": 3}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"bookie_id": 3}', b"\xff", b'{"\xff": 1}']
+)
 def test_damaged_cookies_are_named(tmp_path: Path, content: bytes) -> None:
     make(tmp_path)
     (tmp_path / "l0" / COOKIE_NAME).write_bytes(content)

@@ -18,6 +18,7 @@ from bookie_server.storage.entry_log import (
 from bookie_server.storage.fault_fs import Fault, FaultFileSystem
 from bookie_server.storage.index import BlockLocation
 from bookie_server.storage.memory_fs import MemoryFile, MemoryFileSystem
+from bookie_server.storage.vfs import DIRECT_ALIGNMENT
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.runs import EntryRun
@@ -96,6 +97,22 @@ def test_the_map_counts_bytes_by_ledger(files: MemoryFileSystem) -> None:
     files.damage(log_path(DIRECTORY, 1), len(data) - 20 - 3, b"\xff")
     with pytest.raises(CorruptionError, match="ledger map"):
         reader.ledger_map(1)
+
+
+@pytest.mark.parametrize("cut", [DIRECT_ALIGNMENT, 24])
+def test_a_map_that_is_not_where_the_footer_says_is_damage(
+    files: MemoryFileSystem, cut: int
+) -> None:
+    """Bytes are missing before the footer: its own checksum is right, what it says is not."""
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    put(writer, make_run(7, [0, 1, 2], size=3000))
+    writer.finish()
+    path = log_path(DIRECTORY, 1)
+    data = files.open(path).pread(1 << 20, 0)
+    files.remove(path)
+    files.create(path).pwritev([data[: -20 - cut] + data[-20:]], 0)
+    with pytest.raises(CorruptionError, match="ledger map"):
+        EntryLogReader(files, DIRECTORY).ledger_map(1)
 
 
 def test_a_finished_log_is_durable(files: MemoryFileSystem) -> None:

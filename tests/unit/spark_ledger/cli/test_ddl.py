@@ -33,6 +33,7 @@ def test_columns() -> None:
         ("id bigint(3)", "'bigint'"),
         ("d decimal(2,3)", "decimal(2,3)"),
         ("d decimal(39)", "decimal(39,0)"),
+        (f"d decimal({'9' * 5000})", "NAME TYPE"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, words: str) -> None:

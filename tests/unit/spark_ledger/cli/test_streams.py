@@ -38,7 +38,10 @@ def test_positions(stream: FakeStream, run: Run, text: str, expected: object) ->
     assert stream.asked == [(expected, "latest")]
 
 
-@pytest.mark.parametrize("text", ["", "first", "-1", "1:2:3:4", '{"entry": 3}', '{"seg": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "first", "-1", "1:2:3:4", '{"entry": 3}', '{"seg": 1}', '{"segment": -1}', "9" * 5000],
+)
 def test_wrong_positions(stream: FakeStream, run: Run, text: str) -> None:
     outcome = run("streams", "read", "s", "--end", text)
     assert outcome.status == 2

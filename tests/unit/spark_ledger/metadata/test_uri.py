@@ -47,6 +47,7 @@ def test_credentials_are_decoded_and_never_shown() -> None:
         ("zk://a:0/x", "port"),
         ("zk://a:65536/x", "port"),
         ("zk://a:21a/x", "port"),
+        (f"zk://a:{'9' * 5000}/x", "port"),
         ("zk://::1:2181/x", "brackets"),
         ("zk://a b/x", "not a host"),
         ("zk://user@a/x", "user:password@"),

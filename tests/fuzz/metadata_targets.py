@@ -1,0 +1,111 @@
+"""Parsers of metadata nodes: ledgers, bookies, the cluster, streams and their commits."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.metadata import codec as ledgers
+from spark_ledger.stream import codec as streams
+from spark_ledger.stream.model import Commit, Head, Segment, SinkRecord, StreamConfig
+from spark_ledger.stream.summary import decode_summary, encode_summary
+from spark_ledger.types import (
+    BookieId,
+    BookieInfo,
+    DigestType,
+    Dlsn,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+)
+from tests.fuzz.target import Parse, Target, only_what_was_written
+
+NAMED = (CorruptionError, ConfigurationError)
+PATH = "a/node"
+
+
+def metadata_targets() -> list[Target]:
+    """All of them."""
+    return [*_ledger_nodes(), *_stream_nodes()]
+
+
+def _target(name: str, corpus: list[bytes], parse: Parse, share: int) -> Target:
+    return Target(name, corpus, parse, NAMED, share, is_text=True)
+
+
+def _ledger_nodes() -> list[Target]:
+    def names(*numbers: int) -> tuple[BookieId, ...]:
+        return tuple(BookieId(f"bookie-{number}") for number in numbers)
+
+    open_ledger = LedgerMetadata(
+        LedgerId(7), Quorums(3, 2, 2), (Fragment(EntryId(0), names(1, 2, 3)),)
+    )
+    closed = LedgerMetadata(
+        LedgerId(7),
+        Quorums(2, 2, 1),
+        (Fragment(EntryId(0), names(1, 2)), Fragment(EntryId(90), names(3, 2))),
+        LedgerState.CLOSED,
+        EntryId(120),
+        5000,
+        DigestType.HMAC_SHA256,
+        b"h" * 32,
+        1_700_000_000_000,
+        "token",
+        {"application": "test", "\u00e9": "\u20ac"},
+    )
+    bookie = BookieInfo(BookieId("bookie-1"), "host:3181", rack="/r", free_bytes=5)
+    cluster = ledgers.encode_node(ledgers.ClusterNode(cluster_id="a cluster"))
+    counter = ledgers.encode_node(ledgers.CounterNode(next_id=5, token="t"))
+    nodes = [ledgers.encode_ledger(open_ledger), ledgers.encode_ledger(closed)]
+
+    def decode_ledger(data: bytes) -> object:
+        return ledgers.decode_ledger(PATH, LedgerId(7), data)
+
+    return [
+        _target("ledger node", nodes, decode_ledger, 40_000),
+        _target("bookie node", [ledgers.encode_bookie(bookie)],
+                lambda d: ledgers.decode_bookie(PATH, BookieId("bookie-1"), d), 20_000),
+        _target("cluster node", [cluster],
+                lambda d: ledgers.decode_node(ledgers.ClusterNode, PATH, d), 10_000),
+        _target("ledger id counter", [counter],
+                lambda d: ledgers.decode_node(ledgers.CounterNode, PATH, d), 10_000),
+    ]  # fmt: skip
+
+
+def _stream_nodes() -> list[Target]:
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us"))])
+    config = StreamConfig("orders", "0123", (schema, schema.append(pa.field("x", pa.date32()))))
+    head = Head("0123", 4, 9, 100, 2000, 1_700_000_000_000, Dlsn(3, 1, 2), 2)
+    segments = (
+        Segment(5, LedgerId(1), EntryId(0), EntryId(0), 10, 300, 0, (10,)),
+        Segment(6, LedgerId(2**40), EntryId(7), EntryId(9), 12, 900, 1, (3, 4, 5)),
+    )
+    commits = [
+        streams.encode_commit(Commit(3, 1_700_000_000_000, 5, segments, "sink", 8, "run", 10, 20)),
+        streams.encode_commit(Commit(3, 1, 5, (), "sink", -1)),
+        streams.encode_commit(
+            Commit(3, 1, 5, (), "sink", 2**60), streams.SegmentListPointer(LedgerId(6), 2)
+        ),
+    ]
+    sink = SinkRecord("sink", 8, 3, "run")
+    summaries = [encode_summary("0123", 0, commits), encode_summary("0123", 0, commits * 40)]
+
+    def summary(data: bytes) -> object:
+        return decode_summary(data, "0123", 0, PATH)
+
+    return [
+        Target("summary of commits", summaries, summary, NAMED, 20_000,
+               only_what_was_written(summaries, summary)),
+        _target("stream configuration", [streams.encode_config(config)],
+                lambda d: streams.decode_config(d, PATH), 10_000),
+        _target("stream head", [streams.encode_head(head)],
+                lambda d: streams.decode_head(d, PATH), 20_000),
+        _target("commit", commits, lambda d: streams.decode_commit(d, 3, PATH), 20_000),
+        _target("sink record", [streams.encode_sink(sink)],
+                lambda d: streams.decode_sink(d, PATH), 10_000),
+        _target("segment list", [streams.encode_segment_list(segments)],
+                lambda d: streams.decode_segment_list(d, 5, PATH), 20_000),
+    ]  # fmt: skip

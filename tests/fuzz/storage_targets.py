@@ -1,0 +1,259 @@
+"""Parsers of a bookie's disk: frames, records, journal files, blocks, entry logs, index, cookie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bookie_server.storage import records
+from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
+from bookie_server.storage.changes import (
+    access_key_body,
+    decode_change,
+    fence_body,
+    last_add_confirmed_body,
+)
+from bookie_server.storage.cookie import COOKIE_NAME, read_cookie
+from bookie_server.storage.entry_log import EntryLogReader, EntryLogWriter, log_path
+from bookie_server.storage.index import BlockLocation, IndexRow, LedgerState
+from bookie_server.storage.journal import Journal
+from bookie_server.storage.journal_files import journal_path, read_batches
+from bookie_server.storage.lmdb_index import _LEDGER_KEY, _row, _state
+from bookie_server.storage.mark import Mark, pack_mark, unpack_mark
+from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.records import RecordType
+from bookie_server.storage.replay import START_OF_JOURNAL
+from spark_ledger.errors import ConfigurationError, CorruptionError, DigestMismatchError
+from spark_ledger.limits import KIB
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import EntryId, LedgerId
+from spark_ledger.wire.frame import Crc32cDigest, HmacDigest, open_frame, open_run, seal
+from tests.fuzz.target import Target, only_what_was_written, written_again_it_is_the_same
+from tests.unit.bookie_server.storage.support import JOURNAL, LEDGERS, formatted, make_run
+
+SEED = 0x1234ABCD
+DIRECTORY = Path("/fuzz")
+RUNS = (
+    make_run(3, [0]),
+    make_run(3, [5, 6, 7, 8]),
+    make_run(4, [1, 3, 9, 20], size=70),
+    make_run(2**63 - 1, [2**62, 2**62 + 1]),
+)
+
+
+def storage_targets() -> list[Target]:
+    """All of them, with the frame of an entry, which bookies keep."""
+    return [
+        *_frames(),
+        *_records(),
+        *_blocks(),
+        _journal_file(),
+        *_entry_log(),
+        *_index(),
+        _cookie(),
+    ]
+
+
+def _frames() -> list[Target]:
+    crc, mac = Crc32cDigest(), HmacDigest(b"a key of this ledger")
+    payloads = (b"", b"p", b"payload " * 20)
+    targets = []
+    for name, digest, share in (("crc32c", crc, 120_000), ("hmac", mac, 30_000)):
+        corpus = [seal(digest, 7, 8, lac, 900, data) for data in payloads for lac in (-1, 7)]
+
+        def parse(data: bytes, digest: Crc32cDigest | HmacDigest = digest) -> object:
+            return open_frame(digest, 7, 8, data)
+
+        judge = only_what_was_written(corpus, parse)
+        errors = (DigestMismatchError,)
+        targets.append(Target(f"entry frame, {name}", corpus, parse, errors, share, judge))
+    frames = [seal(crc, 7, entry, entry - 1, 9, b"row %d" % entry) for entry in range(4)]
+    sizes = list(map(len, frames))
+
+    def parse_run(data: bytes) -> object:
+        entries, error = open_run(crc, EntryRun(LedgerId(7), EntryId(0), None, sizes, data))
+        assert error is None or isinstance(error, DigestMismatchError)
+        return tuple(entries)
+
+    whole = b"".join(frames)
+    starts = [parse_run(whole)[:count] for count in range(5)]  # type: ignore[index]
+
+    def judge_run(_data: bytes, value: object) -> str:
+        return "" if value in starts else f"delivered {value!r:.200}"
+
+    targets.append(Target("frames of a run", [whole], parse_run, (), 50_000, judge_run))
+    return targets
+
+
+def _records() -> list[Target]:
+    headers = [
+        records.pack_header(kind, length, sequence, 0xDEADBEEF, SEED)
+        for kind in RecordType
+        for length, sequence in ((0, 1), (77, 2**40), (records.BODY_BYTES_MAX, 9))
+    ]
+    trailers = [records.pack_trailer(records.Trailer(n, n, n), 3, SEED) for n in (1, 2**31)]
+    file_headers = [
+        records.pack_file_header(records.JournalFileHeader(number, 2**64 - 1, number, 5))[:64]
+        for number in (1, 2, 2**40)
+    ]
+
+    def header(data: bytes) -> object:
+        return records.parse_header(data, SEED)
+
+    def trailer(data: bytes) -> object:
+        parsed = records.parse_header(data, SEED)
+        return None if parsed is None else (parsed, data[24:])
+
+    def batch_search(data: bytes) -> object:
+        found = records.find_later_batch(data, 2, SEED)
+        assert found is None or found % records.BATCH_ALIGNMENT == 0
+        return found
+
+    pages = [bytes(4096) + headers[1].ljust(4096, b"\0"), headers[4] + b"x" * 4100]
+    changes = [
+        bytes([kind]) + b"".join(body.buffers)
+        for kind, body in (
+            (RecordType.FENCE, fence_body(LedgerId(9))),
+            (RecordType.ACCESS_KEY, access_key_body(LedgerId(9), b"h" * 32)),
+            (RecordType.LAST_ADD_CONFIRMED, last_add_confirmed_body(LedgerId(9), EntryId(4))),
+        )
+    ]
+    marks = [pack_mark(Mark(1, 4096, 0, 0)), pack_mark(Mark(2**40, 2**30, 2**50, 2**32 - 1))]
+
+    def change(data: bytes) -> object:
+        return decode_change(data[0] if data else 0, data[1:])
+
+    same_mark = written_again_it_is_the_same(lambda mark: pack_mark(mark))  # type: ignore[arg-type]
+    return [
+        Target("record header", headers, header, (), 160_000,
+               only_what_was_written(headers, header)),
+        Target("trailer body", trailers, lambda d: records.parse_trailer(d[24:]), (), 20_000),
+        Target("journal header", file_headers, records.parse_file_header, (), 60_000,
+               only_what_was_written(file_headers, records.parse_file_header)),
+        Target("search of later batches", pages, batch_search, (), 20_000,
+               only_what_was_written(pages, batch_search)),
+        Target("change body", changes, change, (), 30_000),
+        Target("checkpoint mark", marks, unpack_mark, (ValueError,), 20_000, same_mark),
+    ]  # fmt: skip
+
+
+def _blocks() -> list[Target]:
+    corpus = [b"".join(encode_run(run, EntryId(run.first_entry - 1)).buffers) for run in RUNS]
+
+    def again(value: object) -> bytes:
+        run, last_add_confirmed = value  # type: ignore[misc]
+        return b"".join(encode_run(run, last_add_confirmed).buffers)
+
+    judge = written_again_it_is_the_same(again)
+    return [Target("block", corpus, decode_block, (BlockFormatError,), 100_000, judge)]
+
+
+def _content(files: MemoryFileSystem, path: Path) -> bytes:
+    return files.open(path).pread(1 << 30, 0)
+
+
+def _disk_with(path: Path, data: bytes) -> MemoryFileSystem:
+    files = MemoryFileSystem()
+    files.mkdir(path.parent)
+    files.create(path).pwritev([data], 0)
+    return files
+
+
+def _journal_file() -> Target:
+    """A journal file of five batches: what is read is a start of what was written."""
+    files = formatted()
+    journal = Journal(
+        files,
+        JOURNAL,
+        end=START_OF_JOURNAL,
+        file_bytes=64 * KIB,
+        batch_bytes_max=16 * KIB,
+        post=lambda call: call(),
+        on_fatal=lambda message: None,
+        new_salt=lambda: 99,
+    )
+    for run in (*RUNS, RUNS[0]):
+        block = encode_run(run, EntryId(-1))
+        journal.append(RecordType.RUN, block, lambda status, message: None)
+        journal.append(RecordType.FENCE, fence_body(run.ledger_id), lambda status, message: None)
+        journal.commit_pending()
+    path = journal_path(JOURNAL, 1)
+    corpus = [_content(files, path)[: 6 * 4096]]
+
+    def parse(data: bytes) -> object:
+        batches = read_batches(_disk_with(path, data), JOURNAL, Mark(1, 4096, 0, 0))
+        return [(batch.records, batch.end) for batch in batches]
+
+    written: list[object] = parse(corpus[0])  # type: ignore[assignment]
+    assert len(written) == 5
+
+    def judge(_data: bytes, value: object) -> str:
+        found: list[object] = value  # type: ignore[assignment]
+        return "" if found == written[: len(found)] else f"read {found!r:.300}"
+
+    return Target("journal file", corpus, parse, (CorruptionError,), 12_000, judge)
+
+
+def _entry_log() -> list[Target]:
+    files = MemoryFileSystem()
+    files.mkdir(DIRECTORY)
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    places = [writer.append(run.ledger_id, encode_run(run, EntryId(-1))) for run in RUNS]
+    writer.finish()
+    path = log_path(DIRECTORY, 1)
+    corpus = [_content(files, path)]
+    # A damaged place in the index is a damaged place, too.
+    wrong_places = (BlockLocation(1, 0, 40), BlockLocation(1, places[1].offset + 1, 40))
+
+    def parse(data: bytes) -> object:
+        reader = EntryLogReader(_disk_with(path, data), DIRECTORY)
+        found = []
+        for place in (*places, *wrong_places):
+            try:
+                run = reader.read(place)
+            except CorruptionError:
+                continue
+            assert place in places, f"a block at {place}"
+            found.append((place, bytes(run.frames), list(run.ids()), run.ledger_id))
+        return found
+
+    written = parse(corpus[0])
+
+    def judge(_data: bytes, value: object) -> str:
+        wrong = [item for item in value if item not in written]  # type: ignore
+        return f"served {wrong!r:.200}" if wrong else ""
+
+    def parse_map(data: bytes) -> object:
+        return EntryLogReader(_disk_with(path, data), DIRECTORY).ledger_map(1)
+
+    return [
+        Target("entry log", corpus, parse, (), 15_000, judge),
+        Target("ledger map", corpus, parse_map, (CorruptionError,), 15_000,
+               only_what_was_written(corpus, parse_map)),
+    ]  # fmt: skip
+
+
+def _index() -> list[Target]:
+    from bookie_server.storage.lmdb_index import _ROW, _STATE
+
+    key = b"\0" * 15 + b"\5"
+    row = IndexRow(EntryId(5), EntryId(9), BlockLocation(1, 4096, 300), True)
+    state = LedgerState(b"h" * 32, True, EntryId(3), EntryId(9))
+    rows = [_ROW.pack(*row.location, 1, row.last_entry)]
+    states = [_STATE.pack(3, state.access_key_hash, 3, 9)]
+    path = Path("/index")
+    assert len(_LEDGER_KEY.pack(1)) == 8
+    return [
+        Target("index row", rows, lambda d: _row(key, d, path), (CorruptionError,), 30_000),
+        Target("ledger state", states, lambda d: _state(d, path), (CorruptionError,), 30_000),
+    ]
+
+
+def _cookie() -> Target:
+    files = formatted()
+    corpus = [_content(files, each / COOKIE_NAME) for each in (JOURNAL, *LEDGERS)]
+
+    def parse(data: bytes) -> object:
+        return read_cookie(_disk_with(JOURNAL / COOKIE_NAME, data), JOURNAL)
+
+    errors = (CorruptionError, ConfigurationError)
+    return Target("cookie", corpus, parse, errors, 20_000, is_text=True)
