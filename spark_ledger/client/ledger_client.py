@@ -51,6 +51,7 @@ class LedgerClient:
             uri,
             session_timeout_s=config.session_timeout_s,
             connect_timeout_s=config.metadata_timeout_s,
+            operation_timeout_s=config.metadata_timeout_s,
         )
         try:
             return await cls.over(store, None, config)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
+from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.client.frames import FrameStore
@@ -13,8 +13,6 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.limits import READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.ensemble import fragment_of
 from spark_ledger.protocol.events import (
-    AddAcknowledged,
-    AddFailed,
     BookiesChosen,
     CancelRead,
     ChooseBookies,
@@ -38,7 +36,6 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.recovery import RecoveryMachine
-from spark_ledger.transport.base import AddResult, Appender
 from spark_ledger.types import BookieStatus, Entry, EntryId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import Digest
 
@@ -65,7 +62,6 @@ class Recovery:
             now=self._loop.time(),
             add_timeout_s=context.config.add_timeout_s,
         )
-        self._appenders: dict[int, Appender] = {}
         self._reads: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._fetched: dict[tuple[int, int], dict[int, bytes]] = {}
         """What each replica brought last: frames by entry id."""
@@ -81,6 +77,13 @@ class Recovery:
             busy=lambda: not self._outcome.done(),
             crashed=self._on_crash,
         )
+        self._appenders = Appenders(
+            context,
+            ledger.value.ledger_id,
+            self._driver.feed,
+            access_key=access_key,
+            recovery=True,
+        )
 
     async def run(self) -> Versioned[LedgerMetadata]:
         """The closed metadata. Raises RecoveryError, UnauthorizedError, and metadata errors."""
@@ -89,8 +92,7 @@ class Recovery:
             return await self._outcome
         finally:
             await self._driver.stop()
-            for appender in self._appenders.values():
-                appender.close()
+            self._appenders.close_all()
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -108,11 +110,9 @@ class Recovery:
             case SendEntries():
                 self._send(command)
             case OpenAppender():
-                self._open_appender(command)
+                self._appenders.open(command)
             case CloseAppender():
-                appender = self._appenders.pop(command.slot, None)
-                if appender is not None:
-                    appender.close()
+                self._appenders.close(command.slot)
             case ChooseBookies():
                 self._driver.answer(self._choose(command))
             case WriteMetadata():
@@ -187,27 +187,8 @@ class Recovery:
         while self._next_entry in self._found:
             self._frames.add([self._found.pop(self._next_entry)])
             self._next_entry += 1
-        for run in self._frames.runs(command.slot, command.first, command.last):
-            self._appenders[command.slot].send(run)
-
-    def _open_appender(self, command: OpenAppender) -> None:
-        old = self._appenders.pop(command.slot, None)
-        if old is not None:
-            old.close()
-        self._appenders[command.slot] = self._context.transport.open_appender(
-            command.bookie_id,
-            self._metadata.ledger_id,
-            access_key=self._access_key,
-            recovery=True,
-            on_result=partial(self._on_result, command.slot),
-        )
-
-    def _on_result(self, slot: int, result: AddResult) -> None:
-        if result.status is BookieStatus.OK:
-            self._driver.feed(AddAcknowledged(slot, result.bookie_id, result.last_entry))
-        else:
-            self._context.suspect(result.bookie_id)
-            self._driver.feed(AddFailed(slot, result.bookie_id, result.status, result.message))
+        runs = self._frames.runs(command.slot, command.first, command.last)
+        self._appenders.send(command.slot, runs)
 
     async def _choose(self, command: ChooseBookies) -> Event:
         return BookiesChosen(await self._context.replacements(command))

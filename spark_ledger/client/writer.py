@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Protocol
 
+from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.client.frames import FrameStore
@@ -23,8 +23,6 @@ from spark_ledger.errors import (
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.protocol.append import AppendLimits, AppendMachine
 from spark_ledger.protocol.events import (
-    AddAcknowledged,
-    AddFailed,
     AnnounceLastConfirmed,
     Append,
     BookiesChosen,
@@ -41,8 +39,7 @@ from spark_ledger.protocol.events import (
     SendEntries,
     WriteMetadata,
 )
-from spark_ledger.transport.base import AddResult, Appender
-from spark_ledger.types import BookieStatus, EntryId, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import Digest
 
 _CLOSE_GRACE_S = 0.25
@@ -94,7 +91,6 @@ class LedgerWriter:
         """Payloads that wait for the end of this loop turn, to be added all at once."""
         self._queue_completions: list[Completion] = []
         self._queue_bytes = 0
-        self._appenders: dict[int, Appender] = {}
         self.has_room = True
         """Whether another append would stay within the bound on bytes in flight. A plain flag, so
         that other threads may look at it."""
@@ -110,6 +106,9 @@ class LedgerWriter:
             busy=lambda: not self._machine.is_idle,
             crashed=self._on_crash,
             after=self._on_progress,
+        )
+        self._appenders = Appenders(
+            context, self.ledger_id, self._driver.feed, access_key=access_key, recovery=False
         )
         context.use(self._machine.bookies, +1)
         context.writers.add(self)
@@ -256,17 +255,14 @@ class LedgerWriter:
     def _perform(self, command: Command) -> None:
         match command:
             case SendEntries():
-                appender = self._appenders[command.slot]
-                for run in self._frames.runs(command.slot, command.first, command.last):
-                    appender.send(run)
+                runs = self._frames.runs(command.slot, command.first, command.last)
+                self._appenders.send(command.slot, runs)
             case ConfirmEntries():
                 self._confirm(command.last)
             case OpenAppender():
-                self._open_appender(command)
+                self._appenders.open(command)
             case CloseAppender():
-                appender_of_slot = self._appenders.pop(command.slot, None)
-                if appender_of_slot is not None:
-                    appender_of_slot.close()
+                self._appenders.close(command.slot)
             case ChooseBookies():
                 self._driver.answer(self._choose(command))
             case WriteMetadata():
@@ -281,26 +277,6 @@ class LedgerWriter:
                 self._finish(command.error)
             case _:
                 raise AssertionError(f"not a command of a writer: {command!r}")
-
-    def _open_appender(self, command: OpenAppender) -> None:
-        old = self._appenders.pop(command.slot, None)
-        if old is not None:
-            old.close()
-        self._appenders[command.slot] = self._context.transport.open_appender(
-            command.bookie_id,
-            self.ledger_id,
-            access_key=self._access_key,
-            recovery=False,
-            on_result=partial(self._on_result, command.slot),
-        )
-
-    def _on_result(self, slot: int, result: AddResult) -> None:
-        if result.status is BookieStatus.OK:
-            self._driver.feed(AddAcknowledged(slot, result.bookie_id, result.last_entry))
-            return
-        if result.status is not BookieStatus.FENCED:
-            self._context.suspect(result.bookie_id)
-        self._driver.feed(AddFailed(slot, result.bookie_id, result.status, result.message))
 
     def _confirm(self, last: EntryId) -> None:
         first = last + 1 - self._frames.release(last)
@@ -403,9 +379,7 @@ class LedgerWriter:
 
     async def _stop(self) -> None:
         await self._driver.stop()
-        for appender in self._appenders.values():
-            appender.close()
-        self._appenders.clear()
+        self._appenders.close_all()
 
     async def _settle(self) -> None:
         deadline = self._loop.time() + _CLOSE_GRACE_S
