@@ -6,10 +6,10 @@ the protocol, so a value that exists is valid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
-from typing import Generic, NamedTuple, NewType, TypeVar
+from typing import Any, Generic, NamedTuple, NewType, NoReturn, TypeVar
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import ENSEMBLE_SIZE_MAX
@@ -79,10 +79,53 @@ class Fragment(NamedTuple):
     bookies: tuple[BookieId, ...]
 
 
+class Ensemble(tuple[BookieId, ...]):
+    """The bookies of a fragment in slot order. Equals a list of the same names, as users write."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(tuple(other) if isinstance(other, list) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+
+class FragmentList(list[Fragment]):
+    """The fragments of a ledger: a list of ``(first_entry, bookies)`` that cannot be changed.
+
+    Users were promised a list; a machine that shares it with them must not see it change. Equals
+    a tuple of the same fragments as well.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, fragments: Iterable[Fragment]) -> None:
+        super().__init__(Fragment(first, Ensemble(bookies)) for first, bookies in fragments)
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(list(other) if isinstance(other, tuple) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FragmentList, (tuple(self),)
+
+    def _refuse(self, *_given: object, **_named: object) -> NoReturn:
+        raise TypeError("the fragments of a ledger cannot be changed here: make a list of them")
+
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
     """What the metadata store knows of a ledger.
 
+    ``fragments`` is a ``FragmentList``, whatever sequence it was made from.
     ``last_entry_id`` and ``length`` (payload bytes) are known once the ledger is CLOSED.
     ``access_key_hash`` is empty for a ledger without a password. ``creation_token`` tells a
     creator whose reply was lost that the node it meets is its own.
@@ -90,7 +133,7 @@ class LedgerMetadata:
 
     ledger_id: LedgerId
     quorums: Quorums
-    fragments: tuple[Fragment, ...]
+    fragments: Sequence[Fragment]
     state: LedgerState = LedgerState.OPEN
     last_entry_id: EntryId = NO_ENTRY
     length: int = 0
@@ -101,6 +144,8 @@ class LedgerMetadata:
     custom_metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.fragments, FragmentList):
+            object.__setattr__(self, "fragments", FragmentList(self.fragments))
         assert self.fragments and self.fragments[0].first_entry == 0, "first fragment starts at 0"
         previous = -1
         for fragment in self.fragments:

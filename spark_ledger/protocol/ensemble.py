@@ -67,7 +67,7 @@ def closed(
     *,
     last_entry: EntryId,
     length: int,
-    fragments: tuple[Fragment, ...] | None = None,
+    fragments: Sequence[Fragment] | None = None,
 ) -> LedgerMetadata:
     """The ledger, closed at ``last_entry``."""
     assert metadata.state is not LedgerState.CLOSED, "a ledger closes once"

@@ -16,6 +16,7 @@ Reads use the ensemble of the metadata as they were when recovery began.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from spark_ledger.errors import FencedError, LedgerError, RecoveryError, UnauthorizedError
@@ -95,7 +96,7 @@ class RecoveryMachine:
         self._start = -1
         self._length: int | None = None
         self._replication: Replication | None = None
-        self._fragments: tuple[Fragment, ...] = metadata.fragments
+        self._fragments: Sequence[Fragment] = metadata.fragments
         self._choosing = False
         self._asked: tuple[int, ...] = ()
         self.last_add_confirmed = EntryId(-1)

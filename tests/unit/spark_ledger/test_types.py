@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import operator
+import pickle
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -88,6 +94,39 @@ def test_metadata() -> None:
     assert first.state is LedgerState.OPEN, "a change makes a copy"
     with pytest.raises(AssertionError, match="starts at 0"):
         first.with_changes(fragments=())
+
+
+def test_fragments_are_a_list_of_pairs_as_users_write_them() -> None:
+    fragments = metadata(fragment(0, "b0", "b1"), fragment(4, "b0", "b2")).fragments
+    assert isinstance(fragments, list) and len(fragments) == 2
+    assert fragments == [(0, ["b0", "b1"]), (4, ("b0", "b2"))]
+    assert not operator.ne(fragments, [(0, ["b0", "b1"]), (4, ["b0", "b2"])])
+    assert fragments == (fragment(0, "b0", "b1"), fragment(4, "b0", "b2"))
+    assert fragments != [(0, ["b1", "b0"]), (4, ["b0", "b2"])] and fragments[:1] != fragments
+    assert [(first, list(bookies)) for first, bookies in fragments][1] == (4, ["b0", "b2"])
+    assert fragments[-1][1] == ["b0", "b2"] and fragments[0].bookies[0] == "b0"
+    assert fragments[0][1] != ["b0"] and len({bookies for _, bookies in fragments}) == 2
+    assert json.loads(json.dumps(fragments)) == [[0, ["b0", "b1"]], [4, ["b0", "b2"]]]
+    for same in (copy.deepcopy(fragments), pickle.loads(pickle.dumps(fragments))):
+        assert same == fragments and type(same) is type(fragments)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fragments: fragments.append(fragment(9, "b0", "b1")),
+        lambda fragments: fragments.pop(),
+        lambda fragments: fragments.sort(reverse=True),
+        lambda fragments: fragments.__setitem__(0, fragments[1]),
+        lambda fragments: fragments.__delitem__(0),
+        lambda fragments: fragments.__iadd__([]),
+    ],
+)
+def test_nobody_changes_the_fragments_of_a_ledger(change: Callable[[Any], None]) -> None:
+    held = metadata(fragment(0, "b0", "b1"), fragment(4, "b0", "b2"))
+    with pytest.raises(TypeError, match="make a list of them"):
+        change(held.fragments)
+    assert len(held.fragments) == 2
 
 
 def test_only_a_definite_no_is_negative() -> None:
