@@ -14,10 +14,10 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.options import ReadOptions
 from connector.partitions import LedgerPartition, StreamPartition
-from connector.schema import METADATA_COLUMN, read_schema
+from connector.schema import read_schema
 from spark_ledger.errors import DataLossError
 from spark_ledger.limits import MIB
-from spark_ledger.stream.metadata_column import PositionedBatch, ledger_array
+from spark_ledger.stream.metadata_column import LEDGER_COLUMN, PositionedBatch, ledger_array
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def _stream_batches(
 ) -> Iterator[pa.RecordBatch]:
     assert options.stream is not None, "a stream's partition comes of a read of a stream"
     stream = sessions.stream(options.connection, options.stream)
-    metadata_index = wanted.get_field_index(METADATA_COLUMN) if options.include_metadata else -1
+    metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
     stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
     ranges = partition.plan.ranges
     while ranges:

@@ -20,14 +20,12 @@ from pyspark.sql.pandas.types import (
     to_arrow_type,
 )
 
-from spark_ledger.errors import ConfigurationError, SchemaMismatchError
+from spark_ledger.errors import SchemaMismatchError
+from spark_ledger.stream.metadata_column import LEDGER_COLUMN
 from spark_ledger.stream.schema import canonical_schema
 
 TYPE_KEY: Final = b"spark.type"
 """Arrow field metadata: the Spark type as JSON, where the Arrow type alone does not tell it."""
-
-METADATA_COLUMN: Final = "_ledger"
-"""The struct column that ``includeMetadata`` adds."""
 
 METADATA_TYPE: Final = spark.StructType(
     [
@@ -81,11 +79,7 @@ def spark_schema_of(schema: pa.Schema, *, include_metadata: bool) -> spark.Struc
     """The Spark schema of a stored Arrow schema, with the column ``_ledger`` if asked for."""
     fields = [_spark_field(field) for field in schema]
     if include_metadata:
-        if METADATA_COLUMN in schema.names:
-            raise ConfigurationError(
-                f"option includeMetadata: the stream has a column {METADATA_COLUMN!r} of its own"
-            )
-        fields.append(spark.StructField(METADATA_COLUMN, METADATA_TYPE, nullable=False))
+        fields.append(spark.StructField(LEDGER_COLUMN, METADATA_TYPE, nullable=False))
     return spark.StructType(fields)
 
 
@@ -119,10 +113,10 @@ def check_declared(
     Raises SchemaMismatchError naming the column.
     """
     for field in declared.fields:
-        if field.name == METADATA_COLUMN and include_metadata:
+        if field.name == LEDGER_COLUMN and include_metadata:
             if field.dataType != METADATA_TYPE:
                 raise SchemaMismatchError(
-                    f"{subject}: the declared type of {METADATA_COLUMN!r} must be "
+                    f"{subject}: the declared type of {LEDGER_COLUMN!r} must be "
                     f"{METADATA_TYPE.simpleString()}"
                 )
             continue

@@ -31,9 +31,9 @@ def prepare_stream(options: WriteOptions, schema: StructType) -> None:
 
 
 def _prepare(options: WriteOptions, schema: StructType) -> None:
-    offered = arrow_schema_of(schema)
-    stream = _open_or_create(options, offered)
     try:
+        offered = arrow_schema_of(schema)
+        stream = _open_or_create(options, offered)
         if options.merge_schema:
             stream.merge_schema(offered)
         else:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_ledger.errors import ConfigurationError, SchemaMismatchError
+from spark_ledger.stream.metadata_column import LEDGER_COLUMN
 
 _TEXT = (pat.is_string, pat.is_large_string, pat.is_string_view)
 _BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
@@ -52,8 +53,8 @@ _WIDENED = (
 def canonical_schema(schema: Any) -> Any:
     """The stored schema for an Arrow schema; metadata of fields stays, of the schema goes.
 
-    Raises ``SchemaMismatchError`` for a type that cannot be stored and ``ConfigurationError``
-    for a schema without columns or with a name twice.
+    Raises ``SchemaMismatchError`` for a type that cannot be stored or a column named ``_ledger``,
+    and ``ConfigurationError`` for a schema without columns or with a name twice.
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(
@@ -63,6 +64,12 @@ def canonical_schema(schema: Any) -> Any:
     if len(schema) == 0:
         raise ConfigurationError("schema: a stream needs at least one column")
     _refuse_duplicates([field.name for field in schema], "schema")
+    for field in schema:
+        if field.name.lower() == LEDGER_COLUMN:  # Spark compares names without case
+            raise SchemaMismatchError(
+                f"field {field.name!r}: no stream has a column of this name, because readers that "
+                "ask for metadata (Spark option includeMetadata) find them there; drop or rename it"
+            )
     return pa.schema([_canonical_field(field, field.name) for field in schema])
 
 

@@ -133,6 +133,16 @@ def test_a_wrong_schema_names_the_field(lab: Lab) -> None:
     assert lab.stored() == [0, 1, 2]
 
 
+def test_rows_read_with_their_metadata_are_not_written_with_it(lab: Lab) -> None:
+    lab.numbers(0, 3)
+    rows = lab.read(includeMetadata=True)
+    for target in (lab, lab.another()):
+        for options in ({}, {"mergeSchema": True}):
+            with pytest.raises(Exception, match=r"stream 's\d+': field '_ledger'.*drop or rename"):
+                target.append(rows, **options)
+    assert lab.stored() == [0, 1, 2]
+
+
 def test_merge_schema_adds_a_column(lab: Lab) -> None:
     lab.numbers(0, 2)
     lab.append(lab.spark.range(2, 4, 1, 1).withColumn("extra", sql.lit("x")), mergeSchema=True)

@@ -124,8 +124,6 @@ def test_the_metadata_column() -> None:
     schema = spark_schema_of(pa.schema([("a", pa.int64())]), include_metadata=True)
     assert schema.names == ["a", "_ledger"] and schema["_ledger"].dataType == METADATA_TYPE
     assert read_schema(schema).field("_ledger").type.equals(ledger_type())
-    with pytest.raises(ConfigurationError, match="includeMetadata"):
-        spark_schema_of(pa.schema([("_ledger", pa.int64())]), include_metadata=True)
 
 
 def test_declared_schemas() -> None:

@@ -87,6 +87,13 @@ def test_schemas_without_columns_or_with_a_name_twice_are_refused() -> None:
         canonical_schema("a int")
 
 
+@pytest.mark.parametrize("name", ["_ledger", "_Ledger"])
+def test_the_name_of_the_metadata_column_is_taken(name: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=f"'{name}'.*includeMetadata"):
+        canonical_schema(pa.schema([("id", pa.int64()), (name, pa.int64())]))
+    canonical_schema(pa.schema([("nested", pa.struct([(name, pa.int64())]))]))
+
+
 def test_schema_metadata_goes_and_field_metadata_stays() -> None:
     field = pa.field("v", pa.struct([pa.field("m", pa.binary(), metadata={"variant": "true"})]))
     stored = canonical_schema(pa.schema([field], metadata={"pandas": "x"}))
