@@ -257,3 +257,17 @@ def test_merged_runs_keep_their_ids() -> None:
     assert merge_runs([run(0, 2), run(5, 1)]) == run(0, 3, [0, 1, 5])
     assert merge_runs([run(0, 2, [0, 1]), run(2, 1)]) == run(0, 3)
     assert merge_runs([run(4, 2, [4, 9])]) == run(4, 2, [4, 9])
+
+
+@on_loop
+async def test_bytes_that_are_no_message_are_refused_by_name(f: Fixture) -> None:
+    """Not as UNKNOWN, which is what grpc makes of an exception, and logs with a traceback."""
+    service = "/spark_ledger.v1.Bookie/"
+    for method in ("ReadLastConfirmed", "WriteLastConfirmed", "Describe"):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await f.channel.unary_unary(service + method)(b"\xff", timeout=5, metadata=HERE)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for method in ("Read", "ListEntries"):
+        call = f.channel.unary_stream(service + method)(b"\xff", timeout=5, metadata=HERE)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)).ledgers == 3

@@ -1,0 +1,41 @@
+"""500 malformed messages over a socket to a real bookie, which keeps serving and starts again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_ledger.local import LocalCluster
+from tests.fuzz.socket_loop import HostileClient
+
+pytestmark = pytest.mark.processes
+
+MESSAGES = 500
+SEED = 11
+
+
+def test_a_bookie_outlives_malformed_messages(tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    with LocalCluster(bookies=1, directory=tmp_path / "cluster") as cluster:
+        pid = cluster.bookie_pid(0)
+        client = HostileClient(cluster.bookie_address(0), "bookie-0", SEED)
+        for number in range(MESSAGES):
+            client.send_malformed()
+            if number % 25 == 0:
+                client.append_honestly()
+        client.check_honest_entries()
+        print(dict(client.answers))
+        assert client.sent == MESSAGES
+        assert any("INVALID_ARGUMENT" in answer for answer in client.answers)
+        assert any("BAD_REQUEST" in answer for answer in client.answers)
+        assert cluster.bookie_pid(0) == pid and cluster.is_bookie_running(0)
+        log = cluster.bookie_log(0).read_text()
+        assert "Traceback" not in log, log[-5000:]
+        assert cluster.stop_bookie(0) == 0, "what it kept can be flushed"
+        cluster.start_bookie(0)
+        client.check_honest_entries()
+        cluster.kill_bookie(0)
+        cluster.start_bookie(0)
+        client.check_honest_entries()
+        client.close()
