@@ -70,11 +70,15 @@ async def _ledger(
     except LedgerError as error:
         metadata = await client.ledger_metadata(ledger_id)
         return FinalLedger(
-            ledger_id, metadata.quorums, metadata.fragments, closed=False, unreadable=repr(error)
+            ledger_id,
+            metadata.quorums,
+            tuple(metadata.fragments),
+            closed=False,
+            unreadable=repr(error),
         )
     metadata, end = reader.metadata, reader.last_add_confirmed
     last = FinalLedger(
-        ledger_id, metadata.quorums, metadata.fragments, closed=reader.is_closed, end=end
+        ledger_id, metadata.quorums, tuple(metadata.fragments), closed=reader.is_closed, end=end
     )
 
     async def values() -> tuple[str, ...]:

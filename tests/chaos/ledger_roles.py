@@ -126,6 +126,9 @@ async def _close(session: Session, process: str, writer: LedgerWriter) -> None:
     except LedgerError as error:
         session.recorder.error(invoke, error)
         return
+    if not writer.metadata.is_closed:  # taken over before: its appends were told, close is not
+        session.recorder.failed(invoke, "TakenOver")
+        return
     end = writer.metadata.last_entry_id
     session.recorder.ok(invoke, entry_id=end, last_add_confirmed=end, closed=True)
 

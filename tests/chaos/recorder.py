@@ -37,6 +37,10 @@ class Recorder:
         phase = Phase.UNKNOWN if unknown else Phase.FAIL
         self._end(invoke, phase, error=type(error).__name__)
 
+    def failed(self, invoke: Event, error: str) -> None:
+        """It certainly did not happen, for a reason with this name."""
+        self._end(invoke, Phase.FAIL, error=error)
+
     def _end(self, invoke: Event, phase: Phase, **fields: Any) -> None:
         changes: dict[str, Any] = {"phase": phase, "values": (), **fields}
         event = replace(invoke, time_ns=time.monotonic_ns(), **changes)

@@ -36,7 +36,7 @@ def _ends(ledger: LedgerFacts) -> Iterator[tuple[int, tuple[int, ...]]]:
             continue
         if operation.invoke.name in CLOSING:
             yield end.entry_id, (operation.number,)
-        if end.closed and end.last_add_confirmed != NOT_REPORTED:
+        elif end.closed and end.last_add_confirmed != NOT_REPORTED:
             yield end.last_add_confirmed, (operation.number,)
 
 
