@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
+
 import pytest
 from google_crc32c import value as crc32c_value
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie_server.storage import blocks
 from bookie_server.storage.blocks import (
     BLOCK_BYTES_MAX,
     HEADER_BYTES,
@@ -105,3 +109,29 @@ def test_hostile_numbers_are_refused_before_anything_is_allocated() -> None:
 def test_malformed_runs_are_our_bug() -> None:
     with pytest.raises(AssertionError, match="malformed"):
         encode_run(EntryRun(LedgerId(1), EntryId(0), None, [2, 2], b"abcde"), EntryId(-1))
+
+
+class BigEndianArray(array):  # type: ignore[type-arg]
+    """Arrays as a big-endian machine has them: their bytes are the other way round."""
+
+    def tobytes(self) -> bytes:
+        swapped = array(self.typecode, self)
+        swapped.byteswap()
+        return swapped.tobytes()
+
+    def frombytes(self, data: bytes) -> None:  # type: ignore[override]
+        super().frombytes(data)
+        self.byteswap()
+
+
+def test_a_big_endian_machine_stores_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "array", BigEndianArray)
+    monkeypatch.setattr(sys, "byteorder", "big")
+    for source, lac, golden in (
+        (run(258, None), -1, GOLDEN_CONSECUTIVE),
+        (run(3, [3, 5]), 1, GOLDEN_SPARSE),
+    ):
+        assert b"".join(encode_run(source, EntryId(lac)).buffers) == golden
+        found, found_lac = decode_block(golden)
+        assert (list(found.ids()), list(found.sizes)) == (list(source.ids()), [2, 3])
+        assert found_lac == lac

@@ -172,6 +172,17 @@ def test_a_field_that_is_there_twice_is_refused() -> None:
         decode_append_request(b"\x0a" + bytes([len(add)]) + add)
 
 
+@pytest.mark.parametrize("digits", [10, 11])
+def test_a_number_of_more_than_ten_bytes_is_refused(digits: int) -> None:
+    """Ten bytes of seven bits hold 64 bits; a length of more is an attempt at something."""
+    data = b"\x78" + b"\x80" * (digits - 1) + b"\x00"  # a field of a newer version
+    if digits == 10:
+        assert decode_append_request(data) == []
+    else:
+        with pytest.raises(ConfigurationError, match="malformed"):
+            decode_append_request(data)
+
+
 def test_fields_of_a_newer_version_are_skipped() -> None:
     run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
     data = encode_append_request([AddCommand(1, b"", False, run)])
