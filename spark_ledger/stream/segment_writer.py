@@ -89,12 +89,13 @@ class _Part:
         self.size_bytes += len(entry.payload)
 
     def _note(self, future: asyncio.Future[int]) -> None:
-        if self.failure is not None:
-            return
+        """Keep the first failure. Each one is looked at, or asyncio reports it as forgotten."""
+        error: BaseException | None
         if future.cancelled():
-            self.failure = OutcomeUnknownError("the append was cancelled with its ledger")
+            error = OutcomeUnknownError("the append was cancelled with its ledger")
         else:
-            self.failure = future.exception()
+            error = future.exception()
+        self.failure = self.failure or error
 
     async def confirmed(self) -> Segment:
         """The segment once all of its entries are confirmed; raises what the first failed with."""
