@@ -99,10 +99,16 @@ class Client:
         self.world.end(self.name, operation, phase, name, **fields)
 
     def name_of(self, error: LedgerError) -> str:
-        """How an error of a read goes into the history. Where the network spoils answers, a
-        damaged one says nothing of what is stored."""
-        if isinstance(error, DigestMismatchError) and self.world.options.corruption > 0:
-            return "SpoiledOnTheWay"
+        """How the error of a read goes into the history.
+
+        A damaged copy says nothing of the others while these are out of reach, or where the
+        network spoils answers: then the entry was not denied.
+        """
+        world = self.world
+        if isinstance(error, DigestMismatchError) and (
+            world.options.corruption > 0 or not world.healing
+        ):
+            return "SomeCopiesDamaged"
         return type(error).__name__
 
     async def attempt(self, name: str, work: Awaitable[Any], **fields: Any) -> Any:
@@ -111,7 +117,7 @@ class Client:
         try:
             result = await work
         except LedgerError as error:
-            self.end(operation, failure(error), name, error=type(error).__name__, **fields)
+            self.end(operation, failure(error), name, error=self.name_of(error), **fields)
             raise
         ended = dict(fields)
         if isinstance(result, LedgerReader):

@@ -19,6 +19,7 @@ from typing import Any
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 _TURNS_BETWEEN_LOOKS = 16
+_QUIET_S = 0.2
 _WORLD = contextvars.Context()
 
 
@@ -206,11 +207,17 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                     if self.now >= until_s or self.callbacks >= callbacks_max:
                         return False
                     if not self._ready:
+                        if self._is_quiet() and is_done():
+                            return True
                         self._advance(until_s)
                     self._run_ready()
         finally:
             asyncio._set_running_loop(None)
         return True
+
+    def _is_quiet(self) -> bool:
+        """Nothing happens for a while: a good moment to look whether it is done."""
+        return not self._timers or self._timers[0][0] > self.now + _QUIET_S
 
     def _advance(self, until_s: float) -> None:
         timers = self._timers

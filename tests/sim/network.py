@@ -33,7 +33,7 @@ class Link:
     def __init__(self) -> None:
         self.cut = 0
         self.holds = False
-        self.held: list[tuple[Process, Callable[..., None], tuple[Any, ...]]] = []
+        self.held: list[tuple[Process, Lane, Callable[..., None], tuple[Any, ...]]] = []
         self.slowness = 1.0
         self.slow_until = 0.0
 
@@ -68,7 +68,7 @@ class Network:
             return
         if link.cut:
             if link.holds:
-                link.held.append((target, deliver, args))
+                link.held.append((target, lane, deliver, args))
             else:
                 lane.broken = True
             return
@@ -79,9 +79,20 @@ class Network:
         delay_s = world.delay()
         if options.delay == "links" and not world.healing:
             delay_s *= self._slowness(link)
-        arrival = max(lane.last_arrival, world.loop.now + delay_s)
-        lane.last_arrival = arrival
-        world.loop.later(arrival - world.loop.now, target, deliver, *args)
+        self._pass_on(target, lane, delay_s, deliver, *args)
+
+    def _pass_on(
+        self,
+        target: Process,
+        lane: Lane,
+        delay_s: float,
+        deliver: Callable[..., None],
+        *args: Any,
+    ) -> None:
+        """The message arrives, not before those that were sent before it."""
+        loop = self.world.loop
+        lane.last_arrival = max(lane.last_arrival, loop.now + delay_s)
+        loop.later(lane.last_arrival - loop.now, target, deliver, *args)
 
     def repeats(self) -> bool:
         """Whether something on the way repeats this request."""
@@ -104,8 +115,8 @@ class Network:
         link.cut = max(0, link.cut - 1)
         if not link.cut:
             held, link.held = link.held, []
-            for process, deliver, args in held:
-                self.world.loop.later(self.world.delay(), process, deliver, *args)
+            for process, lane, deliver, args in held:
+                self._pass_on(process, lane, self.world.delay(), deliver, *args)
 
     def mend_all(self) -> None:
         """Every cut ends."""

@@ -111,7 +111,6 @@ class BookieNode:
         world.counts["bookie starts"] += 1
         self._check_promises()
         self._register(process)
-        self._flush_later()
 
     def crash(self, kind: str) -> None:
         """The process ends at once, with the machine or without it."""
@@ -198,6 +197,7 @@ class BookieNode:
             self._commit_due = True
             delay_s = self._draw.uniform(0.0001, 0.004) * self.slow
             self.world.loop.later(delay_s, self.process, self._guarded, self._commit)
+            self._flush_later()
 
     def _commit(self) -> None:
         self._commit_due = False
@@ -213,7 +213,6 @@ class BookieNode:
     def _flush(self) -> None:
         self._flush_due = False
         self.flush_now()
-        self._flush_later()
 
     def flush_now(self) -> None:
         """One checkpoint, as the flush thread makes it."""

@@ -71,9 +71,11 @@ class StreamPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     quorums: tuple[int, int, int]
     transactions: int
+    sinks: int
     rivals: int
     crash: float
-    anonymous: int
+    appends: int
+    readers: int
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +112,8 @@ def draw_options(seed: int) -> Options:
     with_stream = draw.random() < 0.2
     count = draw.choice([0, 1]) if with_stream else draw.choice([1, 1, 2, 2, 3])
     ledgers = tuple(_draw_ledger(draw, tolerant=tolerant) for _ in range(count))
-    largest = max((plan.quorums[0] for plan in ledgers), default=4)
+    stream = _draw_stream(draw, tolerant=tolerant) if with_stream else None
+    largest = max(plan.quorums[0] for plan in (*ledgers, stream) if plan is not None)
     return Options(
         bookies=5 if rot else max(largest, draw.choice([3, 4, 4, 5])),
         shuffle=draw.random() < 0.5,
@@ -131,7 +134,7 @@ def draw_options(seed: int) -> Options:
         chunk_bytes=draw.choice([150, 1 << 20, 1 << 20]),
         phase_s=draw.choice([3.0, 5.0, 8.0]),
         ledgers=ledgers,
-        stream=_draw_stream(draw, tolerant=tolerant) if with_stream else None,
+        stream=stream,
     )
 
 
@@ -160,9 +163,11 @@ def _draw_stream(draw: random.Random, *, tolerant: bool) -> StreamPlan:
     return StreamPlan(
         quorums=_shape(draw, tolerant=tolerant),
         transactions=draw.choice([2, 3, 5]),
+        sinks=draw.choice([1, 2]),
         rivals=draw.choice([0, 1, 1]),
-        crash=draw.choice([0.0, 0.15, 0.4]),
-        anonymous=draw.choice([0, 0, 2]),
+        crash=draw.choice([0.0, 0.1, 0.25]),
+        appends=draw.choice([0, 0, 2]),
+        readers=draw.choice([0, 1]),
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import secrets
 import sys
 import time
 import uuid
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +21,13 @@ from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.types import LedgerId, Quorums
 from tests.history.checkers import check_all
 from tests.history.final import Final as FinalState
-from tests.history.final import FinalLedger
+from tests.history.final import FinalLedger, FinalStream
 from tests.history.violation import Violation
 from tests.sim.clients import Client, read_all
 from tests.sim.loop import Deadlock, current_process
 from tests.sim.nemesis import Nemesis
 from tests.sim.options import Options, options_of
+from tests.sim.streams import judge_stream
 from tests.sim.world import World
 
 HEAL_S: Final = 240.0
@@ -63,14 +66,8 @@ def run_schedule(
 ) -> Outcome:
     """Run one schedule. ``options`` replace some of those that the seed draws."""
     world = World(seed, options_of(options, seed), verbose=verbose)
-    gc_was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with _determined(world):
-            _Run(world).run()
-    finally:
-        if gc_was_enabled:
-            gc.enable()
+    with _determined(world):
+        _Run(world).run()
     return Outcome(
         seed,
         tuple(world.violations),
@@ -93,6 +90,7 @@ class _Run:
     def __init__(self, world: World) -> None:
         self.world = world
         self.final: dict[int, FinalLedger] = {}
+        self.stream: FinalStream | None = None
 
     def run(self) -> None:
         """Run and judge; violations are in the world."""
@@ -143,6 +141,8 @@ class _Run:
         client = await judge.connect()
         for ledger_id in self.world.ledger_ids:
             self.final[ledger_id] = await self._recover(judge, client, ledger_id)
+        if self.world.options.stream is not None:
+            self.stream = await judge_stream(client)
 
     async def _recover(self, judge: Client, client: LedgerClient, ledger_id: int) -> FinalLedger:
         world, error = self.world, ""
@@ -186,7 +186,8 @@ class _Run:
             if ledger.unreadable:
                 text = f"ledger {ledger.ledger_id} after healing: {ledger.unreadable}"
                 world.violate("I13", "unreadable", text)
-        for violation in check_all(world.history, FinalState.of(*self.final.values()), exact=True):
+        things = [*self.final.values(), *([self.stream] if self.stream else [])]
+        for violation in check_all(world.history, FinalState.of(*things), exact=True):
             if violation.name == "not-linearizable" and world.options.stale_reads:
                 continue  # who asks a server that lags may be told that a closed ledger is open
             world.violate(violation.invariant, violation.name, violation.text)
@@ -198,6 +199,22 @@ class _Run:
 def hash_of(frame: bytes) -> str:
     """A short name for a frame."""
     return f"{zlib.crc32(frame):08x}/{len(frame)}"
+
+
+_runs = itertools.count()
+_RUNS_BETWEEN_COLLECTIONS: Final = 8
+
+
+def _collect_garbage(*, first: bool) -> None:
+    """Finalizers have effects that show, so garbage waits for the end of a schedule."""
+    if first:
+        gc.disable()
+        return
+    run = next(_runs)
+    if run % _RUNS_BETWEEN_COLLECTIONS == 0:
+        gc.collect()
+    if run == 0:
+        gc.freeze()  # what is imported and made by now is no garbage
 
 
 @contextmanager
@@ -224,9 +241,14 @@ def _determined(world: World) -> Iterator[None]:
     time.time_ns = wall_ns
     sys.unraisablehook = lambda unraisable: None
     logging.disable(logging.CRITICAL)
+    _collect_garbage(first=True)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tasks that ended with the world
+            yield
+            _collect_garbage(first=False)
     finally:
+        gc.enable()
         (uuid.uuid4, secrets.token_hex, secrets.randbits, time.time_ns) = saved[:4]
         sys.unraisablehook = saved[4]
         logging.disable(saved[5])

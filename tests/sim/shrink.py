@@ -60,6 +60,18 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         rest = ledgers[:index] + ledgers[index + 1 :]
         if rest or options.stream is not None:
             yield "one ledger less", {"ledgers": rest}
+    if options.stream is not None:
+        plan: dict[str, Any] = msgspec.to_builtins(options.stream)
+        for name, value in (
+            ("transactions", plan["transactions"] - 1),
+            ("sinks", 1),
+            ("rivals", 0),
+            ("crash", 0.0),
+            ("appends", 0),
+            ("readers", 0),
+        ):
+            if name != "transactions" or value >= 1:
+                yield f"stream: {name} = {value}", {"stream": plan | {name: value}}
     for half in (
         options.faults[: len(options.faults) // 2],
         options.faults[len(options.faults) // 2 :],

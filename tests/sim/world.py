@@ -18,10 +18,12 @@ from tests.sim.clients import (
 from tests.sim.invariants import Invariants
 from tests.sim.network import Network
 from tests.sim.node import BookieNode
-from tests.sim.options import Options
+from tests.sim.options import Options, StreamPlan
+from tests.sim.streams import AppendClient, Checkpoint, SinkClient, StreamReaderClient
 from tests.sim.zookeeper import SimZookeeper
 
 _NANOSECONDS = 1_000_000_000
+_SINK_STARTS_MAX = 12
 
 
 class World(SimBase):
@@ -59,6 +61,32 @@ class World(SimBase):
             node.start()
         for number, plan in enumerate(self.options.ledgers):
             self.clients.append(WriterClient(self, f"writer{number}", plan, number))
+
+        if self.options.stream is not None:
+            self._populate_stream(self.options.stream)
+
+    def _populate_stream(self, plan: StreamPlan) -> None:
+        for number in range(plan.sinks):
+            checkpoint = Checkpoint(f"sink{number}", plan.transactions)
+            self.start_sink(checkpoint, plan)
+            for _ in range(plan.rivals):
+                after_s = self.draw.uniform(0.0, 1.0)
+                self.loop.later(after_s, None, self.start_sink, checkpoint, plan)
+        if plan.appends:
+            self.clients.append(AppendClient(self, "appender", plan))
+        for number in range(plan.readers):
+            self.clients.append(StreamReaderClient(self, f"stream-reader{number}", plan))
+
+    def start_sink(self, checkpoint: Checkpoint, plan: StreamPlan) -> None:
+        """One more driver of a sink."""
+        if not self.healing and checkpoint.starts < _SINK_STARTS_MAX:
+            name = f"{checkpoint.sink_id}-driver{checkpoint.starts}"
+            checkpoint.starts += 1
+            self.clients.append(SinkClient(self, name, plan, checkpoint))
+
+    def sink_died(self, checkpoint: Checkpoint, plan: StreamPlan) -> None:
+        """Somebody starts it again."""
+        self.loop.later(self.draw.uniform(0.0, 0.4), None, self.start_sink, checkpoint, plan)
 
     def created(self, number: int, ledger_id: int) -> None:
         """A ledger exists: the others may come."""

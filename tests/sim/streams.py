@@ -1,0 +1,263 @@
+"""Stream clients of the simulation: sinks that commit, die between any two steps and are started
+again from their checkpoint; rivals on the same checkpoint; readers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import ConflictError, LedgerError, NotFoundError
+from spark_ledger.stream.model import Commit, ranges_between
+from spark_ledger.stream.segment_writer import SegmentWriter
+from spark_ledger.stream.stream import Stream
+from spark_ledger.stream.streams import Streams
+from spark_ledger.types import Dlsn
+from tests.history.final import FinalCommit, FinalStream
+from tests.history.model import Phase
+from tests.history.values import value
+from tests.sim.clients import Client
+from tests.sim.options import StreamPlan
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+NAME: Final = "stream"
+SCHEMA: Final = pa.schema([("v", pa.string())])
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What outlives the process of a sink: its id, and the next transaction to commit."""
+
+    sink_id: str
+    transactions: int
+    following: int = 0
+    starts: int = 0
+
+
+class StreamClient(Client):
+    """A process that works on the stream."""
+
+    def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
+        super().__init__(world, name)
+        self.plan = plan
+        self._counter = 0
+
+    async def open_stream(self) -> Stream:
+        """Connect and open the stream, which whoever comes first creates."""
+        client = await self.connect()
+        size, write, ack = self.plan.quorums
+        while True:
+            try:
+                stream = await Streams(client).create(
+                    NAME,
+                    SCHEMA,
+                    ensemble_size=size,
+                    write_quorum=write,
+                    ack_quorum=ack,
+                    entry_bytes=1024,
+                    exist_ok=True,
+                )
+            except LedgerError as error:
+                self.world.say(f"{self.name} cannot open the stream: {type(error).__name__}")
+                await asyncio.sleep(0.1)
+            else:
+                stream._committer._rng = self.world.stream(f"jitter {self.name}")
+                return stream
+
+    def new_values(self, target: str) -> tuple[str, ...]:
+        """The rows of one batch."""
+        rows = self.draw.choice([1, 2, 5, 40])
+        texts = []
+        for _ in range(rows):
+            texts.append(value(self.name, target, self._counter))
+            self._counter += 1
+        return tuple(texts)
+
+    def begin(self, sink_id: str, transaction_id: int, values: tuple[str, ...]) -> int:
+        """Record that a commit is tried."""
+        return self.invoke(
+            "commit", stream=NAME, sink_id=sink_id, transaction_id=transaction_id, values=values
+        )
+
+    def committed(self, operation: int, commit: Commit, sink_id: str, transaction_id: int) -> None:
+        """Record that a commit is there."""
+        self.world.counts["commits applied" if commit.applied else "commits repeated"] += 1
+        self.end(
+            operation,
+            Phase.OK,
+            "commit",
+            stream=NAME,
+            sink_id=sink_id,
+            transaction_id=transaction_id,
+            commit=commit.number,
+            applied=commit.applied,
+        )
+
+    def refused(
+        self, operation: int, error: LedgerError, sink_id: str, transaction_id: int
+    ) -> None:
+        """Record that a commit failed. A conflict says that this attempt was not applied."""
+        certain = isinstance(error, ConflictError) and not error.outcome_unknown
+        self.end(
+            operation,
+            Phase.FAIL if certain else Phase.UNKNOWN,
+            "commit",
+            stream=NAME,
+            sink_id=sink_id,
+            transaction_id=transaction_id,
+            error=type(error).__name__,
+        )
+
+
+class SinkClient(StreamClient):
+    """A driver: one transaction after the other, from its checkpoint on."""
+
+    def __init__(self, world: World, name: str, plan: StreamPlan, checkpoint: Checkpoint) -> None:
+        super().__init__(world, name, plan)
+        self.checkpoint = checkpoint
+        self.start(self._run())
+
+    async def _step(self) -> None:
+        """Between any two steps the process may die."""
+        if not self.world.healing and self.draw.random() < self.plan.crash:
+            self.world.fault("sink crash", self.name)
+            self.crash()
+            await asyncio.sleep(0)  # from which a dead process never returns
+
+    def crash(self) -> None:
+        if self.process.alive:
+            super().crash()
+            self.world.sink_died(self.checkpoint, self.plan)
+
+    async def _run(self) -> None:
+        stream = await self.open_stream()
+        checkpoint = self.checkpoint
+        writer = stream.writer()
+        following = checkpoint.following
+        while following < checkpoint.transactions:
+            await asyncio.sleep(self.draw.uniform(0, 0.2))
+            try:
+                done = await self._transaction(stream, writer, following)
+            except ConflictError:
+                self.world.counts["slower sinks refused"] += 1
+                break
+            except LedgerError as error:
+                self.world.say(f"{self.name}: {type(error).__name__}: {error}")
+                await asyncio.sleep(self.draw.uniform(0.01, 0.2))
+                continue
+            await self._step()
+            if done:
+                following += 1
+                checkpoint.following = max(checkpoint.following, following)
+        await writer.close()
+        await stream.close()
+
+    async def _transaction(self, stream: Stream, writer: SegmentWriter, number: int) -> bool:
+        sink_id = self.checkpoint.sink_id
+        values = self.new_values(sink_id)
+        if self.draw.random() < 0.3:
+            await stream.last_transaction(sink_id)
+        await self._step()
+        await writer.write(pa.table({"v": list(values)}, SCHEMA))
+        await self._step()
+        segments = await writer.finish()
+        await self._step()
+        operation = self.begin(sink_id, number, values)
+        try:
+            commit = await stream.commit_segments(
+                segments, sink_id=sink_id, transaction_id=number, run_id=self.name
+            )
+        except LedgerError as error:
+            self.refused(operation, error, sink_id, number)
+            raise
+        self.committed(operation, commit, sink_id, number)
+        return True
+
+
+class AppendClient(StreamClient):
+    """Appends with pairs of its own, each repeated until its fate is known."""
+
+    def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
+        super().__init__(world, name, plan)
+        self.start(self._run())
+
+    async def _run(self) -> None:
+        stream = await self.open_stream()
+        for number in range(self.plan.appends):
+            sink_id = f"{self.name}.{number}"
+            for _ in range(6):
+                values = self.new_values(sink_id)
+                operation = self.begin(sink_id, 0, values)
+                try:
+                    commit = await stream.append(
+                        pa.table({"v": list(values)}, SCHEMA), sink_id=sink_id, transaction_id=0
+                    )
+                except LedgerError as error:
+                    self.refused(operation, error, sink_id, 0)
+                    await asyncio.sleep(self.draw.uniform(0.01, 0.2))
+                else:
+                    self.committed(operation, commit, sink_id, 0)
+                    break
+        await stream.close()
+
+
+class StreamReaderClient(StreamClient):
+    """Reads the stream now and then, from its beginning."""
+
+    def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
+        super().__init__(world, name, plan)
+        self.start(self._run())
+
+    async def _run(self) -> None:
+        stream = await self.open_stream()
+        for _ in range(self.draw.randint(2, 6)):
+            operation = self.invoke("stream_read", stream=NAME, entry_id=0)
+            try:
+                values = await read_stream(stream)
+            except LedgerError as error:
+                name = type(error).__name__
+                self.end(operation, Phase.UNKNOWN, "stream_read", stream=NAME, error=name)
+            else:
+                self.world.counts["rows read"] += len(values)
+                self.end(operation, Phase.OK, "stream_read", stream=NAME, entry_id=0, values=values)
+            await asyncio.sleep(self.draw.uniform(0.05, 0.6))
+        await stream.close()
+
+
+async def read_stream(stream: Stream) -> tuple[str, ...]:
+    """Every value from the beginning to the head."""
+    texts: list[str] = []
+    async with aclosing(stream.read()) as batches:
+        async for batch in batches:
+            texts += batch.column("v").to_pylist()
+    return tuple(texts)
+
+
+async def judge_stream(client: LedgerClient) -> FinalStream:
+    """The stream as a client finds it that took no part before."""
+    try:
+        stream = await Streams(client).open(NAME)
+        head = await stream.head()
+        commits = await stream.commits(0, head.next_commit)
+        found = [await _judge_commit(stream, commit) for commit in commits]
+        return FinalStream(NAME, tuple(found), await read_stream(stream))
+    except NotFoundError:
+        return FinalStream(NAME)
+    except LedgerError as error:
+        return FinalStream(NAME, unreadable=f"{type(error).__name__}: {error}")
+
+
+async def _judge_commit(stream: Stream, commit: Commit) -> FinalCommit:
+    ranges = ranges_between([commit], Dlsn(commit.first_segment), Dlsn(commit.end_segment))
+    texts: list[str] = []
+    batches: Any = stream.read_ranges(ranges)
+    async with aclosing(batches):
+        async for positioned in batches:
+            texts += positioned.batch.column("v").to_pylist()
+    return FinalCommit(commit.number, commit.sink_id, commit.transaction_id, tuple(texts))
