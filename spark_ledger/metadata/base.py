@@ -11,6 +11,8 @@ Errors, the same from every implementation:
 * ``MetadataUnavailableError``: the store could not be reached and nothing was changed
 * ``OutcomeUnknownError``: the connection broke during a write; it may have happened
 * ``UnauthorizedError``: the credentials do not allow it
+* ``LedgerClosedError``: this process has closed the store; nothing was changed
+* ``ConfigurationError``: what answers now is another store than before; nothing was changed
 """
 
 from __future__ import annotations

@@ -281,6 +281,8 @@ class BookieDirectory:
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._failures = 0
+        self._failure: MetadataUnavailableError | None = None
 
     async def start(self) -> None:
         """Read once and follow from then on. Raises MetadataUnavailableError."""
@@ -319,10 +321,23 @@ class BookieDirectory:
         self._listeners.append(callback)
 
     async def refresh(self) -> None:
-        """Read now, for instance before giving up for want of bookies."""
+        """Read now, for instance before giving up for want of bookies.
+
+        Raises MetadataUnavailableError after the time of one metadata operation, also when others
+        are reading already: what failed for them would fail for this call too.
+        """
+        failures = self._failures
         async with self._lock:  # an older answer must not replace a newer one
+            if self._failures != failures:
+                raise MetadataUnavailableError(
+                    f"the list of bookies cannot be read: {self._failure}"
+                )
             self._changed.clear()  # before the read: a change during it must lead to another
-            bookies = {info.bookie_id: info for info in await self._registry.list()}
+            try:
+                bookies = {info.bookie_id: info for info in await self._registry.list()}
+            except MetadataUnavailableError as error:
+                self._failures, self._failure = self._failures + 1, error
+                raise
             changed = bookies != self._bookies
             self._bookies = bookies
         self._addresses.update((info.bookie_id, info.address) for info in bookies.values())

@@ -15,6 +15,7 @@ async def open_store(
     *,
     session_timeout_s: float = SESSION_TIMEOUT_S,
     connect_timeout_s: float = METADATA_TIMEOUT_S,
+    operation_timeout_s: float = METADATA_TIMEOUT_S,
 ) -> MetadataStore:
     """Connect to the store that ``uri`` names, ``zk://host1:2181,host2:2181/ledgers``.
 
@@ -26,5 +27,8 @@ async def open_store(
     from spark_ledger.metadata.zookeeper import ZooKeeperStore
 
     return await ZooKeeperStore.connect(
-        address, session_timeout_s=session_timeout_s, connect_timeout_s=connect_timeout_s
+        address,
+        session_timeout_s=session_timeout_s,
+        connect_timeout_s=connect_timeout_s,
+        operation_timeout_s=operation_timeout_s,
     )

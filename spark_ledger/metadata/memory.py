@@ -17,6 +17,7 @@ from typing import TypeVar
 from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
+    LedgerClosedError,
     MetadataUnavailableError,
     NotFoundError,
     OutcomeUnknownError,
@@ -301,5 +302,5 @@ class MemoryMetadataStore:
         fault = self.interpose(name, path) if self.interpose else Fault()
         await asyncio.sleep(fault.delay_s)
         if self._closed:
-            raise MetadataUnavailableError("this handle of the metadata store is closed")
+            raise LedgerClosedError("this connection is closed: connect again")
         return fault.outcome

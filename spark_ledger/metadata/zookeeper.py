@@ -27,17 +27,23 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import make_digest_acl
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
+    LedgerClosedError,
+    LedgerError,
     MetadataUnavailableError,
     NotFoundError,
     UnauthorizedError,
 )
 from spark_ledger.limits import METADATA_TIMEOUT_S
-from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put, Watch
+from spark_ledger.metadata.base import Operation, Put, Watch
 from spark_ledger.metadata.callbacks import Subscription
+from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.paths import check_operations, check_path, check_size, parent_of
 from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper_errors import LOST, translated, unknown
+from spark_ledger.metadata.zookeeper_identity import StoreIdentity
+from spark_ledger.metadata.zookeeper_transactions import check_results, send_transaction
 from spark_ledger.metadata.zookeeper_watches import WatchTable
 from spark_ledger.types import Versioned
 
@@ -73,10 +79,16 @@ class ZooKeeperStore:
     """One session, renewed by itself after an expiry; implements ``MetadataStore``."""
 
     def __init__(
-        self, address: ZooKeeperAddress, *, session_timeout_s: float, operation_timeout_s: float
+        self,
+        address: ZooKeeperAddress,
+        *,
+        session_timeout_s: float,
+        operation_timeout_s: float,
     ) -> None:
         """Use ``connect``."""
         self.address = address
+        self._identity = StoreIdentity(address, CLUSTER_PATH)
+        self._session_id: int | None = None
         self._operation_timeout_s = operation_timeout_s
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
@@ -85,6 +97,7 @@ class ZooKeeperStore:
         self._lost: list[Subscription] = []
         self._pending: set[asyncio.Future[Any]] = set()
         self._restart: asyncio.Task[None] | None = None
+        self._verification: asyncio.Task[None] | None = None
         self._session_timeout_s = session_timeout_s
         self._client = self._new_client()
         self._watches = WatchTable(lambda: self._client, self._absolute)
@@ -99,6 +112,9 @@ class ZooKeeperStore:
         operation_timeout_s: float = METADATA_TIMEOUT_S,
     ) -> ZooKeeperStore:
         """Connect, create the root if it is missing, and check that the credentials open it.
+
+        Once the cluster's node was read, each new session must find it as it was. Otherwise every
+        operation raises ConfigurationError: another store answers, or the server lost its data.
 
         Raises MetadataUnavailableError that names the hosts, or UnauthorizedError.
         """
@@ -123,6 +139,7 @@ class ZooKeeperStore:
 
     async def get(self, path: str) -> Versioned[bytes]:
         data, stat = await self._get(check_path(path), self._deadline())
+        self._identity.learn(path, data)
         return Versioned(data, stat.version)
 
     async def children(self, path: str) -> list[str]:
@@ -161,7 +178,7 @@ class ZooKeeperStore:
         try:
             await self._write("create", path, send, decide)
         except NotFoundError:
-            if not make_parents:
+            if not make_parents or not parent_of(path):
                 raise
             with contextlib.suppress(ConflictError):
                 await self.create(parent_of(path), b"")
@@ -227,27 +244,10 @@ class ZooKeeperStore:
             return
 
         def send() -> Any:
-            request = self._client.transaction()
-            for operation in operations:
-                target = self._absolute(operation.path)
-                match operation:
-                    case Check(_, version):
-                        request.check(target, version)
-                    case Create(_, data):
-                        request.create(target, data)
-                    case Put(_, data, version):
-                        request.set_data(target, data, version)
-                    case Delete(_, version):
-                        request.delete(target, version)
-            return request.commit_async()
+            return send_transaction(self._client, operations, self._absolute)
 
-        path = operations[0].path
-        results = await self._write("transaction", path, send, None)
-        for operation, result in zip(operations, results, strict=True):
-            if isinstance(result, kz.RolledBackError | kz.RuntimeInconsistency):
-                continue  # undone, or not tried, because of another part
-            if isinstance(result, Exception):
-                raise translated(result, operation.path, "transaction") from result
+        results = await self._write("transaction", operations[0].path, send, None)
+        check_results(operations, results)
 
     def watch(self, path: str, callback: Callable[[], None]) -> Watch:
         return self._watches.add(check_path(path), callback)
@@ -308,12 +308,49 @@ class ZooKeeperStore:
                 # kazoo's thread has ended by itself: an error of its own must not leave us deaf.
                 self._restart = self._loop.create_task(self._start_again())
             return
+        if not self._session_lost:
+            self._go_on()
+        elif self._verification is None:
+            self._verification = self._loop.create_task(self._verify())
+            self._verification.add_done_callback(self._verified)
+
+    def _go_on(self) -> None:
+        """Let operations through, and tell who has to look at the store again."""
+        known = self._client.client_id
+        if known is None:
+            return  # the connection broke again; the next one goes on
+        self._session_id = known[0]
         self._connected.set()
         self._watches.on_reconnect()
         if self._session_lost:
             self._session_lost = False
             for subscription in list(self._lost):
                 subscription.notify()
+
+    async def _verify(self) -> None:
+        """A session was lost, and a new one stands: does the same store answer as before?"""
+        if not self._identity.is_known:
+            return
+        target, deadline, found = self._absolute(self._identity.path), self._deadline(), None
+        with contextlib.suppress(kz.NoNodeError):
+            await self._submit(lambda: self._client.sync_async(target), deadline)
+            found, _ = await self._submit(lambda: self._client.get_async(target), deadline)
+        self._identity.check(found)
+
+    def _verified(self, task: asyncio.Task[None]) -> None:
+        self._verification = None
+        error = None if task.cancelled() else task.exception()
+        if self._closed or not self._client.connected:
+            return  # the next connection verifies anew
+        if error is not None:
+            logger.warning("cannot verify ZooKeeper at %s yet: %s", self.address.hosts, error)
+            self._loop.call_later(
+                RESTART_DELAY_S, self._on_state, self._client, KazooState.CONNECTED
+            )
+            return
+        if self._identity.fault is not None:
+            logger.error("%s", self._identity.fault)
+        self._go_on()
 
     async def _start_again(self) -> None:
         logger.error("the connection to ZooKeeper ended by an internal error; starting a new one")
@@ -324,15 +361,21 @@ class ZooKeeperStore:
             await asyncio.to_thread(_end, old)
 
     async def _wait_connected(self, deadline: float) -> bool:
-        """Wait for a connection; False if none stands by the deadline."""
-        if not self._client.connected and not self._closed:
+        """Wait for a connection; False if none stands by the deadline, or it has passed."""
+        if self._loop.time() >= deadline:
+            return False  # a wait for what is there already would never time out
+        if not self._closed and not (self._client.connected and self._is_same_session()):
             self._connected.clear()  # kazoo knows before its listener was heard
         try:
             async with asyncio.timeout_at(deadline):
                 await self._connected.wait()
         except TimeoutError:
             return False
-        return not self._closed
+        return not self._closed and self._identity.fault is None
+
+    def _is_same_session(self) -> bool:
+        known = self._client.client_id
+        return known is not None and known[0] == self._session_id
 
     async def _open_root(self) -> None:
         """Create the root level by level, then read it: a wrong digest shows only when used."""
@@ -393,8 +436,8 @@ class ZooKeeperStore:
                 raise unknown(action, path, "the connection to ZooKeeper broke") from lost
             try:
                 result = await decide(deadline)
-            except MetadataUnavailableError as error:
-                raise unknown(action, path, "ZooKeeper did not come back in time") from error
+            except (MetadataUnavailableError, LedgerClosedError, ConfigurationError) as error:
+                raise unknown(action, path, str(error)) from error
             if result is not _UNDECIDED:
                 return result
             lost = None  # looked: nothing has happened
@@ -437,9 +480,11 @@ class ZooKeeperStore:
         with contextlib.suppress(NotFoundError, ConflictError):
             await self.delete(path)
 
-    def _unavailable(self, action: str, path: str) -> MetadataUnavailableError:
+    def _unavailable(self, action: str, path: str) -> LedgerError:
         if self._closed:
-            return MetadataUnavailableError("this handle of the metadata store is closed")
+            return LedgerClosedError("this connection is closed: connect again")
+        if self._identity.fault is not None:
+            return self._identity.fault
         return MetadataUnavailableError(
             f"metadata {action} of {path!r}: no ZooKeeper answered at {self.address.hosts} "
             f"within {self._operation_timeout_s:g} s; nothing was changed"

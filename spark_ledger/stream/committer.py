@@ -15,7 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
+    LedgerClosedError,
     LedgerError,
     MetadataUnavailableError,
     NotFoundError,
@@ -73,7 +75,7 @@ class Committer:
         attempt = _Attempt(self, proposal)
         try:
             commit = await attempt.run()
-        except MetadataUnavailableError as error:
+        except (MetadataUnavailableError, LedgerClosedError, ConfigurationError) as error:
             if not attempt.is_undecided:
                 raise
             raise self._outcome_unknown(proposal) from error

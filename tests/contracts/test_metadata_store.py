@@ -7,7 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from spark_ledger.errors import ConfigurationError, ConflictError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    LedgerClosedError,
+    NotFoundError,
+)
 from spark_ledger.limits import METADATA_REQUEST_BYTES_MAX
 from spark_ledger.metadata.base import Check, Create, Delete, MetadataStore, Put
 from spark_ledger.metadata.connect import open_store
@@ -366,5 +371,36 @@ def test_many_requests_at_once(run: Run) -> None:
         assert await store.children("many") == [f"{n:03}" for n in range(300)]
         await store.delete_tree("many")
         assert await store.children("many") == []
+
+    run(scenario)
+
+
+def test_everything_after_close_says_so(run: Run) -> None:
+    async def scenario(open_session: Open) -> None:
+        store, other = await open_session(), await open_session()
+        await store.create("n", b"")
+        await store.close()
+        await store.close()
+        calls: list[str] = []
+        watch = store.watch("n", lambda: calls.append("watch"))
+        lost = store.on_session_lost(lambda: calls.append("lost"))
+        for use in (
+            store.get("n"),
+            store.children("n"),
+            store.create("a/b", b""),
+            store.create("e", b"", ephemeral=True, make_parents=False),
+            store.put("n", b"x", 0),
+            store.delete("n"),
+            store.delete_tree("n"),
+            store.transaction([Check("n", 0), Put("n", b"x", 0)]),
+        ):
+            with pytest.raises(LedgerClosedError, match="this connection is closed: connect again"):
+                await use
+        assert await other.get("n") == Versioned(b"", 0), "nothing was changed"
+        assert await other.children("a") == []
+        await other.put("n", b"1", 0)
+        watch.cancel()
+        lost.cancel()
+        assert calls == []
 
     run(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,7 +14,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
+    LedgerClosedError,
     MetadataUnavailableError,
     NotFoundError,
     OutcomeUnknownError,
@@ -22,6 +25,7 @@ from spark_ledger.errors import (
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.base import Check, Create, MetadataStore, Put
 from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cluster import ensure_cluster, read_cluster
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.uri import parse_uri
 from spark_ledger.metadata.zookeeper import ZooKeeperStore
@@ -284,13 +288,13 @@ def test_closing_ends_what_is_under_way(metadata_uri: str) -> None:
             write = asyncio.create_task(store.put("n", b"1", 0))
             await relay.cut.wait()
             closing = asyncio.create_task(store.close())
-            with pytest.raises(MetadataUnavailableError, match="closed"):
+            with pytest.raises(LedgerClosedError, match="connect again"):
                 await read
             with pytest.raises(OutcomeUnknownError):
                 await write
             relay.pass_all()
             await closing
-            with pytest.raises(MetadataUnavailableError, match="closed"):
+            with pytest.raises(LedgerClosedError, match="connect again"):
                 await store.get("n")
 
     asyncio.run(main())
@@ -366,6 +370,113 @@ def test_a_killed_server_comes_back_with_its_data(own_zookeeper: LocalCluster) -
         await eventually(lambda: "watch" in calls)
         assert await store.get("e") == Versioned(b"", 0)  # back within the session's time
         assert "lost" not in calls
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_lost_its_data_is_not_taken_for_the_one_it_was() -> None:
+    async def main(cluster: LocalCluster) -> None:
+        store, fresh_root = await open_store(cluster.uri), await open_store(f"{cluster.uri}-new")
+        watcher = await open_store(cluster.uri)
+        calls: list[str] = []
+        watcher.on_session_lost(lambda: calls.append("lost"))
+        watcher.watch("n", lambda: calls.append("watch"))
+        cluster_id = await ensure_cluster(store)
+        assert await read_cluster(watcher) == cluster_id
+        await store.create("n", b"0")
+        await eventually(lambda: "watch" in calls)
+        calls.clear()
+        data = cluster.directory / "zookeeper" / "data"
+        await asyncio.to_thread(cluster.kill_zookeeper)
+        shutil.move(data, data.with_name("aside"))
+        await asyncio.to_thread(cluster.start_zookeeper)
+        direct = await accepted_by(cluster)
+        for use in (
+            store.create("m/n", b""),
+            store.get("n"),
+            store.children("n"),
+            store.put("n", b"1", 0),
+            store.transaction([Create("t", b"")]),
+            ensure_cluster(store),
+        ):
+            with pytest.raises(ConfigurationError, match=r"no longer holds the cluster .* missing"):
+                await use
+        await eventually(lambda: set(calls) == {"lost", "watch"})
+        with pytest.raises(NotFoundError):
+            await fresh_root.create("n", b"")  # nothing was known there that could be another
+        assert await direct.children("m") == []
+        other_id = await ensure_cluster(direct)
+        assert other_id != cluster_id
+        expire(store, cluster.zookeeper_port)
+        await eventually_raises(store, "another one")
+
+        await asyncio.to_thread(cluster.kill_zookeeper)
+        shutil.rmtree(data)
+        shutil.move(data.with_name("aside"), data)
+        await asyncio.to_thread(cluster.start_zookeeper)
+        await (await accepted_by(cluster)).close()
+        await eventually_works(store)
+        assert await read_cluster(store) == cluster_id
+        assert await store.get("n") == Versioned(b"0", 0)
+        with pytest.raises(ConfigurationError, match="another one"):
+            await direct.get("n")
+        for opened in (store, fresh_root, watcher, direct):
+            await opened.close()
+
+    with LocalCluster(bookies=0) as cluster:
+        asyncio.run(main(cluster))
+
+
+async def accepted_by(cluster: LocalCluster) -> MetadataStore:
+    """A session that writes so much that the server no longer refuses those who saw newer data."""
+    store = await open_store(cluster.uri)
+    for _ in range(100):
+        await store.create("x", b"")
+        await store.delete("x")
+    return store
+
+
+async def eventually_raises(store: MetadataStore, message: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                await store.get("n")
+            except ConfigurationError as error:
+                if message in str(error):
+                    return
+            await asyncio.sleep(0.02)
+
+
+async def eventually_works(store: MetadataStore) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                await store.get("n")
+            except ConfigurationError:
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+
+def test_operations_are_given_up_after_their_own_time(own_zookeeper: LocalCluster) -> None:
+    async def main() -> None:
+        uri = f"{own_zookeeper.uri}/bounded"
+        store = await open_store(uri, operation_timeout_s=0.3)
+        await store.create("n", b"")
+        own_zookeeper.pause_zookeeper()
+        try:
+            with pytest.raises(MetadataUnavailableError, match=r"within 0\.3 s"):
+                while True:  # the signal may take a moment
+                    await store.get("n")
+            with pytest.raises(MetadataUnavailableError, match=r"within 0\.3 s"):
+                await store.children("n")
+            with pytest.raises(OutcomeUnknownError):
+                await store.put("n", b"1", 0)
+            with pytest.raises(OutcomeUnknownError):
+                await store.transaction([Check("n", 0)])
+        finally:
+            own_zookeeper.resume_zookeeper()
         await store.close()
 
     asyncio.run(main())

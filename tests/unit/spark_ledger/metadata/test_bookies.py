@@ -7,7 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_ledger.errors import ConfigurationError, ConflictError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    MetadataUnavailableError,
+    NotFoundError,
+)
 from spark_ledger.metadata.bookies import BookieDirectory, BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster, read_cluster
 from spark_ledger.metadata.codec import encode_bookie
@@ -234,6 +239,35 @@ def test_directory_outlives_an_unreachable_store() -> None:
         down[0] = False
         store.expire()  # back: every watch reports
         await eventually(lambda: directory.all() == [bookie("a")])
+        await directory.close()
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_a_read_that_fails_does_not_try_again_for_as_long() -> None:
+    async def main() -> None:
+        tree, down, reads = MemoryTree(), [False], []
+
+        def interpose(name: str, path: str) -> Fault:
+            reads.append(path)
+            return Fault(Outcome.UNAVAILABLE if down[0] else Outcome.NORMAL, delay_s=0.01)
+
+        directory = BookieDirectory(BookieRegistry(tree.open_session(interpose=interpose)))
+        await directory.start()
+        reads.clear()
+        down[0] = True
+        found = await asyncio.gather(
+            *(directory.refresh() for _ in range(3)), return_exceptions=True
+        )
+        assert [type(error) for error in found] == [MetadataUnavailableError] * 3
+        assert "cannot be read" in str(found[2])
+        assert len(reads) == 1
+        with pytest.raises(MetadataUnavailableError):
+            await directory.refresh()
+        assert len(reads) == 2, "a later call tries for itself"
+        down[0] = False
+        await asyncio.gather(*(directory.refresh() for _ in range(2)))
+        assert len(reads) == 2 + 2 * len(BookieState)
         await directory.close()
 
     asyncio.run(main())

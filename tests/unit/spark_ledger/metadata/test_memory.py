@@ -6,7 +6,12 @@ import asyncio
 
 import pytest
 
-from spark_ledger.errors import MetadataUnavailableError, NotFoundError, OutcomeUnknownError
+from spark_ledger.errors import (
+    LedgerClosedError,
+    MetadataUnavailableError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
 from spark_ledger.metadata.base import Check, Put
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
 from spark_ledger.types import Versioned
@@ -32,7 +37,7 @@ def test_expiry_removes_ephemerals_and_tells() -> None:
         await store.close()
         with pytest.raises(NotFoundError):
             await other.get("e")
-        with pytest.raises(MetadataUnavailableError, match="closed"):
+        with pytest.raises(LedgerClosedError, match="connect again"):
             await store.get("p")
 
     asyncio.run(main())

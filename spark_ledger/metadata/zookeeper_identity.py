@@ -1,0 +1,43 @@
+"""Which store this is: a ZooKeeper that lost its data must not pass for the one it was."""
+
+from __future__ import annotations
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.metadata.uri import ZooKeeperAddress
+
+
+class StoreIdentity:
+    """A node that tells a store from any other, as it was when it was read first.
+
+    A server that comes back empty would take every id for unused, and give out again those of
+    entries that bookies hold. Its clients have lost their sessions then, so each new session is
+    checked before it is used.
+    """
+
+    def __init__(self, address: ZooKeeperAddress, path: str) -> None:
+        self.path = path
+        self.fault: ConfigurationError | None = None
+        """Why the store that answers is not to be used."""
+        self._address = address
+        self._data: bytes | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is something to compare with."""
+        return self._data is not None
+
+    def learn(self, path: str, data: bytes) -> None:
+        """A node was read: if it is the one that matters, what it said first is what counts."""
+        if path == self.path and self._data is None:
+            self._data = data
+
+    def check(self, found: bytes | None) -> None:
+        """Compare with what a new session found, None for no node, and set ``fault``."""
+        self.fault = None
+        if found != self._data:
+            self.fault = ConfigurationError(
+                f"ZooKeeper at {self._address.hosts} no longer holds the cluster that was at "
+                f"{self._address.root}: its node {self.path!r} is "
+                f"{'missing' if found is None else 'another one'}. Restore ZooKeeper's data, or "
+                "connect again to use the cluster that is there now; nothing was changed"
+            )
