@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from enum import Enum
 from typing import Generic, TypeVar
 
-from spark_ledger.types import LedgerMetadata
+from spark_ledger.types import FragmentList, LedgerMetadata
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def _is_frozen(value: object) -> bool:
 
 def clone(value: T) -> T:
     """A copy that shares nothing which may change."""
-    if isinstance(value, (*_SHARED, BaseException)) or _is_frozen(value):
+    if isinstance(value, (*_SHARED, FragmentList, BaseException)) or _is_frozen(value):
         return value
     copied: object
     if isinstance(value, list):
@@ -47,7 +47,7 @@ def freeze(value: object) -> Hashable:
     Errors count by their type: their texts follow from the rest.
     """
     if isinstance(value, LedgerMetadata):
-        return (value.state, value.last_entry_id, value.length, value.fragments)
+        return (value.state, value.last_entry_id, value.length, tuple(value.fragments))
     if isinstance(value, BaseException):
         return type(value).__name__
     if isinstance(value, tuple):
