@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv java demo check test bench proto format clean
+.PHONY: help venv java demo check test sim mutants chaos proof bench proto format clean
 
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
@@ -49,8 +49,20 @@ check: $(STAMP) ## format, lint, types, style, generated code (under a minute)
 	@mypy
 	@python -m pytest -q tests/style
 
-test: $(STAMP) java ## every test a change must pass
-	@python -m pytest
+test: $(STAMP) java ## every test a change must pass, in three processes
+	@python -m pytest -n 3 --dist loadgroup
+
+sim: $(STAMP) ## simulated schedules full of faults: SCHEDULES=n, or one again: SEED=n
+	@python -m tests.sim $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED))
+
+mutants: $(STAMP) ## bugs put in on purpose, each of which has to be found
+	@python -m tests.mutants
+
+chaos: $(STAMP) java ## real processes under load and faults: MINUTES=n
+	@python -m tests.chaos --minutes $(or $(MINUTES),2)
+
+proof: $(STAMP) java ## all long runs, and PROOF.md from what they found (an hour or two)
+	@python -m tests.proof
 
 demo: $(STAMP) java ## real flights through two streams, with faults on the way; prints a report
 	@python -m examples.demo
