@@ -100,6 +100,11 @@ def encode_run(run: EntryRun, last_add_confirmed: EntryId) -> Block:
     return Block((numbers, frames), len(numbers) + len(frames), crc)
 
 
+def consecutive_numbers_bytes(entries: int) -> int:
+    """Bytes before the frames in a block of that many entries with consecutive ids."""
+    return HEADER_BYTES + _SIZE_BYTES * entries
+
+
 def decode_header(prefix: bytes, block_length: int) -> BlockHeader:
     """The header at the start of a block of ``block_length`` bytes; nothing is believed."""
     if block_length > BLOCK_BYTES_MAX or len(prefix) < HEADER_BYTES:

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 BUFFER_BYTES: Final = 8 * MIB
 """Most that one system call writes or reads. Waiting for the disk costs a few thread switches."""
 
+SPLIT_BYTES_MAX: Final = BUFFER_BYTES - 2 * DIRECT_ALIGNMENT
+"""Longest read that is sure to fit into one buffer, wherever it starts."""
+
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 """0 where the operating system has no such thing."""
 
@@ -135,6 +138,18 @@ class DirectTransfers:
                 length -= len(part)
                 offset += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_split(
+        self, descriptor: int, cut: int, length: int, offset: int
+    ) -> tuple[bytes, bytes]:
+        """``read`` in one go: the first ``cut`` bytes, and those behind them."""
+        assert length <= SPLIT_BYTES_MAX
+        skip = offset % DIRECT_ALIGNMENT
+        end = skip + length
+        with self._buffers.borrow() as buffer:
+            aligned = end + -end % DIRECT_ALIGNMENT
+            end = min(end, self._fill(descriptor, buffer[:aligned], offset - skip))
+            return bytes(buffer[skip : min(skip + cut, end)]), bytes(buffer[skip + cut : end])
 
     def _fill(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         """Read into the buffer up to its end or the file's; how much that was."""

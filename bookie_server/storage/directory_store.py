@@ -116,7 +116,7 @@ class DirectoryStore:
         row = self.index.row_at(ledger_id, first)
         if row is None or first > row.last_entry:
             return None
-        run = self._blocks.get(row.location) or self._reader.read(row.location)
+        run = self._blocks.get(row.location) or self._read_block(row)
         if not holds(run, first):
             if not row.is_sparse:
                 raise CorruptionError(
@@ -131,6 +131,10 @@ class DirectoryStore:
             else:
                 self._blocks.put(row.location, run)
         return part
+
+    def _read_block(self, row: IndexRow) -> EntryRun:
+        entries = 0 if row.is_sparse else row.last_entry - row.first_entry + 1
+        return self._reader.read(row.location, entries=entries)
 
     def entry_ranges(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]]:
         """Stretches of entries that are held, ascending, disjoint and not adjacent."""

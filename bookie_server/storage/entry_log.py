@@ -35,9 +35,11 @@ from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c_value
 
 from bookie_server.storage.blocks import (
+    BLOCK_BYTES_MAX,
     HEADER_BYTES,
     Block,
     BlockFormatError,
+    consecutive_numbers_bytes,
     decode_header,
     decode_run,
 )
@@ -51,7 +53,7 @@ from bookie_server.storage.records import (
 )
 from bookie_server.storage.vfs import DIRECT_ALIGNMENT, TEMPORARY_SUFFIX, File, FileSystem
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits import MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import LedgerId
 
@@ -71,10 +73,6 @@ _WRITE_BYTES: Final = 8 * MIB
 """Blocks are gathered up to this many bytes, and written in one go."""
 _DROP_BYTES: Final = 4 * MIB
 """What is to leave the page cache leaves it in pieces of this size or more."""
-_FIRST_READ_BYTES: Final = 16 * KIB
-"""The numbers of most large blocks in one read; the frames are then read to where they stay."""
-_WHOLE_READ_BYTES: Final = 320 * KIB
-"""Blocks up to this size are read whole: one more copy costs less than one more read."""
 _ZEROS: Final = bytes(DIRECT_ALIGNMENT)
 _OPEN_LOGS_MAX: Final = 256
 """Open files of one directory; the one not used for longest is closed."""
@@ -210,13 +208,16 @@ class EntryLogReader:
         self._lock = Lock()
         self._files: OrderedDict[int, File] = OrderedDict()
 
-    def read(self, location: BlockLocation) -> EntryRun:
+    def read(self, location: BlockLocation, *, entries: int = 0) -> EntryRun:
         """The run in a block, verified. CorruptionError when it is not what it should be, OSError
-        when the disk fails."""
+        when the disk fails. ``entries``: how many the block has, which saves a copy if it is right.
+        """
         file = self._open(location.log_id)
         start, length = location.offset, location.length
-        whole = RECORD_HEADER_BYTES + length
-        head = file.pread(whole if whole <= _WHOLE_READ_BYTES else _FIRST_READ_BYTES, start)
+        if length > BLOCK_BYTES_MAX:
+            raise _damaged(file.path, start, f"no block has {length} bytes")
+        cut = RECORD_HEADER_BYTES + min(length, consecutive_numbers_bytes(entries))
+        head, frames = file.pread_split(cut, RECORD_HEADER_BYTES + length, start)
         record = parse_header(head[:RECORD_HEADER_BYTES], _SEED)
         expected = (RecordType.RUN, length, location.log_id << 32 | start)
         if record is None or record[:3] != expected:
@@ -225,13 +226,10 @@ class EntryLogReader:
             prefix = head[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + HEADER_BYTES]
             header = decode_header(prefix, length)
             frames_start = RECORD_HEADER_BYTES + header.frames_offset
-            if frames_start > len(head):
-                head += file.pread(frames_start - len(head), start + len(head))
-            numbers = head[RECORD_HEADER_BYTES:frames_start]
-            if len(head) == whole:
-                frames = head[frames_start:]
-            else:
-                frames = file.pread(header.frames_bytes, start + frames_start)
+            if frames_start != cut:
+                head += frames
+                head, frames = head[:frames_start], head[frames_start:]
+            numbers = head[RECORD_HEADER_BYTES:]
             if crc32c_extend(crc32c_value(numbers), frames) != record.body_crc:
                 raise _damaged(file.path, start, "wrong checksum")
             return decode_run(header, numbers, frames)

@@ -119,6 +119,10 @@ class _FaultFile:
         self._file_system.check("pread", self.path)
         return self._inner.pread(length, offset)
 
+    def pread_split(self, cut: int, length: int, offset: int) -> tuple[bytes, bytes]:
+        self._file_system.check("pread", self.path)
+        return self._inner.pread_split(cut, length, offset)
+
     def fdatasync(self) -> None:
         fault = self._file_system.ask("fdatasync", self.path)
         if fault is not None:

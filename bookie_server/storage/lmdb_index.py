@@ -2,23 +2,35 @@
 
 table     key (big endian)                  value (big endian)
 rows      ledger id (8), first entry (8)    log id (4), offset (4), length (4), flags (1:
-                                            bit 0 = sparse), last entry (8)
+                                            bit 0 = sparse), last entry (8), checksum (4)
 ledgers   ledger id (8)                     flags (1: bit 0 = fenced, bit 1 = has access key),
                                             SHA-256 of the access key or zeros (32),
-                                            last add confirmed (8), last entry (8)
-meta      "mark"                            see ``mark``
+                                            last add confirmed (8), last entry (8), checksum (4)
+proofs    ledger id (8)                     count (8) and sum (8) of the checksums of the ledger's
+                                            rows, checksum (4)
+meta      "mark"                            see ``mark``, checksum (4)
+          "ledgers"                         count (8) and sum (8) of the checksums of all ledgers,
+                                            checksum (4)
+
+LMDB has no checksums: a flipped bit can change a value, or hide keys. A checksum (CRC32C of key and
+value) makes a changed value an error. What is not found proves nothing by itself, and a bookie that
+denied an entry it holds would make a recovery cut a ledger. So an entry is denied only if the rows
+of its ledger add up to their proof, which is looked up once between two commits. Ledgers are added
+up when the index is opened, and their ids kept in memory: one of them that cannot be found later is
+an error as well.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import lmdb
+from google_crc32c import value as crc32c_value
 
 from bookie_server.storage.index import (
     BlockLocation,
@@ -27,7 +39,7 @@ from bookie_server.storage.index import (
     LedgerState,
     RowsInRange,
 )
-from bookie_server.storage.mark import Mark, pack_mark, unpack_mark
+from bookie_server.storage.mark import MARK_BYTES, Mark, pack_mark, unpack_mark
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 
@@ -35,10 +47,16 @@ _KEY = struct.Struct(">QQ")
 _LEDGER_KEY = struct.Struct(">Q")
 _ROW = struct.Struct(">IIIBq")
 _STATE = struct.Struct(">B32sqq")
+_PROOF = struct.Struct(">QQ")
+_CHECKSUM = struct.Struct(">I")
 _MARK_KEY: Final = b"mark"
+_LEDGERS_KEY: Final = b"ledgers"
+_SUM_MASK: Final = 2**64 - 1
 _SPARSE: Final = 1
 _FENCED: Final = 1
 _HAS_KEY: Final = 2
+_PROVEN_MAX: Final = 100_000
+"""Ledgers that are remembered to add up; more are added up again."""
 _READERS_MAX: Final = 126
 """Threads that read at once; the bookie's pools are far smaller."""
 
@@ -57,18 +75,45 @@ def _translated(path: Path) -> Iterator[None]:
         raise OSError(errno.EIO, f"index {path}: {error}") from error
 
 
-def _row(key: bytes, value: bytes, path: Path) -> IndexRow:
-    if len(value) != _ROW.size:
-        raise CorruptionError(f"index {path} is damaged: a row has {len(value)} bytes")
+class _Proof(NamedTuple):
+    """How many checksums there are, and their sum."""
+
+    count: int = 0
+    total: int = 0
+
+    def replacing(self, old: bytes | None, new: bytes) -> _Proof:
+        """The proof when one stored value takes the place of another, or of none."""
+        total = self.total + _checksum(new) - (0 if old is None else _checksum(old))
+        return _Proof(self.count + (old is None), total & _SUM_MASK)
+
+
+def _sealed(key: bytes, value: bytes) -> bytes:
+    """The stored form of a value."""
+    return value + _CHECKSUM.pack(crc32c_value(key + value))
+
+
+def _checksum(stored: bytes) -> int:
+    return int(_CHECKSUM.unpack_from(stored, len(stored) - _CHECKSUM.size)[0])
+
+
+def _opened(key: bytes, stored: bytes, size: int, what: str, path: Path) -> bytes:
+    """The value in its stored form."""
+    value = stored[: -_CHECKSUM.size]
+    if len(value) != size or crc32c_value(key + value) != _checksum(stored):
+        raise CorruptionError(f"index {path} is damaged: wrong checksum of {what}")
+    return value
+
+
+def _row(key: bytes, stored: bytes, path: Path) -> IndexRow:
+    value = _opened(key, stored, _ROW.size, "a row", path)
     _ledger_id, first_entry = _KEY.unpack(key)
     log_id, offset, length, flags, last_entry = _ROW.unpack(value)
     location = BlockLocation(log_id, offset, length)
     return IndexRow(EntryId(first_entry), EntryId(last_entry), location, bool(flags & _SPARSE))
 
 
-def _state(value: bytes, path: Path) -> LedgerState:
-    if len(value) != _STATE.size:
-        raise CorruptionError(f"index {path} is damaged: a ledger has {len(value)} bytes")
+def _state(key: bytes, stored: bytes, path: Path) -> LedgerState:
+    value = _opened(key, stored, _STATE.size, "a ledger", path)
     flags, key_hash, last_add_confirmed, last_entry = _STATE.unpack(value)
     return LedgerState(
         key_hash if flags & _HAS_KEY else b"",
@@ -76,6 +121,13 @@ def _state(value: bytes, path: Path) -> LedgerState:
         EntryId(last_add_confirmed),
         EntryId(last_entry),
     )
+
+
+def _proof(transaction: Any, table: Any, key: bytes, path: Path) -> _Proof:
+    stored = transaction.get(key, db=table)
+    if stored is None:
+        return _Proof()
+    return _Proof._make(_PROOF.unpack(_opened(key, stored, _PROOF.size, "a proof", path)))
 
 
 class LmdbIndex:
@@ -87,38 +139,82 @@ class LmdbIndex:
         path.mkdir(mode=0o750, exist_ok=True)
         with _translated(path):
             self._env = lmdb.open(
-                str(path), map_size=map_bytes, max_dbs=3, max_readers=_READERS_MAX, mode=0o640
+                str(path), map_size=map_bytes, max_dbs=4, max_readers=_READERS_MAX, mode=0o640
             )
             self._rows = self._env.open_db(b"rows")
             self._ledgers = self._env.open_db(b"ledgers")
+            self._proofs = self._env.open_db(b"proofs")
             self._meta = self._env.open_db(b"meta")
             self._env.sync(True)
+        self._commits = 0
+        self._proven: dict[LedgerId, int] = {}
+        """Ledgers whose rows added up, and the number of commits then."""
+        self._known: set[LedgerId] = set()
+        try:
+            self._known.update(ledger_id for ledger_id, _state in self.states())
+        except CorruptionError:
+            self.close()
+            raise
 
     def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
         with _translated(self._path), self._env.begin(db=self._rows) as transaction:
-            return _row_at(transaction.cursor(), ledger_id, entry_id, self._path)
+            row = _row_at(transaction.cursor(), ledger_id, entry_id, self._path)
+        if row is None or row.is_sparse or entry_id > row.last_entry:
+            self._prove(ledger_id)
+        return row
 
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
         found: list[IndexRow] = []
+        counted = _Proof()
         prefix = _LEDGER_KEY.pack(ledger_id)
         with _translated(self._path), self._env.begin(db=self._rows) as transaction:
+            proof = _proof(transaction, self._proofs, prefix, self._path)
             cursor = transaction.cursor()
             if cursor.set_range(prefix):
-                for key, value in cursor:
+                for key, stored in cursor:
                     if not key.startswith(prefix):
                         break
-                    found.append(_row(key, value, self._path))
+                    found.append(_row(key, stored, self._path))
+                    counted = counted.replacing(None, stored)
+        if counted != proof:
+            raise CorruptionError(
+                f"index {self._path} is damaged: ledger {ledger_id} has {counted.count} rows, "
+                f"which do not add up to the {proof.count} that were stored"
+            )
         return found
 
+    def _prove(self, ledger_id: LedgerId) -> None:
+        """CorruptionError unless all rows of a ledger are found."""
+        commits = self._commits
+        if self._proven.get(ledger_id) != commits:
+            self.rows(ledger_id)
+            if len(self._proven) >= _PROVEN_MAX:
+                self._proven = {}
+            self._proven[ledger_id] = commits
+
     def state(self, ledger_id: LedgerId) -> LedgerState | None:
+        key = _LEDGER_KEY.pack(ledger_id)
         with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
-            value = transaction.get(_LEDGER_KEY.pack(ledger_id))
-        return None if value is None else _state(value, self._path)
+            stored = transaction.get(key)
+        if stored is not None:
+            return _state(key, stored, self._path)
+        if ledger_id in self._known:
+            raise CorruptionError(f"index {self._path} is damaged: ledger {ledger_id} is lost")
+        return None
 
     def states(self) -> Iterator[tuple[LedgerId, LedgerState]]:
+        counted = _Proof()
         with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
-            for key, value in transaction.cursor():
-                yield LedgerId(_LEDGER_KEY.unpack(key)[0]), _state(value, self._path)
+            proof = _proof(transaction, self._meta, _LEDGERS_KEY, self._path)
+            for key, stored in transaction.cursor():
+                state = _state(key, stored, self._path)
+                counted = counted.replacing(None, stored)
+                yield LedgerId(_LEDGER_KEY.unpack(key)[0]), state
+        if counted != proof:
+            raise CorruptionError(
+                f"index {self._path} is damaged: {counted.count} ledgers do not add up to the "
+                f"{proof.count} that were stored"
+            )
 
     def ledger_count(self) -> int:
         with _translated(self._path), self._env.begin() as transaction:
@@ -126,13 +222,14 @@ class LmdbIndex:
 
     def mark(self) -> Mark | None:
         with _translated(self._path), self._env.begin(db=self._meta) as transaction:
-            value = transaction.get(_MARK_KEY)
-        if value is None:
+            stored = transaction.get(_MARK_KEY)
+        if stored is None:
             return None
-        try:
-            return unpack_mark(value)
-        except ValueError as error:
-            raise CorruptionError(f"index {self._path} is damaged: {error}") from error
+        return unpack_mark(_opened(_MARK_KEY, stored, MARK_BYTES, "the mark", self._path))
+
+    def _committed(self, ledger_ids: Iterable[LedgerId]) -> None:
+        self._known.update(ledger_ids)
+        self._commits += 1
 
     def begin(self) -> IndexUpdate:
         with _translated(self._path):
@@ -147,9 +244,13 @@ class _LmdbUpdate:
 
     def __init__(self, index: LmdbIndex, transaction: Any) -> None:
         self._path = index._path
+        self._index = index
         self._rows, self._ledgers, self._meta = index._rows, index._ledgers, index._meta
         self._transaction = transaction
         self._cursor = transaction.cursor(self._rows)
+        self._proofs: dict[LedgerId, _Proof] = {}
+        self._ledgers_proof: _Proof | None = None
+        self._changed: set[LedgerId] = set()
 
     def last_entry(self, ledger_id: LedgerId) -> EntryId:
         with _translated(self._path):
@@ -175,24 +276,49 @@ class _LmdbUpdate:
         return RowsInRange(rows, None)
 
     def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        key = _KEY.pack(ledger_id, row.first_entry)
         value = _ROW.pack(*row.location, _SPARSE if row.is_sparse else 0, row.last_entry)
+        stored = _sealed(key, value)
         with _translated(self._path):
-            self._transaction.put(_KEY.pack(ledger_id, row.first_entry), value, db=self._rows)
+            proof = self._proofs.get(ledger_id)
+            if proof is None:
+                ledger_key = _LEDGER_KEY.pack(ledger_id)
+                proof = _proof(self._transaction, self._index._proofs, ledger_key, self._path)
+            old = self._transaction.get(key, db=self._rows)
+            self._proofs[ledger_id] = proof.replacing(old, stored)
+            self._transaction.put(key, stored, db=self._rows)
 
     def put_state(self, ledger_id: LedgerId, state: LedgerState) -> None:
+        key = _LEDGER_KEY.pack(ledger_id)
         key_hash = state.access_key_hash
         flags = (_FENCED if state.fenced else 0) | (_HAS_KEY if key_hash else 0)
         value = _STATE.pack(flags, key_hash, state.last_add_confirmed, state.last_entry)
+        stored = _sealed(key, value)
         with _translated(self._path):
-            self._transaction.put(_LEDGER_KEY.pack(ledger_id), value, db=self._ledgers)
+            proof = self._ledgers_proof
+            if proof is None:
+                proof = _proof(self._transaction, self._meta, _LEDGERS_KEY, self._path)
+            old = self._transaction.get(key, db=self._ledgers)
+            self._ledgers_proof = proof.replacing(old, stored)
+            self._transaction.put(key, stored, db=self._ledgers)
+        self._changed.add(ledger_id)
 
     def put_mark(self, mark: Mark) -> None:
         with _translated(self._path):
-            self._transaction.put(_MARK_KEY, pack_mark(mark), db=self._meta)
+            stored = _sealed(_MARK_KEY, pack_mark(mark))
+            self._transaction.put(_MARK_KEY, stored, db=self._meta)
 
     def commit(self) -> None:
         with _translated(self._path):
+            for ledger_id, proof in self._proofs.items():
+                key = _LEDGER_KEY.pack(ledger_id)
+                stored = _sealed(key, _PROOF.pack(*proof))
+                self._transaction.put(key, stored, db=self._index._proofs)
+            if self._ledgers_proof is not None:
+                stored = _sealed(_LEDGERS_KEY, _PROOF.pack(*self._ledgers_proof))
+                self._transaction.put(_LEDGERS_KEY, stored, db=self._meta)
             self._transaction.commit()
+        self._index._committed(self._changed)
 
     def abort(self) -> None:
         self._transaction.abort()

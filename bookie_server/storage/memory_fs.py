@@ -117,6 +117,10 @@ class MemoryFile:
         assert offset >= 0
         return bytes(self._inode.data[offset : offset + length])
 
+    def pread_split(self, cut: int, length: int, offset: int) -> tuple[bytes, bytes]:
+        data = self.pread(length, offset)
+        return data[:cut], data[cut:]
+
     def fdatasync(self) -> None:
         self._inode.sync()
 

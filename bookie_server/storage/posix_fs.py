@@ -10,7 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bookie_server.storage.direct_file import BufferPool, DirectTransfers, turn_direct
+from bookie_server.storage.direct_file import (
+    SPLIT_BYTES_MAX,
+    BufferPool,
+    DirectTransfers,
+    turn_direct,
+)
 from bookie_server.storage.vfs import File, Lock
 
 logger = logging.getLogger(__name__)
@@ -66,6 +71,12 @@ class PosixFile:
             parts.append(data)
             have += len(data)
         return b"".join(parts)
+
+    def pread_split(self, cut: int, length: int, offset: int) -> tuple[bytes, bytes]:
+        assert 0 <= cut <= length, f"{cut} of {length} bytes"
+        if self._direct is not None and length <= SPLIT_BYTES_MAX:
+            return self._direct.read_split(self._descriptor, cut, length, offset)
+        return self.pread(cut, offset), self.pread(length - cut, offset + cut)
 
     def fdatasync(self) -> None:
         os.fdatasync(self._descriptor)

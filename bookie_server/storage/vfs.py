@@ -36,6 +36,9 @@ class File(Protocol):
     def pread(self, length: int, offset: int) -> bytes:
         """Up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
 
+    def pread_split(self, cut: int, length: int, offset: int) -> tuple[bytes, bytes]:
+        """What ``pread`` returns, in two parts: the first ``cut`` bytes, and those behind them."""
+
     def fdatasync(self) -> None:
         """Make written bytes, and the size needed to read them, durable."""
 

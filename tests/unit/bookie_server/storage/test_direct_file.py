@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 
 from bookie_server.storage import direct_file
-from bookie_server.storage.direct_file import BUFFER_BYTES
+from bookie_server.storage.blocks import encode_run
+from bookie_server.storage.direct_file import BUFFER_BYTES, SPLIT_BYTES_MAX
+from bookie_server.storage.entry_log import EntryLogReader, EntryLogWriter
 from bookie_server.storage.fault_fs import FaultFileSystem
-from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.memory_fs import MemoryFile, MemoryFileSystem
 from bookie_server.storage.posix_fs import PosixFile, PosixFileSystem
 from bookie_server.storage.vfs import DIRECT_ALIGNMENT, File, FileSystem
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import MIB
+from spark_ledger.types import NO_ENTRY
+from tests.unit.bookie_server.storage.support import make_run
 
 Place = tuple[FileSystem, Path]
 
@@ -81,6 +87,29 @@ def test_reads_may_be_anywhere_and_end_with_the_file(place: Place) -> None:
         (77, 0),
     ):
         assert file.pread(length, offset) == content[offset : offset + length], (offset, length)
+
+
+def test_a_read_comes_in_two_parts(place: Place) -> None:
+    files, root = place
+    content = random.Random(6).randbytes(SPLIT_BYTES_MAX + 3 * DIRECT_ALIGNMENT + 77)
+    plain = files.create(root / "a")
+    plain.pwritev([content], 0)
+    plain.fdatasync()
+    end = len(content)
+    for file in (files.open(root / "a", direct=True), plain):
+        for offset, cut, length in (
+            (0, 60, 5000),
+            (4090, 6, 20),
+            (4095, 9000, 9000),
+            (5, 0, 100),
+            (4095, 70_000, SPLIT_BYTES_MAX),
+            (3, 70_000, SPLIT_BYTES_MAX + 1),
+            (end - 50, 20, 100),
+            (end - 50, 70, 100),
+            (end + 1, 10, 20),
+        ):
+            wanted = content[offset : offset + length]
+            assert file.pread_split(cut, length, offset) == (wanted[:cut], wanted[cut:])
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 100), (512, 4096), (4096, 4097)])
@@ -190,3 +219,43 @@ def test_buffers_are_used_again(tmp_path: Path) -> None:
         assert file.pread(10, 4) == bytes(10)
     if is_direct(file):
         assert len(files._buffers._free) == 1
+
+
+@pytest.mark.parametrize("entries", [0, 1, 299, 300, 301, 10**9])
+def test_a_wrong_number_of_entries_costs_a_copy_only(entries: int) -> None:
+    memory = MemoryFileSystem()
+    memory.mkdir(Path("/logs"))
+    writer = EntryLogWriter(memory, Path("/logs"), 1)
+    runs = [make_run(7, range(300)), make_run(8, range(0, 600, 2))]
+    locations = [writer.append(run.ledger_id, encode_run(run, NO_ENTRY)) for run in runs]
+    writer.sync()
+    reader = EntryLogReader(memory, Path("/logs"))
+    for run, location in zip(runs, locations, strict=True):
+        found = reader.read(location, entries=entries)
+        assert found.frames == run.frames and list(found.ids()) == list(run.ids())
+    with pytest.raises(CorruptionError, match="no block has"):
+        reader.read(locations[0]._replace(length=1 << 31), entries=entries)
+
+
+def test_writes_of_a_log_are_aligned_and_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+    real = MemoryFile.pwritev
+
+    def pwritev(file: MemoryFile, buffers: Sequence[bytes], offset: int) -> None:
+        sizes.append((offset, sum(map(len, buffers))))
+        real(file, buffers, offset)
+
+    monkeypatch.setattr(MemoryFile, "pwritev", pwritev)
+    memory = MemoryFileSystem()
+    memory.mkdir(Path("/logs"))
+    writer = EntryLogWriter(memory, Path("/logs"), 1)
+    runs = [make_run(7, [number], size) for number, size in enumerate([MIB, 3 * MIB, 5 * MIB] * 4)]
+    locations = [writer.append(run.ledger_id, encode_run(run, NO_ENTRY)) for run in runs]
+    writer.finish()
+    ends = [offset + size for offset, size in sizes]
+    assert [offset for offset, _size in sizes] == [0, *ends[:-1]], "without gaps"
+    assert all(size <= BUFFER_BYTES and size % DIRECT_ALIGNMENT == 0 for _offset, size in sizes)
+    assert len(sizes) < len(runs), "blocks are gathered"
+    reader = EntryLogReader(memory.crash_clone(None), Path("/logs"))
+    for run, location in zip(runs, locations, strict=True):
+        assert reader.read(location, entries=1).frames == run.frames
