@@ -132,7 +132,7 @@ def _draw(
 
 def _collide(one: Fault, other: Fault) -> bool:
     if "all" in (one.target, other.target):
-        return True
+        return "client" not in (one.target, other.target)
     if one.target != other.target:
         return False
     if one.target == "client":

@@ -90,13 +90,14 @@ class Nemesis:
     def _process_fault(self, fault: Fault) -> Callable[[], None] | None:
         cluster, stage, hit = self._stage.cluster, self._stage, fault.bookies
         match fault.kind:
-            case "kill-bookie" | "power-cut" | "restart-bookie":
+            case "kill-bookie" | "power-cut":
+                stage.down.update(hit)
+                stage.cut_power(hit)
+                return lambda: self._start_bookies(hit)
+            case "restart-bookie":
                 stage.down.update(hit)
                 for bookie in hit:
-                    if fault.kind == "restart-bookie":
-                        cluster.stop_bookie(bookie)
-                    else:
-                        cluster.kill_bookie(bookie)
+                    cluster.stop_bookie(bookie)
                 return lambda: self._start_bookies(hit)
             case "pause-bookie" | "pause-two-bookies":
                 for bookie in hit:

@@ -7,15 +7,18 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from unittest import mock
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.local import LocalCluster
+from spark_ledger.local import bookie as local_bookie
 from spark_ledger.local.ports import HOST
 from spark_ledger.local.processes import log_tail
+from tests.chaos import volatile
 from tests.chaos.relay import Relays
 from tests.history.model import History
 
@@ -32,7 +35,8 @@ ZOOKEEPER_OF_BOOKIES = "bookies>zookeeper"
 
 
 class RelayedCluster(LocalCluster):
-    """A local cluster whose bookies reach ZooKeeper through a relay."""
+    """A local cluster whose bookies reach ZooKeeper through a relay, and lose with their process
+    whatever they have not synced."""
 
     def __init__(self, bookies: int, relays: Relays) -> None:
         port = relays.add(ZOOKEEPER_OF_BOOKIES, lambda: self.zookeeper_port)
@@ -83,7 +87,11 @@ class Stage:
     """Bookies that were killed or stopped, and not started again."""
     histories: list[Path] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._patch = mock.patch.object(local_bookie, "command", volatile.command)
+
     def __enter__(self) -> Stage:
+        self._patch.start()
         try:
             self.cluster = RelayedCluster(self.bookies, self.relays)
             for client in range(CLIENTS):
@@ -91,6 +99,7 @@ class Stage:
                 for bookie in range(self.bookies):
                     self.relays.add(link(client, bookie), self._port_of(bookie))
         except BaseException:
+            self._patch.stop()
             self.relays.close()
             raise
         return self
@@ -101,11 +110,20 @@ class Stage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._patch.stop()
         self.cluster.stop()
         self.relays.close()
 
     def _port_of(self, bookie: int) -> Callable[[], int]:
         return lambda: int(self.cluster.bookie_address(bookie).rpartition(":")[2])
+
+    def cut_power(self, bookies: Iterable[int]) -> None:
+        """Kill them all in the same moment; none has time to sync what it has answered."""
+        hit = list(bookies)
+        for bookie in hit:
+            self.cluster.processes.signal(self.cluster.bookie_ids[bookie], signal.SIGKILL)
+        for bookie in hit:
+            self.cluster.kill_bookie(bookie)
 
     # -- clients -----------------------------------------------------------------------------------
 

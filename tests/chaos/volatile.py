@@ -1,0 +1,149 @@
+"""Files whose bytes stay in the process until they are synced: killing it cuts its power.
+
+The page cache outlives a killed process, so a kill alone never shows that something was answered
+before it was durable. Here unsynced bytes die with the process. All handles of a file see them, as
+they would see the page cache. Names are durable at once: losing those is for simulated disks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from bookie_server.storage.posix_fs import PosixFile, PosixFileSystem
+from bookie_server.storage.vfs import File
+
+
+class _Unsynced:
+    """Writes to one file, oldest first, that were not synced."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.writes: list[tuple[int, bytes, PosixFile]] = []
+        self.closing: list[PosixFile] = []
+        """Files that were closed with writes of theirs unsynced."""
+
+    def end(self) -> int:
+        """Where the last of them ends; 0 for none."""
+        return max((offset + len(data) for offset, data, _ in self.writes), default=0)
+
+    def over(self, data: bytes, offset: int, length: int) -> bytes:
+        """What a read of ``length`` bytes sees, if the disk has ``data`` there."""
+        if not self.writes:
+            return data
+        seen = bytearray(data)
+        grown = min(self.end() - offset, length) - len(seen)
+        if grown > 0:
+            seen += bytes(grown)
+        for at, written, _ in self.writes:
+            first, last = max(at, offset), min(at + len(written), offset + length)
+            if first < last:
+                seen[first - offset : last - offset] = written[first - at : last - at]
+        return bytes(seen)
+
+
+class VolatileFile:
+    """A file of ``VolatileFileSystem``."""
+
+    def __init__(self, file: PosixFile, unsynced: _Unsynced) -> None:
+        self._file = file
+        self._unsynced = unsynced
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        data = b"".join(buffers)
+        if data:
+            with self._unsynced.lock:
+                self._unsynced.writes.append((offset, data, self._file))
+
+    def pread(self, length: int, offset: int) -> bytes:
+        with self._unsynced.lock:
+            return self._unsynced.over(self._file.pread(length, offset), offset, length)
+
+    def pread_split(self, cut: int, length: int, offset: int) -> tuple[bytes, bytes]:
+        data = self.pread(length, offset)
+        return data[:cut], data[cut:]
+
+    def fdatasync(self) -> None:
+        with self._unsynced.lock:
+            for offset, data, file in self._unsynced.writes:
+                file.pwritev([data], offset)
+            self._file.fdatasync()
+            self._unsynced.writes.clear()
+            for file in self._unsynced.closing:
+                file.close()
+            self._unsynced.closing.clear()
+
+    def drop_cached(self, offset: int, length: int) -> None:
+        self._file.drop_cached(offset, length)
+
+    def truncate(self, size: int) -> None:
+        with self._unsynced.lock:
+            self._unsynced.writes = [
+                (offset, data[: size - offset], file)
+                for offset, data, file in self._unsynced.writes
+                if offset < size
+            ]
+            self._file.truncate(size)
+
+    def preallocate(self, size: int) -> None:
+        self._file.preallocate(size)
+
+    def size(self) -> int:
+        with self._unsynced.lock:
+            return max(self._file.size(), self._unsynced.end())
+
+    def close(self) -> None:
+        with self._unsynced.lock:
+            if any(file is self._file for _, _, file in self._unsynced.writes):
+                self._unsynced.closing.append(self._file)
+            else:
+                self._file.close()
+
+
+class VolatileFileSystem(PosixFileSystem):
+    """The machine's files, with a page cache that is lost when the process dies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unsynced: dict[int, _Unsynced] = {}
+
+    def create(self, path: Path, *, direct: bool = False) -> File:
+        made = super().create(path, direct=direct)
+        self._unsynced[path.stat().st_ino] = _Unsynced()
+        return self._volatile(made, path)
+
+    def open(self, path: Path, *, writable: bool = False, direct: bool = False) -> File:
+        return self._volatile(super().open(path, writable=writable, direct=direct), path)
+
+    def remove(self, path: Path) -> None:
+        inode = path.stat().st_ino
+        super().remove(path)
+        self._unsynced.pop(inode, None)
+
+    def _volatile(self, file: File, path: Path) -> VolatileFile:
+        assert isinstance(file, PosixFile)
+        return VolatileFile(file, self._unsynced.setdefault(path.stat().st_ino, _Unsynced()))
+
+
+def install() -> None:
+    """Let bookies of this process use such files."""
+    import bookie_server.bookie
+
+    bookie_server.bookie.PosixFileSystem = VolatileFileSystem  # type: ignore[attr-defined]
+
+
+def command(python: str, directory: Path, config: Path) -> tuple[list[str], dict[str, str]]:
+    """As ``spark_ledger.local.bookie.command``, for a bookie whose kill is a power cut."""
+    from spark_ledger.local.bookie import ready_file
+
+    argv = [python, "-m", "tests.chaos.bookie", "--config", str(config), "--format"]
+    argv += ["--ready-file", str(ready_file(directory))]
+    root = str(Path(__file__).parent.parent.parent)
+    before = os.environ.get("PYTHONPATH", "")
+    return argv, {"PYTHONPATH": os.pathsep.join(filter(None, [root, before]))}
