@@ -110,9 +110,7 @@ class Nemesis:
             self._stage.cluster.resume_bookie(bookie)
 
     def _start_bookies(self, bookies: tuple[int, ...]) -> None:
-        for bookie in bookies:
-            self._stage.cluster.start_bookie(bookie)
-            self._stage.down.discard(bookie)
+        self._stage.start_bookies(bookies)
 
     def _client_fault(self, fault: Fault) -> Callable[[], None]:
         stage, (client, *_) = self._stage, fault.clients

@@ -7,7 +7,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -120,10 +121,21 @@ class Stage:
     def cut_power(self, bookies: Iterable[int]) -> None:
         """Kill them all in the same moment; none has time to sync what it has answered."""
         hit = list(bookies)
-        for bookie in hit:
-            self.cluster.processes.signal(self.cluster.bookie_ids[bookie], signal.SIGKILL)
+        states = self.cluster.processes.states()
+        running = [states[self.cluster.bookie_ids[bookie]] for bookie in hit]
+        # One by one through the supervisor would give the last of them time.
+        for state in running:
+            if state.exit_code is None:
+                os.kill(state.pid, signal.SIGKILL)
         for bookie in hit:
             self.cluster.kill_bookie(bookie)
+
+    def start_bookies(self, bookies: Sequence[int]) -> None:
+        """Start those that do not run, side by side; returns once all serve."""
+        stopped = [b for b in bookies if not self.cluster.is_bookie_running(b)]
+        with ThreadPoolExecutor(max_workers=max(1, len(stopped))) as pool:
+            list(pool.map(self.cluster.start_bookie, stopped))
+        self.down.difference_update(bookies)
 
     # -- clients -----------------------------------------------------------------------------------
 
@@ -186,10 +198,7 @@ class Stage:
         self.cluster.resume_zookeeper()
         for bookie in range(self.bookies):
             self.cluster.resume_bookie(bookie)
-        for bookie in sorted(self.down):
-            if not self.cluster.is_bookie_running(bookie):
-                self.cluster.start_bookie(bookie)
-            self.down.discard(bookie)
+        self.start_bookies(sorted(self.down))
         for index, client in enumerate(self.clients):
             self.signal_client(index, signal.SIGCONT)
             if client.ended_on_purpose:
