@@ -155,6 +155,7 @@ class _Attempt:
     ) -> Commit | None:
         nodes, commit = self._nodes, decision.commit
         operations: list[Operation] = [
+            Check(nodes.identity_path(self._schemas.config.stream_id), 0),
             Check(nodes.config_path, self._schemas.versioned.version),
             Put(nodes.head_path, codec.encode_head(decision.head), head_version),
             Create(nodes.commit_path(commit.number), codec.encode_commit(commit, self._list)),

@@ -1,5 +1,6 @@
 """Where a stream's metadata nodes are, and how to read them. No decisions.
 
+streams/<name>/id-<stream id>       empty; there as long as this stream is, and no other of its name
 streams/<name>/config               what the stream is; its version guards every commit
 streams/<name>/head                 how far it reaches; replaced by every commit
 streams/<name>/sinks/<sink id>      newest transaction of a sink
@@ -12,7 +13,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from spark_ledger.errors import ConfigurationError, NoSuchStreamError, NotFoundError
-from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.base import Check, MetadataStore, Put
 from spark_ledger.stream import codec
 from spark_ledger.stream.codec import SegmentListPointer
 from spark_ledger.stream.model import (
@@ -51,6 +52,11 @@ class StreamNodes:
         self.sinks_path = f"{self.root}/sinks"
         self.commits_path = f"{self.root}/commits"
 
+    def identity_path(self, stream_id: str) -> str:
+        """The node that only this stream has, not a later one of its name: versions of nodes
+        begin at 0 again, so every transaction checks that it is there."""
+        return f"{self.root}/id-{stream_id}"
+
     def sink_path(self, sink_id: str) -> str:
         """The node of a sink; ids may hold any character, paths may not."""
         return f"{self.sinks_path}/s-{quote(sink_id, safe='')}"
@@ -74,6 +80,15 @@ class StreamNodes:
         except NotFoundError as error:
             raise self.no_such_stream() from error
         return Versioned(codec.decode_config(node.value, self.config_path), node.version)
+
+    async def replace_config(self, data: bytes, stream_id: str, version: int) -> None:
+        """Set the configuration of one stream in one version, all or nothing.
+
+        Raises ``ConflictError`` (another version), ``NotFoundError`` (not that stream any more),
+        ``OutcomeUnknownError``.
+        """
+        check = Check(self.identity_path(stream_id), 0)
+        await self.store.transaction([check, Put(self.config_path, data, version)])
 
     async def head(self) -> Versioned[Head]:
         """The head."""

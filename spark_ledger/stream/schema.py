@@ -139,7 +139,9 @@ def mismatch(stored: Any, offered: Any) -> str | None:
     for field in stored:
         index = offered.get_field_index(field.name)
         if index < 0:
-            return f"field {field.name!r} of type {field.type} is missing in the data"
+            return f"field {field.name!r} of type {field.type} is missing in the data" + _near(
+                field.name, offered, "the data have"
+            )
         reason = _type_mismatch(field.type, offered.field(index).type, field.name)
         if reason:
             return reason
@@ -150,6 +152,12 @@ def mismatch(stored: Any, offered: Any) -> str | None:
                 "append with merge_schema (Spark option mergeSchema) to add it"
             )
     return None
+
+
+def _near(name: str, schema: Any, who: str) -> str:
+    """A hint at a column whose name differs in case only: Spark could not tell both apart."""
+    near = [other for other in schema.names if other.lower() == name.lower()]
+    return f"; {who} {near[0]!r}, and names match with their case" if near else ""
 
 
 def _type_mismatch(stored: Any, offered: Any, path: str) -> str | None:
@@ -176,13 +184,17 @@ def _type_mismatch(stored: Any, offered: Any, path: str) -> str | None:
 def merge_schema(stored: Any, offered: Any) -> Any:
     """The stored schema with the columns that only ``offered`` has appended, all nullable.
 
-    Columns of both must fit; otherwise ``SchemaMismatchError``. ``stored`` itself when nothing is
+    Columns of both must fit, and no names may differ in case only; otherwise
+    ``SchemaMismatchError``. ``stored`` itself when nothing is
     new. A column of type null cannot be added, because its real type is not known yet.
     """
     fields = list(stored)
     for field in offered:
         index = stored.get_field_index(field.name)
         if index < 0:
+            near = _near(field.name, stored, "the stream has")
+            if near:
+                raise SchemaMismatchError(f"field {field.name!r} is not added{near}: rename it")
             if not pat.is_null(field.type):
                 fields.append(field.with_nullable(True))
             continue

@@ -10,6 +10,7 @@ from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
     CorruptionError,
+    NotFoundError,
     OutcomeUnknownError,
     SchemaMismatchError,
 )
@@ -122,11 +123,9 @@ class SchemaBook:
                     "write to a new stream with the schema wanted"
                 )
             try:
-                version = await self._nodes.store.put(
-                    self._nodes.config_path, data, self._config.version
-                )
-            except (ConflictError, OutcomeUnknownError):
+                await self._nodes.replace_config(data, after.stream_id, self._config.version)
+            except (ConflictError, NotFoundError, OutcomeUnknownError):
                 await self.refresh()  # somebody, maybe we, changed it: look, and decide again
                 continue
-            self._config = Versioned(after, version)
+            self._config = Versioned(after, self._config.version + 1)
             return merged

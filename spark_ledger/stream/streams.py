@@ -104,6 +104,7 @@ class Streams:
     async def _create_nodes(self, nodes: StreamNodes, config: StreamConfig) -> None:
         operations = [
             Create(nodes.root, b""),
+            Create(nodes.identity_path(config.stream_id), b""),
             Create(nodes.config_path, codec.encode_config(config)),
             Create(nodes.head_path, codec.encode_head(Head(stream_id=config.stream_id))),
             Create(nodes.sinks_path, b""),
@@ -169,12 +170,12 @@ class Streams:
                 return config
             marked = replace(config.value, deleted=True)
             try:
-                version = await self._store.put(
-                    nodes.config_path, codec.encode_config(marked), config.version
+                await nodes.replace_config(
+                    codec.encode_config(marked), marked.stream_id, config.version
                 )
-            except (ConflictError, OutcomeUnknownError):
+            except (ConflictError, NotFoundError, OutcomeUnknownError):
                 continue
-            return Versioned(marked, version)
+            return Versioned(marked, config.version + 1)
 
     async def _named_ledgers(self, nodes: StreamNodes, config: StreamConfig) -> set[LedgerId]:
         """The ledgers that commits name, also those that hold segment lists."""
@@ -211,7 +212,7 @@ class Streams:
         """Delete the nodes, until they are gone or belong to a new stream of that name."""
         for _ in range(_DELETE_ATTEMPTS):
             try:
-                return await self._try_delete_nodes(nodes, config.version)
+                return await self._try_delete_nodes(nodes, config.value.stream_id)
             except (ConflictError, NotFoundError, OutcomeUnknownError):
                 # Another deletion is at work, a commit's nodes came last, or a reply was lost.
                 existing = await self._existing(nodes)
@@ -222,10 +223,10 @@ class Streams:
             f"stream {nodes.name!r}: its nodes keep changing while it is deleted; try again"
         )
 
-    async def _try_delete_nodes(self, nodes: StreamNodes, config_version: int) -> None:
+    async def _try_delete_nodes(self, nodes: StreamNodes, stream_id: str) -> None:
         """Every step is on condition that this is still the stream that was marked: a second
         deletion may have finished meanwhile, and the name may be in use again."""
-        guard = Check(nodes.config_path, config_version)
+        identity = nodes.identity_path(stream_id)
         paths: list[str] = []
         for bucket in await self._store.children(nodes.commits_path):
             parent = f"{nodes.commits_path}/{bucket}"
@@ -234,13 +235,14 @@ class Streams:
         sinks = await self._store.children(nodes.sinks_path)
         paths += [f"{nodes.sinks_path}/{sink}" for sink in sinks]
         for batch in _batches(paths):
-            await self._store.transaction([guard, *(Delete(path) for path in batch)])
+            await self._store.transaction([Check(identity, 0), *(Delete(path) for path in batch)])
         await self._store.transaction(
             [
                 Delete(nodes.sinks_path),
                 Delete(nodes.commits_path),
                 Delete(nodes.head_path),
-                Delete(nodes.config_path, config_version),
+                Delete(nodes.config_path),
+                Delete(identity),
                 Delete(nodes.root),
             ]
         )

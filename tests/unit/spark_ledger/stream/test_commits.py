@@ -30,6 +30,10 @@ def test_segments_are_placed_behind_the_head_and_totals_grow() -> None:
     assert (commit.number, commit.first_segment, commit.end_segment) == (7, 20, 22)
     assert (commit.rows, commit.rows_before, commit.bytes_before) == (7, 100, 900)
     assert (head.next_commit, head.next_segment, head.rows, head.size_bytes) == (8, 22, 107, 1200)
+    assert (commit.time_ms, head.time_ms) == (6000, 6000)
+    assert (commit.sink_id, commit.transaction_id, commit.run_id) == ("query", 42, "run-2")
+    assert commit.applied
+    assert head.stream_id == "id"
     assert decision.sink == SinkRecord("query", 42, 7, "run-2")
     assert head.earliest == Dlsn(0, 0, 0)
 

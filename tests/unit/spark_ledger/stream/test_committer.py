@@ -18,7 +18,7 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream import committer
 from spark_ledger.stream.model import Commit, Segment
-from spark_ledger.stream.nodes import COMMITS_PER_BUCKET
+from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.stream import Stream
 from spark_ledger.stream.streams import Streams
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -303,7 +303,7 @@ def test_a_deletion_that_comes_between_reading_and_committing_wins() -> None:
         inner = other.store.transaction
 
         async def mark_first(operations: object) -> None:
-            await Streams(ledgers)._mark_deleted(stream._nodes)
+            await Streams(ledgers)._mark_deleted(StreamNodes(ledgers.store, "s"))
             await inner(operations)  # type: ignore[arg-type]
 
         other.store.transaction = mark_first  # type: ignore[method-assign, assignment]

@@ -158,6 +158,15 @@ def test_merge_appends_new_columns_as_nullable() -> None:
         merge_schema(STORED, pa.schema([("a", pa.string())]))
 
 
+def test_names_that_differ_in_case_only() -> None:
+    stored, offered = pa.schema([("id", pa.int64())]), pa.schema([("ID", pa.int64())])
+    assert "'id' of type int64 is missing in the data; the data have 'ID'" in str(
+        mismatch(stored, offered)
+    )
+    with pytest.raises(SchemaMismatchError, match="'ID' is not added; the stream has 'id'"):
+        merge_schema(stored, offered)
+
+
 def test_a_batch_becomes_what_is_stored() -> None:
     moment = datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.UTC)
     batch = pa.record_batch(

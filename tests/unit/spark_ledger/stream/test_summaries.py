@@ -66,6 +66,22 @@ def test_a_commit_succeeds_whatever_becomes_of_the_summary(outcome: Outcome) -> 
     run(scenario())
 
 
+def test_only_the_commit_that_completes_a_step_looks_at_the_summary() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await Streams(ledgers).create("s", SCHEMA)
+        faults = Faults([])
+        stream = await another(ledgers, faults)[1].open("s")
+        for number in range(2 * STEP):
+            faults.calls.clear()
+            for _ in range(2):  # the repetition completes nothing
+                await stream.commit_segments([loose()], sink_id="q", transaction_id=number)
+            looks = [name for name, path in faults.calls if path == BUCKET and name != "create"]
+            assert looks == (["get", "put"] if number % STEP == STEP - 1 else []), number
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("slow", ["get", "put"])
 def test_a_commit_does_not_wait_long_for_its_summary(
     monkeypatch: pytest.MonkeyPatch, slow: str

@@ -1,0 +1,111 @@
+"""Handles of a deleted stream never touch one that was made with its name since."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger.errors import NoSuchStreamError
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.stream import Stream
+from spark_ledger.stream.streams import Streams
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, run, table
+
+MORE = pa.schema([*SCHEMA, pa.field("more", pa.int64())])
+
+
+def before_the_next(stream_or_streams: Any, name: str, act: Callable[[], Awaitable[Any]]) -> None:
+    """Let ``act`` happen just before the store's next call of that name."""
+    store = stream_or_streams._ledgers.store
+    original = getattr(store, name)
+
+    async def interposed(*arguments: Any, **named: Any) -> Any:
+        setattr(store, name, original)
+        await act()
+        return await original(*arguments, **named)
+
+    setattr(store, name, interposed)
+
+
+async def two_processes() -> tuple[FakeLedgers, Streams, Stream]:
+    """A stream, this process's streams, and another process's handle of it."""
+    ledgers = FakeLedgers()
+    streams = Streams(ledgers)
+    await streams.create("s", SCHEMA)
+    return ledgers, streams, await another(ledgers)[1].open("s")
+
+
+async def replace_by_new(streams: Streams) -> None:
+    await streams.delete("s")
+    await streams.create("s", SCHEMA)
+
+
+async def check_untouched(streams: Streams, stale: Stream) -> None:
+    new = await streams.open("s")
+    assert new.config.stream_id != stale.config.stream_id
+    assert new.schema == SCHEMA
+    head = await new.head()
+    assert (head.stream_id, head.next_commit) == (new.config.stream_id, 0)
+    assert (await new.append(table(0, 3))).number == 0
+
+
+def test_a_commit() -> None:
+    async def scenario() -> None:
+        _, streams, stale = await two_processes()
+        before_the_next(stale, "transaction", lambda: replace_by_new(streams))
+        with pytest.raises(NoSuchStreamError):
+            await stale.commit_segments([loose()])
+        await check_untouched(streams, stale)
+
+    run(scenario())
+
+
+def test_a_new_column() -> None:
+    async def scenario() -> None:
+        _, streams, stale = await two_processes()
+        await replace_by_new(streams)
+        with pytest.raises(NoSuchStreamError):
+            await stale.merge_schema(MORE)
+        await check_untouched(streams, stale)
+
+    run(scenario())
+
+
+def test_the_mark_of_a_deletion() -> None:
+    async def scenario() -> None:
+        ledgers, streams, _ = await two_processes()
+        others = another(ledgers)[1]
+        before_the_next(others, "transaction", lambda: replace_by_new(streams))
+        await others.delete("s")
+        with pytest.raises(NoSuchStreamError):
+            await streams.open("s")
+        assert await ledgers.store.children("streams/s") == []
+
+    run(scenario())
+
+
+def test_a_deletion_that_comes_late() -> None:
+    async def scenario() -> None:
+        ledgers, streams, _ = await two_processes()
+        await (await streams.open("s")).append(table(0, 3))
+        others = another(ledgers)[1]
+        remove = others._try_delete_nodes
+
+        async def late(nodes: StreamNodes, stream_id: str) -> None:
+            await streams.delete("s")
+            new = await streams.create("s", SCHEMA)
+            await new.append(table(10, 5))
+            await new.merge_schema(MORE)
+            assert (await nodes.config()).version == 1, "as that of the one that was marked"
+            await remove(nodes, stream_id)
+
+        others._try_delete_nodes = late  # type: ignore[method-assign]
+        await others.delete("s")
+        reader = await another(ledgers)[1].open("s")
+        assert sum([b.num_rows async for b in reader.read()]) == 5
+
+    run(scenario())
