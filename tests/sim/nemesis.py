@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.sim.clients import Client
+from tests.sim.clients import Client, WriterClient
 from tests.sim.node import BookieNode
 from tests.sim.world import World
 
@@ -32,6 +32,7 @@ class Nemesis:
             "expire": self._expire,
             "pause_client": self._pause_client,
             "crash_client": self._crash_client,
+            "failover": self._failover,
         }
         self._next()
 
@@ -265,13 +266,37 @@ class Nemesis:
             return ""
         client = self.draw.choice(clients)
         client.process.paused = True
-
-        def resume() -> None:
-            if client.process.paused:
-                self.world.loop.resume(client.process)
-
-        self.world.loop.later(self._time_s() * 2, None, resume)
+        self.world.loop.later(self._time_s() * 2, None, self._resume, client)
         return client.name
+
+    def _failover(self) -> str:
+        """A writer is taken for dead, and somebody recovers its ledger at once."""
+        writers = [
+            client
+            for client in self._clients()
+            if isinstance(client, WriterClient) and client.writer is not None
+        ]
+        if not writers:
+            return ""
+        victim = self.draw.choice(writers)
+        assert victim.writer is not None
+        what = self.draw.choice(["paused", "dead", "cut off", "well"])
+        if what == "paused":
+            victim.process.paused = True
+            self.world.loop.later(self._time_s() * 2, None, self._resume, victim)
+        elif what == "dead":
+            victim.crash()
+        elif what == "cut off":
+            for node in self.world.nodes.values():
+                if self.draw.random() < 0.6:
+                    self.world.network.cut(victim.name, node.name, holds=True)
+                    self._mend(self.world.network.mend, victim.name, node.name)
+        self.world.recover(victim.writer.ledger_id)
+        return f"{victim.name} is {what}"
+
+    def _resume(self, client: Client) -> None:
+        if client.process.paused:
+            self.world.loop.resume(client.process)
 
     def _crash_client(self) -> str:
         clients = self._clients()

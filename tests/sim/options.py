@@ -42,6 +42,7 @@ FAULTS: Final = (
     "expire",
     "pause_client",
     "crash_client",
+    "failover",
 )
 """Faults that the nemesis injects now and then."""
 
@@ -110,7 +111,7 @@ def draw_options(seed: int) -> Options:
     rot = draw.choice(["", "", "", "", "flip", "gone"])
     tolerant = bool(rot)
     with_stream = draw.random() < 0.2
-    count = draw.choice([0, 1]) if with_stream else draw.choice([1, 1, 2, 2, 3])
+    count = draw.choice([0, 1]) if with_stream else draw.choice([1, 1, 1, 2, 2])
     ledgers = tuple(_draw_ledger(draw, tolerant=tolerant) for _ in range(count))
     stream = _draw_stream(draw, tolerant=tolerant) if with_stream else None
     largest = max(plan.quorums[0] for plan in (*ledgers, stream) if plan is not None)
@@ -146,15 +147,15 @@ def _shape(draw: random.Random, *, tolerant: bool) -> tuple[int, int, int]:
 def _draw_ledger(draw: random.Random, *, tolerant: bool) -> LedgerPlan:
     return LedgerPlan(
         quorums=_shape(draw, tolerant=tolerant),
-        entries=draw.choice([3, 8, 8, 20, 40]),
-        burst=draw.choice([1, 1, 2, 4]),
-        pace_s=draw.choice([0.0, 0.02, 0.1, 0.3]),
+        entries=draw.choice([3, 10, 20, 40, 60]),
+        burst=draw.choice([1, 2, 4]),
+        pace_s=draw.choice([0.005, 0.02, 0.05, 0.15]),
         size=draw.choice([0, 0, 200, 3000]),
         closes=draw.random() < 0.5,
-        recoverers=draw.choice([0, 1, 1, 2, 2, 3]),
+        recoverers=draw.choice([0, 1, 1, 2]),
         recover_after_s=draw.choice([0.05, 0.3, 1.0, 2.5]),
-        tailers=draw.choice([0, 1, 1, 2]),
-        readers=draw.choice([0, 1]),
+        tailers=draw.choice([0, 0, 1, 2]),
+        readers=draw.choice([0, 0, 1]),
         deletes=draw.random() < 0.06,
     )
 

@@ -113,6 +113,11 @@ class World(SimBase):
         if plan.deletes:
             come(f"deleter{number}", DeleteClient, after_s=draw.uniform(0.3, 3.0))
 
+    def recover(self, ledger_id: int) -> None:
+        """Somebody opens the ledger with recovery now."""
+        name = f"rescuer{len(self.clients)}"
+        self.clients.append(RecoverClient(self, name, ledger_id))
+
     @property
     def is_idle(self) -> bool:
         """Every client has done what it came for."""
