@@ -80,6 +80,11 @@ class StreamSource:
             end = self._normal(options.end.dlsn, head)
             if end > head.end:
                 raise self._after_head(options.end.dlsn, head, "endingPosition")
+            if isinstance(options.start, PositionJson) and end < options.start.dlsn:
+                raise ConfigurationError(
+                    f"{options.subject}: endingPosition {tuple(options.end.dlsn)} lies before "
+                    f"startingPosition {tuple(options.start.dlsn)}"
+                )
         elif options.end == "earliest":
             raise ConfigurationError(
                 "option endingPosition = 'earliest': nothing lies before it; "

@@ -107,6 +107,9 @@ def test_where_a_batch_ends(stream: FakeStream) -> None:
         source(stream, endingPosition='{"segment": 4}').final_offset()
     with pytest.raises(ConfigurationError, match="endingPosition = 'earliest'"):
         source(stream, endingPosition="earliest").final_offset()
+    bounds = {"startingPosition": '{"segment": 2}', "endingPosition": '{"segment": 1}'}
+    with pytest.raises(ConfigurationError, match=r"\(1, 0, 0\) lies before startingPosition"):
+        source(stream, **bounds).final_offset()
 
 
 def test_a_trigger_without_limits_takes_everything(stream: FakeStream) -> None:
