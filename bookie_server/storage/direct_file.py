@@ -129,8 +129,6 @@ class DirectTransfers:
                 wanted = min(skip + length, BUFFER_BYTES)
                 aligned = wanted + -wanted % DIRECT_ALIGNMENT
                 found = self._fill(descriptor, buffer[:aligned], offset - skip)
-                if found <= skip:
-                    break
                 part = bytes(buffer[skip : min(found, wanted)])
                 parts.append(part)
                 if found < wanted:

@@ -3,8 +3,8 @@
 A file is named by its number, ``journal-0000000000000007.log``. It is made under a temporary
 name, preallocated, headed and synced before it gets its own, so a journal file without a valid
 header is damage. A file that is no longer needed becomes a spare, named ``.free``,
-and is headed anew later: its blocks are on the disk and in the page cache already, so writing them
-again is several times cheaper, and a sync has no file metadata to write. Each header has a new
+and is headed anew later: its blocks are on the disk already, so writing them again is several times
+cheaper, and a sync has no file metadata to write. Each header has a new
 salt, so what a spare held is no record of the file it becomes.
 
 Torn or rotten (``read_batches``): reading stops at the first place that holds no whole batch. That

@@ -21,8 +21,14 @@ from bookie_server.storage.posix_fs import PosixFile, PosixFileSystem
 from bookie_server.storage.vfs import DIRECT_ALIGNMENT, File, FileSystem
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
-from spark_ledger.types import NO_ENTRY
-from tests.unit.bookie_server.storage.support import make_run
+from spark_ledger.types import NO_ENTRY, BookieStatus
+from tests.unit.bookie_server.storage.support import (
+    Machine,
+    expected,
+    formatted,
+    make_run,
+    small_config,
+)
 
 Place = tuple[FileSystem, Path]
 
@@ -259,3 +265,41 @@ def test_writes_of_a_log_are_aligned_and_of_bounded_size(monkeypatch: pytest.Mon
     reader = EntryLogReader(memory.crash_clone(None), Path("/logs"))
     for run, location in zip(runs, locations, strict=True):
         assert reader.read(location, entries=1).frames == run.frames
+
+
+@pytest.mark.parametrize("cached_bytes", [0, MIB])
+def test_journal_and_logs_go_past_the_page_cache_unless_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, cached_bytes: int
+) -> None:
+    asked: set[tuple[str, str, bool]] = set()
+    for name in ("create", "open"):
+        real = getattr(MemoryFileSystem, name)
+
+        def call(
+            files: MemoryFileSystem,
+            path: Path,
+            *,
+            direct: bool = False,
+            real: Callable[..., File] = real,
+            name: str = name,
+            **rest: bool,
+        ) -> File:
+            if path.name.startswith(("journal-", "entries-")) and rest.get("writable", True):
+                asked.add((name, path.name.split("-")[0], direct))
+            return real(files, path, direct=direct, **rest)
+
+        monkeypatch.setattr(MemoryFileSystem, name, call)
+    machine = Machine(formatted(), small_config(entry_log_cached_bytes=cached_bytes))
+    for first in range(0, 80, 20):  # so much that a journal file is used again
+        assert machine.add(7, range(first, first + 20), size=2000) is BookieStatus.OK
+        machine.flush()
+    assert machine.held(7) == expected(7, range(80), 2000)
+    logs_direct = cached_bytes == 0
+    assert asked >= {
+        ("create", "journal", True),
+        ("open", "journal", True),
+        ("create", "entries", logs_direct),
+        ("open", "entries", logs_direct),
+    }
+    assert ("create", "journal", False) not in asked
+    assert {direct for _name, kind, direct in asked if kind == "entries"} == {logs_direct}
