@@ -51,12 +51,12 @@ def roles(session: Session, names: list[str]) -> list[Coroutine[Any, Any, None]]
 
 async def run(options: argparse.Namespace) -> None:
     """Connect, play the roles until told to stop, leave."""
-    recorder = Recorder(options.history, options.number)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     for early in (signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(early, lambda: None)  # before there is anything to steer
+    recorder = Recorder(options.history, options.number)  # its file says: signals are welcome
     async with connected(options.metadata, json.loads(options.bookies)) as client:
         session = Session(
             name=options.name,

@@ -158,15 +158,24 @@ class Stage:
         self._spawn(self.clients[index])
 
     def signal_client(self, index: int, number: signal.Signals) -> None:
-        """Steer a client (see ``client``), pause it, or let it go on."""
+        """Steer a client (see ``client``), pause it, or let it go on.
+
+        One that is still starting would die of a signal that it does not know yet.
+        """
         client = self.clients[index]
+        steers = number in (signal.SIGUSR1, signal.SIGUSR2)
+        if steers and not self._history_of(client).exists():
+            return
         if number in (signal.SIGSTOP, signal.SIGCONT):
             client.paused = number is signal.SIGSTOP
         self.cluster.processes.signal(client.process, number)
 
+    def _history_of(self, client: ClientProcess) -> Path:
+        return self.cluster.directory / f"history-{client.name}.jsonl"
+
     def _spawn(self, client: ClientProcess) -> None:
         directory = self.cluster.directory
-        history = directory / f"history-{client.name}.jsonl"
+        history = self._history_of(client)
         self.histories.append(history)
         bookies = {
             bookie_id: f"{HOST}:{self.relays.links[link(client.index, bookie)].port}"

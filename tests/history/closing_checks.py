@@ -10,6 +10,8 @@ from tests.history.model import FOREVER, NOT_REPORTED, History, Operation
 from tests.history.register import Register, linearize
 from tests.history.violation import Violation
 
+GIVING_UP = frozenset({"EnsembleLostError", "NotEnoughBookiesError"})
+
 
 def close_disagreement(history: History, final: Final) -> list[Violation]:
     """I7: whoever closes a ledger, or finds it closed, names the same end for ever."""
@@ -81,6 +83,10 @@ def _register_calls(ledger: LedgerFacts) -> list[Register]:
     """The operations that change or show a ledger's state, as calls on a register."""
     created = [ledger.created] if ledger.created is not None else []
     calls = [call for o in [*created, *ledger.others] if (call := _register_call(o)) is not None]
+    # A writer that has lost too many bookies closes its ledger by itself.
+    given_up = [o for o in ledger.appends if o.end is not None and o.end.error in GIVING_UP]
+    if given_up:
+        calls.append(Register("close", None, given_up[0].began, FOREVER, given_up[0].number))
     calls.sort(key=lambda call: call.began)
     return calls
 

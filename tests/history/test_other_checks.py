@@ -369,6 +369,14 @@ def test_a_failed_close_may_take_effect_later() -> None:
     assert names(b.history, final_ledger(entries(1))) == set()
 
 
+def test_a_writer_that_lost_its_ensemble_may_have_closed_its_ledger() -> None:
+    b = Builder()
+    written(b, 1)
+    b.append(-1, entry(1), phase=Phase.UNKNOWN, error="EnsembleLostError")
+    b.look("open", 0, closed=True)
+    assert names(b.history, final_ledger(entries(1))) == set()
+
+
 def test_a_bookie_that_could_not_be_asked_may_hold_anything() -> None:
     b = Builder()
     written(b, 1)
