@@ -38,6 +38,12 @@ class SimBase:
         """Chance for one purpose, so that one draw more there changes nothing elsewhere."""
         return random.Random(f"{name} {self.seed}")
 
+    @property
+    def is_beyond_tolerance(self) -> bool:
+        """More copies may be damaged than the quorums allow: what is gone must be noticed, and
+        need not be there."""
+        return self.options.rot == "everywhere"
+
     def say(self, line: str) -> None:
         """One step into the trace."""
         if self.over:

@@ -106,7 +106,7 @@ class Client:
         """
         world = self.world
         if isinstance(error, DigestMismatchError) and (
-            world.options.corruption > 0 or not world.healing
+            world.options.corruption > 0 or not world.healing or world.is_beyond_tolerance
         ):
             return "SomeCopiesDamaged"
         return type(error).__name__

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,8 @@ class Disk:
         """The so-manyth change from now on fails with EIO; 0: none."""
         self.cut_in = 0
         """The so-manyth change from now on never ends, because the power is cut; 0: none."""
+        self.meanwhile: Callable[[], None] | None = None
+        """Called before an operation: what other threads do while this one waits for the disk."""
         self._dead = False
 
     def attach(self) -> FaultFileSystem:
@@ -73,7 +76,11 @@ class Disk:
         self.files = self.files.crash_clone(seed)
 
     def flip(self) -> str:
-        """Change one byte somewhere in an entry log; which file, or "" if there is none."""
+        """Change one bit in an entry log; where, or "" if there is nothing yet.
+
+        Not in the journal: damage of its last batch is a torn tail to whoever reads it, and costs
+        a bookie fences that it has answered. No quorum is made for that.
+        """
         logs = [
             directory / name
             for directory in LEDGERS
@@ -96,6 +103,8 @@ class Disk:
         kind = operation.kind
         if kind not in _CHANGES:
             return None
+        if self.meanwhile is not None:
+            self.meanwhile()
         if self.cut_in:
             self.cut_in -= 1
             if not self.cut_in:

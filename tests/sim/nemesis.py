@@ -33,6 +33,7 @@ class Nemesis:
             "pause_client": self._pause_client,
             "crash_client": self._crash_client,
             "failover": self._failover,
+            "clock_jump": self._clock_jump,
         }
         self._next()
 
@@ -160,8 +161,8 @@ class Nemesis:
         return f"{node.name}, operation {node.disk.error_in}"
 
     def _rot(self) -> None:
-        """Damage on the one bookie that may have it."""
-        node = next(node for node in self.world.nodes.values() if node.weak)
+        """Damage on the one bookie that may have it; or anywhere, which must be noticed."""
+        node = self.draw.choice([node for node in self.world.nodes.values() if node.weak])
         if self.world.options.rot == "gone":
             if node.process is not None and self.draw.random() < 0.3:
                 node.crash("power")
@@ -293,6 +294,15 @@ class Nemesis:
                     self._mend(self.world.network.mend, victim.name, node.name)
         self.world.recover(victim.writer.ledger_id)
         return f"{victim.name} is {what}"
+
+    def _clock_jump(self) -> str:
+        """Somebody sets a client's wall clock, or the machine's clock begins to run otherwise."""
+        clients = self._clients()
+        if not clients:
+            return ""
+        client = self.draw.choice(clients)
+        client.process.wall_offset_s += self.draw.choice([-3.15e8, -3600.0, 3600.0, 3.15e8])
+        return f"{client.name} by years or an hour"
 
     def _resume(self, client: Client) -> None:
         if client.process.paused:

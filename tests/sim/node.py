@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,8 @@ class BookieNode:
         self._draw: random.Random = world.stream(f"node {bookie_id}")
         self._commit_due = False
         self._flush_due = False
+        self._inbox: deque[Callable[[], None]] = deque()
+        """Adds that have arrived and are not looked at yet."""
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -89,6 +92,7 @@ class BookieNode:
             block_cache_bytes=4 * KIB,
         )
         self._commit_due = self._flush_due = False
+        self._inbox.clear()
         try:
             self.bookie = Bookie.open(
                 config,
@@ -219,11 +223,25 @@ class BookieNode:
         bookie = self.bookie
         if bookie is None:
             return
+        self.disk.meanwhile = self._meanwhile
         try:
             bookie.flush()
         except (OSError, CorruptionError) as error:
             self.say(f"{self.name} cannot flush: {error}")
             bookie._post(bookie._on_flushed)
+        finally:
+            self.disk.meanwhile = None
+
+    def _meanwhile(self) -> None:
+        """The flush waits for the disk: the service and the journal go on."""
+        if not self._inbox or self._draw.random() < 0.5:
+            return
+        self.disk.meanwhile = None
+        self.world.counts["adds during a flush"] += 1
+        self._take_next()
+        if self.bookie is not None and self._draw.random() < 0.7:
+            self.bookie.commit_pending()
+        self.disk.meanwhile = self._meanwhile
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -252,7 +270,16 @@ class BookieNode:
                 self._note(run)
             done(status, text)
 
-        self._guarded(self._add, bookie, run, access_key, recovery, answer)
+        self._inbox.append(partial(self._add, bookie, run, access_key, recovery, answer))
+        self.world.loop.later(
+            self._draw.uniform(0, 0.0005), process, self._guarded, self._take_next
+        )
+        if self._draw.random() < 0.03:
+            self._guarded(self.flush_now)
+
+    def _take_next(self) -> None:
+        if self._inbox:
+            self._inbox.popleft()()
 
     def _add(
         self, bookie: Bookie, run: EntryRun, access_key: bytes, recovery: bool, done: Done
@@ -264,7 +291,7 @@ class BookieNode:
             last_add_confirmed=frame_last_add_confirmed(run),
             done=done,
         )
-        if bookie._waiting:
+        if bookie._waiting and self.process is not None:
             self.world.loop.later(0.001, self.process, self._guarded, self.flush_now)
         self._commit_later()
 
@@ -282,6 +309,10 @@ class BookieNode:
                 self.fenced.add(ledger_id)
             done(status, text)
 
+        while self._inbox:  # requests of one connection keep their order
+            self._guarded(self._take_next)
+        if self.bookie is None:
+            return
         self._guarded(partial(bookie.fence, ledger_id, access_key=access_key, done=answer))
         self._commit_later()
 

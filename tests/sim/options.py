@@ -43,6 +43,7 @@ FAULTS: Final = (
     "pause_client",
     "crash_client",
     "failover",
+    "clock_jump",
 )
 """Faults that the nemesis injects now and then."""
 
@@ -108,7 +109,7 @@ def draw_options(seed: int) -> Options:
     """The options of a seed."""
     draw = random.Random(f"options {seed}")
     faults = tuple(kind for kind in FAULTS if draw.random() < 0.45)
-    rot = draw.choice(["", "", "", "", "flip", "gone"])
+    rot = draw.choice(["", "", "", "", "", "flip", "gone", "everywhere"])
     tolerant = bool(rot)
     with_stream = draw.random() < 0.2
     count = draw.choice([0, 1]) if with_stream else draw.choice([1, 1, 1, 2, 2])

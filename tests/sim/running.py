@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -111,24 +112,29 @@ def _parts(tasks: list[range], jobs: int) -> Iterator[Totals]:
         yield from pool.imap_unordered(run_seeds, tasks)
 
 
-def trace_hashes(first: int, count: int, *, hash_seed: str | None = None) -> list[str]:
-    """The traces' hashes; with ``hash_seed`` from another process, whose sets differ."""
-    if hash_seed is None:
-        return [run_schedule(seed).trace_hash for seed in range(first, first + count)]
+def trace_hashes(first: int, count: int) -> list[str]:
+    """What identifies the traces of so many seeds."""
+    return [run_schedule(seed).trace_hash for seed in range(first, first + count)]
+
+
+def differing_seeds(first: int, count: int) -> list[int]:
+    """Seeds whose schedule is another one in a process whose sets are in another order."""
     code = (
         "from tests.sim.running import trace_hashes\n"
         f"print(*trace_hashes({first}, {count}), sep='\\n')"
     )
-    environment = {"PYTHONHASHSEED": hash_seed, "PATH": "", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    with subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
-        env=environment,
-        capture_output=True,
+        env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
         text=True,
-        check=True,
-    )
-    return done.stdout.split()
+    ) as other:
+        here = trace_hashes(first, count)
+        there = (other.communicate()[0]).split()
+    assert len(there) == count, "the other process ran all schedules"
+    return [first + i for i, pair in enumerate(zip(here, there, strict=True)) if len({*pair}) > 1]
 
 
 def git_commit() -> str:

@@ -121,7 +121,7 @@ class _Run:
             until_s=world.loop.now + HEAL_S,
             callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
         )
-        if not done:
+        if not done and not world.is_beyond_tolerance:
             world.violate("I13", "hangs", f"after healing: {self._who_waits()} not done")
 
     def _read_all(self) -> None:
@@ -178,15 +178,19 @@ class _Run:
                 values=values,
                 replicas=replicas,
             )
-        return FinalLedger(ledger_id, quorums, unreadable=error)
+        return FinalLedger(
+            ledger_id, quorums, unreadable=error, beyond_tolerance=world.is_beyond_tolerance
+        )
 
     def _judge(self) -> None:
         world = self.world
         for ledger in self.final.values():
-            if ledger.unreadable:
+            if ledger.unreadable and not ledger.beyond_tolerance:
                 text = f"ledger {ledger.ledger_id} after healing: {ledger.unreadable}"
                 world.violate("I13", "unreadable", text)
-        things = [*self.final.values(), *([self.stream] if self.stream else [])]
+        things: list[FinalLedger | FinalStream] = [*self.final.values()]
+        if self.stream and not (self.stream.unreadable and world.is_beyond_tolerance):
+            things.append(self.stream)
         for violation in check_all(world.history, FinalState.of(*things), exact=True):
             if violation.name == "not-linearizable" and world.options.stale_reads:
                 continue  # who asks a server that lags may be told that a closed ledger is open

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import ConflictError, LedgerError, NotFoundError
+from spark_ledger.errors import ConflictError, LedgerError, NotFoundError, OutcomeUnknownError
 from spark_ledger.stream.model import Commit, ranges_between
 from spark_ledger.stream.segment_writer import SegmentWriter
 from spark_ledger.stream.stream import Stream
@@ -169,10 +169,16 @@ class SinkClient(StreamClient):
         segments = await writer.finish()
         await self._step()
         operation = self.begin(sink_id, number, values)
+        commit_s = self.draw.uniform(0.0, 0.1) if self.draw.random() < self.plan.crash else None
         try:
-            commit = await stream.commit_segments(
-                segments, sink_id=sink_id, transaction_id=number, run_id=self.name
-            )
+            async with asyncio.timeout(commit_s):
+                commit = await stream.commit_segments(
+                    segments, sink_id=sink_id, transaction_id=number, run_id=self.name
+                )
+        except TimeoutError:
+            self.world.counts["commits cancelled"] += 1
+            self.refused(operation, OutcomeUnknownError("cancelled"), sink_id, number)
+            return False
         except LedgerError as error:
             self.refused(operation, error, sink_id, number)
             raise

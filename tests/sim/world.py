@@ -55,7 +55,10 @@ class World(SimBase):
         for number in range(self.options.bookies):
             bookie_id = BookieId(f"b{number}")
             self.nodes[bookie_id] = BookieNode(self, self.zookeeper, bookie_id, self.invariants)
-        if self.options.rot:
+        if self.options.rot == "everywhere":
+            for node in self.nodes.values():
+                node.weak = True
+        elif self.options.rot:
             self.draw.choice(list(self.nodes.values())).weak = True
         for node in self.nodes.values():
             node.start()
