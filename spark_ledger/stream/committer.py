@@ -175,7 +175,6 @@ class _Attempt:
             await self._schemas.refresh()
             await self._make_bucket(commit.number)
             return None
-        self._unknown = None
         self._owner._log.remember(commit, self._list)
         return commit
 

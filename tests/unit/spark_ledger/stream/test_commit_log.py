@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,9 @@ from spark_ledger.errors import (
 )
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream import commit_log
+from spark_ledger.stream.commit_log import CommitLog
 from spark_ledger.stream.model import Commit
+from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.stream import Stream
 from spark_ledger.stream.streams import Streams
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -203,5 +206,131 @@ def test_a_segment_behind_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         stream, _ = await build(ledgers, [(1, 1)] * 2)
         with pytest.raises(ConfigurationError, match="behind the end"):
             await stream.commit_at(2)
+
+    run(scenario())
+
+
+def test_commits_read_singly_are_kept_too() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        _, commits = await build(ledgers, [(1, 1)] * 5)
+        stream, faults = await fresh(ledgers)
+        assert await stream.commits(1, 4) == commits[1:4]
+        before = faults.count("get")
+        assert await stream.commits(1, 4) == commits[1:4]
+        assert await stream.commit(2) == commits[2]
+        assert faults.count("get") == before
+
+    run(scenario())
+
+
+def test_the_cache_counts_a_commit_once_and_as_applied() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        _, commits = await build(ledgers, [(3, 1), (0, 1)])
+        log = CommitLog(ledgers, StreamNodes(ledgers.store, "s"), "id")
+        for commit in (replace(commits[0], applied=False), commits[0], commits[1]):
+            log.remember(commit)
+        assert (await log.get(0)).applied
+        assert log._cache_weight == 2 * commit_log._COMMIT_WEIGHT + 3
+
+    run(scenario())
+
+
+def test_what_was_used_last_leaves_the_cache_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(commit_log, "CACHE_WEIGHT_MAX", 3 * 17)
+        ledgers = FakeLedgers()
+        _, commits = await build(ledgers, [(1, 1)] * 5)
+        log = CommitLog(ledgers, StreamNodes(ledgers.store, "s"), "id")
+        for commit in commits[:3]:
+            log.remember(commit)
+        await log.get(0)
+        log.remember(commits[3])
+        assert list(log._cache) == [2, 0, 3], "exactly what fits"
+        assert log._cache_weight == 3 * 17
+        monkeypatch.setattr(commit_log, "CACHE_WEIGHT_MAX", 1)
+        log.remember(commits[4])
+        assert list(log._cache) == [4], "the newest stays, however large"
+        assert log._cache_weight == 17
+
+    run(scenario())
+
+
+def test_limits_above_everything_limit_nothing() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream, commits = await build(ledgers, [(1, 1), (0, 1), (2, 1)] * 20 + [(0, 1)])
+        total = commits[-1].end_segment
+        expected = [commit for commit in commits if commit.segments]
+        assert await stream.commits_between(0, total, max_rows=10**9) == expected
+        assert await stream.commits_between(0, total, max_bytes=10**9) == expected
+        rows = sum(commit.rows for commit in expected)
+        assert await stream.commits_between(0, total, max_rows=rows) == expected
+        assert await stream.commits_between(0, total, max_rows=rows - 1) == expected
+        assert await stream.commits_between(0, total, max_rows=rows - 4) == expected[:-1]
+        size_bytes = sum(commit.size_bytes for commit in expected)
+        assert await stream.commits_between(0, total, max_bytes=size_bytes - 39) == expected
+        assert await stream.commits_between(0, total, max_bytes=size_bytes - 40) == expected[:-1]
+        assert await stream.commits_between(1, 4, max_rows=5, max_bytes=10**9) == expected[1:3]
+        assert await stream.commits_between(1, 4, max_rows=10**9, max_bytes=41) == expected[1:3]
+        assert await stream.commits_between(1, 4, max_rows=1, max_bytes=1) == expected[1:2]
+
+    run(scenario())
+
+
+def test_a_limit_that_the_first_commit_reaches_reads_nothing_more() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        _, commits = await build(ledgers, [(1, 1)] * 40)
+        stream, faults = await fresh(ledgers)
+        assert await stream.commits_between(0, 40, max_rows=2) == commits[:1]
+        assert faults.count("get") == 4, "configuration, head, the commit and its neighbour"
+
+    run(scenario())
+
+
+def test_ranges_end_at_the_head_and_may_be_empty() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream, commits = await build(ledgers, [(2, 1)] * 3)
+        head = await stream.head()
+        log = stream._log
+        assert await log.between(head, 0, 1000) == commits
+        assert await log.between(head, 3, 1000, max_rows=1000) == commits[1:]
+        assert await log.between(head, 4, 4) == []
+        assert await log.between(head, 5, 4) == []
+        assert await log.between(head, 6, 1000) == []
+        assert await log.range(2, 2) == []
+
+    run(scenario())
+
+
+def test_an_empty_stream_has_no_commit_of_any_time() -> None:
+    async def scenario() -> None:
+        stream = await Streams(FakeLedgers()).create("s", SCHEMA)
+        assert await stream.first_commit_since(0) is None
+        assert await stream.position_at_timestamp(0) == (0, 0, 0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("place", [1, 3])
+@pytest.mark.parametrize("max_rows", [None, 1000])
+def test_missing_segments_are_never_skipped(place: int, max_rows: int | None) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await build(ledgers, [(2, 1)] * 4)
+        path = f"streams/s/commits/0000000/000000000{place}"
+        node = await ledgers.store.get(path)
+        shorter = json.loads(node.value)
+        shorter["segments"].pop()
+        await ledgers.store.put(path, json.dumps(shorter).encode(), node.version)
+        stream, _ = await fresh(ledgers)
+        missing = 2 * place + 1
+        message = f"no commit holds segment {missing}; commit {place} ends before {missing}"
+        with pytest.raises(CorruptionError, match=message):
+            await stream.commits_between(0, 8, max_rows=max_rows)
+        assert len(await stream.commits_between(0, missing)) == place + 1, "what is there is read"
 
     run(scenario())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream import committer
+from spark_ledger.stream.commits import Proposal
 from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.stream import Stream
@@ -334,5 +336,36 @@ def test_half_a_pair_is_refused() -> None:
             await stream.commit_segments(segments, sink_id="q")
         with pytest.raises(LedgerError, match="sink id"):
             await stream.commit_segments(segments, sink_id="", transaction_id=1)
+
+    run(scenario())
+
+
+def test_a_commit_reads_and_writes_no_more_than_it_needs() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await Streams(ledgers).create("s", SCHEMA)
+        faults = Faults([])
+        stream = await another(ledgers, faults)[1].open("s")
+        await stream.commit_segments([loose()])
+        faults.calls.clear()
+        await stream.commit_segments([loose()])
+        assert [name for name, _ in faults.calls] == ["get", "transaction"], "no sink, no bucket"
+        faults.calls.clear()
+        await stream.commit_segments([loose()], sink_id="q", transaction_id=1)
+        assert sorted(faults.calls) == [
+            ("get", "streams/s/head"),
+            ("get", "streams/s/sinks/s-q"),
+            ("transaction", stream._nodes.identity_path(stream.config.stream_id)),
+        ]
+
+    run(scenario())
+
+
+def test_segments_of_a_schema_version_to_come_are_our_own_bug() -> None:
+    async def scenario() -> None:
+        stream = await Streams(FakeLedgers()).create("s", SCHEMA)
+        segment = replace(loose(), schema_version=1)
+        with pytest.raises(AssertionError, match="version"):
+            await stream._committer.commit(Proposal((segment,), "q", 1))
 
     run(scenario())
