@@ -226,7 +226,8 @@ class Stage:
                 self.cluster.processes.signal(client.process, signal.SIGKILL)
                 self.cluster.processes.wait_exit(client.process)
                 continue
-            if code != 0:
+            still_starting = not self._history_of(client).exists()
+            if code != 0 and not (still_starting and code == -signal.SIGTERM):
                 log = self.cluster.directory / f"{client.process}.log"
                 faults.append(f"{client.name} ended with exit code {code}: {log_tail(log)}")
         return faults
