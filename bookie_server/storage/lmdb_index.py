@@ -11,20 +11,23 @@ proofs    ledger id (8)                     count (8) and sum (8) of the checksu
 meta      "mark"                            see ``mark``, checksum (4)
           "ledgers"                         count (8) and sum (8) of the checksums of all ledgers,
                                             checksum (4)
+          "rows"                            the same of all rows
 
 LMDB has no checksums: a flipped bit can change a value, or hide keys. A checksum (CRC32C of key and
 value) makes a changed value an error. What is not found proves nothing by itself, and a bookie that
 denied an entry it holds would make a recovery cut a ledger. So an entry is denied only if the rows
-of its ledger add up to their proof, which is looked up once between two commits. Ledgers are added
-up when the index is opened, and their ids kept in memory: one of them that cannot be found later is
-an error as well.
+of its ledger add up to their proof, which is looked up once between two commits. Ledgers and proofs
+are added up when the index is opened, and the ids of the ledgers kept in memory: one of them that
+cannot be found later is an error as well.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable, Iterator
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -51,12 +54,13 @@ _PROOF = struct.Struct(">QQ")
 _CHECKSUM = struct.Struct(">I")
 _MARK_KEY: Final = b"mark"
 _LEDGERS_KEY: Final = b"ledgers"
+_ROWS_KEY: Final = b"rows"
 _SUM_MASK: Final = 2**64 - 1
 _SPARSE: Final = 1
 _FENCED: Final = 1
 _HAS_KEY: Final = 2
-_PROVEN_MAX: Final = 100_000
-"""Ledgers that are remembered to add up; more are added up again."""
+_PROVEN_MAX: Final = 256
+"""Ledgers that are remembered to add up; with more of them they are added up again."""
 _READERS_MAX: Final = 126
 """Threads that read at once; the bookie's pools are far smaller."""
 
@@ -78,13 +82,13 @@ def _translated(path: Path) -> Iterator[None]:
 class _Proof(NamedTuple):
     """How many checksums there are, and their sum."""
 
-    count: int = 0
+    values: int = 0
     total: int = 0
 
     def replacing(self, old: bytes | None, new: bytes) -> _Proof:
         """The proof when one stored value takes the place of another, or of none."""
         total = self.total + _checksum(new) - (0 if old is None else _checksum(old))
-        return _Proof(self.count + (old is None), total & _SUM_MASK)
+        return _Proof(self.values + (old is None), total & _SUM_MASK)
 
 
 def _sealed(key: bytes, value: bytes) -> bytes:
@@ -146,12 +150,12 @@ class LmdbIndex:
             self._proofs = self._env.open_db(b"proofs")
             self._meta = self._env.open_db(b"meta")
             self._env.sync(True)
-        self._commits = 0
-        self._proven: dict[LedgerId, int] = {}
-        """Ledgers whose rows added up, and the number of commits then."""
+        self._proven: dict[LedgerId, tuple[int, array[int]]] = {}
+        """Ledgers whose rows added up: the snapshot they were seen in, and their first entries."""
         self._known: set[LedgerId] = set()
         try:
             self._known.update(ledger_id for ledger_id, _state in self.states())
+            self._check_proofs()
         except CorruptionError:
             self.close()
             raise
@@ -159,38 +163,68 @@ class LmdbIndex:
     def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
         with _translated(self._path), self._env.begin(db=self._rows) as transaction:
             row = _row_at(transaction.cursor(), ledger_id, entry_id, self._path)
-        if row is None or row.is_sparse or entry_id > row.last_entry:
-            self._prove(ledger_id)
+            if row is None or row.is_sparse or entry_id > row.last_entry:
+                self._check_denial(transaction, ledger_id, entry_id, row)
         return row
 
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
+        with _translated(self._path), self._env.begin(db=self._rows) as transaction:
+            return self._all_rows(transaction, ledger_id)
+
+    def _all_rows(self, transaction: Any, ledger_id: LedgerId) -> list[IndexRow]:
+        """All rows of a ledger; CorruptionError unless they add up to their proof."""
         found: list[IndexRow] = []
         counted = _Proof()
         prefix = _LEDGER_KEY.pack(ledger_id)
-        with _translated(self._path), self._env.begin(db=self._rows) as transaction:
-            proof = _proof(transaction, self._proofs, prefix, self._path)
-            cursor = transaction.cursor()
-            if cursor.set_range(prefix):
-                for key, stored in cursor:
-                    if not key.startswith(prefix):
-                        break
-                    found.append(_row(key, stored, self._path))
-                    counted = counted.replacing(None, stored)
+        proof = _proof(transaction, self._proofs, prefix, self._path)
+        cursor = transaction.cursor()
+        if cursor.set_range(prefix):
+            for key, stored in cursor:
+                if not key.startswith(prefix):
+                    break
+                found.append(_row(key, stored, self._path))
+                counted = counted.replacing(None, stored)
         if counted != proof:
             raise CorruptionError(
-                f"index {self._path} is damaged: ledger {ledger_id} has {counted.count} rows, "
-                f"which do not add up to the {proof.count} that were stored"
+                f"index {self._path} is damaged: ledger {ledger_id} has {counted.values} rows, "
+                f"which do not add up to the {proof.values} that were stored"
             )
         return found
 
-    def _prove(self, ledger_id: LedgerId) -> None:
-        """CorruptionError unless all rows of a ledger are found."""
-        commits = self._commits
-        if self._proven.get(ledger_id) != commits:
-            self.rows(ledger_id)
+    def _check_denial(
+        self, transaction: Any, ledger_id: LedgerId, entry_id: EntryId, row: IndexRow | None
+    ) -> None:
+        """CorruptionError unless ``row`` is the one that decides about the entry, also among all
+        rows of the ledger one by one: a damaged tree may lead a search elsewhere."""
+        snapshot = transaction.id()
+        known_snapshot, firsts = self._proven.get(ledger_id, (-1, array("q")))
+        if known_snapshot != snapshot:
+            rows = self._all_rows(transaction, ledger_id)
+            firsts = array("q", [each.first_entry for each in rows])
             if len(self._proven) >= _PROVEN_MAX:
                 self._proven = {}
-            self._proven[ledger_id] = commits
+            self._proven[ledger_id] = (snapshot, firsts)
+        place = bisect_right(firsts, entry_id) - 1
+        found = NO_ENTRY if row is None else row.first_entry
+        if found != (firsts[place] if place >= 0 else NO_ENTRY):
+            raise CorruptionError(
+                f"index {self._path} is damaged: searching entry {entry_id} of ledger {ledger_id} "
+                "leads to the wrong row"
+            )
+
+    def _check_proofs(self) -> None:
+        """CorruptionError unless the proofs of all ledgers add up."""
+        values = total = 0
+        with _translated(self._path), self._env.begin(db=self._proofs) as transaction:
+            expected = _proof(transaction, self._meta, _ROWS_KEY, self._path)
+            for key, _stored in transaction.cursor():
+                proof = _proof(transaction, self._proofs, key, self._path)
+                values, total = values + proof.values, total + proof.total
+        if (values, total & _SUM_MASK) != expected:
+            raise CorruptionError(
+                f"index {self._path} is damaged: {values} rows of all ledgers do not add up to the "
+                f"{expected.values} that were stored"
+            )
 
     def state(self, ledger_id: LedgerId) -> LedgerState | None:
         key = _LEDGER_KEY.pack(ledger_id)
@@ -212,8 +246,8 @@ class LmdbIndex:
                 yield LedgerId(_LEDGER_KEY.unpack(key)[0]), state
         if counted != proof:
             raise CorruptionError(
-                f"index {self._path} is damaged: {counted.count} ledgers do not add up to the "
-                f"{proof.count} that were stored"
+                f"index {self._path} is damaged: {counted.values} ledgers do not add up to the "
+                f"{proof.values} that were stored"
             )
 
     def ledger_count(self) -> int:
@@ -226,10 +260,6 @@ class LmdbIndex:
         if stored is None:
             return None
         return unpack_mark(_opened(_MARK_KEY, stored, MARK_BYTES, "the mark", self._path))
-
-    def _committed(self, ledger_ids: Iterable[LedgerId]) -> None:
-        self._known.update(ledger_ids)
-        self._commits += 1
 
     def begin(self) -> IndexUpdate:
         with _translated(self._path):
@@ -250,6 +280,7 @@ class _LmdbUpdate:
         self._cursor = transaction.cursor(self._rows)
         self._proofs: dict[LedgerId, _Proof] = {}
         self._ledgers_proof: _Proof | None = None
+        self._rows_proof: _Proof | None = None
         self._changed: set[LedgerId] = set()
 
     def last_entry(self, ledger_id: LedgerId) -> EntryId:
@@ -284,8 +315,12 @@ class _LmdbUpdate:
             if proof is None:
                 ledger_key = _LEDGER_KEY.pack(ledger_id)
                 proof = _proof(self._transaction, self._index._proofs, ledger_key, self._path)
+            total = self._rows_proof
+            if total is None:
+                total = _proof(self._transaction, self._meta, _ROWS_KEY, self._path)
             old = self._transaction.get(key, db=self._rows)
             self._proofs[ledger_id] = proof.replacing(old, stored)
+            self._rows_proof = total.replacing(old, stored)
             self._transaction.put(key, stored, db=self._rows)
 
     def put_state(self, ledger_id: LedgerId, state: LedgerState) -> None:
@@ -314,11 +349,12 @@ class _LmdbUpdate:
                 key = _LEDGER_KEY.pack(ledger_id)
                 stored = _sealed(key, _PROOF.pack(*proof))
                 self._transaction.put(key, stored, db=self._index._proofs)
-            if self._ledgers_proof is not None:
-                stored = _sealed(_LEDGERS_KEY, _PROOF.pack(*self._ledgers_proof))
-                self._transaction.put(_LEDGERS_KEY, stored, db=self._meta)
+            for name, total in ((_LEDGERS_KEY, self._ledgers_proof), (_ROWS_KEY, self._rows_proof)):
+                if total is not None:
+                    stored = _sealed(name, _PROOF.pack(*total))
+                    self._transaction.put(name, stored, db=self._meta)
             self._transaction.commit()
-        self._index._committed(self._changed)
+        self._index._known.update(self._changed)
 
     def abort(self) -> None:
         self._transaction.abort()

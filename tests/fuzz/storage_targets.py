@@ -14,10 +14,18 @@ from bookie_server.storage.changes import (
 )
 from bookie_server.storage.cookie import COOKIE_NAME, read_cookie
 from bookie_server.storage.entry_log import EntryLogReader, EntryLogWriter, log_path
-from bookie_server.storage.index import BlockLocation, IndexRow, LedgerState
+from bookie_server.storage.index import BlockLocation
 from bookie_server.storage.journal import Journal
 from bookie_server.storage.journal_files import journal_path, read_batches
-from bookie_server.storage.lmdb_index import _LEDGER_KEY, _row, _state
+from bookie_server.storage.lmdb_index import (
+    _KEY,
+    _LEDGER_KEY,
+    _ROW,
+    _STATE,
+    _row,
+    _sealed,
+    _state,
+)
 from bookie_server.storage.mark import Mark, pack_mark, unpack_mark
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from bookie_server.storage.records import RecordType
@@ -233,18 +241,23 @@ def _entry_log() -> list[Target]:
 
 
 def _index() -> list[Target]:
-    from bookie_server.storage.lmdb_index import _ROW, _STATE
-
-    key = b"\0" * 15 + b"\5"
-    row = IndexRow(EntryId(5), EntryId(9), BlockLocation(1, 4096, 300), True)
-    state = LedgerState(b"h" * 32, True, EntryId(3), EntryId(9))
-    rows = [_ROW.pack(*row.location, 1, row.last_entry)]
-    states = [_STATE.pack(3, state.access_key_hash, 3, 9)]
     path = Path("/index")
-    assert len(_LEDGER_KEY.pack(1)) == 8
+    keys = (_KEY.pack(3, 5), _LEDGER_KEY.pack(3))
+    rows = [
+        _sealed(keys[0], _ROW.pack(1, offset, 300, offset % 2, 9)) for offset in (4096, 2**32 - 1)
+    ]
+    states = [_sealed(keys[1], _STATE.pack(flags, b"h" * 32, 3, 9)) for flags in range(4)]
+
+    def row(data: bytes) -> object:
+        return _row(keys[0], data, path)
+
+    def state(data: bytes) -> object:
+        return _state(keys[1], data, path)
+
+    named = (CorruptionError,)
     return [
-        Target("index row", rows, lambda d: _row(key, d, path), (CorruptionError,), 30_000),
-        Target("ledger state", states, lambda d: _state(d, path), (CorruptionError,), 30_000),
+        Target("index row", rows, row, named, 30_000, only_what_was_written(rows, row)),
+        Target("ledger state", states, state, named, 30_000, only_what_was_written(states, state)),
     ]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import lmdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -183,3 +185,128 @@ def test_a_damaged_index_is_named(tmp_path: Path) -> None:
     path.joinpath("data.mdb").mkdir()
     with pytest.raises(OSError, match=str(path)):
         LmdbIndex(path, map_bytes=MIB)
+
+
+def stored_index(path: Path, ledgers: range, rows: int) -> None:
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        put(index, {ledger: [row(10 * e, 10 * e + 7) for e in range(rows)] for ledger in ledgers})
+        update = index.begin()
+        for ledger in ledgers:
+            state = LedgerState(b"", ledger % 2 == 0, EntryId(5), EntryId(10 * rows - 3))
+            update.put_state(LedgerId(ledger), state)
+        update.commit()
+
+
+@contextmanager
+def tampering(path: Path) -> Iterator[tuple[Any, Callable[[bytes], Any]]]:
+    """A transaction behind the index's back, and its tables."""
+    environment = lmdb.open(str(path), map_size=8 * MIB, max_dbs=4)
+    tables = {name: environment.open_db(name) for name in (b"rows", b"ledgers", b"proofs", b"meta")}
+    with environment.begin(write=True) as transaction:
+        yield transaction, tables.__getitem__
+    environment.close()
+
+
+@pytest.mark.parametrize("table", [b"rows", b"ledgers", b"proofs", b"meta"])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_a_flipped_bit_of_any_value_is_named(tmp_path: Path, table: bytes, bit: int) -> None:
+    path = tmp_path / "index"
+    stored_index(path, range(2), 3)
+    with tampering(path) as (transaction, table_of):
+        key, value = next(iter(transaction.cursor(table_of(table))))
+    for place in range(len(value)):
+        with tampering(path) as (transaction, table_of):
+            flipped = bytearray(value)
+            flipped[place] ^= 1 << bit
+            transaction.put(key, bytes(flipped), db=table_of(table))
+        with (
+            pytest.raises(CorruptionError, match="is damaged"),
+            closing(LmdbIndex(path, map_bytes=8 * MIB)) as index,
+        ):
+            index.row_at(LedgerId(0), EntryId(3))
+        with tampering(path) as (transaction, table_of):
+            transaction.put(key, value, db=table_of(table))
+
+
+def test_an_entry_is_denied_only_when_all_rows_are_there(tmp_path: Path) -> None:
+    """A row that is gone must not turn what it held into "no such entry"."""
+    path = tmp_path / "index"
+    stored_index(path, range(3), 4)
+    with tampering(path) as (transaction, table_of):
+        transaction.delete(struct.pack(">QQ", 1, 20), db=table_of(b"rows"))
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        assert index.row_at(LedgerId(1), EntryId(15)) == row(10, 17), "what is found is right"
+        for entry_id in (8, 25, 99):
+            with pytest.raises(CorruptionError, match="3 rows, which do not add up to the 4"):
+                index.row_at(LedgerId(1), EntryId(entry_id))
+        with pytest.raises(CorruptionError, match="do not add up"):
+            index.rows(LedgerId(1))
+        assert index.row_at(LedgerId(2), EntryId(99)) == row(30, 37)
+        assert index.row_at(LedgerId(7), EntryId(0)) is None
+        put(index, {2: [row(50)]})
+        assert index.row_at(LedgerId(2), EntryId(50)) == row(50)
+        assert index.row_at(LedgerId(2), EntryId(60)) == row(50)
+
+
+@pytest.mark.parametrize("table", [b"ledgers", b"proofs"])
+def test_a_ledger_that_is_gone_is_missed_at_the_start(tmp_path: Path, table: bytes) -> None:
+    path = tmp_path / "index"
+    stored_index(path, range(3), 1)
+    with tampering(path) as (transaction, table_of):
+        transaction.delete(struct.pack(">Q", 1), db=table_of(table))
+    with pytest.raises(CorruptionError, match="do not add up"):
+        LmdbIndex(path, map_bytes=8 * MIB)
+
+
+def test_a_ledger_that_goes_later_is_missed_too(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    stored_index(path, range(3), 1)
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        with index._env.begin(write=True) as transaction:
+            transaction.delete(struct.pack(">Q", 2), db=index._ledgers)
+        with pytest.raises(CorruptionError, match="ledger 2 is lost"):
+            index.state(LedgerId(2))
+        assert index.state(LedgerId(9)) is None
+
+
+def test_a_search_that_goes_astray_denies_nothing(tmp_path: Path) -> None:
+    """A damaged inner page leads a search elsewhere, though every row is there."""
+    path = tmp_path / "index"
+    stored_index(path, range(1), 4)
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        assert index.row_at(LedgerId(0), EntryId(99)) == row(30, 37)
+        with index._env.begin(db=index._rows) as transaction:
+            for astray in (None, row(0, 7), row(10, 17)):
+                with pytest.raises(CorruptionError, match="searching entry 99"):
+                    index._check_denial(transaction, LedgerId(0), EntryId(99), astray)
+
+
+def test_replaced_rows_and_states_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    stored_index(path, range(2), 3)
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        put(index, {0: [row(10, 18), row(12)], 1: [row(0, 9)]})
+        update = index.begin()
+        update.put_state(LedgerId(1), LedgerState(fenced=True))
+        update.put_state(LedgerId(1), LedgerState(fenced=True, last_entry=EntryId(1)))
+        update.commit()
+        aborted = index.begin()
+        aborted.put_row(LedgerId(0), row(500))
+        aborted.put_state(LedgerId(5), LedgerState())
+        aborted.abort()
+        assert index.state(LedgerId(5)) is None
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        assert [each.first_entry for each in index.rows(LedgerId(0))] == [0, 10, 12, 20]
+        assert index.row_at(LedgerId(1), EntryId(9)) == row(0, 9)
+        assert index.ledger_count() == 2
+
+
+def test_a_damaged_memory_index_is_named() -> None:
+    memory = MemoryFileSystem()
+    index = MemoryIndex(memory, Path("/index"))
+    put(index, {1: [row(1)]})
+    for place in range(len(memory.open(index.file_path).pread(1 << 20, 0))):
+        files = memory.crash_clone(None)
+        files.damage(index.file_path, place, b"~")
+        with pytest.raises(CorruptionError, match="wrong checksum"):
+            MemoryIndex(files, Path("/index"))
