@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from spark_ledger.errors import MetadataUnavailableError
+from spark_ledger.errors import MetadataUnavailableError, NoSuchLedgerError
 from spark_ledger.protocol.events import (
     AddAcknowledged,
     AddFailed,
@@ -274,6 +274,9 @@ class Client:
         if store.refuses:
             error = MetadataUnavailableError("the metadata store cannot be reached")
             self._answer(METADATA, "metadata", "refused", MetadataFailed(error))
+        elif store.deleted:
+            gone = NoSuchLedgerError("the ledger was deleted")
+            self._answer(METADATA, "metadata", "no such ledger", MetadataFailed(gone))
         elif store.compare_and_set(command.metadata, command.version):
             event = MetadataWritten(command.metadata, store.version)
             self._answer(METADATA, "metadata", f"done, version {store.version}", event)

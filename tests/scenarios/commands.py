@@ -28,6 +28,7 @@ FLAGS = {
     "refuses-recovery": "refuses_recovery_adds",
     "refuses-reads": "refuses_reads",
     "limbo": "in_limbo",
+    "refuses-password": "refuses_password",
 }
 
 
@@ -53,6 +54,9 @@ class Commands:
     def world_lines(self) -> list[str]:
         """Output that no command has shown yet."""
         return self._world.lines if self._world else []
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
     def run(self, line: str) -> list[str]:
         """Run one command; what it caused, and the states that it changed."""
@@ -146,6 +150,9 @@ class Commands:
 
     def do_recover(self, name: str, password: str = "") -> None:
         """recover r1 [password]: a client opens the ledger with recovery."""
+        if self.world.metadata.deleted:
+            self.world.say(f"{name} is told by the metadata store: no such ledger")
+            return
         known = next(iter(self.world.bookies.values())).password
         Recoverer(self.world, name, password=password or known)
 
@@ -199,6 +206,17 @@ class Commands:
         )
         self.world.lose(message)
 
+    def do_repeat(self, *names: str) -> None:
+        """repeat b0 [writer]: the oldest answer that waits there arrives, and will arrive again."""
+        self.world.repeat(
+            next(
+                m
+                for m in self.world.messages
+                if m.repeatable
+                and (names[0] == m.source if len(names) == 1 else _between(m, names))
+            )
+        )
+
     def do_kill(self, *names: str) -> None:
         for name in names:
             self.world.kill(BookieId(name))
@@ -223,7 +241,8 @@ class Commands:
             self.world.registered.remove(BookieId(name))
 
     def do_make(self, name: str, flag: str) -> None:
-        """make b0 read-only | refuses-adds | refuses-recovery | refuses-reads | limbo."""
+        """make b0 read-only | refuses-adds | refuses-recovery | refuses-reads | limbo |
+        refuses-password."""
         setattr(self.world.bookies[BookieId(name)], FLAGS[flag], True)
 
     def do_mend(self, name: str, flag: str) -> None:
@@ -268,6 +287,17 @@ class Commands:
         length = self.world.written[end].length if end in self.world.written else 0
         value = replace(store.value, state=LedgerState.CLOSED, last_entry_id=end, length=length)
         assert store.compare_and_set(value, store.version)
+
+    def do_delete(self) -> None:
+        """delete: another client deletes the ledger; the bookies keep what they have for now."""
+        self.world.metadata.deleted = True
+
+    def do_collect(self, *names: str) -> None:
+        """collect b0: the bookie finds out that the ledger is gone and drops its entries, not the
+        fence."""
+        for name in names:
+            bookie = self.world.bookies[BookieId(name)]
+            bookie.entries.clear()
 
     def do_other_marks(self) -> None:
         """other-marks: another client has begun to recover the ledger."""

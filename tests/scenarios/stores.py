@@ -44,6 +44,7 @@ class ModelBookie:
     refuses_recovery_adds: bool = False
     refuses_reads: bool = False
     in_limbo: bool = False
+    refuses_password: bool = False
     damaged: set[int] = field(default_factory=set)
     password: str = ""
     read_cap: int = 0
@@ -55,7 +56,7 @@ class ModelBookie:
         """Store entries, or say why not."""
         if not self.up:
             return BookieStatus.UNAVAILABLE
-        if password != self.password:
+        if password != self.password or self.refuses_password:
             return BookieStatus.UNAUTHORIZED
         if self.fenced and not recovery:
             return BookieStatus.FENCED
@@ -127,6 +128,7 @@ class MetadataStore:
     value: LedgerMetadata
     version: int = 0
     refuses: bool = False
+    deleted: bool = False
     history: list[LedgerMetadata] = field(default_factory=list)
 
     def __post_init__(self) -> None:
