@@ -13,6 +13,7 @@ KILL_PAUSE = (
     "kill-client",
     "pause-client",
     "zombie-writer",
+    "recover-behind",
     "pause-two-bookies",
 )
 PARTITION = (
@@ -23,6 +24,7 @@ PARTITION = (
     "drop-bookie",
     "drop-replies",
     "split-view",
+    "recover-behind",
     "swizzle",
     "delay",
     "throttle",
@@ -32,7 +34,14 @@ PARTITION = (
     "bookies-without-zookeeper",
     "expire-session",
 )
-MIXES = {"kill": KILL_PAUSE, "partition": PARTITION, "all": KILL_PAUSE + PARTITION}
+"""In both is ``recover-behind``: a bookie misses a writer's last entries, then the writer is paused
+and somebody recovers its ledgers."""
+
+MIXES = {
+    "kill": KILL_PAUSE,
+    "partition": PARTITION,
+    "all": tuple(dict.fromkeys(KILL_PAUSE + PARTITION)),
+}
 
 _SECONDS = {
     "restart-bookie": (0.1, 0.5),
@@ -55,6 +64,7 @@ _TARGET = {
     "kill-client": "client",
     "pause-client": "client",
     "zombie-writer": "client",
+    "recover-behind": "client",
     "expire-session": "client",
 }
 

@@ -13,6 +13,9 @@ from tests.chaos.relay import DOWN, UP
 from tests.chaos.stage import CLIENTS, ZOOKEEPER_OF_BOOKIES, Stage, link
 from tests.history.liveness import Window
 
+BEHIND_S = 0.8
+"""Entries that one bookie misses while the others confirm them; its writer waits longer for it."""
+
 
 class Nemesis:
     """Runs a plan on threads of its own. ``windows`` says when each fault really was."""
@@ -121,12 +124,22 @@ class Nemesis:
             case "expire-session":
                 stage.signal_client(client, signal.SIGUSR2)
                 return lambda: None
+        missed = [link(client, bookie) for bookie in fault.bookies]
+        if fault.kind == "recover-behind":
+            stage.relays.hold(missed, (UP,))
+            self._stop.wait(BEHIND_S)
         stage.signal_client(client, signal.SIGSTOP)
-        if fault.kind == "zombie-writer":
+        if fault.kind != "pause-client":
             for other in range(CLIENTS):
                 if other != client:
                     stage.signal_client(other, signal.SIGUSR1)
-        return lambda: stage.signal_client(client, signal.SIGCONT)
+
+        def heal() -> None:
+            stage.signal_client(client, signal.SIGCONT)
+            if fault.kind == "recover-behind":
+                stage.relays.heal(missed)
+
+        return heal
 
     def _zookeeper_fault(self, fault: Fault) -> Callable[[], None]:
         cluster, relays = self._stage.cluster, self._stage.relays
