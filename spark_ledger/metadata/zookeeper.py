@@ -42,6 +42,7 @@ from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.paths import check_operations, check_path, check_size, parent_of
 from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper_errors import LOST, translated, unknown
+from spark_ledger.metadata.zookeeper_hosts import hosts_for_kazoo
 from spark_ledger.metadata.zookeeper_identity import StoreIdentity
 from spark_ledger.metadata.zookeeper_transactions import check_results, send_transaction
 from spark_ledger.metadata.zookeeper_watches import WatchTable
@@ -283,7 +284,7 @@ class ZooKeeperStore:
     def _new_client(self) -> KazooClient:
         user, password = self.address.user, self.address.password
         client = KazooClient(
-            hosts=self.address.hosts,
+            hosts=hosts_for_kazoo(self.address.hosts, self._session_timeout_s),
             timeout=self._session_timeout_s,
             logger=_kazoo_logger,
             auth_data=[("digest", f"{user}:{password}")] if user else None,

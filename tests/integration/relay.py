@@ -56,6 +56,10 @@ class Relay:
         for task in self._tasks:
             task.cancel()
 
+    def pass_new(self) -> None:
+        """End the loss for what comes from now on; what was lost before stays unanswered."""
+        self._lose = Lose.NOTHING
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None

@@ -6,6 +6,7 @@ import pytest
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.uri import parse_uri
+from spark_ledger.metadata.zookeeper_hosts import hosts_for_kazoo
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,13 @@ def test_refused_with_the_form(uri: str, reason: str) -> None:
 def test_what_is_not_text_is_refused(uri: object) -> None:
     with pytest.raises(ConfigurationError, match="it is not text"):
         parse_uri(uri)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "session_timeout_s", "times"),
+    [("a:1", 10.0, 4), ("a:1", 1.0, 1), ("a:1,b:2", 10.0, 2), ("a:1,b:2,c:3,d:4,e:5", 10.0, 1)],
+)
+def test_hosts_are_repeated_so_that_an_attempt_is_short(
+    hosts: str, session_timeout_s: float, times: int
+) -> None:
+    assert hosts_for_kazoo(hosts, session_timeout_s) == ",".join([hosts] * times)

@@ -334,3 +334,16 @@ def test_missing_segments_are_never_skipped(place: int, max_rows: int | None) ->
         assert len(await stream.commits_between(0, missing)) == place + 1, "what is there is read"
 
     run(scenario())
+
+
+def test_a_commit_that_a_deletion_took_is_no_corruption() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream, _ = await build(ledgers, [(1, 1)] * 3)
+        other, _ = await fresh(ledgers)
+        await Streams(ledgers)._mark_deleted(stream._nodes)
+        await ledgers.store.delete(stream._nodes.commit_path(1))
+        with pytest.raises(NoSuchStreamError):
+            await other.commit(1)
+
+    run(scenario())

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
+    LedgerClosedError,
     LedgerError,
     MetadataUnavailableError,
     NoSuchStreamError,
@@ -367,5 +369,52 @@ def test_segments_of_a_schema_version_to_come_are_our_own_bug() -> None:
         segment = replace(loose(), schema_version=1)
         with pytest.raises(AssertionError, match="version"):
             await stream._committer.commit(Proposal((segment,), "q", 1))
+
+    run(scenario())
+
+
+def test_giving_up_with_a_lost_reply_leaves_the_outcome_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer, "COMMIT_TIMEOUT_S", -1.0)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await Streams(ledgers).create("s", SCHEMA)
+        for outcome in (Outcome.LOST_REQUEST, Outcome.LOST_REPLY):
+            stream = await another(ledgers, Faults([outcome]))[1].open("s")
+            with pytest.raises(OutcomeUnknownError, match="may or may not have taken effect"):
+                await stream.commit_segments([loose()], sink_id="q", transaction_id=1)
+        stream = await another(ledgers)[1].open("s")
+        again = await stream.commit_segments([loose()], sink_id="q", transaction_id=1)
+        assert not again.applied, "the second one had taken effect"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("error", ["closed", "unavailable", "another store"])
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_what_ends_a_lookup_leaves_the_outcome_open(error: str, lost_first: bool) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await Streams(ledgers).create("s", SCHEMA)
+        faults = Faults([Outcome.LOST_REQUEST] if lost_first else [])
+        other, streams = another(ledgers, faults)
+        stream = await streams.open("s")
+        raised = {
+            "closed": LedgerClosedError("closed"),
+            "unavailable": MetadataUnavailableError("away"),
+            "another store": ConfigurationError("another"),
+        }[error]
+        reads = other.store.get
+
+        async def fail(path: str) -> object:
+            if faults.count("transaction") == lost_first:
+                raise raised
+            return await reads(path)
+
+        other.store.get = fail  # type: ignore[method-assign, assignment]
+        with pytest.raises(OutcomeUnknownError if lost_first else type(raised)):
+            await stream.commit_segments([loose()], sink_id="q", transaction_id=1)
 
     run(scenario())
