@@ -20,7 +20,9 @@ class SimBase:
     def __init__(self, seed: int, options: Options, *, verbose: bool = False) -> None:
         self.seed = seed
         self.options = options
-        self.loop = SimulatedLoop(self.stream("loop"), shuffle=options.shuffle)
+        self.loop = SimulatedLoop(  # type: ignore[abstract]
+            self.stream("loop"), shuffle=options.shuffle
+        )
         self.loop.on_error = self._on_error
         self.faults: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()

@@ -330,13 +330,15 @@ class ReaderClient(Client):
         client = await self.connect()
         while True:
             try:
-                return await self.attempt(
+                reader: LedgerReader = await self.attempt(
                     "open", client.open_ledger(self.ledger_id), ledger_id=self.ledger_id
                 )
             except NotFoundError:
                 return None
             except LedgerError:
                 await asyncio.sleep(0.1)
+            else:
+                return reader
 
     async def _read(self) -> None:
         reader = await self._open()

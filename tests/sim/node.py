@@ -179,9 +179,13 @@ class BookieNode:
         self.world.loop.later(0.0, process, self._guarded, work)
 
     def _fatal(self, process: Process, message: str) -> None:
-        """The journal failed: the process must exit, and is started again."""
+        """The journal failed: the process must exit, which takes a moment, and starts again."""
         if self.process is process:
             self.world.counts["bookie gave up"] += 1
+            self.world.loop.later(self._draw.uniform(0, 0.05), process, self._exit, process)
+
+    def _exit(self, process: Process) -> None:
+        if self.process is process:
             self.crash("power")
             self._restart_later()
 

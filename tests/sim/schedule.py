@@ -241,7 +241,7 @@ def _determined(world: World) -> Iterator[None]:
 
     uuid.uuid4 = lambda: uuid.UUID(int=draw.getrandbits(128), version=4)
     secrets.token_hex = lambda nbytes=None: f"{draw.getrandbits(8 * (nbytes or 16)):x}"
-    secrets.randbits = draw.getrandbits
+    secrets.randbits = draw.getrandbits  # type: ignore[assignment]
     time.time_ns = wall_ns
     sys.unraisablehook = lambda unraisable: None
     logging.disable(logging.CRITICAL)

@@ -102,7 +102,7 @@ class _SimWatch:
         self._scheduled = False
         if not self._cancelled:
             # What a watch tells of is visible to the reads that follow it.
-            self._store.seen = self._store.tree.zxid
+            self._store.seen = self._store.changes.zxid
             self._callback()
 
 
@@ -112,6 +112,7 @@ class SimStore(MemoryMetadataStore):
     def __init__(self, zookeeper: SimZookeeper, process: Process) -> None:
         super().__init__(zookeeper.tree)
         self.zookeeper = zookeeper
+        self.changes = zookeeper.tree
         self.world = zookeeper.world
         self.process = process
         self.watches: set[_SimWatch] = set()
@@ -137,7 +138,7 @@ class SimStore(MemoryMetadataStore):
     def expire(self) -> None:
         self.tree.end_session(self._session)
         self._session = self.tree.new_session_id()
-        self.seen = self.tree.zxid
+        self.seen = self.changes.zxid
         for subscription in list(self._lost):
             subscription.notify()
         self.notify_watches()
@@ -161,8 +162,7 @@ class SimStore(MemoryMetadataStore):
 
     def _stale(self, path: str) -> Versioned[bytes]:
         """What a server that is behind says; never older than this session has seen."""
-        tree, draw = self.tree, self.zookeeper.draw
-        assert isinstance(tree, SimTree)
+        tree, draw = self.changes, self.zookeeper.draw
         if self.zookeeper.stale_reads and draw.random() < 0.2 and self.seen < tree.zxid:
             self.seen = draw.randint(self.seen, tree.zxid)
             return tree.at(path, self.seen)
@@ -190,7 +190,7 @@ class SimStore(MemoryMetadataStore):
         else:
             act()
             self.world.say(f"{self.process} -> zookeeper: {name} {path}")
-            self.seen = self.tree.zxid  # type: ignore[attr-defined]
+            self.seen = self.changes.zxid
         await asyncio.sleep(self._delay())
         if error is not None:
             raise error
