@@ -24,7 +24,35 @@ PATIENCE_S: Final = 120.0
 START_PATIENCE_S: Final = 30.0
 """At the start of a query a store that does not answer is rather a wrong URI: say so soon."""
 
+TASK_PATIENCE_S: Final = 20.0
+"""In a task, which Spark repeats as well: long enough for bookies that start again."""
+
 _PAUSE_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class Patience:
+    """How long something may keep failing for a passing reason, counted from the first failure."""
+
+    def __init__(self, what: str, patience_s: float) -> None:
+        self._what = what
+        self._patience_s = patience_s
+        self._deadline = 0.0
+        self._failures = 0
+
+    def succeeded(self) -> None:
+        """There was progress: the next failure is a first one."""
+        self._failures = 0
+
+    def pause_or_raise(self, error: LedgerError) -> None:
+        """Sleep a while before the next attempt; raise the error when it lasts too long."""
+        if self._failures == 0:
+            self._deadline = time.monotonic() + self._patience_s
+        pause_s = _PAUSE_S[min(self._failures, len(_PAUSE_S) - 1)]
+        self._failures += 1
+        if time.monotonic() + pause_s > self._deadline:
+            raise error
+        _LOG.warning("%s failed, trying again in %.1f s: %s", self._what, pause_s, error)
+        time.sleep(pause_s)
 
 
 def patiently(
@@ -35,19 +63,9 @@ def patiently(
     ``idempotent``: an OutcomeUnknownError is repeated as well, because doing it twice is harmless.
     """
     retried = (RetryableError, OutcomeUnknownError) if idempotent else (RetryableError,)
-    deadline = time.monotonic() + patience_s
-    attempt = 0
+    patience = Patience(what, patience_s)
     while True:
         try:
             return call()
         except retried as error:
-            _pause_or_raise(error, what, attempt, deadline)
-        attempt += 1
-
-
-def _pause_or_raise(error: LedgerError, what: str, attempt: int, deadline: float) -> None:
-    pause_s = _PAUSE_S[min(attempt, len(_PAUSE_S) - 1)]
-    if time.monotonic() + pause_s > deadline:
-        raise error
-    _LOG.warning("%s failed, trying again in %.1f s: %s", what, pause_s, error)
-    time.sleep(pause_s)
+            patience.pause_or_raise(error)

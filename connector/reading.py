@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -14,10 +14,13 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.options import ReadOptions
 from connector.partitions import LedgerPartition, StreamPartition
+from connector.patience import TASK_PATIENCE_S, Patience
 from connector.schema import read_schema
-from spark_ledger.errors import DataLossError
+from spark_ledger.errors import DataLossError, RetryableError
 from spark_ledger.limits import MIB
 from spark_ledger.stream.metadata_column import LEDGER_COLUMN, PositionedBatch, ledger_array
+from spark_ledger.stream.model import SegmentRange
+from spark_ledger.types import Dlsn
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -52,24 +55,44 @@ def _stream_batches(
     metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
     stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
     ranges = partition.plan.ranges
+    patience = Patience(f"{options.subject}: reading", TASK_PATIENCE_S)
     while ranges:
-        delivered = -1
         try:
             for positioned in stream.read_ranges(
                 ranges, schema=stored, replica_hint=partition.plan.rotation
             ):
-                delivered = positioned.position.segment
+                patience.succeeded()
                 yield _with_metadata(positioned, wanted, metadata_index)
+                ranges = ranges_behind(ranges, positioned.position, positioned.batch.num_rows)
+        except RetryableError as error:
+            patience.pause_or_raise(error)
         except DataLossError as error:
-            rest = tuple(part for part in ranges if part.segment.number > delivered)
             earliest = stream.head().earliest
-            kept = tuple(part for part in rest if part.segment.number >= earliest.segment)
-            if options.fail_on_data_loss or len(kept) == len(rest):
+            kept = tuple(part for part in ranges if part.segment.number >= earliest.segment)
+            if options.fail_on_data_loss or len(kept) == len(ranges):
                 raise
             _LOG.warning("%s; going on behind it, because failOnDataLoss=false", error)
             ranges = kept
         else:
             return
+
+
+def ranges_behind(
+    ranges: Sequence[SegmentRange], position: Dlsn, rows: int
+) -> tuple[SegmentRange, ...]:
+    """What is left of ranges once ``rows`` rows of the entry at ``position`` were delivered."""
+    rest = list(ranges)
+    while rest and rest[0].segment.number < position.segment:
+        del rest[0]
+    if rest and rest[0].segment.number == position.segment:
+        entry, slot = position.entry, position.slot + rows
+        if slot >= rest[0].segment.entry_rows[entry]:
+            entry, slot = entry + 1, 0
+        if (entry, slot) < rest[0].end:
+            rest[0] = rest[0]._replace(start=(entry, slot))
+        else:
+            del rest[0]
+    return tuple(rest)
 
 
 def _with_metadata(

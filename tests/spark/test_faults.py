@@ -22,7 +22,7 @@ def fragile(spark: Any, tmp_path: Path) -> Iterator[Lab]:
         yield Lab(spark, cluster, client, tmp_path)
 
 
-def test_a_query_outlives_a_bookie_and_zookeeper(fragile: Lab, until: Until) -> None:
+def test_a_query_outlives_bookies_and_zookeeper(fragile: Lab, until: Until) -> None:
     copy = fragile.another()
     fragile.numbers(0, 10)
     query = copy.sink(fragile.follow(maxRowsPerTrigger=50)).start()
@@ -43,8 +43,14 @@ def test_a_query_outlives_a_bookie_and_zookeeper(fragile: Lab, until: Until) -> 
         fragile.cluster.start_zookeeper()
         fragile.numbers(200, 230)
         until(lambda: copied() == 230, "rows after ZooKeeper came back")
+        for bookie in range(3):
+            fragile.cluster.kill_bookie(bookie)
+        for bookie in range(3):
+            fragile.cluster.start_bookie(bookie)
+        fragile.numbers(230, 250)
+        until(lambda: copied() == 250, "rows after all bookies were gone for a while")
         assert query.exception() is None
-        assert stream.head().rows == 230
+        assert stream.head().rows == 250
     finally:
         query.stop()
-    assert sorted(copy.stored()) == list(range(230))
+    assert sorted(copy.stored()) == list(range(250))

@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
-from connector import sessions
+from connector import patience, reading, sessions
 from connector.options import read_options
 from connector.partitions import LedgerPartition, StreamPartition
 from connector.planner import Plan
 from connector.reading import _sized, read_partition
 from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
-from spark_ledger.errors import DataLossError
+from spark_ledger.errors import BookieUnavailableError, DataLossError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.stream.metadata_column import PositionedBatch
 from spark_ledger.stream.model import SegmentRange
@@ -109,6 +109,59 @@ def test_loss_that_is_no_truncation_is_never_passed(monkeypatch: pytest.MonkeyPa
         numbers(monkeypatch, FakeStream(damaged=2), failOnDataLoss="false")
     with pytest.raises(DataLossError, match="segment 3"):
         numbers(monkeypatch, FakeStream(earliest=1, damaged=3), failOnDataLoss="false")
+
+
+class FlakyStream(FakeStream):
+    """Fails now and then; delivers two entries of three rows for each segment, in pieces."""
+
+    def __init__(self, failures: list[int]) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def read_ranges(
+        self, ranges: Any, *, schema: Any, replica_hint: int
+    ) -> Iterator[PositionedBatch]:
+        budget = self.failures.pop(0) if self.failures else 1000
+        for part in ranges:
+            number = part.segment.number
+            for entry, slot in sorted((e, s) for e in (0, 1) for s in (0, 2)):
+                rows = 2 if slot == 0 else 1
+                start = max(slot, part.start[1]) if entry == part.start[0] else slot
+                if entry < part.start[0] or start >= slot + rows:
+                    continue
+                if budget == 0:
+                    raise BookieUnavailableError("all replicas are down")
+                budget -= 1
+                values = [100 * number + 10 * entry + row for row in range(start, slot + rows)]
+                batch = pa.record_batch({"a": values}, schema=schema)
+                yield PositionedBatch(Dlsn(number, entry, start), LedgerId(1), 0, 1000, batch)
+
+
+def flaky(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int]:
+    monkeypatch.setattr(sessions, "stream", lambda options, name: FlakyStream(failures))
+    monkeypatch.setattr(patience, "_PAUSE_S", (0.0,))
+    options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
+    ranges = (
+        SegmentRange(make_segment(0, (3, 3)), (0, 1), (2, 0), 0, 0),
+        SegmentRange(make_segment(1, (3, 3)), (0, 0), (2, 0), 0, 0),
+    )
+    batches = read_partition(options, SCHEMA, StreamPartition(Plan(ranges, 0)))
+    return pa.Table.from_batches(batches, read_schema(SCHEMA)).column("a").to_pylist()
+
+
+@pytest.mark.parametrize("delivered", range(9))
+def test_an_outage_in_the_middle_loses_and_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch, delivered: int
+) -> None:
+    wanted = [1, 2, 10, 11, 12, 100, 101, 102, 110, 111, 112]
+    assert flaky(monkeypatch, [delivered]) == wanted
+    assert flaky(monkeypatch, [delivered, 0, 1, 0]) == wanted
+
+
+def test_an_outage_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "TASK_PATIENCE_S", -1.0)
+    with pytest.raises(BookieUnavailableError, match="all replicas are down"):
+        flaky(monkeypatch, [3])
 
 
 def test_an_empty_read_has_a_partition_without_a_plan() -> None:
