@@ -9,8 +9,11 @@ from contextlib import aclosing
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import LaneReader
 from spark_ledger.errors import (
+    BookieUnavailableError,
     ConfigurationError,
+    DigestMismatchError,
     MetadataUnavailableError,
+    NoSuchEntryError,
     ReadBeyondConfirmedError,
 )
 from spark_ledger.limits import LONG_POLL_S_MAX
@@ -116,10 +119,38 @@ class LedgerReader:
         holds an entry, BookieUnavailableError, DigestMismatchError. A hole is never skipped.
         """
         self.check_range(first, last, unconfirmed=unconfirmed)
+        following = first
+        while following <= last:
+            known = self.metadata
+            try:
+                async with aclosing(self._read_known(following, last, replica_hint)) as batches:
+                    async for batch in batches:
+                        following = batch[-1].entry_id + 1
+                        yield batch
+            except (NoSuchEntryError, BookieUnavailableError, DigestMismatchError):
+                if not await self._learns_of_others(known):
+                    raise
+
+    async def _read_known(
+        self, first: int, last: int, hint: int
+    ) -> AsyncGenerator[list[Entry], None]:
+        """The entries from the bookies that the metadata at hand name."""
         for low, high, fragment in fragment_ranges(self.metadata, first, last):
-            async with aclosing(self._read_fragment(fragment, low, high, replica_hint)) as batches:
+            async with aclosing(self._read_fragment(fragment, low, high, hint)) as batches:
                 async for batch in batches:
                     yield batch
+
+    async def _learns_of_others(self, known: LedgerMetadata) -> bool:
+        """Whether other bookies hold the entries than those that were asked.
+
+        A bookie may tell of entries that stand in a fragment which is younger than the metadata
+        at hand; the bookies of the older one then deny them, or are gone.
+        """
+        try:
+            await self._refresh_metadata()
+        except MetadataUnavailableError:
+            return False
+        return self.metadata.fragments != known.fragments
 
     def check_range(self, first: int, last: int, *, unconfirmed: bool) -> None:
         """Raises ConfigurationError or ReadBeyondConfirmedError for a range that cannot be read."""

@@ -12,6 +12,7 @@ from spark_ledger.errors import (
     FencedError,
     LedgerClosedError,
     LedgerError,
+    NoSuchEntryError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
     ReadBeyondConfirmedError,
@@ -170,6 +171,29 @@ def test_a_reader_follows_an_open_ledger() -> None:
         assert seen == [b"0", *PAYLOADS]
 
     run(test)
+
+
+def test_a_reader_learns_of_a_fragment_when_the_bookies_it_knows_deny_an_entry() -> None:
+    """A bookie may tell of newer entries before the reader has heard of their fragment."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2)
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        for name in writer.metadata.last_fragment.bookies:
+            world.kill(name)
+            await writer.append(b"on others")
+            world.revive(name)
+        first, last = writer.metadata.fragments[0], writer.metadata.last_fragment
+        assert not {*first.bookies} & {*last.bookies}
+        reader._last_add_confirmed = writer.last_add_confirmed
+        got = [entry.entry_id async for entry in reader.read(0, writer.last_add_confirmed)]
+        assert got == [0, 1, 2]
+        with pytest.raises(NoSuchEntryError):  # what nobody has is still denied
+            [e async for e in reader.read(0, 3, unconfirmed=True)]
+
+    run(test, bookies=5)
 
 
 def test_a_tail_ends_when_idle() -> None:
