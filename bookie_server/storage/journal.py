@@ -273,7 +273,6 @@ class Journal:
     def _create_file(self, number: int, end: Mark) -> tuple[File, int]:
         """A file that is complete and durable but for its batches, and the seed of its headers."""
         path = journal_path(self._directory, number)
-        header = JournalFileHeader(number, self._new_salt(), end.sequence + 1, end.chain)
         if self._spares:
             temporary = self._spares.popleft()
             file = self._file_system.open(temporary, writable=True, direct=True)
@@ -282,6 +281,8 @@ class Journal:
             file = self._file_system.create(temporary, direct=True)
         try:
             file.preallocate(self._file_bytes)
+            salt, size_bytes = self._new_salt(), file.size()
+            header = JournalFileHeader(number, salt, end.sequence + 1, end.chain, size_bytes)
             file.pwritev([pack_file_header(header)], 0)
             file.fdatasync()
             self._file_system.rename(temporary, path)

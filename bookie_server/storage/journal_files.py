@@ -108,6 +108,12 @@ def read_file_header(file: File, number: int) -> JournalFileHeader:
             f"journal file {file.path}: its header says it is file {header.number}; "
             "it was renamed or copied here"
         )
+    if file.size() < header.size_bytes:
+        raise CorruptionError(
+            f"journal file {file.path}: has {file.size()} bytes, but was made with "
+            f"{header.size_bytes}: it was cut at offset {file.size()}, and synced batches may be "
+            "missing; restore the file, or format this bookie and let its ledgers be repaired"
+        )
     return header
 
 

@@ -30,7 +30,9 @@ A journal file starts with one block of 4096 bytes, zeros at its end:
     24      8      salt: the seed of all headers in the file is the CRC32C of these 8 bytes, so
                    that neither old bytes nor bytes a client chose can pass for a record
     32      8      sequence of the first batch in this file
-    40      4      CRC32C of the 40 bytes above
+    40      8      bytes of the file when this was written; a file never gets shorter, so one that
+                   is was cut, and batches may be missing at its end
+    48      4      CRC32C of the 48 bytes above
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from bookie_server.storage.blocks import BLOCK_BYTES_MAX
 _HEADER = struct.Struct(">BxxxIQI")
 _CRC = struct.Struct(">I")
 _TRAILER = struct.Struct(">QII")
-_FILE_HEADER = struct.Struct(">8sIIQQQ")
+_FILE_HEADER = struct.Struct(">8sIIQQQQ")
 _FILE_MAGIC: Final = b"SLJRNL\r\n"
 _FILE_VERSION: Final = 1
 
@@ -96,6 +98,7 @@ class JournalFileHeader(NamedTuple):
     salt: int
     first_sequence: int
     chain: int
+    size_bytes: int
 
     @property
     def seed(self) -> int:
@@ -156,6 +159,7 @@ def pack_file_header(header: JournalFileHeader) -> bytes:
         header.number,
         header.salt,
         header.first_sequence,
+        header.size_bytes,
     )
     return (head + _CRC.pack(crc32c_value(head))).ljust(FILE_HEADER_BYTES, b"\0")
 
@@ -165,11 +169,11 @@ def parse_file_header(data: bytes) -> JournalFileHeader | None:
     size = _FILE_HEADER.size
     if len(data) < size + _CRC.size:
         return None
-    magic, version, chain, number, salt, first_sequence = _FILE_HEADER.unpack_from(data)
+    magic, version, chain, number, salt, first, size_bytes = _FILE_HEADER.unpack_from(data)
     (stored,) = _CRC.unpack_from(data, size)
     if magic != _FILE_MAGIC or version != _FILE_VERSION or crc32c_value(data[:size]) != stored:
         return None
-    return JournalFileHeader(number, salt, first_sequence, chain)
+    return JournalFileHeader(number, salt, first, chain, size_bytes)
 
 
 def find_later_batch(data: bytes, sequence: int, seed: int) -> int | None:

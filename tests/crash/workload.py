@@ -39,7 +39,7 @@ class Workload:
         machine = Machine(files, CONFIG, eager=eager)
         for _step in range(steps):
             for _request in range(self.choose.randint(1, 4)):
-                self._request(machine)
+                self.request(machine)
                 if self.choose.random() < 0.04:
                     _flush(machine, settle=False)
             machine.settle()
@@ -63,7 +63,8 @@ class Workload:
             entry_id = self.choose.choice(sorted(promised))
             self.promises.check_entry(machine, ledger_id, entry_id, "on the way")
 
-    def _request(self, machine: Machine) -> None:
+    def request(self, machine: Machine) -> None:
+        """One request of any kind, not settled yet."""
         choose = self.choose
         ledger_id = choose.randrange(LEDGER_COUNT)
         kind = choose.random()

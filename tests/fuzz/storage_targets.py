@@ -100,7 +100,9 @@ def _records() -> list[Target]:
     ]
     trailers = [records.pack_trailer(records.Trailer(n, n, n), 3, SEED) for n in (1, 2**31)]
     file_headers = [
-        records.pack_file_header(records.JournalFileHeader(number, 2**64 - 1, number, 5))[:64]
+        records.pack_file_header(records.JournalFileHeader(number, 2**64 - 1, number, 5, 64 * KIB))[
+            :64
+        ]
         for number in (1, 2, 2**40)
     ]
 
@@ -173,7 +175,7 @@ def _journal_file() -> Target:
         files,
         JOURNAL,
         end=START_OF_JOURNAL,
-        file_bytes=64 * KIB,
+        file_bytes=6 * 4096,
         batch_bytes_max=16 * KIB,
         post=lambda call: call(),
         on_fatal=lambda message: None,
@@ -185,7 +187,7 @@ def _journal_file() -> Target:
         journal.append(RecordType.FENCE, fence_body(run.ledger_id), lambda status, message: None)
         journal.commit_pending()
     path = journal_path(JOURNAL, 1)
-    corpus = [_content(files, path)[: 6 * 4096]]
+    corpus = [_content(files, path)]
 
     def parse(data: bytes) -> object:
         batches = read_batches(_disk_with(path, data), JOURNAL, Mark(1, 4096, 0, 0))

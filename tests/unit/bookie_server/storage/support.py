@@ -33,8 +33,8 @@ def small_config(**changes: object) -> StorageConfig:
         "entry_log_bytes": 16 * KIB,
         "block_cache_bytes": 4 * KIB,
     }
-    settings.update(changes)
-    return StorageConfig(JOURNAL, LEDGERS, BOOKIE_ID, **settings)  # type: ignore[arg-type]
+    settings |= {"journal_directory": JOURNAL, "ledger_directories": LEDGERS} | changes
+    return StorageConfig(bookie_id=BOOKIE_ID, **settings)  # type: ignore[arg-type]
 
 
 def formatted() -> MemoryFileSystem:

@@ -57,17 +57,17 @@ def test_golden_trailer() -> None:
 
 
 def test_golden_file_header() -> None:
-    header = JournalFileHeader(3, 0x1122334455667788, 40, 5)
+    header = JournalFileHeader(3, 0x1122334455667788, 40, 5, 65536)
     packed = pack_file_header(header)
     assert len(packed) == FILE_HEADER_BYTES == BATCH_ALIGNMENT
-    assert packed[:44].hex() == (
+    assert packed[:52].hex() == (
         "534c4a524e4c0d0a" "00000001" "00000005" "0000000000000003" "1122334455667788"
-        "0000000000000028" "1cc1a47f"
+        "0000000000000028" "0000000000010000" "38949d7b"
     )  # fmt: skip
-    assert not any(packed[44:])
+    assert not any(packed[52:])
     assert parse_file_header(packed) == header
-    assert parse_file_header(packed[:40]) is None
-    assert header.seed != JournalFileHeader(3, 1, 40, 5).seed
+    assert parse_file_header(packed[:48]) is None
+    assert header.seed != JournalFileHeader(3, 1, 40, 5, 65536).seed
 
 
 @given(st.integers(0, RECORD_HEADER_BYTES - 1), st.integers(1, 255))
@@ -77,9 +77,9 @@ def test_a_changed_header_is_none(place: int, flip: int) -> None:
     assert parse_header(bytes(packed), SEED) is None
 
 
-@given(st.integers(0, 43), st.integers(1, 255))
+@given(st.integers(0, 51), st.integers(1, 255))
 def test_a_changed_file_header_is_none(place: int, flip: int) -> None:
-    packed = bytearray(pack_file_header(JournalFileHeader(3, 4, 40, 5)))
+    packed = bytearray(pack_file_header(JournalFileHeader(3, 4, 40, 5, 6)))
     packed[place] ^= flip
     assert parse_file_header(bytes(packed)) is None
 
