@@ -61,14 +61,12 @@ class Summaries:
         It is read if it is not at hand, or if it should have grown by enough of these meanwhile.
         """
         kept = self._kept.get(bucket)
-        known = bucket * COMMITS_PER_BUCKET if kept is None else kept.end
+        if kept is None:
+            return await self.load(bucket) if len(commits) >= COMMITS_WORTH_A_SUMMARY else None
+        self._kept.move_to_end(bucket)
         reach = (commits[-1] + 1) // COMMITS_PER_SUMMARY_STEP * COMMITS_PER_SUMMARY_STEP
-        gain = sum(1 for commit in commits if known <= commit < reach)
-        if gain >= COMMITS_WORTH_A_SUMMARY:
-            return await self.load(bucket)
-        if kept is not None:
-            self._kept.move_to_end(bucket)
-        return kept
+        gain = sum(1 for commit in commits if kept.end <= commit < reach)
+        return await self.load(bucket) if gain >= COMMITS_WORTH_A_SUMMARY else kept
 
     def kept(self, bucket: int) -> Summary | None:
         """The summary of a bucket as it was read or written last, if that was not long ago."""

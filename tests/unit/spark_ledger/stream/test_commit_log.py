@@ -172,6 +172,9 @@ def test_what_is_missing_is_explained() -> None:
         await store.delete("streams/s/commits/0000000/0000000002")
         with pytest.raises(DataLossError, match="truncated"):
             await other.commit(2)
+        await store.delete("streams/s/commits/0000000/0000000005")
+        with pytest.raises(CorruptionError, match="is missing"):
+            await (await fresh(ledgers))[0].commit(5)
         await stream.commit_segments([loose()])
         await store.delete("streams/s/commits/0000000/0000000006")
         with pytest.raises(CorruptionError, match="is missing"):

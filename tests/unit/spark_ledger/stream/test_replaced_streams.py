@@ -48,6 +48,7 @@ async def check_untouched(streams: Streams, stale: Stream) -> None:
     new = await streams.open("s")
     assert new.config.stream_id != stale.config.stream_id
     assert new.schema == SCHEMA
+    assert await new._nodes.store.children(new._nodes.commits_path) == []
     head = await new.head()
     assert (head.stream_id, head.next_commit) == (new.config.stream_id, 0)
     assert (await new.append(table(0, 3))).number == 0
@@ -60,6 +61,28 @@ def test_a_commit() -> None:
         with pytest.raises(NoSuchStreamError):
             await stale.commit_segments([loose()])
         await check_untouched(streams, stale)
+
+    run(scenario())
+
+
+def test_a_pair_that_the_new_stream_has_applied() -> None:
+    async def scenario() -> None:
+        _, streams, stale = await two_processes()
+        await replace_by_new(streams)
+        await (await streams.open("s")).append(table(0), sink_id="q", transaction_id=1)
+        with pytest.raises(NoSuchStreamError):
+            await stale.commit_segments([loose()], sink_id="q", transaction_id=1)
+
+    run(scenario())
+
+
+def test_a_deletion_before_the_first_bucket_is_made() -> None:
+    async def scenario() -> None:
+        ledgers, streams, stale = await two_processes()
+        before_the_next(stale, "create", lambda: streams.delete("s"))
+        with pytest.raises(NoSuchStreamError):
+            await stale.commit_segments([loose()])
+        assert await ledgers.store.children("streams") == []
 
     run(scenario())
 

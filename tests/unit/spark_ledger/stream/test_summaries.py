@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger.errors import CorruptionError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
-from spark_ledger.stream import commit_log, summaries, summary
+from spark_ledger.stream import commit_log, committer, nodes, summaries, summary
 from spark_ledger.stream.commit_log import CommitLog
 from spark_ledger.stream.model import Commit
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
@@ -142,12 +142,14 @@ def test_a_reader_takes_a_summary_only_where_it_saves_reads() -> None:
         assert await reads((10, 10 + few)) == few
         assert await reads((STEP - few - 1, STEP)) == 1
         assert await reads((10, 10 + STEP)) == 1
-        assert await reads((0, STEP - 1)) == STEP - 1, "none covers a part of the first step"
-        assert await reads((2 * STEP, 2 * STEP + 20)) == 20, "nor of the last"
+        assert await reads((0, STEP - 1)) == 1
+        assert await reads((2 * STEP, 2 * STEP + 20)) == 1 + 20
         assert await reads((0, 2 * STEP), (0, STEP)) == 1, "and then they are cached"
         assert await reads((0, STEP), (2 * STEP, 2 * STEP + 20)) == 1 + 20
         assert await reads((0, STEP), (STEP, 2 * STEP)) == 1, "one summary serves both"
         assert await reads((0, 2 * STEP + 20)) == 1 + 20
+        assert await reads((2 * STEP, 2 * STEP + 10), (2 * STEP + 10, 2 * STEP + 20)) == 1 + 20
+        assert await reads((0, 10), (10, 20), (20, 23), (50, 99)) == 1, "small steps use it as well"
 
     run(scenario())
 
@@ -266,3 +268,86 @@ def test_the_bound_is_met_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert encode_summary("id", 0, nodes) == data
     monkeypatch.setattr(summary, "SUMMARY_BYTES_MAX", len(data) - 1)
     assert decode_summary(encode_summary("id", 0, nodes), "id", 0, "p") == (nodes[0], b"")
+
+
+@pytest.fixture
+def unsummarized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Committers write no summaries."""
+
+    async def nothing(_log: CommitLog, _end: int) -> None:
+        return None
+
+    monkeypatch.setattr(CommitLog, "summarize", nothing)
+
+
+@pytest.mark.usefixtures("unsummarized")
+def test_what_was_read_before_helps_to_complete_a_step() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await Streams(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, 2 * STEP)
+        reader, faults = await fresh(ledgers)
+        await reader.commits(0, STEP - 20)
+        assert await reader.commits(STEP - 20, 2 * STEP) == commits[STEP - 20 :]
+        assert length(ledgers, stream) == 2 * STEP
+        assert faults.count("put") == 1
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("unsummarized")
+def test_commits_that_the_cache_cannot_hold_are_summarized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "CACHE_WEIGHT_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await Streams(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, STEP + 3)
+        reader, _ = await fresh(ledgers)
+        assert await reader.commits(0, STEP + 3) == commits
+        assert length(ledgers, stream) == STEP
+        reader, _ = await fresh(ledgers)
+        assert await reader.commits(0, STEP + 3) == commits
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("unsummarized")
+def test_a_reader_that_begins_later_or_reads_little_writes_no_summary() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await Streams(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, 2 * STEP)
+        reader, faults = await fresh(ledgers)
+        assert await reader.commits(10, 10 + STEP) == commits[10 : 10 + STEP]
+        reader, more = await fresh(ledgers)
+        await reader.commits(0, 30)
+        await reader.commits(30, 30 + STEP - 1)
+        assert faults.count("put") == more.count("put") == 0
+        assert await reader.commits(30 + STEP - 1, 2 * STEP) == commits[30 + STEP - 1 :]
+
+    run(scenario())
+
+
+def test_the_last_commit_of_a_bucket_completes_that_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (nodes, summaries, commit_log, committer):
+        monkeypatch.setattr(module, "COMMITS_PER_BUCKET", 2 * STEP)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await Streams(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, 3 * STEP - 1)
+        path = stream._nodes.bucket_path_of(0)
+        node = await ledgers.store.get(path)
+        assert len(decode_summary(node.value, stream.config.stream_id, 0, path)) == 2 * STEP
+        path = stream._nodes.bucket_path_of(1)
+        assert (await ledgers.store.get(path)).value == b""
+        commits += await committed(stream, 1)
+        node = await ledgers.store.get(path)
+        assert len(decode_summary(node.value, stream.config.stream_id, 2 * STEP, path)) == STEP
+        for first, end in ((0, 3 * STEP), (2 * STEP - 3, 3 * STEP), (2 * STEP, 3 * STEP)):
+            reader, faults = await fresh(ledgers)
+            assert await reader.commits(first, end) == commits[first:end]
+            assert faults.count("get") <= 2 + 3
+
+    run(scenario())
