@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -115,3 +117,167 @@ def test_a_commit_has_a_list_or_a_pointer_to_one() -> None:
     data = changed(codec.encode_commit(COMMIT), list_ledger=3, list_entries=1)
     with pytest.raises(CorruptionError, match="both"):
         codec.decode_commit(data, 3, "p")
+
+
+# -- the format, field by field --------------------------------------------------------------------
+
+EVERYTHING = replace(CONFIG, entry_bytes=4096, segment_roll_bytes=8192, deleted=True)
+
+
+def test_nodes_are_written_as_they_always_were() -> None:
+    """What is stored stays readable: these names and values do not change."""
+    schemas = [base64.b64encode(schema.serialize()).decode() for schema in CONFIG.schemas]
+    assert json.loads(codec.encode_config(EVERYTHING)) == {
+        "v": 1,
+        "name": "flights",
+        "stream_id": "abc",
+        "ensemble_size": 5,
+        "write_quorum": 3,
+        "ack_quorum": 2,
+        "compression": "zstd",
+        "entry_bytes": 4096,
+        "segment_roll_bytes": 8192,
+        "segment_roll_age_s": 0.5,
+        "created_ms": 12,
+        "deleted": True,
+        "schemas": schemas,
+    }
+    assert codec.decode_config(codec.encode_config(EVERYTHING), "p") == EVERYTHING
+    assert json.loads(codec.encode_head(HEAD)) == {
+        "v": 1,
+        "stream_id": "abc",
+        "next_commit": 4,
+        "next_segment": 9,
+        "rows": 100,
+        "bytes": 2000,
+        "time_ms": 77,
+        "earliest": [2, 1, 3],
+        "earliest_commit": 1,
+    }
+    assert json.loads(codec.encode_sink(SINK)) == {
+        "v": 1,
+        "sink": "sink/ü",
+        "transaction": 8,
+        "commit": 3,
+        "run": "run",
+    }
+    whole = {
+        "time_ms": 77,
+        "first_segment": 5,
+        "sink": "sink/ü",
+        "transaction": 8,
+        "run": "run",
+        "rows_before": 90,
+        "bytes_before": 1800,
+    }
+    first, second = COMMIT.segments
+    items = [
+        {
+            "ledger": first.ledger_id,
+            "first": 0,
+            "last": 1,
+            "rows": 5,
+            "bytes": first.size_bytes,
+            "schema": first.schema_version,
+            "entry_rows": [2, 3],
+        },
+        {
+            "ledger": second.ledger_id,
+            "first": 8,
+            "last": 8,
+            "rows": 1,
+            "bytes": second.size_bytes,
+            "schema": second.schema_version,
+        },
+    ]
+    assert json.loads(codec.encode_commit(COMMIT)) == {**whole, "segments": items}
+    pointer = SegmentListPointer(LedgerId(0), 1)
+    apart = {**whole, "list_ledger": 0, "list_entries": 1}
+    assert json.loads(codec.encode_commit(COMMIT, pointer)) == apart
+    assert codec.decode_commit(json.dumps(apart).encode(), 3, "p")[1] == pointer
+    assert json.loads(codec.encode_segment_list(COMMIT.segments)) == items
+
+
+def test_a_commit_has_defaults_for_what_is_left_out() -> None:
+    least = Commit(0, 0, 0, (), "s", -5)
+    assert json.loads(codec.encode_commit(least)) == {
+        "time_ms": 0,
+        "first_segment": 0,
+        "sink": "s",
+        "transaction": -5,
+    }
+    assert codec.decode_commit(codec.encode_commit(least), 0, "p") == (least, None)
+
+
+@pytest.mark.parametrize("field", ["next_commit", "next_segment", "rows", "bytes"])
+def test_a_head_has_no_negative_number(field: str) -> None:
+    least = Head("abc")
+    assert codec.decode_head(codec.encode_head(least), "p") == least
+    with pytest.raises(CorruptionError, match="node p: negative number"):
+        codec.decode_head(changed(codec.encode_head(least), **{field: -1}), "p")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"earliest": [-1, 0, 0]}, "negative"),
+        ({"earliest": [0, -1, 0]}, "negative"),
+        ({"earliest": [0, 0, -1]}, "negative"),
+        ({"earliest_commit": -1}, "negative"),
+        ({"earliest_commit": 5}, "above the next"),
+        ({"earliest": [9, 0, 1]}, "above the end"),
+    ],
+)
+def test_a_truncation_point_lies_in_the_stream(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CorruptionError, match=message):
+        codec.decode_head(changed(codec.encode_head(HEAD), **changes), "p")
+
+
+def test_everything_may_be_truncated() -> None:
+    head = replace(HEAD, earliest=Dlsn(9, 0, 0), earliest_commit=4)
+    assert codec.decode_head(codec.encode_head(head), "p") == head
+
+
+@pytest.mark.parametrize(
+    "changes", [{"commit": -1}, {"commit": "3"}, {"transaction": None}, {"x": 1}, {"v": 0}]
+)
+def test_a_damaged_sink_names_its_node(changes: dict[str, object]) -> None:
+    first = SINK._replace(commit=0)
+    assert codec.decode_sink(codec.encode_sink(first), "p") == first
+    with pytest.raises(CorruptionError, match="node p"):
+        codec.decode_sink(changed(codec.encode_sink(SINK), **changes), "p")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"first_segment": -1}, "negative segment"),
+        ({"segments": [], "list_ledger": -1, "list_entries": 1}, "bad list pointer"),
+        ({"segments": [], "list_ledger": 3, "list_entries": 0}, "bad list pointer"),
+        ({"segments": [], "list_ledger": 3}, "bad list pointer"),
+        ({"v": 2}, "version 2"),
+        ({"x": 1}, "x"),
+        ({"sink": 1}, "sink"),
+        ({"segments": None}, "segments"),
+    ],
+)
+def test_a_damaged_commit_names_its_node(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CorruptionError, match=f"node p: .*{message}"):
+        codec.decode_commit(changed(codec.encode_commit(COMMIT), **changes), 3, "p")
+
+
+def test_segments_are_numbered_from_the_first() -> None:
+    data = codec.encode_commit(replace(COMMIT, first_segment=50))
+    commit, _ = codec.decode_commit(data, 7, "p")
+    assert commit.number == 7
+    assert [part.number for part in commit.segments] == [50, 51]
+    with pytest.raises(CorruptionError, match="segment 51: "):
+        items = json.loads(data)["segments"]
+        items[1]["rows"] = 0
+        codec.decode_commit(changed(data, segments=items), 7, "p")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b'[{"ledger":1}]'])
+def test_a_damaged_segment_list_names_its_commit(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match="segment list of p"):
+        codec.decode_segment_list(data, 0, "p")
