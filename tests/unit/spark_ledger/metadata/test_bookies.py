@@ -12,6 +12,7 @@ from spark_ledger.errors import (
     ConflictError,
     MetadataUnavailableError,
     NotFoundError,
+    OutcomeUnknownError,
 )
 from spark_ledger.metadata.bookies import BookieDirectory, BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster, read_cluster
@@ -295,6 +296,27 @@ def test_the_cluster_is_made_once_in_spite_of_lost_replies(outcome: Outcome) -> 
 
         store = MemoryTree().open_session(interpose=interpose)
         assert await ensure_cluster(store) == await ensure_cluster(store)
+
+    asyncio.run(main())
+
+
+def test_a_cluster_that_cannot_be_made_for_sure_is_an_unknown_outcome() -> None:
+    async def main() -> None:
+        for losses in (2, 3):
+            failures = [Outcome.LOST_REQUEST] * losses
+
+            def interpose(name: str, _path: str, left: list[Outcome] = failures) -> Fault:
+                return Fault(left.pop() if name == "create" and left else Outcome.NORMAL)
+
+            tree = MemoryTree()
+            store = tree.open_session(interpose=interpose)
+            if losses == 2:
+                assert await ensure_cluster(store) == await read_cluster(tree.open_session())
+            else:
+                with pytest.raises(OutcomeUnknownError):
+                    await ensure_cluster(store)
+                with pytest.raises(NotFoundError):
+                    await read_cluster(store)
 
     asyncio.run(main())
 

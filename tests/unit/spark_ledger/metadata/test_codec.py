@@ -9,11 +9,14 @@ from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
 from spark_ledger.metadata.codec import (
     BookieNode,
+    ClusterNode,
+    CounterNode,
     decode_bookie,
     decode_ledger,
     decode_node,
     encode_bookie,
     encode_ledger,
+    encode_node,
 )
 from spark_ledger.types import (
     BookieId,
@@ -135,3 +138,50 @@ def test_bookie_round_trip_and_damage() -> None:
         decode_bookie("p", BookieId("b-2"), data)
     with pytest.raises(CorruptionError, match="'p'"):
         decode_node(BookieNode, "p", data.replace(b'"h:1"', b'""'))
+
+
+LEAST = LedgerMetadata(
+    ledger_id=LedgerId(0),
+    quorums=Quorums(1, 1, 1),
+    fragments=(Fragment(EntryId(0), (BookieId("a"),)),),
+)
+
+
+def test_the_least_ledger_round_trips_and_nothing_is_below_it() -> None:
+    data = encode_ledger(LEAST)
+    assert decode_ledger(PATH, LedgerId(0), data) == LEAST
+    fields = msgspec.json.decode(data)
+    for name in ("ledger_id", "length", "creation_time_ms", "ensemble_size", "ack_quorum"):
+        damaged = msgspec.json.encode(fields | {name: -1})
+        with pytest.raises(CorruptionError, match=name):
+            decode_ledger(PATH, LedgerId(0), damaged)
+    with pytest.raises(CorruptionError, match="damaged"):
+        decode_ledger(PATH, LedgerId(0), msgspec.json.encode(fields | {"fragments": [[0, [""]]]}))
+
+
+def test_fragments_ascend_one_by_one() -> None:
+    fragments = [[0, ["a", "b"]], [1, ["a", "b"]], [2, ["b", "a"]]]
+    found = decode_ledger(PATH, LedgerId(7), change(fragments=fragments)).fragments
+    assert [fragment.first_entry for fragment in found] == [0, 1, 2]
+    for wrong in ([[0, ["a", "b"]], [2, ["a", "b"]], [1, ["a", "b"]]], [[-1, ["a", "b"]]]):
+        with pytest.raises(CorruptionError, match="damaged"):
+            decode_ledger(PATH, LedgerId(7), change(fragments=wrong))
+    with pytest.raises(CorruptionError, match="fragment 5 needs 2"):
+        decode_ledger(PATH, LedgerId(7), change(fragments=[[0, ["a", "b"]], [5, ["a", "b", "c"]]]))
+
+
+def test_the_other_nodes_have_fixed_bytes_too() -> None:
+    info = BookieInfo(BookieId("b-1"), "h:1", BookieState.WRITABLE, "/r", 5, "h:2")
+    assert encode_bookie(info) == (
+        b'{"format_version":1,"bookie_id":"b-1","address":"h:1","state":"writable","rack":"/r",'
+        b'"free_bytes":5,"admin_address":"h:2"}'
+    )
+    counter = CounterNode(next_id=0, token="t")
+    assert encode_node(counter) == b'{"format_version":1,"next_id":0,"token":"t"}'
+    assert decode_node(CounterNode, "p", encode_node(counter)) == counter
+    with pytest.raises(CorruptionError, match="next_id"):
+        decode_node(CounterNode, "p", b'{"format_version":1,"next_id":-1,"token":"t"}')
+    cluster = ClusterNode(cluster_id="c")
+    assert encode_node(cluster) == b'{"format_version":1,"cluster_id":"c"}'
+    with pytest.raises(CorruptionError, match="cluster_id"):
+        decode_node(ClusterNode, "p", b'{"format_version":1,"cluster_id":""}')

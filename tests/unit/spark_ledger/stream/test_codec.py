@@ -90,8 +90,9 @@ def test_a_damaged_head_names_its_node(data: bytes) -> None:
     ],
 )
 def test_a_damaged_config_names_its_node(changes: dict[str, object]) -> None:
-    with pytest.raises(CorruptionError, match="node p"):
+    with pytest.raises(CorruptionError, match="node p") as caught:
         codec.decode_config(changed(codec.encode_config(CONFIG), **changes), "p")
+    assert str(caught.value).count("node p") == 1
 
 
 @pytest.mark.parametrize(

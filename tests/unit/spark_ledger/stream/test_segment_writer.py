@@ -23,6 +23,7 @@ from spark_ledger.stream.model import UNPLACED, Segment
 from spark_ledger.stream.segment_writer import SegmentWriter, as_batches
 from spark_ledger.stream.stream import Stream
 from spark_ledger.stream.streams import Streams
+from spark_ledger.types import Quorums
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, run, table
 
@@ -285,3 +286,79 @@ def test_closing_survives_a_ledger_that_cannot_be_closed(
 
     run(scenario())
     assert "left open: no metadata store" in caplog.text
+
+
+def test_a_ledger_is_filled_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        probe = FakeLedgers()
+        writer = (await new_stream(probe)).writer(compression="none")
+        await writer.write(table(0))
+        size_bytes = (await writer.finish())[0].size_bytes
+        for room, per_ledger in ((3 * size_bytes, 3), (3 * size_bytes - 1, 2)):
+            ledgers = FakeLedgers()
+            stream = await new_stream(ledgers, segment_roll_bytes=max(room, KIB))
+            object.__setattr__(stream._schemas.config, "segment_roll_bytes", room)
+            writer = stream.writer(compression="none")
+            for n in range(7):
+                await writer.write(table(n % 10))
+                await writer.finish()
+            counts = [len(ledger.payloads) for ledger in ledgers.ledgers.values()]
+            assert counts[:2] == [per_ledger] * 2, "each ledger begins with nothing in it"
+            await writer.close()
+
+    run(scenario())
+
+
+def test_the_age_of_a_ledger_counts_from_its_creation() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers, segment_roll_age_s=10.0)
+        now_s = [0.0]
+        writer = SegmentWriter(ledgers, stream._schemas, clock=lambda: now_s[0])
+        used = []
+        for now_s[0] in (100.0, 105.0, 109.9, 110.0, 119.9, 120.0):
+            await writer.write(table(0))
+            used.append((await writer.finish())[0].ledger_id)
+        assert used == [100, 100, 100, 101, 101, 102]
+        await writer.close()
+
+    run(scenario())
+
+
+def test_ledgers_have_the_streams_quorums() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers, ensemble_size=4, write_quorum=2, ack_quorum=1)
+        writer = stream.writer()
+        assert writer.ledger_id is None
+        await writer.write(table(0))
+        (segment,) = await writer.finish()
+        assert writer.ledger_id == segment.ledger_id
+        assert ledgers.ledgers[segment.ledger_id].metadata.quorums == Quorums(4, 2, 1)
+        await writer.close()
+        assert writer.ledger_id is None
+
+    run(scenario())
+
+
+def test_a_failure_in_an_older_ledger_leaves_the_present_one_alone() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0))
+        first = await writer.seal()
+        ledgers.ledgers[100].closed = True  # as when it was rolled: the next goes elsewhere
+        await writer.write(table(1))
+        second = await writer.seal()
+        ledgers.writers[0]._failed = FencedError("taken")
+        for held in ledgers.writers:
+            held.deliver()
+        with pytest.raises(FencedError):
+            await first.confirm()
+        assert writer.ledger_id == 101, "nothing failed there"
+        assert [segment.ledger_id for segment in await second.confirm()] == [101]
+        await writer.close()
+
+    run(scenario())
