@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 _COLUMN = re.compile(
     r"\s*(?P<name>\w+)\s+(?P<type>\w+)\s*"
-    r"(?:\(\s*(?P<precision>\d{1,9})\s*(?:,\s*(?P<scale>\d{1,9})\s*)?\))?\s*(?P<required>not\s+null)?\s*",
+    r"(?:\(\s*(?P<precision>\d{1,9})\s*(?:,\s*(?P<scale>\d{1,9})\s*)?\))?\s*"
+    r"(?P<required>not\s+null)?\s*",
     re.IGNORECASE,
 )
 _COMMA = re.compile(r",(?![^(]*\))")  # not the one inside decimal(10,2)

@@ -10,6 +10,7 @@ from tests.crash.points import DEPTH_MAX, CrashLoop
 POINTS = 1000
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [1000, 2000, 3000, 4000, 5000])
 def test_every_operation(seed: int) -> None:
     tally = CrashLoop(seed).run(POINTS)

@@ -7,6 +7,7 @@ import pytest
 from tests.crash.failures import every_failure
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [71, 75])
 def test_every_operation(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL")  # hundreds of journals fail, and each says so

@@ -13,6 +13,7 @@ SAMPLES = 1000
 INDEX_SAMPLES = 100
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [3, 4])
 def test_any_file_but_the_index(seed: int) -> None:
     tally = rot(seed, samples=SAMPLES)
@@ -24,6 +25,7 @@ def test_any_file_but_the_index(seed: int) -> None:
     assert {name.split(", ")[1] for name in tally.by_file} == {FLIP, ZEROS, CUT}
 
 
+@pytest.mark.timeout(600)
 def test_the_index(tmp_path: Path) -> None:
     seed = 5
     outcomes = rot_index(tmp_path, seed, samples=INDEX_SAMPLES)

@@ -11,6 +11,7 @@ import errno
 import os
 import random
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -253,7 +254,7 @@ _COMMON = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TestBookieAgainstModel = BookieAgainstModel.TestCase
+TestBookieAgainstModel = pytest.mark.timeout(600)(BookieAgainstModel.TestCase)
 TestBookieAgainstModel.settings = (
     settings(_COMMON, max_examples=3000, stateful_step_count=80)
     if os.environ.get("HYPOTHESIS_PROFILE") == "thorough"

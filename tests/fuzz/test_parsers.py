@@ -22,6 +22,7 @@ INPUTS = 1_000_000
 SEED = 4
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "targets", [storage_targets, wire_targets, metadata_targets, stream_targets, text_targets]
 )

@@ -7,7 +7,7 @@ import pytest
 from tests.coverage import WHOLE, measure, unmeasured
 
 
-@pytest.mark.timeout(300)  # it runs other tests, below a coverage tracer
+@pytest.mark.timeout(600)  # it runs other tests, below a coverage tracer
 def test_every_branch_is_passed() -> None:
     total, table, by_file = measure()
     assert total == 100, table
