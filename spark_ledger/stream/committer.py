@@ -168,12 +168,8 @@ class _Attempt:
         except OutcomeUnknownError:
             self._unknown = commit
             return None
-        except ConflictError:
+        except (ConflictError, NotFoundError):
             await self._schemas.refresh()
-            return None
-        except NotFoundError:
-            await self._schemas.refresh()
-            await self._make_bucket(commit.number)
             return None
         self._owner._log.remember(commit, self._list)
         return commit
@@ -206,12 +202,8 @@ class _Attempt:
         path = self._nodes.bucket_path(number)
         try:
             await self._nodes.store.create(path, b"", make_parents=False)
-        except ConflictError:
-            return  # it is there, which is all that was wanted
-        except OutcomeUnknownError:
-            return  # the transaction will tell, and come back here
-        except NotFoundError as error:
-            raise self._nodes.no_such_stream() from error
+        except (ConflictError, NotFoundError, OutcomeUnknownError):
+            return  # it is there, or gone with its stream: the transaction will tell
 
     def _check_schemas(self) -> None:
         newest = self._schemas.config.schema_version

@@ -72,6 +72,8 @@ def change(**fields: object) -> bytes:
         (b"\xff\xfe", "damaged"),
         (b"[]", "damaged"),
         (GOLDEN[:-1], "damaged"),
+        (GOLDEN.replace(b'"app"', b'"\xff"'), "damaged.*utf-8"),
+        (b'{"format_version":1,"x":' + b"[" * 100_000, "damaged.*recursion"),
         (change(extra=1), "unknown field `extra`"),
         (change(format_version=0), "format version 0"),
         (change(format_version="1"), "format_version"),

@@ -282,3 +282,27 @@ def test_segments_are_numbered_from_the_first() -> None:
 def test_a_damaged_segment_list_names_its_commit(data: bytes) -> None:
     with pytest.raises(CorruptionError, match="segment list of p"):
         codec.decode_segment_list(data, 0, "p")
+
+
+def test_text_that_is_not_utf_8_is_damage() -> None:
+    with pytest.raises(CorruptionError, match=r"node p: .*utf-8"):
+        codec.decode_sink(codec.encode_sink(SINK).replace(b"run", b"r\xffn"), "p")
+    with pytest.raises(CorruptionError, match=r"segment list of p: .*utf-8"):
+        codec.decode_segment_list(b'[{"\xff":1}]', 0, "p")
+
+
+def test_a_schema_that_is_cut_or_damaged_anywhere_is_refused_or_read() -> None:
+    raw = CONFIG.schemas[1].serialize().to_pybytes()
+    refused = set()
+    for place in range(len(raw)):
+        flipped = bytearray(raw)
+        flipped[place] ^= 0xFF
+        for data in (raw[:place], bytes(flipped)):
+            try:
+                assert isinstance(
+                    codec.decode_schema(base64.b64encode(data).decode(), "p"), pa.Schema
+                )
+            except CorruptionError as error:
+                assert "node p: damaged Arrow schema" in str(error)
+                refused.add(type(error.__cause__))
+    assert len(refused) > 1

@@ -76,6 +76,12 @@ def test_contradictions_behind_a_right_checksum_are_refused(
         decode_summary(crafted(b"a\nb", **fields), ID, 1000, PATH)
 
 
+def test_a_header_that_is_not_utf_8_is_refused() -> None:
+    body = b'{"stream_id":"\xff"}\n'
+    with pytest.raises(CorruptionError, match="header"):
+        decode_summary(zlib.crc32(body).to_bytes(4, "big") + body, ID, 1000, PATH)
+
+
 def test_what_is_no_zstandard_is_refused() -> None:
     header = {"v": 1, "stream_id": ID, "first": 1000, "count": 2, "bytes": 3}
     body = msgspec.json.encode(header) + b"\nrubbish"
