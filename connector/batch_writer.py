@@ -30,7 +30,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         self._options = options
         self._overwrite = overwrite
-        prepare_stream(options, schema)
+        self._stream_id = prepare_stream(options, schema)
         self._skipped = self._is_done()
 
     def _is_done(self) -> bool:
@@ -55,17 +55,19 @@ class LedgerBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return True
 
     def _stream(self) -> Any:
-        return sessions.stream(self._options.connection, self._options.stream)
+        options = self._options
+        return sessions.stream(options.connection, options.stream, self._stream_id)
 
     def write(self, iterator: Iterator[Any]) -> TaskWritten:
         """Append a partition; runs in a task. A skipped write only drains its input, because Spark
         throws away the Python processes of a task that leaves some of it."""
         context = TaskContext.get()
         assert context is not None, "Spark calls write() in a task"
-        segments = () if self._skipped else write_segments(self._options, iterator)
+        stream_id = self._stream_id
+        segments = () if self._skipped else write_segments(self._options, stream_id, iterator)
         for _ in iterator:
             pass
-        return TaskWritten(context.partitionId(), context.attemptNumber(), segments)
+        return TaskWritten(context.partitionId(), context.attemptNumber(), stream_id, segments)
 
     def commit(self, messages: Sequence[TaskWritten | None]) -> None:
         """Make all rows visible at once."""

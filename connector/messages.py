@@ -12,7 +12,8 @@ from spark_ledger.stream.model import Segment
 
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):  # type: ignore[misc]
-    """One task attempt's result. Only what a message names can become visible.
+    """One task attempt's result. Only what a message names can become visible, and only in the
+    stream with that id: a later one of the same name has other schemas.
 
     ``query_id``, ``run_id`` and ``batch_id`` are those of the micro-batch; in a batch write they
     are empty and -1.
@@ -20,6 +21,7 @@ class TaskWritten(WriterCommitMessage):  # type: ignore[misc]
 
     partition: int
     attempt: int
+    stream_id: str
     segments: tuple[Segment, ...] = ()
     query_id: str = ""
     run_id: str = ""

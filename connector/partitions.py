@@ -12,14 +12,15 @@ from spark_ledger.types import EntryId, LedgerId
 
 
 class StreamPartition(InputPartition):  # type: ignore[misc]
-    """Ranges of a stream's segments.
+    """Ranges of a stream's segments. ``stream_id`` tells the stream from others of its name.
 
     Pickled as flat tuples: a micro-batch over thousands of small commits would otherwise spend
     most of its planning time in pickling objects one by one.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, stream_id: str, plan: Plan) -> None:
         super().__init__(None)
+        self.stream_id = stream_id
         self.plan = plan
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -40,18 +41,24 @@ class StreamPartition(InputPartition):  # type: ignore[misc]
             )
             for part in self.plan.ranges
         )
-        return _stream_partition, (flat, self.plan.rotation)
+        return _stream_partition, (self.stream_id, flat, self.plan.rotation)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StreamPartition) and other.plan == self.plan
+        return (
+            isinstance(other, StreamPartition)
+            and other.stream_id == self.stream_id
+            and other.plan == self.plan
+        )
 
     def __hash__(self) -> int:
         return hash(self.plan)
 
 
-def _stream_partition(flat: tuple[tuple[Any, ...], ...], rotation: int) -> StreamPartition:
+def _stream_partition(
+    stream_id: str, flat: tuple[tuple[Any, ...], ...], rotation: int
+) -> StreamPartition:
     ranges = tuple(SegmentRange(Segment(*item[:8]), *item[8:]) for item in flat)
-    return StreamPartition(Plan(ranges, rotation))
+    return StreamPartition(stream_id, Plan(ranges, rotation))
 
 
 class LedgerPartition(InputPartition):  # type: ignore[misc]

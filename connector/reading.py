@@ -51,7 +51,7 @@ def _stream_batches(
     options: ReadOptions, wanted: pa.Schema, partition: StreamPartition
 ) -> Iterator[pa.RecordBatch]:
     assert options.stream is not None, "a stream's partition comes of a read of a stream"
-    stream = sessions.stream(options.connection, options.stream)
+    stream = sessions.stream(options.connection, options.stream, partition.stream_id)
     metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
     stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
     ranges = partition.plan.ranges

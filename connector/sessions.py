@@ -101,9 +101,22 @@ def connection(options: ConnectionOptions) -> StreamConnection:
     return _session(options).connection
 
 
-def stream(options: ConnectionOptions, name: str) -> Stream:
-    """The handle of a stream, as it was known when it was opened. Raises NoSuchStreamError."""
-    session = _session(options)
+def stream(options: ConnectionOptions, name: str, stream_id: str) -> Stream:
+    """The handle of one stream, as it was known when it was opened: costs no metadata read.
+
+    Raises NoSuchStreamError, also when the name is that of another stream by now.
+    """
+    known = _session(options).streams.get(name)
+    if known is None or known.config.stream_id != stream_id:
+        known = fresh_stream(options, name)
+    if known.config.stream_id != stream_id:
+        raise NoSuchStreamError(
+            f"stream {name!r} was deleted and created again in the middle of this; start again"
+        )
+    return known
+
+
+def _opened(session: _Session, name: str) -> Stream:
     with _LOCK:
         known = session.streams.get(name)
         if known is None:
@@ -123,7 +136,7 @@ def fresh_stream(options: ConnectionOptions, name: str) -> Stream:
             _forget_stream(session, name)
         else:
             return known
-    return stream(options, name)
+    return _opened(session, name)
 
 
 def _forget_stream(session: _Session, name: str) -> None:
@@ -137,10 +150,15 @@ def _forget_stream(session: _Session, name: str) -> None:
 
 
 def segment_writer(
-    options: ConnectionOptions, name: str, *, compression: str | None, entry_bytes: int | None
+    options: ConnectionOptions,
+    name: str,
+    stream_id: str,
+    *,
+    compression: str | None,
+    entry_bytes: int | None,
 ) -> SegmentWriter:
     """This process's writer to a stream; it keeps its ledger open from one task to the next."""
-    handle = fresh_stream(options, name)
+    handle = stream(options, name, stream_id)
     session = _session(options)
     key = (name, compression, entry_bytes)
     with _LOCK:

@@ -201,7 +201,8 @@ class StreamSource:
         commits = self._commits.between(first.segment, last.segment + (last > Dlsn(last.segment)))
         ranges = ranges_of(commits, first, last)
         plans = plan_partitions(ranges, self._options.plan)
-        return [StreamPartition(plan) for plan in plans]
+        stream_id = self._stream.config.stream_id
+        return [StreamPartition(stream_id, plan) for plan in plans]
 
     def forget(self, end: Mapping[str, Any]) -> None:
         self._commits.forget_before(stream_position(end).segment)

@@ -48,15 +48,16 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             )
         self._options = options
         self._schema = schema
-        prepare_stream(options, schema)
+        self._stream_id = prepare_stream(options, schema)
 
     def write(self, iterator: Iterator[Any]) -> TaskWritten:
         """Append a partition; runs in a task."""
         task = streaming_task(TaskContext.get())
-        segments = write_segments(self._options, iterator)
+        segments = write_segments(self._options, self._stream_id, iterator)
         return TaskWritten(
             partition=task.partition,
             attempt=task.attempt,
+            stream_id=self._stream_id,
             segments=segments,
             query_id=task.query_id,
             run_id=task.run_id,
@@ -79,7 +80,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             segments=in_partition_order(messages),
         )
         is_first_of_run = _is_first_of_run(offer)
-        stream = sessions.stream(self._options.connection, self._options.stream)
+        stream = sessions.stream(self._options.connection, self._options.stream, first.stream_id)
         what = f"stream {self._options.stream!r}: the commit of micro-batch {batchId}"
         if not offer.segments:
             found = patiently(lambda: _committed_as(stream, offer), what)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import StructType
 
@@ -24,6 +24,9 @@ from spark_ledger.errors import (
 from spark_ledger.limits import MIB
 from spark_ledger.stream.model import ENTRY_BYTES_DEFAULT, Compression, Segment
 
+if TYPE_CHECKING:
+    from spark_ledger.stream.blocking import Stream
+
 _CREATE_ATTEMPTS: Final = 3
 
 KEPT_BYTES_MAX: Final = 16 * MIB
@@ -40,12 +43,12 @@ _PASSING: Final = (
 in no commit."""
 
 
-def prepare_stream(options: WriteOptions, schema: StructType) -> None:
-    """On the driver, before tasks start: the stream exists and takes rows of this schema.
+def prepare_stream(options: WriteOptions, schema: StructType) -> str:
+    """On the driver, before tasks start: the stream exists and takes rows of this schema. Its id.
 
     Raises NoSuchStreamError (with createStream=false) and SchemaMismatchError naming the column.
     """
-    patiently(
+    return patiently(
         lambda: _prepare(options, schema),
         f"stream {options.stream!r}: preparing a write",
         idempotent=True,
@@ -53,7 +56,7 @@ def prepare_stream(options: WriteOptions, schema: StructType) -> None:
     )
 
 
-def _prepare(options: WriteOptions, schema: StructType) -> None:
+def _prepare(options: WriteOptions, schema: StructType) -> str:
     where = f"stream {options.stream!r}: "
     try:
         offered = arrow_schema_of(schema)
@@ -61,13 +64,14 @@ def _prepare(options: WriteOptions, schema: StructType) -> None:
         if options.merge_schema:
             stream.merge_schema(offered)
         stream.check_schema(offered)
+        return stream.config.stream_id
     except SchemaMismatchError as error:
         if str(error).startswith(where):
             raise
         raise SchemaMismatchError(f"{where}{error}") from error
 
 
-def _open_or_create(options: WriteOptions, offered: Any) -> Any:
+def _open_or_create(options: WriteOptions, offered: Any) -> Stream:
     for _ in range(_CREATE_ATTEMPTS):
         try:
             return sessions.fresh_stream(options.connection, options.stream)
@@ -96,7 +100,9 @@ def _create(options: WriteOptions, offered: Any) -> None:
     )
 
 
-def write_segments(options: WriteOptions, batches: Iterator[Any]) -> tuple[Segment, ...]:
+def write_segments(
+    options: WriteOptions, stream_id: str, batches: Iterator[Any]
+) -> tuple[Segment, ...]:
     """In a task: append the rows and wait until they are confirmed. No rows, no entry.
 
     The writer is this process's and keeps its ledger open for the next task. After a failure
@@ -111,17 +117,18 @@ def write_segments(options: WriteOptions, batches: Iterator[Any]) -> tuple[Segme
     patience = Patience(f"stream {options.stream!r}: writing", TASK_PATIENCE_S)
     while True:
         try:
-            return _write_once(options, rows)
+            return _write_once(options, stream_id, rows)
         except _PASSING as error:
             if not rows.is_kept:
                 raise
             patience.pause_or_raise(error)
 
 
-def _write_once(options: WriteOptions, rows: Iterable[Any]) -> tuple[Segment, ...]:
+def _write_once(options: WriteOptions, stream_id: str, rows: Iterable[Any]) -> tuple[Segment, ...]:
     writer = sessions.segment_writer(
         options.connection,
         options.stream,
+        stream_id,
         compression=options.compression,
         entry_bytes=options.entry_bytes,
     )

@@ -68,6 +68,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.local.dir", str(work / "local"))
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
         .config("spark.driver.memory", "1g")
+        .config("spark.python.authenticate.socketTimeout", "60s")  # busy machines
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

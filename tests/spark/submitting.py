@@ -21,6 +21,7 @@ CONF = {
     "spark.driver.memory": "512m",
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     "spark.executor.memory": "512m",
+    "spark.python.authenticate.socketTimeout": "60s",
     "spark.ui.enabled": "false",
 }
 

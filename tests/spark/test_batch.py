@@ -156,6 +156,19 @@ def test_merge_schema_adds_a_column(lab: Lab) -> None:
     ]
 
 
+def test_a_stream_that_is_deleted_and_made_again(lab: Lab) -> None:
+    """Spark's processes live on, and have handles of the first stream."""
+    for value in ("id", "cast(id AS string) AS id", "-id AS id"):
+        written = lab.spark.range(3).coalesce(1).selectExpr(value)
+        lab.append(written)
+        assert lab.read().collect() == written.collect()
+        query = lab.another().sink(lab.follow()).trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        lab.client.delete_stream(lab.name)
+    with pytest.raises(Exception, match=f"'{lab.name}' does not exist"):
+        lab.read()
+
+
 def test_save_modes_that_spark_refuses(lab: Lab) -> None:
     with pytest.raises(Exception, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
         lab.numbers(0, 1, mode="errorifexists")

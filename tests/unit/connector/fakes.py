@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from spark_ledger.stream.model import Commit, Head, Segment
 from spark_ledger.types import Dlsn, EntryId, LedgerId
@@ -23,6 +24,8 @@ def make_segment(number: int, entry_rows: tuple[int, ...], entry_bytes: int = 10
 
 class FakeStream:
     """Commits are made by ``grow``; ``fetches`` counts what was asked of the commit log."""
+
+    config = SimpleNamespace(stream_id="fake")
 
     def __init__(self) -> None:
         self._head = Head(stream_id="fake")

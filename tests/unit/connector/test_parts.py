@@ -68,13 +68,18 @@ def test_no_task_and_no_number() -> None:
 
 def test_segments_follow_the_partitions() -> None:
     one, two, three = (make_segment(0, (n,)) for n in (1, 2, 3))
-    messages = [TaskWritten(2, 0, (three,)), None, TaskWritten(0, 1, (one, two)), TaskWritten(1, 0)]
+    messages = [
+        TaskWritten(2, 0, "id", (three,)),
+        None,
+        TaskWritten(0, 1, "id", (one, two)),
+        TaskWritten(1, 0, "id"),
+    ]
     assert in_partition_order(messages) == (one, two, three)
 
 
 def test_partitions_survive_pickling() -> None:
     ranges = tuple(SegmentRange(make_segment(n, (2, 3)), (0, 1), (1, 2), 5, 6) for n in range(3))
-    partition = StreamPartition(Plan(ranges, 4))
+    partition = StreamPartition("id", Plan(ranges, 4))
     assert pickle.loads(pickle.dumps(partition)) == partition
     raw = pickle.loads(pickle.dumps(LedgerPartition(LedgerId(1), EntryId(2), EntryId(3), 0)))
     assert (raw.ledger_id, raw.first_entry, raw.last_entry) == (1, 2, 3)

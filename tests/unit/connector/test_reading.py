@@ -78,10 +78,10 @@ class FakeStream:
 def numbers(
     monkeypatch: pytest.MonkeyPatch, stream: FakeStream, schema: StructType = SCHEMA, **given: str
 ) -> pa.Table:
-    monkeypatch.setattr(sessions, "stream", lambda options, name: stream)
+    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: stream)
     options = read_options({"metadata": "zk://h/l", "stream": "s", **given}, streaming=True)
     ranges = tuple(SegmentRange(make_segment(n, (1,)), (0, 0), (1, 0), 0, 0) for n in range(4))
-    partition = StreamPartition(Plan(ranges, 0))
+    partition = StreamPartition("id", Plan(ranges, 0))
     return pa.Table.from_batches(read_partition(options, schema, partition), read_schema(schema))
 
 
@@ -138,14 +138,14 @@ class FlakyStream(FakeStream):
 
 
 def flaky(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int]:
-    monkeypatch.setattr(sessions, "stream", lambda options, name: FlakyStream(failures))
+    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: FlakyStream(failures))
     monkeypatch.setattr(patience, "_PAUSE_S", (0.0,))
     options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
     ranges = (
         SegmentRange(make_segment(0, (3, 3)), (0, 1), (2, 0), 0, 0),
         SegmentRange(make_segment(1, (3, 3)), (0, 0), (2, 0), 0, 0),
     )
-    batches = read_partition(options, SCHEMA, StreamPartition(Plan(ranges, 0)))
+    batches = read_partition(options, SCHEMA, StreamPartition("id", Plan(ranges, 0)))
     return pa.Table.from_batches(batches, read_schema(SCHEMA)).column("a").to_pylist()
 
 

@@ -51,8 +51,8 @@ class FakeStream:
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
     made = FakeStream()
-    monkeypatch.setattr(sessions, "stream", lambda options, name: made)
-    monkeypatch.setattr(stream_writer, "prepare_stream", lambda options, schema: None)
+    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: made)
+    monkeypatch.setattr(stream_writer, "prepare_stream", lambda options, schema: "id")
     stream_writer._FIRST_BATCH_OF_RUN.clear()
     return made
 
@@ -64,7 +64,7 @@ def writer(**options: str) -> LedgerStreamWriter:
 
 def message(batch: int, *rows: int, run: str = "run", query: str = "query") -> TaskWritten:
     segments = tuple(make_segment(0, (count,)) for count in rows)
-    return TaskWritten(0, 0, segments, query, run, batch)
+    return TaskWritten(0, 0, "id", segments, query, run, batch)
 
 
 def test_a_batch_is_one_commit_of_its_query(stream: FakeStream) -> None:

@@ -68,7 +68,7 @@ ALL = [*range(10), *range(10, 15), *range(10, 15), *range(20, 30)]
 
 def write() -> tuple[Segment, ...]:
     options = write_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
-    return write_segments(options, batches())
+    return write_segments(options, "id", batches())
 
 
 @pytest.mark.parametrize("call", [-1, 0, 1, 3])
