@@ -252,6 +252,10 @@ class Commands:
         """damage b0 3: the bookie's copy does not match its digest any more."""
         self.world.bookies[BookieId(name)].damaged.update(_numbers(ids))
 
+    def do_hide(self, name: str, *ids: str) -> None:
+        """hide b0 3: the bookie says that it does not hold the entry."""
+        self.world.bookies[BookieId(name)].hidden.update(_numbers(ids))
+
     def do_cap(self, name: str, count: str) -> None:
         """cap b0 2: the bookie ends every read after so many entries."""
         self.world.bookies[BookieId(name)].read_cap = int(count)

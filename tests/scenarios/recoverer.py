@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spark_ledger.errors import LedgerError, NoSuchEntryError
+from spark_ledger.errors import BookieUnavailableError, LedgerError
 from spark_ledger.protocol.ensemble import fragment_of, fragment_ranges
 from spark_ledger.protocol.events import (
     CancelRead,
@@ -75,7 +75,7 @@ class Recoverer(Client):
 
     def _ask_length(self, entry_id: int, bookies: list[BookieId]) -> None:
         if not bookies:
-            self.take(LengthUnknown(NoSuchEntryError(f"entry {entry_id} cannot be read")))
+            self.take(LengthUnknown(BookieUnavailableError(f"entry {entry_id} cannot be read")))
             return
         first, rest = bookies[0], bookies[1:]
 

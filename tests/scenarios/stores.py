@@ -46,6 +46,8 @@ class ModelBookie:
     in_limbo: bool = False
     refuses_password: bool = False
     damaged: set[int] = field(default_factory=set)
+    hidden: set[int] = field(default_factory=set)
+    """Entries that are on the disk, and that the bookie denies."""
     password: str = ""
     read_cap: int = 0
     """Entries after which a read ends early; 0: never."""
@@ -82,7 +84,7 @@ class ModelBookie:
                 return Found(entries, BookieStatus.OK, entry_id)
             if entry_id in self.damaged:
                 return Found(entries, BookieStatus.IO_ERROR, entry_id)
-            if entry_id not in self.entries:
+            if entry_id not in self.entries or entry_id in self.hidden:
                 return Found(entries, self._absent(), entry_id)
             entries.append((entry_id, self.entries[entry_id]))
             entry_id += stride

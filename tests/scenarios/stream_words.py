@@ -182,6 +182,7 @@ class StreamWords:
 
     def do_expect(self, kind: str, *words: str) -> None:
         """expect told d1 commit 3; expect commits 4; expect rows 12; expect tries d1 2;
+        expect start 2: rows of earlier segments are gone;
         expect in-order: commits and segments are numbered without a gap."""
         if kind == "told":
             assert self._told[words[0]] == " ".join(words[1:]), self._told[words[0]]
@@ -197,6 +198,8 @@ class StreamWords:
         segments = [segment for commit in commits for segment in commit.segments]
         if kind == "commits":
             assert len(commits) == int(words[0]), len(commits)
+        elif kind == "start":
+            assert head.earliest == (int(words[0]), 0, 0), head.earliest
         elif kind == "rows":
             assert sum(commit.rows for commit in commits) == head.rows == int(words[0]), head.rows
         else:
