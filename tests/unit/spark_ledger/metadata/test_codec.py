@@ -117,7 +117,10 @@ def test_size_limit_is_exact_and_says_what_is_large() -> None:
         LEDGER_METADATA_BYTES_MAX
     )
     too_large = {"k": fits["k"] + "v"}
-    with pytest.raises(ConfigurationError, match=r"ledger 7: .* custom metadata"):
+    characters = 1 + len(too_large["k"])
+    with pytest.raises(
+        ConfigurationError, match=rf"ledger 7: .* {characters} characters of custom"
+    ):
         encode_ledger(LEDGER.with_changes(custom_metadata=too_large))
 
 

@@ -85,6 +85,8 @@ def test_create_read_compare_and_set_delete() -> None:
         store, other = LedgerStore(tree.open_session()), LedgerStore(tree.open_session())
         created = await store.create(ledger(7))
         assert created.value.creation_token
+        named = await store.create(ledger(2_000_000, token="mine"))
+        assert named.value.creation_token == "mine"
         assert await other.read(LedgerId(7)) == created
         changed = created.value.with_changes(length=5)
         assert await other.compare_and_set(changed, 0) == 1
@@ -199,5 +201,47 @@ def test_watch_reports_a_change() -> None:
         await other.compare_and_set(created.value.with_changes(length=1), 0)
         async with asyncio.timeout(5):
             await changed.wait()
+
+    asyncio.run(main())
+
+
+def test_a_block_of_ids_is_given_up_after_three_lost_replies() -> None:
+    async def main() -> None:
+        for operation, losses in (("create", 2), ("put", 2), ("create", 3), ("put", 3)):
+            tree = MemoryTree()
+            if operation == "put":
+                await LedgerStore(tree.open_session()).new_ledger_id()
+            outcomes = [Outcome.LOST_REQUEST] * losses
+            store = LedgerStore(tree.open_session(interpose=script(operation, outcomes)))
+            if losses == 2:
+                assert await store.new_ledger_id() > 0
+            else:
+                with pytest.raises(OutcomeUnknownError):
+                    await store.new_ledger_id()
+
+    asyncio.run(main())
+
+
+def test_an_unknown_change_names_its_ledger() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        created = await LedgerStore(tree.open_session()).create(ledger(7))
+        store = LedgerStore(tree.open_session(interpose=script("put", [Outcome.LOST_REPLY])))
+        with pytest.raises(OutcomeUnknownError, match="ledger 7: its metadata may or may not"):
+            await store.compare_and_set(created.value.with_changes(length=5), 0)
+
+    asyncio.run(main())
+
+
+def test_a_list_spans_many_groups_and_leaves_out_what_is_no_ledger() -> None:
+    async def main() -> None:
+        session = MemoryTree().open_session()
+        store = LedgerStore(session)
+        ids = [LedgerId(10_000 * n + n % 3) for n in range(130)]
+        for ledger_id in reversed(ids):
+            await store.create(ledger(ledger_id))
+        await session.create("ledgers/00/0000/other", b"")
+        await session.create("ledgers/00/0000/L00012", b"")
+        assert await store.list() == ids
 
     asyncio.run(main())

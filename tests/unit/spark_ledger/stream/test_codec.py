@@ -291,6 +291,13 @@ def test_text_that_is_not_utf_8_is_damage() -> None:
         codec.decode_segment_list(b'[{"\xff":1}]', 0, "p")
 
 
+def test_a_schema_with_a_stray_character_is_refused() -> None:
+    text = codec.encode_schema(CONFIG.schemas[0])
+    assert codec.decode_schema(text, "p") == CONFIG.schemas[0]
+    with pytest.raises(CorruptionError, match="node p"):
+        codec.decode_schema(f"{text[:8]}!{text[8:]}", "p")
+
+
 def test_a_schema_that_is_cut_or_damaged_anywhere_is_refused_or_read() -> None:
     raw = CONFIG.schemas[1].serialize().to_pybytes()
     refused = set()
