@@ -245,3 +245,22 @@ def test_a_list_spans_many_groups_and_leaves_out_what_is_no_ledger() -> None:
         assert await store.list() == ids
 
     asyncio.run(main())
+
+
+def test_a_deletion_is_repeated_until_its_outcome_is_known() -> None:
+    async def main() -> None:
+        for outcome in (Outcome.LOST_REQUEST, Outcome.LOST_REPLY):
+            for losses in (2, 3):
+                tree = MemoryTree()
+                await LedgerStore(tree.open_session()).create(ledger(7))
+                store = LedgerStore(
+                    tree.open_session(interpose=script("delete", [outcome] * losses))
+                )
+                if losses == 2 or outcome is Outcome.LOST_REPLY:  # that is then found to be gone
+                    await store.delete(LedgerId(7))
+                    assert await store.list() == []
+                else:
+                    with pytest.raises(OutcomeUnknownError):
+                        await store.delete(LedgerId(7))
+
+    asyncio.run(main())

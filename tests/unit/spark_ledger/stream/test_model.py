@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.model import (
+    ENTRY_BYTES_MIN,
+    SINK_ID_CHARS_MAX,
     Commit,
+    Head,
     Segment,
     SegmentRange,
+    StreamConfig,
     check_stream_name,
     cut,
     parse_compression,
     position_after_rows,
     ranges_between,
+    segment_error,
 )
-from spark_ledger.types import Dlsn, EntryId, LedgerId
+from spark_ledger.stream.nodes import check_sink_id, check_transaction_id
+from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
 
 def segment(number: int, entry_rows: tuple[int, ...], first_entry: int = 5) -> Segment:
@@ -108,3 +118,134 @@ def test_an_unknown_compression_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="none, lz4, zstd"):
         parse_compression("gzip")
     assert parse_compression("LZ4").value == "lz4"
+
+
+GOOD = {
+    "ledger_id": 0,
+    "first_entry": 0,
+    "last_entry": 1,
+    "rows": 3,
+    "size_bytes": 1,
+    "schema_version": 0,
+    "entry_rows": (1, 2),
+}
+
+
+def reason_for(**changes: Any) -> str | None:
+    fields = GOOD | changes
+    places = [fields.pop(name) for name in ("ledger_id", "first_entry", "last_entry")]
+    return segment_error(*places, **fields)
+
+
+def test_the_least_segment_is_one() -> None:
+    assert reason_for() is None
+    assert reason_for(last_entry=0, rows=1, entry_rows=(1,)) is None
+    assert reason_for(first_entry=7, last_entry=8) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ledger_id": -1}, "ledger -1"),
+        ({"first_entry": -1}, "entries -1..1"),
+        ({"first_entry": 2}, "entries 2..1"),
+        ({"last_entry": 2}, "2 row counts for entries 0..2"),
+        ({"last_entry": 0}, "2 row counts for entries 0..0"),
+        ({"entry_rows": (0, 3)}, "add up"),
+        ({"entry_rows": (-1, 4)}, "add up"),
+        ({"rows": 2}, "add up"),
+        ({"rows": 4}, "add up"),
+        ({"size_bytes": 0}, "0 bytes"),
+        ({"schema_version": -1}, "schema version -1"),
+    ],
+)
+def test_what_no_segment_can_have_is_named(changes: dict[str, Any], reason: str) -> None:
+    found = reason_for(**changes)
+    assert found is not None
+    assert reason in found
+
+
+def config(**changes: Any) -> StreamConfig:
+    return StreamConfig("s", "id", (pa.schema([("n", pa.int64())]),), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"entry_bytes": ENTRY_BYTES_MIN},
+        {"entry_bytes": ENTRY_PAYLOAD_BYTES_MAX // 2},
+        {"entry_bytes": 2048, "segment_roll_bytes": 2048},
+        {"segment_roll_age_s": 0.001},
+    ],
+)
+def test_configurations_at_their_bounds_are_fine(changes: dict[str, Any]) -> None:
+    assert config(**changes).schema_version == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"entry_bytes": ENTRY_BYTES_MIN - 1}, "entry_bytes"),
+        ({"entry_bytes": ENTRY_PAYLOAD_BYTES_MAX // 2 + 1}, "entry_bytes"),
+        ({"entry_bytes": 2048, "segment_roll_bytes": 2047}, "segment_roll_bytes"),
+        ({"segment_roll_age_s": 0.0}, "segment_roll_age_s"),
+        ({"segment_roll_age_s": float("nan")}, "segment_roll_age_s"),
+    ],
+)
+def test_configurations_beyond_their_bounds_are_refused(changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        config(**changes)
+
+
+def test_what_a_configuration_is_by_default() -> None:
+    made = config()
+    assert (made.quorums, made.created_ms, made.deleted) == (Quorums(3, 3, 2), 0, False)
+    assert (made.entry_bytes, made.segment_roll_bytes) == (1 << 20, 1 << 30)
+    assert (made.segment_roll_age_s, made.compression.value) == (600.0, "lz4")
+
+
+def test_the_newest_schema_is_the_last() -> None:
+    first, second = pa.schema([("n", pa.int64())]), pa.schema([("m", pa.int64())])
+    both = StreamConfig("s", "id", (first, second))
+    assert (both.schema, both.schema_version) == (second, 1)
+
+
+def test_totals_and_places_of_a_commit() -> None:
+    commit = Commit(4, 9, 10, (segment(10, (2, 1)), segment(11, (4,))), "s", 1)
+    assert (commit.rows, commit.size_bytes, commit.end_segment) == (7, 300, 12)
+    assert [commit.segment(number).rows for number in (10, 11)] == [3, 4]
+    for number in (9, 12):
+        with pytest.raises(AssertionError):
+            commit.segment(number)
+    assert commit == replace(commit, applied=False), "who applied it is not what it is"
+    assert segment(10, (2, 1)).entries == 2
+    assert segment(10, (2, 1)).placed(12) == segment(12, (2, 1))
+
+
+def test_a_stream_is_empty_up_to_its_end() -> None:
+    head = Head("id", next_segment=3)
+    assert head.end == Dlsn(3, 0, 0)
+    assert not head.is_empty
+    assert replace(head, earliest=Dlsn(3, 0, 0)).is_empty
+    assert not replace(head, earliest=Dlsn(2, 9, 9)).is_empty
+    assert Head("id").is_empty
+
+
+def test_the_size_of_a_part_is_its_share_by_rows_rounded_up() -> None:
+    part = replace(segment(0, (2, 3)), size_bytes=11)
+    whole = SegmentRange(part, (0, 0), (2, 0), 0, 0)
+    assert (whole.size_bytes, whole.rows) == (11, 5)
+    assert SegmentRange(part, (0, 1), (1, 1), 0, 0).size_bytes == 5  # 2 of 5 rows, 4.4 bytes
+    assert SegmentRange(part, (1, 0), (2, 0), 0, 0).size_bytes == 7  # 3 of 5 rows, 6.6 bytes
+
+
+def test_sink_and_transaction_ids_at_their_bounds() -> None:
+    assert check_sink_id("x" * SINK_ID_CHARS_MAX) == "x" * SINK_ID_CHARS_MAX
+    for sink_id in ("", "x" * (SINK_ID_CHARS_MAX + 1), None, 5):
+        with pytest.raises(ConfigurationError, match="sink id"):
+            check_sink_id(sink_id)  # type: ignore[arg-type]
+    for transaction_id in (-(2**63), 0, 2**63 - 1):
+        assert check_transaction_id(transaction_id) == transaction_id
+    for wrong in (-(2**63) - 1, 2**63, True, "1", 1.0, None):
+        with pytest.raises(ConfigurationError, match="transaction id"):
+            check_transaction_id(wrong)  # type: ignore[arg-type]
