@@ -20,7 +20,11 @@ def test_demo_in_small() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo", "--rows", "2400"],
         cwd=ROOT,
-        env=os.environ | {"COLUMNS": "120"},
+        env=os.environ
+        | {
+            "COLUMNS": "120",
+            "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # start quickly
+        },
         capture_output=True,
         text=True,
         timeout=580,

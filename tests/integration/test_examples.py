@@ -20,6 +20,7 @@ TIMEOUT_S = 280
 
 ENVIRONMENT = {
     **os.environ,
+    "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # start quickly
     "PYSPARK_PYTHON": sys.executable,
     "PYSPARK_DRIVER_PYTHON": sys.executable,
     "PYTHONPATH": str(ROOT),

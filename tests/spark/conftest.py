@@ -16,7 +16,7 @@ import pytest
 from spark_ledger.local import LocalCluster
 from spark_ledger.stream.blocking import StreamConnection
 from tests.spark.faulty import FaultyDataSource
-from tests.spark.submitting import Submitter
+from tests.spark.submitting import JAVA_OPTIONS, Submitter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,6 +68,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.local.dir", str(work / "local"))
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.python.authenticate.socketTimeout", "60s")  # busy machines
         .getOrCreate()
     )
