@@ -22,6 +22,8 @@ from tests.sim.shrink import shrink
 console: Final = Console(highlight=False)
 
 FAILURES_SHOWN_MAX: Final = 3
+LINES_EVERY: Final = 1000
+"""Where no bar can be drawn, a line for so many schedules."""
 
 
 def main() -> int:
@@ -66,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         def show(totals: Totals) -> None:
             note = f"{totals.all_faults:,} faults, {len(totals.failures)} failures"
             bar.update(task, completed=totals.schedules, note=note)
+            if not console.is_terminal and totals.schedules % LINES_EVERY == 0:
+                console.print(f"{totals.schedules:,} of {count:,}: {note}")
 
         totals = run_many(first, count, jobs=arguments.jobs, progress=show)
     elapsed_s = time.monotonic() - began
@@ -116,15 +120,16 @@ def show_failure(failure: Failure) -> None:
     """Everything that is needed to look into it, and its file for the regression test."""
     console.rule(f"seed {failure.seed}")
     for line in failure.trace:
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
     for violation in failure.violations:
-        console.print(violation, style="bold red", markup=False)
+        console.print(violation, style="bold red", markup=False, soft_wrap=True)
     path = save(failure)
-    console.print(f"options: {json.dumps(failure.options)}", markup=False)
+    console.print(f"options: {json.dumps(failure.options)}", markup=False, soft_wrap=True)
     console.print(
         f"commit {git_commit()}; replay: python -m tests.sim --seed {failure.seed}; "
         f"shorter: python -m tests.sim --seed {failure.seed} --shrink; saved as {path}",
         markup=False,
+        soft_wrap=True,
     )
 
 
@@ -132,16 +137,22 @@ def replay(seed: int, options: dict[str, Any] | None, *, shrinks: bool) -> int:
     """One schedule with its whole trace."""
     outcome: Outcome = run_schedule(seed, options, verbose=True)
     if shrinks and outcome.violations:
-        best, _ = shrink(seed, options, progress=lambda text: console.print(text, markup=False))
+        best, _ = shrink(
+            seed, options, progress=lambda text: console.print(text, markup=False, soft_wrap=True)
+        )
         console.rule("shortest")
-        console.print(f"options: {json.dumps(best)}", markup=False)
+        console.print(f"options: {json.dumps(best)}", markup=False, soft_wrap=True)
         outcome = run_schedule(seed, best, verbose=True)
     else:
-        console.print(f"options: {msgspec.json.encode(outcome.options).decode()}", markup=False)
+        console.print(
+            f"options: {msgspec.json.encode(outcome.options).decode()}",
+            markup=False,
+            soft_wrap=True,
+        )
     for line in outcome.trace:
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
     for violation in outcome.violations:
-        console.print(str(violation), style="bold red", markup=False)
+        console.print(str(violation), style="bold red", markup=False, soft_wrap=True)
     steps = outcome.statistics.steps
     console.print(f"seed {seed}: {steps} steps, {len(outcome.violations)} violations")
     return 1 if outcome.violations else 0
