@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.protocol.append import AppendLimits
 from spark_ledger.types import (
@@ -284,12 +282,24 @@ class Commands:
         value = store.value.with_changes(fragments=tuple(fragments))
         assert store.compare_and_set(value, store.version)
 
-    def do_other_closes(self, last: str) -> None:
-        """other-closes 3: another client recovered the ledger and closed it at this entry."""
+    def do_other_closes(self, last: str, *on: str) -> None:
+        """other-closes 3 [on b0 b1 b3]: another client recovered the ledger and closed it at this
+        entry, the last fragment on these bookies."""
         store = self.world.metadata
         end = EntryId(int(last))
         length = self.world.written[end].length if end in self.world.written else 0
-        value = replace(store.value, state=LedgerState.CLOSED, last_entry_id=end, length=length)
+        fragments = list(store.value.fragments)
+        if on:
+            first = fragments[-1].first_entry
+            fragments[-1] = Fragment(first, _ids(on[1:]))
+            for entry_id in range(first, end + 1):
+                for name in on[1:]:
+                    self.world.bookies[BookieId(name)].entries[entry_id] = self.world.written[
+                        entry_id
+                    ]
+        value = store.value.with_changes(
+            state=LedgerState.CLOSED, last_entry_id=end, length=length, fragments=tuple(fragments)
+        )
         assert store.compare_and_set(value, store.version)
 
     def do_delete(self) -> None:

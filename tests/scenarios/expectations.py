@@ -59,6 +59,13 @@ class Expectations:
         if last:
             assert metadata.last_entry_id == int(last), f"closed at {metadata.last_entry_id}"
 
+    def _expect_handle(self, state: str, last: str = "") -> None:
+        """expect handle closed 4: the metadata as the writer's handle shows them."""
+        metadata = self._writer().machine.metadata
+        assert metadata.state.value == state, f"state: {metadata.state.value}"
+        if last:
+            assert metadata.last_entry_id == int(last), f"closed at {metadata.last_entry_id}"
+
     def _expect_version(self, version: str) -> None:
         """expect version 2: the metadata were written twice."""
         assert self._world.metadata.version == int(version), str(self._world.metadata.version)

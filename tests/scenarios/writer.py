@@ -58,6 +58,11 @@ class Writer(Client):
         self._closing = True
         self.take(Close())
 
+    def tick(self) -> None:
+        """As in the client, nothing ticks while the machine says that it waits for nothing."""
+        if not self.machine.is_idle:
+            super().tick()
+
     def frames(self) -> Mapping[int, Stored]:
         return self._frames
 
