@@ -162,6 +162,9 @@ def test_nodes_are_written_as_they_always_were() -> None:
         "commit": 3,
         "run": "run",
     }
+
+
+def test_commits_are_written_as_they_always_were() -> None:
     whole = {
         "time_ms": 77,
         "first_segment": 5,

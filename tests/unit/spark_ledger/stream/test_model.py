@@ -15,6 +15,7 @@ from spark_ledger.stream.model import (
     ENTRY_BYTES_MIN,
     SINK_ID_CHARS_MAX,
     Commit,
+    Compression,
     Head,
     Segment,
     SegmentRange,
@@ -202,6 +203,15 @@ def test_what_a_configuration_is_by_default() -> None:
     assert (made.quorums, made.created_ms, made.deleted) == (Quorums(3, 3, 2), 0, False)
     assert (made.entry_bytes, made.segment_roll_bytes) == (1 << 20, 1 << 30)
     assert (made.segment_roll_age_s, made.compression.value) == (600.0, "lz4")
+
+
+def test_a_new_stream_and_the_least_commit_begin_with_zeros() -> None:
+    assert Head("id") == Head("id", 0, 0, 0, 0, 0, Dlsn(0, 0, 0), 0)
+    least = Commit(0, 0, 0, (), "s", 1)
+    assert least == Commit(0, 0, 0, (), "s", 1, "", 0, 0)
+    assert least.applied
+    assert parse_compression(Compression.ZSTD) is Compression.ZSTD
+    assert cut(segment(1, (2,)), None, None) == ((0, 0), (1, 0))
 
 
 def test_the_newest_schema_is_the_last() -> None:
