@@ -30,9 +30,8 @@ STEPS = 24
 DEPTH_MAX = 3
 _READS = frozenset({"pread", "open", "list"})
 _NESTED = 0.15
-_NESTED_KILL = 0.6
-"""Shares of crashes after which the opening is crashed, too. After a kill the opening sees more
-than the disk holds, so that is tried more often."""
+"""Share of power cuts after which the opening is crashed, too. After a kill the opening sees more
+than the disk holds: there that is tried every time, beside an opening that nothing disturbs."""
 
 
 class StopError(BaseException):
@@ -148,16 +147,17 @@ class CrashLoop:
         self.tally.points += 1
         self.tally.by_kind[kind] += 1
         self.tally.by_depth[depth] += 1
-        nested = _NESTED_KILL if kind == "kill" else _NESTED
-        if depth < DEPTH_MAX and self._choose.random() < nested:
+        killed = kind == "kill"
+        if depth < DEPTH_MAX and (killed or self._choose.random() < _NESTED):
             at = self._choose.randint(1, 60)
             again = after_kill(disk)
             with suppress(StopError):
                 Machine(FaultFileSystem(again, _Stop(at)), CONFIG)
-            cut = LOST if self._choose.random() < 0.4 else self._any_crash()
+            cut = LOST if self._choose.random() < (0.8 if killed else 0.4) else self._any_crash()
             where = f"{context}; opening stopped at {at}"
             self._crash(again, promises, where, depth=depth + 1, cut=cut)
-            return
+            if not killed:
+                return
         machine = Machine(disk, CONFIG)
         promises.check(machine, context, self._choose)
         if self._choose.random() < 0.2:
