@@ -34,6 +34,7 @@ class Recoverer(Client):
     """Runs a ``RecoveryMachine``."""
 
     recovery = True
+    hears_late_reads = True
     machine: RecoveryMachine
 
     def __init__(self, world: World, name: str, *, password: str = "") -> None:
