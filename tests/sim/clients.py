@@ -101,13 +101,12 @@ class Client:
     def name_of(self, error: LedgerError) -> str:
         """How the error of a read goes into the history.
 
-        A damaged copy says nothing of the others while these are out of reach, or where the
-        network spoils answers: then the entry was not denied.
+        Where copies are damaged, or the network spoils answers, one that is damaged says nothing
+        of the others, which may be out of reach for now: the entry was not denied. At the end it
+        has to be there all the same.
         """
-        world = self.world
-        if isinstance(error, DigestMismatchError) and (
-            world.options.corruption > 0 or not world.healing or world.is_beyond_tolerance
-        ):
+        options = self.world.options
+        if isinstance(error, DigestMismatchError) and (options.corruption > 0 or options.rot):
             return "SomeCopiesDamaged"
         return type(error).__name__
 
@@ -196,7 +195,8 @@ class WriterClient(Client):
         self.number = number
         self.writer: LedgerWriter | None = None
         self._unsettled = 0
-        self._gave_up = False
+        self._close_operation = 0
+        """The close that has begun: when the writer gave up, or when it was asked to close."""
         self._settled = asyncio.Event()
         self.start(self._run())
 
@@ -207,9 +207,8 @@ class WriterClient(Client):
 
     def gives_up(self, ledger_id: int) -> None:
         """The writer closes the ledger by itself, and tells nobody how that ended."""
-        if not self._gave_up:
-            self._gave_up = True
-            self.invoke("close", ledger_id=ledger_id)
+        if not self._close_operation:
+            self._close_operation = self.invoke("close", ledger_id=ledger_id)
 
     async def _run(self) -> None:
         client = await self.connect()
@@ -272,7 +271,7 @@ class WriterClient(Client):
 
     async def _close(self, writer: LedgerWriter) -> None:
         ledger_id = writer.ledger_id
-        operation = self.invoke("close", ledger_id=ledger_id)
+        operation = self._close_operation or self.invoke("close", ledger_id=ledger_id)
         try:
             await writer.close()
         except LedgerError as error:
