@@ -1,0 +1,125 @@
+"""The mutants: bugs that BookKeeper or a peer once had, as changes to our own sources.
+
+``*.toml`` beside this file hold them. Each has a name, what it resembles, the file and its text
+before and after (or several such ``edits``), and the checks that are expected to kill it, in
+order. A text that does not occur exactly once is an error: the code went on, and its mutant has to
+follow.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = Path(__file__).resolve().parent
+
+SuiteName = Literal["scenarios", "random", "exhaustive", "sim", "crash", "failures", "unit"]
+
+
+class StaleError(Exception):
+    """A mutant that does not fit the sources any more."""
+
+
+class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One text in one file, and what takes its place."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One bug."""
+
+    name: str
+    resembles: str
+    killers: tuple[SuiteName, ...]
+    file: str = ""
+    old: str = ""
+    new: str = ""
+    edits: tuple[Edit, ...] = ()
+    unit: tuple[str, ...] = ()
+    """Test files for the suite "unit", if the mirror of the mutated file is not meant."""
+    equivalent: str = ""
+    """Why other rules make the change harmless; then the mutant is not run and does not count."""
+    area: str = ""
+
+    @property
+    def all_edits(self) -> tuple[Edit, ...]:
+        """What the mutant changes."""
+        return self.edits or (Edit(self.file, self.old, self.new),)
+
+    @property
+    def unit_tests(self) -> tuple[str, ...]:
+        """The test files of the mutated modules."""
+        if self.unit:
+            return self.unit
+        found: list[str] = []
+        for edit in self.all_edits:
+            path = Path(edit.file)
+            folder = ROOT / "tests" / "unit" / path.parent
+            found += [
+                str(p.relative_to(ROOT)) for p in sorted(folder.glob(f"test_{path.stem}*.py"))
+            ]
+        return tuple(dict.fromkeys(found))
+
+    def sources(self) -> dict[str, str]:
+        """The mutated text of each file. StaleError if a text is not there exactly once."""
+        texts: dict[str, str] = {}
+        for edit in self.all_edits:
+            if edit.file not in texts:
+                texts[edit.file] = (ROOT / edit.file).read_text(encoding="utf-8")
+            text = texts[edit.file]
+            if (count := text.count(edit.old)) != 1:
+                raise StaleError(
+                    f"{self.name}: {edit.file} has its old text {count} times:\n{edit.old}"
+                )
+            texts[edit.file] = text.replace(edit.old, edit.new)
+        for file, text in texts.items():
+            _check_only_bodies(self.name, file, text)
+        return texts
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    mutants: list[dict[str, Any]]
+
+
+def load() -> list[Mutant]:
+    """All mutants, by area; names are unique."""
+    mutants: list[Mutant] = []
+    for path in sorted(FOLDER.glob("*.toml")):
+        values = msgspec.toml.decode(path.read_bytes(), type=_File).mutants
+        mutants += [msgspec.convert({**value, "area": path.stem}, Mutant) for value in values]
+    names = [mutant.name for mutant in mutants]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise StaleError(f"names that two mutants have: {', '.join(twice)}")
+    return mutants
+
+
+def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
+    """The mutants of these names; all that count if none is named. KeyError for a wrong name."""
+    if not names:
+        return [mutant for mutant in mutants if not mutant.equivalent]
+    by_name = {mutant.name: mutant for mutant in mutants}
+    return [by_name[name] for name in names]
+
+
+def _check_only_bodies(name: str, file: str, text: str) -> None:
+    """A mutant is put into running functions, so it may change nothing around them."""
+    before = _outside((ROOT / file).read_text(encoding="utf-8"))
+    if before != _outside(text):
+        raise StaleError(f"{name}: changes {file} outside of the bodies of functions")
+
+
+def _outside(text: str) -> str:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [ast.Pass()]
+    return ast.dump(tree)

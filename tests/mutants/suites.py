@@ -1,0 +1,257 @@
+"""The checks that kill mutants. Each runs until something is found, or its budget is used up.
+
+``search`` begins afresh; ``replay`` goes straight to where a mutant was killed before, and looks a
+little further if the killing schedule has moved since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from tests.mutants.catalog import Mutant, SuiteName
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """A mutant's end."""
+
+    suite: SuiteName
+    seed: str
+    """What to give to the suite to see it again: a seed, a scope, a file."""
+    tried: int
+    """Schedules (or scripts, scopes, files) up to and with the killing one."""
+    seconds: float
+    what: str
+
+
+Try = Callable[[], str]
+"""Runs one check; what it found, "" for nothing."""
+
+BUDGETS: Final[dict[SuiteName, tuple[int, float]]] = {
+    "scenarios": (1_000, 60.0),
+    "random": (3_000, 30.0),
+    "exhaustive": (100, 60.0),
+    "sim": (1_000, 120.0),
+    "crash": (15, 45.0),
+    "failures": (400, 120.0),
+    "unit": (100, 120.0),
+}
+"""Most schedules, and most seconds, that one mutant may cost in a suite."""
+
+HANGS_AFTER_S: Final = 300.0
+"""One check that takes so long, or a fifth of it of processor time, hangs, which is a finding; the
+slowest takes a few seconds."""
+
+_OPERATIONS_FAILED: Final = 250
+"""Operations of a workload that are made to fail; it has fewer."""
+
+REPLAYED: Final = 40
+"""Schedules that a replay tries behind the recorded one."""
+
+
+def search(name: SuiteName, mutant: Mutant, effort: float) -> tuple[Kill | None, int, float]:
+    """The kill, if there is one; tries; seconds. ``effort`` scales the budget."""
+    tries_max, seconds_max = BUDGETS[name]
+    return _run(name, _SUITES[name](mutant, None), tries_max * effort, seconds_max * effort)
+
+
+def replay(kill: Kill, mutant: Mutant) -> Kill | None:
+    """The kill again, where it was or in a short search; None if the mutant survives that now."""
+    checks = _SUITES[kill.suite](mutant, kill.seed)
+    with contextlib.suppress(UnusableError):  # the test has another name now
+        if again := _run(kill.suite, checks, REPLAYED, 60.0)[0]:
+            return again
+    return search(kill.suite, mutant, 0.2)[0]
+
+
+def finds_in_sources(kill: Kill, mutant: Mutant) -> str:
+    """What the killing check says of the sources without the mutant: "" if the kill counts."""
+    _, check = next(iter(_SUITES[kill.suite](mutant, kill.seed)))
+    return _attempt(check)
+
+
+def _run(
+    name: SuiteName, checks: Iterable[tuple[str, Try]], tries_max: float, seconds_max: float
+) -> tuple[Kill | None, int, float]:
+    began = time.process_time()
+    tried = 0
+    for seed, check in checks:
+        if tried >= tries_max or time.process_time() - began > seconds_max:
+            break
+        tried += 1
+        what = _attempt(check)
+        if what:
+            seconds = round(time.process_time() - began, 2)
+            if name == "unit":
+                seed = what  # the one test is enough to see it again
+            return Kill(name, seed, tried, seconds, what[:200]), tried, seconds
+    return None, tried, round(time.process_time() - began, 2)
+
+
+class UnusableError(BaseException):
+    """A check cannot be made, whatever the sources; that is no finding."""
+
+
+class HangError(BaseException):
+    """A check did not end. Not an Exception: nobody on the way may catch it."""
+
+
+def _hang(_number: int, _frame: object) -> None:
+    raise HangError("no end")
+
+
+def _attempt(check: Try) -> str:
+    """What a check found. An error of any kind is a finding: the sources themselves pass."""
+    logging.disable(logging.CRITICAL)
+    output = io.StringIO()
+    signal.signal(signal.SIGALRM, _hang)
+    signal.signal(signal.SIGPROF, _hang)
+    signal.setitimer(signal.ITIMER_REAL, HANGS_AFTER_S)
+    signal.setitimer(signal.ITIMER_PROF, HANGS_AFTER_S / 5)
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            return check()
+    except (Exception, HangError) as error:  # noqa: BLE001 - whatever a mutant causes
+        lines = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {lines[0]}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+_PYTEST: Final = ("-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "timeout=0")
+
+# -- the suites ------------------------------------------------------------------------------------
+
+
+def _scenarios(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
+    from tests.scenarios.script import files, run
+
+    def check(text: str) -> str:
+        return "" if run(text) == text else "the script goes differently"
+
+    for path in files():
+        if start in (None, path.stem):
+            text = path.read_text(encoding="utf-8")
+            yield path.stem, lambda text=text: check(text)
+
+
+def _random(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
+    from tests.scenarios.test_random_schedules import Schedule
+
+    def check(seed: int) -> str:
+        Schedule(seed).run()
+        return ""
+
+    for seed in _seeds(start):
+        yield str(seed), lambda seed=seed: check(seed)
+
+
+def _exhaustive(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
+    from tests.exhaustive.scopes import QUICK
+    from tests.exhaustive.search import Search
+
+    for scope in QUICK:
+        if start in (None, scope.name):
+            yield scope.name, lambda scope=scope: Search(scope).run(200_000).violation
+
+
+def _sim(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
+    from tests.sim.schedule import run_schedule
+
+    def check(seed: int) -> str:
+        return "; ".join(map(str, run_schedule(seed).violations))
+
+    for seed in _seeds(start):
+        yield str(seed), lambda seed=seed: check(seed)
+
+
+def _crash(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
+    """One workload of the crash loop each, with a crash at every operation."""
+    from tests.crash.points import CrashLoop
+
+    def check(seed: int) -> str:
+        CrashLoop(seed).run(1)
+        return ""
+
+    for seed in _seeds(start):
+        yield str(seed), lambda seed=seed: check(seed)
+
+
+def _failures(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
+    """One operation of a workload each, that fails in two ways. Seeds are "workload:operation"."""
+    from tests.crash.failures import FailureTally, _hows, _run
+
+    def check(seed: int, at: int) -> str:
+        for how in _hows(at, every_how=False):
+            _run(seed, at, how, FailureTally(seed))
+        return ""
+
+    first, _, at = (start or "71:1").partition(":")
+    for number in range(int(at), _OPERATIONS_FAILED):
+        yield f"{first}:{number}", lambda number=number: check(int(first), number)
+
+
+def _unit(mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
+    for path in mutant.unit_tests if start is None else [start]:
+        yield path, lambda path=path: _pytest(path)
+
+
+def _pytest(target: str) -> str:
+    import pytest
+
+    seen = _Seen()
+    code = pytest.main([*_PYTEST, target], plugins=[seen])
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return seen.failed
+    raise UnusableError(f"pytest {target} ends with {code!r}")
+
+
+class _Seen:
+    """Remembers the first test that failed."""
+
+    failed = ""
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        if getattr(report, "failed", False) and not self.failed:
+            self.failed = str(getattr(report, "nodeid", "a test"))
+
+
+def _seeds(start: str | None) -> Iterator[int]:
+    first = 0 if start is None else int(start)
+    yield from range(first, first + 10**6)
+
+
+_SUITES: Final[dict[SuiteName, Callable[[Mutant, str | None], Iterator[tuple[str, Try]]]]] = {
+    "scenarios": _scenarios,
+    "random": _random,
+    "exhaustive": _exhaustive,
+    "sim": _sim,
+    "crash": _crash,
+    "failures": _failures,
+    "unit": _unit,
+}
+
+
+def warm() -> None:
+    """Import all that the suites need, so that every mutant starts from a copy of this process."""
+    import pytest
+
+    import tests.crash.failures
+    import tests.crash.points
+    import tests.exhaustive.search
+    import tests.scenarios.script
+    import tests.scenarios.test_random_schedules
+    import tests.sim.schedule
+
+    assert tests.crash and tests.exhaustive and tests.scenarios and tests.sim
+    with contextlib.redirect_stdout(io.StringIO()):  # loads pytest's plugins, which take a second
+        code = pytest.main([*_PYTEST, "--collect-only", "tests/unit/bookie_server/core"])
+    assert code == pytest.ExitCode.OK, code

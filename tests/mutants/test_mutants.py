@@ -1,0 +1,64 @@
+"""The checks still find every bug that is put in on purpose (``python -m tests.mutants``)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from tests.mutants.__main__ import kills_before
+from tests.mutants.catalog import ROOT, load
+from tests.mutants.running import Verdict
+
+AT_LEAST = {"protocol": 25, "storage": 12, "core": 6, "stream": 6}
+
+
+def gate(*options: str) -> subprocess.CompletedProcess[str]:
+    """The gate in a process of its own: it makes copies of itself, which a test runner must not."""
+    command = [sys.executable, "-m", "tests.mutants", *options]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+def test_every_mutant_fits_the_sources() -> None:
+    areas: Counter[str] = Counter()
+    for mutant in load():
+        mutant.sources()
+        areas[mutant.area] += not mutant.equivalent
+        assert mutant.resembles and mutant.killers, mutant.name
+    assert {area: areas[area] >= least for area, least in AT_LEAST.items()} == dict.fromkeys(
+        AT_LEAST, True
+    )
+
+
+def test_every_mutant_was_killed() -> None:
+    assert kills_before().keys() == {m.name for m in load() if not m.equivalent}
+
+
+def test_every_mutant_is_killed_again(tmp_path: Path) -> None:
+    """At the seed that killed it before, or soon behind it."""
+    path = tmp_path / "verdicts.json"
+    result = gate("--replay", "--json", str(path))
+    assert path.exists(), result.stderr
+    verdicts = msgspec.json.decode(path.read_bytes(), type=list[Verdict])
+    survivors = [f"{v.name} {v.error}" for v in verdicts if v.kill is None]
+    assert not survivors, f"{survivors}: run python -m tests.mutants --only ..."
+    assert result.returncode == 0
+    assert len(verdicts) == len(kills_before())
+
+
+def test_a_mutant_that_survives_fails_the_gate() -> None:
+    """A change that does no harm is not killed, so the checks do not find just anything."""
+    result = gate("--only", "recovery-confirms-while-choosing", "--effort", "0.02")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "SURVIVES" in result.stdout
+
+
+def test_a_mutant_of_no_source_is_an_error() -> None:
+    result = gate("--only", "no-such-mutant")
+    assert result.returncode == 2
+    assert "no-such-mutant" in result.stderr

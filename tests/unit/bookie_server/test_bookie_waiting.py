@@ -1,0 +1,37 @@
+"""Adds that wait for room keep their place: nobody is served before them once there is room."""
+
+from __future__ import annotations
+
+from spark_ledger.types import BookieStatus, LedgerId
+from tests.unit.bookie_server.storage.support import Machine, formatted
+
+LEDGER = 7
+ENTRY_BYTES = 4096
+
+
+def fill(machine: Machine) -> int:
+    """Add entries until the ledger's directory takes no more; the next entry id."""
+    storage = machine.bookie._storage
+    store = storage.store_of(LedgerId(LEDGER))
+    for entry_id in range(100):
+        if storage.is_full(LedgerId(LEDGER)):
+            return entry_id
+        if store.cache.active_bytes >= 4 * ENTRY_BYTES and not store.cache.is_frozen:
+            store._freeze(machine.bookie._journal.durable_mark)
+        assert machine.add(LEDGER, [entry_id], size=ENTRY_BYTES) is BookieStatus.OK
+    raise AssertionError("the cache never fills")
+
+
+def test_an_add_that_finds_room_waits_behind_those_that_wait() -> None:
+    """The flush has made room, and the service thread has not heard of it yet."""
+    machine = Machine(formatted())
+    first = fill(machine)
+    waiting = machine.start_add(LEDGER, [first], size=ENTRY_BYTES)
+    machine.bookie._storage.flush()
+    assert not machine.bookie._storage.is_full(LedgerId(LEDGER))
+    later = machine.start_add(LEDGER, [first + 1], size=ENTRY_BYTES)
+    machine.settle()
+    assert (waiting, later) == ([], []), "the later one was served first"
+    machine.flush()
+    assert (waiting, later) == ([(BookieStatus.OK, "")], [(BookieStatus.OK, "")])
+    assert sorted(machine.held(LEDGER)) == list(range(first + 2))
