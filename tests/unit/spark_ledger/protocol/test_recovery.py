@@ -347,6 +347,17 @@ def test_nobody_can_take_a_place_that_is_not_needed() -> None:
     assert recoverer.choose() == [], "nothing was asked"
 
 
+def test_what_is_not_failed_is_not_replaced() -> None:
+    recoverer = found_one()
+    recoverer.fail(1, "b1")
+    recoverer.ack(0, "b0", 0)
+    recoverer.ack(2, "b2", 0)
+    commands = recoverer.choose(s0="b3")
+    assert one(commands, ReadLength) and not only(commands, OpenAppender)
+    closing = one(recoverer.length(10), WriteMetadata).metadata
+    assert closing.fragments == (fragment(0, "b0 b1 b2"),)
+
+
 def test_a_second_failure_is_handled_first() -> None:
     recoverer = found_one()
     recoverer.fail(1, "b1")
