@@ -167,7 +167,7 @@ _TITLES: Final = {
     "sim": "Simulation: the real client and bookies on simulated disks, network, ZooKeeper, clocks",
     "exhaustive": "Every interleaving of small scopes",
     "mutants": "Bugs put in on purpose",
-    "crash": "A crash at every operation of a bookie's storage",
+    "crash": "A bookie's storage: crashes at every operation, failing operations, rot",
     "fuzz": "Malformed input to every parser",
     "chaos": "Real processes under load and faults",
     "coverage": "Branches",

@@ -31,7 +31,7 @@ STEPS: Final = (
     Step("sim", "tests.sim", ("--schedules", "50000")),
     Step("exhaustive", "tests.exhaustive", ()),
     Step("mutants", "tests.mutants", ()),
-    Step("crash", "tests.crash", ("--points", "20000")),
+    Step("crash", "tests.crash", ("--points", "20000", "--failures", "1", "--rot", "5000")),
     Step("fuzz", "tests.fuzz", ("--inputs", "2000000")),
     Step("chaos", "tests.chaos", ("--minutes", "5")),
     Step("coverage", "tests.coverage", ()),
