@@ -57,3 +57,16 @@ def test_a_close_of_another_length_is_not_ours() -> None:
         stored = ledger((3, 3, 2), (0, "b0 b1 b2"), state=CLOSED, last=0, length=length)
         other = stored.with_changes(creation_token="repaired meanwhile")
         assert [type(command) for command in writer.conflict(other)] == [outcome]
+
+
+def test_closing_ends_although_giving_up_could_not_close_the_ledger() -> None:
+    """The metadata store failed when the writer gave up; the application closes later."""
+    writer = Writer()
+    writer.add()
+    for slot in (1, 2):
+        writer.fail(slot)
+        commands = writer.choose()
+    one(commands, WriteMetadata)
+    assert writer.metadata_failed() == []
+    assert writer.machine.is_idle
+    one(writer.close(), Done)
