@@ -6,8 +6,10 @@ import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from spark_ledger.local import LocalCluster
 
@@ -25,21 +27,27 @@ _LONGEST_FIRST = ("spark", "chaos", "sim", "mutants", "fuzz", "crash", "exhausti
 """Folders in the order in which `make test`, which runs several processes, should begin them."""
 
 
-@pytest.hookimpl(tryfirst=True)
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin what takes longest."""
+    ranks = {folder: rank for rank, folder in enumerate(_LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(_folder(item), len(ranks)))
+
+
+class _ByFile(LoadScopeScheduling):
     """What shares fixtures runs in one process: a file, and all tests of Spark with its session."""
-    root = Path(__file__).parent
-    for item in items:
-        path = item.path.relative_to(root)
-        group = "spark" if path.parts[0] == "spark" else str(path)
-        item.add_marker(pytest.mark.xdist_group(group))
 
-    def rank(item: pytest.Item) -> int:
-        folder = item.path.relative_to(root).parts[0]
-        known = folder in _LONGEST_FIRST
-        return _LONGEST_FIRST.index(folder) if known else len(_LONGEST_FIRST)
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "spark" if file.startswith("tests/spark/") else file
 
-    items.sort(key=rank)
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """How tests are spread when there are several processes (-n)."""
+    return _ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
