@@ -49,8 +49,8 @@ check: $(STAMP) ## format, lint, types, style, generated code (under a minute)
 	@mypy
 	@python -m pytest -q tests/style
 
-test: $(STAMP) java ## every test a change must pass, in three processes
-	@python -m pytest -n 3 --no-loadscope-reorder
+test: $(STAMP) java ## every test a change must pass, in two processes
+	@python -m pytest -n 2 --no-loadscope-reorder
 
 sim: $(STAMP) ## simulated schedules full of faults: SCHEDULES=n, or one again: SEED=n
 	@python -m tests.sim $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED))
