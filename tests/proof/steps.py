@@ -28,11 +28,11 @@ class Step(NamedTuple):
 
 
 STEPS: Final = (
-    Step("sim", "tests.sim", ("--schedules", "50000")),
-    Step("exhaustive", "tests.exhaustive", ()),
-    Step("mutants", "tests.mutants", ()),
-    Step("crash", "tests.crash", ("--points", "20000", "--failures", "1", "--rot", "5000")),
+    Step("sim", "tests.sim", ("--schedules", "6000", "--seed", "100000", "--jobs", "1")),
+    Step("exhaustive", "tests.exhaustive", ("--quick",)),
+    Step("mutants", "tests.mutants", ("--replay",)),
+    Step("crash", "tests.crash", ("--points", "10000", "--failures", "1", "--rot", "3000")),
     Step("fuzz", "tests.fuzz", ("--inputs", "2000000")),
-    Step("chaos", "tests.chaos", ("--minutes", "5")),
+    Step("chaos", "tests.chaos", ("--minutes", "2")),
     Step("coverage", "tests.coverage", ()),
 )

@@ -55,7 +55,7 @@ def test_executor_and_driver_killed_and_submitted_again(
         return rows() >= wanted
 
     try:
-        eventually(lambda: reached(2 * COMMIT_ROWS), submitter.log_end())
+        eventually(lambda: reached(2 * COMMIT_ROWS), submitter.log_end(), 180.0)
         faults.arm(WRITE, "kill-executor")
         eventually(lambda: faults.has_happened(WRITE), "an executor is killed")
         done = rows()

@@ -70,3 +70,16 @@ def test_closing_ends_although_giving_up_could_not_close_the_ledger() -> None:
     assert writer.metadata_failed() == []
     assert writer.machine.is_idle
     one(writer.close(), Done)
+
+
+def test_closing_ends_although_another_took_the_ledger_that_was_given_up() -> None:
+    """Closing after giving up met a recovery: it is for that one to close the ledger."""
+    writer = Writer()
+    writer.add()
+    for slot in (1, 2):
+        writer.fail(slot)
+        writer.choose()
+    stored = ledger((3, 3, 2), (0, "b0 b1 b2"), state=LedgerState.IN_RECOVERY)
+    assert writer.conflict(stored) == []
+    assert writer.machine.is_idle
+    one(writer.close(), Done)

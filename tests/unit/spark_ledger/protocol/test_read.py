@@ -163,6 +163,14 @@ def test_the_slow_one_may_win_after_all() -> None:
     assert reader.machine.slow_slots == {1}
 
 
+def test_who_is_given_up_is_slow() -> None:
+    """Also the one that was asked for help and had brought nothing yet."""
+    reader = Reader()
+    reader.tick(0.5)
+    assert reader.bring(1, 4, 0.6) == [delivers(1, 0, 4), CancelRead(2, 0)]
+    assert reader.machine.slow_slots == {1, 2}
+
+
 def test_what_was_delivered_is_not_delivered_again() -> None:
     """Two replicas at work: the second brings less than the first has brought."""
     reader = Reader()
