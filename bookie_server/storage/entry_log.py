@@ -168,7 +168,7 @@ class EntryLogWriter:
         pairs = sorted(self.ledger_bytes.items())
         bodies = [
             b"".join(_PAIR.pack(*pair) for pair in pairs[start : start + _PAIRS_PER_RECORD])
-            for start in range(0, len(pairs), _PAIRS_PER_RECORD)
+            for start in range(0, len(pairs) or 1, _PAIRS_PER_RECORD)
         ]
         self._pad_for(sum(RECORD_HEADER_BYTES + len(body) for body in bodies) + FOOTER_BYTES)
         map_offset = self._size
@@ -249,7 +249,7 @@ class EntryLogReader:
         magic, offset = _FOOT.unpack_from(footer)
         if magic != _FOOT_MAGIC:
             return None
-        if not LOG_HEADER_BYTES <= offset <= end:
+        if not LOG_HEADER_BYTES <= offset < end:  # a map of nothing is a record too
             raise _damaged(file.path, end, f"a ledger map at offset {offset}")
         ledger_bytes: dict[LedgerId, int] = {}
         while offset < end:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from bookie_server.storage.cookie import COOKIE_NAME
 from bookie_server.storage.journal_files import journal_numbers, journal_path
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from spark_ledger.errors import ConfigurationError, CorruptionError
@@ -168,7 +169,12 @@ def _outcome(disk: MemoryFileSystem, promises: Promises, damage: Damage) -> str:
     try:
         machine = Machine(disk, CONFIG)
     except (CorruptionError, ConfigurationError) as error:
-        assert str(damage.path.parent) in str(error), f"{damage}: names no directory: {error}"
+        # A cookie that names another cluster is still a cookie: any other one may be blamed.
+        places = [damage.path.parent]
+        if damage.path.name == COOKIE_NAME:
+            places = [JOURNAL, *LEDGERS]
+        named = any(str(place) in str(error) for place in places)
+        assert named, f"{damage}: names no directory: {error}"
         return REFUSED
     whole = promises.check_honest(machine, f"{damage}")
     return RIGHT if whole else UNREADABLE
