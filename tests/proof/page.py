@@ -104,7 +104,29 @@ def _mutants(figures: Figures) -> str:
 
 
 def _crash(figures: Figures) -> str:
-    return _numbers(figures)
+    points, rot = figures["points"], figures["rot"]
+    runs = [
+        ("crash points recovered", points["crash_points"]),
+        ("of them in a recovery, or in a recovery from that", _deep(points["by_depth"])),
+        ("entries acknowledged before", points["acknowledged_entries"]),
+        ("runs with a failing operation", sum(f["runs"] for f in figures["failures"])),
+        ("failing operations in them", sum(f["faults"] for f in figures["failures"])),
+        ("damages to a small store", rot["damages"]),
+    ]
+    kinds = sorted(points["by_kind"].items())
+    outcomes = sorted(rot["by_outcome"].items())
+    return "\n".join(
+        (
+            "The model agrees: nothing acknowledged is gone, nothing else is there.\n",
+            _table(("what", "number"), runs),
+            _table(("what was not synced, at a crash", "number"), kinds),
+            _table(("after damage", "number"), outcomes),
+        )
+    )
+
+
+def _deep(by_depth: dict[str, int]) -> int:
+    return sum(number for depth, number in by_depth.items() if depth != "1")
 
 
 def _fuzz(figures: Figures) -> str:
@@ -116,6 +138,7 @@ def _fuzz(figures: Figures) -> str:
 
 def _chaos(figures: Figures) -> str:
     lengths = [
+        ("seed", ", ".join(map(str, figures["seeds"]))),
         ("seconds", round(figures["seconds"])),
         ("operations", figures["operations"]),
         ("acknowledged entries", figures["acknowledged"]),
@@ -140,21 +163,6 @@ def _coverage(figures: Figures) -> str:
         f"tests: {len(figures['files'])} files of `spark_ledger/protocol`, `spark_ledger/wire`, "
         "`bookie_server/core`, and the records of `bookie_server/storage`.\n"
     )
-
-
-def _numbers(figures: Figures, prefix: str = "") -> str:
-    """Nested numbers as one table."""
-    rows: list[tuple[str, object]] = []
-
-    def add(value: Any, name: str) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                add(inner, f"{name}, {key}" if name else str(key))
-        elif isinstance(value, int | float | str):
-            rows.append((name.replace("_", " "), value))
-
-    add(figures, prefix)
-    return _table(("what", "number"), rows)
 
 
 def _bugs() -> str:
