@@ -18,6 +18,7 @@ DISTRIBUTIONS = {
     "grpc_tools": "grpcio-tools",
     "prometheus_client": "prometheus-client",
     "py4j": "pyspark",
+    "xdist": "pytest-xdist",
 }
 
 
