@@ -75,6 +75,11 @@ class HostileClient:
         }
         self._honest_entries = 0
 
+    def reconnect(self, address: str) -> None:
+        """A new connection: the old one may not know yet that its bookie has gone."""
+        self._channel.close()
+        self._channel = grpc.insecure_channel(address, options=transfer_options())
+
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()

@@ -34,8 +34,10 @@ def test_a_bookie_outlives_malformed_messages(tmp_path: Path) -> None:
         assert "Traceback" not in log, log[-5000:]
         assert cluster.stop_bookie(0) == 0, "what it kept can be flushed"
         cluster.start_bookie(0)
+        client.reconnect(cluster.bookie_address(0))
         client.check_honest_entries()
         cluster.kill_bookie(0)
         cluster.start_bookie(0)
+        client.reconnect(cluster.bookie_address(0))
         client.check_honest_entries()
         client.close()
