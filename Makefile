@@ -66,7 +66,7 @@ mutants: $(STAMP) ## bugs put in on purpose, each of which has to be found
 chaos: $(STAMP) java ## real processes under load and faults: MINUTES=n
 	@python -m tests.chaos --minutes $(or $(MINUTES),2)
 
-proof: $(STAMP) java ## all long runs, and PROOF.md from what they found (an hour or two)
+proof: $(STAMP) java ## the runs of PROOF.md, and the page from what they found (ten minutes)
 	@python -m tests.proof
 
 demo: $(STAMP) java ## real flights through two streams, with faults on the way; prints a report

@@ -75,19 +75,6 @@ def digest_for(digest_type: DigestType, mac_key: bytes) -> Digest:
     return Crc32cDigest()
 
 
-def seal(
-    digest: Digest,
-    ledger_id: int,
-    entry_id: int,
-    last_add_confirmed: int,
-    length: int,
-    payload: bytes,
-) -> bytes:
-    """The frame of an entry."""
-    header = HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
-    return b"".join((header, digest.sum(header, payload), payload))
-
-
 def seal_heads(
     digest: Digest,
     ledger_id: int,

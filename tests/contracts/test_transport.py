@@ -19,8 +19,9 @@ from spark_ledger.transport.base import AddResult, Appender, ReadChunk, Transpor
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
-from spark_ledger.wire.frame import Crc32cDigest, seal
+from spark_ledger.wire.frame import Crc32cDigest
 from tests.contracts.scripted_bookie import ScriptedBookie
+from tests.frames import seal
 
 BOOKIE = BookieId("bookie-1")
 LEDGER = LedgerId(7)

@@ -18,7 +18,8 @@ from spark_ledger.wire.codec import (
     encode_read_response,
     status_from_wire,
 )
-from spark_ledger.wire.frame import Crc32cDigest, frame_last_add_confirmed, open_run, seal
+from spark_ledger.wire.frame import Crc32cDigest, frame_last_add_confirmed, open_run
+from tests.frames import seal
 from tests.fuzz.target import Target
 
 

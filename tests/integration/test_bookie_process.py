@@ -23,7 +23,8 @@ from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
-from spark_ledger.wire.frame import Crc32cDigest, seal
+from spark_ledger.wire.frame import Crc32cDigest
+from tests.frames import seal
 
 pytestmark = pytest.mark.processes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.mutants.catalog import load
-from tests.proof.steps import STEPS, Step
+from tests.proof.steps import STEPS
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "PROOF.md"
@@ -23,7 +23,7 @@ wrote this page from the figures under `tests/proof/figures`; every run starts f
 failing seed becomes a file under `tests/regressions`, which `make test` replays.
 
 The promises I1 to I16 are those of [ARCHITECTURE.md](ARCHITECTURE.md#what-must-always-hold).
-`make test` runs all of this in small; the commands below are the long runs.
+`make test` runs all of this too; the commands below take larger numbers.
 """
 
 Figures = Any
@@ -192,6 +192,3 @@ _SECTIONS: Final[dict[str, Callable[[Figures], str]]] = {
 }
 
 assert _SECTIONS.keys() == _TITLES.keys() == {step.name for step in STEPS}
-
-
-__all__ = ["BUGS", "PAGE", "Step", "page"]

@@ -1,4 +1,4 @@
-"""The runs that PROOF.md reports: what each is called, what it runs, what it costs."""
+"""The runs that PROOF.md reports: what each is called, and what it runs."""
 
 from __future__ import annotations
 

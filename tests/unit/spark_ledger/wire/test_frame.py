@@ -21,9 +21,9 @@ from spark_ledger.wire.frame import (
     frame_last_add_confirmed,
     open_frame,
     open_run,
-    seal,
     seal_heads,
 )
+from tests.frames import seal
 
 DIGESTS = [Crc32cDigest(), HmacDigest(b"k" * 32)]
 every_digest = pytest.mark.parametrize("digest", DIGESTS, ids=["crc32c", "hmac"])
