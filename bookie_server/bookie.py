@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -232,6 +232,10 @@ class Bookie:
                 self._waiting.append(waiting)
             return
         self._add(waiting)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Adds made within become durable together: the runs of one message."""
+        return self._journal.gather()
 
     def fence(self, ledger_id: LedgerId, *, access_key: bytes, done: Done) -> None:
         """Refuse adds of the ledger's writer from now on; ``done(OK)`` once that is durable.

@@ -7,6 +7,7 @@ put a scripted bookie behind the same interface.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from spark_ledger.runs import EntryRun
@@ -70,6 +71,9 @@ class BookieApi(Protocol):
     @property
     def append_bytes_in_flight(self) -> int:
         """Bytes accepted and not durable yet."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Adds made within become durable together; their ``done`` may come at its end."""
 
     def add(
         self,

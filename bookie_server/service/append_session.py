@@ -167,8 +167,9 @@ class AppendSession:
         except ConfigurationError as error:
             await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         now = time.perf_counter()
-        for add in adds:
-            self._add(add, now)
+        with self._bookie.together():
+            for add in adds:
+                self._add(add, now)
         if self._refused > _REFUSED_TAGS_MAX:
             await self._context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -2,9 +2,12 @@
 
 ``append`` queues; ``commit_pending`` writes what is queued as one batch, syncs it, and posts all
 completions at once. In a bookie a thread calls it in a loop; simulation and tests call it
-themselves. A write or sync that fails is final: after it the kernel may have dropped the data and
-says so only once, so nothing is retried, every waiter and every later append gets IO_ERROR, and
-the process has to restart and read back what the disk really holds.
+themselves. What is little and comes alone, while the disk is fast and rests, is committed in place
+by the service thread: to hand it to the other thread and back costs more than the sync.
+
+A write or sync that fails is final: after it the kernel may have dropped the data and says so only
+once, so nothing is retried, every waiter and every later append gets IO_ERROR, and the process has
+to restart and read back what the disk really holds.
 
 A journal object always starts a new file: the tail of an older one may have been recovered from
 pages that never reached the disk, and is not written to again.
@@ -17,10 +20,11 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.journal_files import (
@@ -42,6 +46,7 @@ from bookie_server.storage.records import (
     padding,
 )
 from bookie_server.storage.vfs import TEMPORARY_SUFFIX, File, FileSystem
+from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus
 
 logger = logging.getLogger(__name__)
@@ -50,7 +55,13 @@ Done = Callable[[BookieStatus, str], None]
 Post = Callable[[Callable[[], None]], None]
 
 _ZEROS = bytes(FILE_HEADER_BYTES)
-_SPARES_MAX = 2
+_IN_PLACE_BYTES_MAX: Final = 64 * KIB
+"""Most that is committed in place: a message of one or few small entries."""
+
+_IN_PLACE_SYNC_S_MAX: Final = 0.002
+"""A disk whose last sync took longer is left to the thread: the service must not wait long."""
+
+_SPARES_MAX: Final = 2
 """Old files kept to be written again; a checkpoint frees about as many as the next one needs."""
 
 
@@ -86,9 +97,11 @@ class Journal:
         post: Post,
         on_fatal: Callable[[str], None],
         new_salt: Callable[[], int] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Start a new file behind ``end``, the last batch of the older files (OSError if it
-        cannot be made). ``post`` runs a callable on the service thread."""
+        cannot be made). ``post`` runs a callable on the service thread. ``clock`` (seconds)
+        measures the syncs."""
         self._file_system = file_system
         self._directory = directory
         self._file_bytes = file_bytes
@@ -96,10 +109,13 @@ class Journal:
         self._post = post
         self._on_fatal = on_fatal
         self._new_salt = new_salt or partial(secrets.randbits, 64)
+        self._clock = clock
         self._queue: deque[_Waiting] = deque()
         self._wakeup = threading.Condition()
         self._sleeping = False
+        self._gathering = False
         self._stopping = False
+        self._rests_since = 0.0
         self._failure: str | None = None
         self._bytes_in_flight = 0
         self._stats = JournalStats(0, 0, 0, 0.0, 0.0, 0, 0)
@@ -137,10 +153,48 @@ class Journal:
             if failure is None:
                 self._queue.append(_Waiting(record_type, body, done))
                 self._bytes_in_flight += body.length
-                if self._sleeping:
+                if self._sleeping and not self._gathering:
                     self._wakeup.notify()
         if failure is not None:
             self._post(partial(done, BookieStatus.IO_ERROR, failure))
+
+    @contextmanager
+    def gather(self) -> Iterator[None]:
+        """What is appended within is committed together, in place if that is the fastest way."""
+        assert not self._gathering
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+            self._gathered()
+
+    def _gathered(self) -> None:
+        with self._wakeup:
+            if not self._queue or not self._sleeping:
+                return  # the thread is at work, or the caller commits; both look at the queue again
+            if not self._is_fast_in_place():
+                self._wakeup.notify()
+                return
+            batch = list(self._queue)
+            self._queue.clear()
+        # The thread sleeps, and only this one appends: nobody else writes meanwhile.
+        if self._commit(batch):
+            self._complete(batch, BookieStatus.OK, "")
+
+    def _is_fast_in_place(self) -> bool:
+        """Whether the disk has rested for as long as it needs for a sync, and that is not long.
+
+        A busier journal is better off with its thread, which commits together what comes while
+        it syncs.
+        """
+        sync_s = self._stats.last_sync_s
+        return (
+            self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
+            and self._durable.offset + 2 * _IN_PLACE_BYTES_MAX < self._file_bytes
+            and 0.0 < sync_s <= _IN_PLACE_SYNC_S_MAX
+            and self._clock() - self._rests_since >= sync_s
+        )
 
     def start(self) -> None:
         """Commit on a thread of its own from now on."""
@@ -153,12 +207,17 @@ class Journal:
         batch = self._take()
         if not batch:
             return False
+        if self._commit(batch):
+            self._post(partial(self._complete, batch, BookieStatus.OK, ""))
+        return True
+
+    def _commit(self, batch: list[_Waiting]) -> bool:
+        """Make a batch durable. False when that failed, for good; then all waiters are told."""
         try:
             self._write(batch)
         except OSError as error:
             self._fail(batch, error)
-        else:
-            self._post(partial(self._complete, batch, BookieStatus.OK, ""))
+            return False
         return True
 
     def remove_before(self, file_number: int) -> None:
@@ -249,9 +308,10 @@ class Journal:
         buffers.append(_ZEROS[: padding(end)])
         end += padding(end)
         self._file.pwritev(buffers, start.offset)
-        before = time.perf_counter()
+        before = self._clock()
         self._file.fdatasync()
-        elapsed = time.perf_counter() - before
+        self._rests_since = self._clock()
+        elapsed = self._rests_since - before
         self._durable = Mark(start.file_number, end, sequence, chain)
         old = self._stats
         self._stats = old._replace(

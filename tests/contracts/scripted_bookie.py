@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,6 +57,9 @@ class ScriptedBookie:
         self.adds: list[EntryRun] = []
         self._held: list[Callable[[], None]] = []
         self._posted: list[Callable[[], None]] = []
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def add(
         self,

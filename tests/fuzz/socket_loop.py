@@ -55,6 +55,12 @@ def _corpus() -> dict[str, list[bytes]]:
     }
 
 
+def _new_connection(address: str) -> grpc.Channel:
+    """Otherwise channels to one address share a connection, also one that has just broken."""
+    options = [*transfer_options(), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.insecure_channel(address, options=options)
+
+
 class HostileClient:
     """Sends malformed messages, and now and then an honest one that must be served."""
 
@@ -63,7 +69,7 @@ class HostileClient:
         self.answers: Counter[str] = Counter()
         self.sent = 0
         self._choose = random.Random(f"socket {seed}")
-        self._channel = grpc.insecure_channel(address, options=transfer_options())
+        self._channel = _new_connection(address)
         self._metadata = ((BOOKIE_ID_KEY, bookie_id),)
         self._mutators = {
             method: Mutator(
@@ -78,7 +84,7 @@ class HostileClient:
     def reconnect(self, address: str) -> None:
         """A new connection: the old one may not know yet that its bookie has gone."""
         self._channel.close()
-        self._channel = grpc.insecure_channel(address, options=transfer_options())
+        self._channel = _new_connection(address)
 
     def close(self) -> None:
         """Close the connection."""
