@@ -423,7 +423,8 @@ def _position(
         return position
     if ledger_id is None and position.segment is None:
         raise ConfigurationError(f'option {name}: a stream position names its "segment"')
-    if ledger_id is not None and (position.segment is not None or position.slot):
+    of_stream = position.segment is not None or position.slot or position.stream
+    if ledger_id is not None and of_stream:
         raise ConfigurationError(
             f'option {name}: a position in a raw ledger has an "entry" only, such as {{"entry": 0}}'
         )

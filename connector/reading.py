@@ -16,7 +16,7 @@ from connector.options import ReadOptions
 from connector.partitions import LedgerPartition, StreamPartition
 from connector.patience import TASK_PATIENCE_S, Patience
 from connector.schema import read_schema
-from spark_ledger.errors import DataLossError, RetryableError
+from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
 from spark_ledger.limits import MIB
 from spark_ledger.stream.metadata_column import LEDGER_COLUMN, PositionedBatch, ledger_array
 from spark_ledger.stream.model import SegmentRange
@@ -48,6 +48,23 @@ def read_partition(
 
 
 def _stream_batches(
+    options: ReadOptions, wanted: pa.Schema, partition: StreamPartition
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a stream's partition; of a stream that was deleted after it was planned, none."""
+    try:
+        yield from _planned_batches(options, wanted, partition)
+    except NoSuchStreamError as error:
+        lost = f"{options.subject} was deleted after this read was planned, and its rows are gone"
+        if options.fail_on_data_loss:
+            raise DataLossError(
+                f"{lost}. If it was created again, load it again; a streaming query needs a new "
+                "checkpoint location, or failOnDataLoss=false to go on from the earliest row of "
+                "the new stream"
+            ) from error
+        _LOG.warning("%s; going on without them, because failOnDataLoss=false", lost)
+
+
+def _planned_batches(
     options: ReadOptions, wanted: pa.Schema, partition: StreamPartition
 ) -> Iterator[pa.RecordBatch]:
     assert options.stream is not None, "a stream's partition comes of a read of a stream"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -24,10 +24,14 @@ from pyspark.sql.types import StructType
 
 from connector import sessions
 from connector.access import check_schema, open_source
+from connector.offsets import OffsetJson, made_again_error
 from connector.options import ReadOptions
 from connector.patience import START_PATIENCE_S, patiently
 from connector.reading import read_partition
 from connector.source import Source
+from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
+
+T = TypeVar("T")
 
 
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -37,6 +41,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
         self._options = options
         self._schema = schema
         self._opened: Source | None = None
+        self._is_pinned = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -55,10 +60,41 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
         check_schema(self._options, self._schema)
         return open_source(self._options)
 
-    def initialOffset(self) -> dict[str, int]:
-        """Where a new query starts."""
+    def _ask(self, question: Callable[[Source], T], what: str) -> T:
+        """The source's answer; when the stream is gone, that of the one which has its name now."""
+        what, source = f"{self._options.subject}: {what}", self._source
+        try:
+            return patiently(lambda: question(source), what)
+        except NoSuchStreamError:
+            self._opened = None
+        source = patiently(self._of_same_name, what)
+        return patiently(lambda: question(source), what)
+
+    def _of_same_name(self) -> Source:
+        """The source over the stream that has the name now, if the query may go on with it.
+
+        Raises DataLossError if not, and RetryableError as long as there is none.
+        """
+        subject = self._options.subject
+        try:
+            open_source(self._options)
+        except NoSuchStreamError as error:
+            if self._options.fail_on_data_loss:
+                raise DataLossError(
+                    f"{subject} was deleted while this query was reading it: stop the query; with "
+                    "failOnDataLoss=false it goes on with a new stream of that name"
+                ) from error
+            raise RetryableError(f"{subject} was deleted, and there is no new one yet") from error
+        if self._options.fail_on_data_loss:
+            raise made_again_error(subject, "the position of the query")
         source = self._source
-        return patiently(source.initial_offset, f"{self._options.subject}: its start")
+        if self._is_pinned:
+            source.pin_target()
+        return source
+
+    def initialOffset(self) -> OffsetJson:
+        """Where a new query starts."""
+        return self._ask(lambda source: source.initial_offset(), "its start")
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """A token that says "the limits of the options"; or that there are none.
@@ -70,34 +106,29 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the run."""
-        source = self._source
-        patiently(source.pin_target, f"{self._options.subject}: its end")
+        self._ask(lambda source: source.pin_target(), "its end")
+        self._is_pinned = True
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
         """Where the next micro-batch ends."""
-        source, unlimited = self._source, isinstance(limit, ReadAllAvailable)
-        return patiently(
-            lambda: source.latest_offset(start, unlimited=unlimited),
-            f"{self._options.subject}: its newest rows",
+        unlimited = isinstance(limit, ReadAllAvailable)
+        return self._ask(
+            lambda source: source.latest_offset(start, unlimited=unlimited), "its newest rows"
         )
 
-    def reportLatestOffset(self) -> dict[str, int] | None:
+    def reportLatestOffset(self) -> OffsetJson | None:
         """The end of the stream, which with ``endOffset`` shows the lag in the query's progress."""
-        source = self._source
-        return patiently(source.newest_offset, f"{self._options.subject}: its end")
+        return self._ask(lambda source: source.newest_offset(), "its end")
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
         """The plan of a micro-batch."""
-        source = self._source
-        return patiently(
-            lambda: source.plan(start, end), f"{self._options.subject}: planning a micro-batch"
-        )
+        return self._ask(lambda source: source.plan(start, end), "planning a micro-batch")
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a partition as Arrow batches; runs in a task."""
         return read_partition(self._options, self._schema, partition)
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: OffsetJson) -> None:
         """Rows before ``end`` are done with. Deletes nothing: retention is the stream's."""
         self._source.forget(end)
 

@@ -12,7 +12,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from connector.offsets import OffsetJson, stream_offset, stream_position
+from connector.offsets import (
+    OffsetJson,
+    made_again,
+    made_again_error,
+    stream_offset,
+    stream_place,
+)
 from connector.options import ReadOptions
 from connector.partitions import StreamPartition
 from connector.planner import admit, has_rows, plan_partitions, ranges_of
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 
+_CHECKPOINT: Final = "the position of the checkpoint"
 _LAG_RETRIES: Final = 40
 _LAG_PAUSE_S: Final = 0.05
 
@@ -47,26 +54,43 @@ class StreamSource:
     ) -> None:
         self._options = options
         self._stream = stream
+        self._stream_id: str = stream.config.stream_id
         self._clock = clock
         self._sleep = sleep
         self._commits = CommitCache(stream)
         self._initial: Dlsn | None = None
         self._target: Dlsn | None = None
         self._rows_held_since = clock()
+        self._has_warned = False
 
     # -- where to start and end ------------------------------------------------------------------
 
     def initial_offset(self) -> OffsetJson:
         if self._initial is None:
             self._initial = self._resolve_start(self._stream.head())
-        return stream_offset(self._initial)
+        return self._offset(self._initial)
+
+    def _offset(self, position: Dlsn) -> OffsetJson:
+        return stream_offset(position, self._stream_id)
+
+    def _named(self, position: PositionJson, option: str) -> Dlsn:
+        """A position of the options, which may say of which stream it is one."""
+        if position.stream in ("", self._stream_id):
+            return position.dlsn
+        raise ConfigurationError(
+            f"option {option}: the position is one of the stream with the id {position.stream}, "
+            f"but {self._options.subject} has the id {self._stream_id}: it was deleted and "
+            "created again, or it is another one; use earliest, latest or a position in it"
+        )
 
     def _resolve_start(self, head: Head) -> Dlsn:
         options = self._options
         if options.start_timestamp_ms is not None:
             return self._position_at(head, options.start_timestamp_ms, "startingTimestamp")
         if isinstance(options.start, PositionJson):
-            position = self._checked(head, options.start.dlsn, "startingPosition")
+            position = self._checked(
+                head, self._named(options.start, "startingPosition"), "startingPosition"
+            )
             return self._normal(position, head)
         return head.earliest if options.start == "earliest" else head.end
 
@@ -77,7 +101,7 @@ class StreamSource:
         if options.end_timestamp_ms is not None:
             end = self._position_at(head, options.end_timestamp_ms, "endingTimestamp")
         elif isinstance(options.end, PositionJson):
-            end = self._normal(options.end.dlsn, head)
+            end = self._normal(self._named(options.end, "endingPosition"), head)
             if end > head.end:
                 raise self._after_head(options.end.dlsn, head, "endingPosition")
             if isinstance(options.start, PositionJson) and end < options.start.dlsn:
@@ -90,7 +114,7 @@ class StreamSource:
                 "option endingPosition = 'earliest': nothing lies before it; "
                 "use latest or a position"
             )
-        return stream_offset(end)
+        return self._offset(end)
 
     def _position_at(self, head: Head, timestamp_ms: int, option: str) -> Dlsn:
         """The first row of the first commit made at or after a time; the end when none is yet."""
@@ -140,14 +164,41 @@ class StreamSource:
             if head.end >= position:
                 return head
             self._sleep(_LAG_PAUSE_S)
-        raise self._after_head(position, self._stream.head(), "the position of the checkpoint")
+        raise self._after_head(
+            position,
+            self._stream.head(),
+            _CHECKPOINT,
+            ": the metadata store is an older one than the checkpoint; use a new checkpoint",
+        )
 
-    def _after_head(self, position: Dlsn, head: Head, what: str) -> ConfigurationError:
+    def _after_head(
+        self, position: Dlsn, head: Head, what: str, hint: str = ""
+    ) -> ConfigurationError:
         return ConfigurationError(
             f"{self._options.subject}: {what} {tuple(position)} lies behind the end, "
-            f"{tuple(head.end)}; was the stream deleted and created again? "
-            "Then use a new checkpoint"
+            f"{tuple(head.end)}{hint}"
         )
+
+    def _start_of(self, offset: Mapping[str, Any]) -> Dlsn:
+        """The position of an offset to read from; that of a former stream of the name becomes the
+        earliest one of this stream, where that may be. An offset without an id is trusted."""
+        position, stream_id = stream_place(offset)
+        if stream_id in ("", self._stream_id):
+            return position
+        self._report_former(_CHECKPOINT)
+        return self._stream.head().earliest
+
+    def _report_former(self, what: str) -> None:
+        subject = self._options.subject
+        if self._options.fail_on_data_loss:
+            raise made_again_error(subject, what)
+        if not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "%s; going on from the earliest row of the new stream, because "
+                "failOnDataLoss=false",
+                made_again(subject, what),
+            )
 
     # -- triggers ----------------------------------------------------------------------------------
 
@@ -155,14 +206,14 @@ class StreamSource:
         self._target = self._stream.head().end
 
     def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> OffsetJson:
-        position = stream_position(start)
+        position = self._start_of(start)
         if self._target is None:  # this watches the head, so that later calls read no metadata
             self._stream.wait_for_commit(after_segment=position.segment, timeout_s=IDLE_WAIT_S)
         head = self._head_reaching(position)
         end = head.end if self._target is None else self._target
         if end <= position:
             return dict(start)
-        self._checked(head, position, "the position of the checkpoint")
+        self._checked(head, position, _CHECKPOINT)
         limits = self._options.trigger
         if unlimited or limits.unlimited:
             return self._advance(end)
@@ -176,7 +227,7 @@ class StreamSource:
 
     def _advance(self, end: Dlsn) -> OffsetJson:
         self._rows_held_since = self._clock()
-        return stream_offset(end)
+        return self._offset(end)
 
     def _backlog(self, position: Dlsn, end: Dlsn) -> Iterator[Segment]:
         """Segments from the position on, fetched as far as they are taken from here."""
@@ -187,25 +238,30 @@ class StreamSource:
             first = stop
 
     def newest_offset(self) -> OffsetJson | None:
-        return stream_offset(self._stream.head().end)
+        return self._offset(self._stream.head().end)
 
     # -- partitions --------------------------------------------------------------------------------
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[StreamPartition]:
-        first, last = stream_position(start), stream_position(end)
+        last, last_stream_id = stream_place(end)
+        if last_stream_id not in ("", self._stream_id):
+            self._report_former("the micro-batch")
+            return []
+        first = self._start_of(start)
         if first >= last:
             return []
         head = self._head_reaching(last)
-        first = self._checked(head, first, "the position of the checkpoint")
+        first = self._checked(head, first, _CHECKPOINT)
         last = self._checked(head, last, "the end of the micro-batch")
         commits = self._commits.between(first.segment, last.segment + (last > Dlsn(last.segment)))
         ranges = ranges_of(commits, first, last)
         plans = plan_partitions(ranges, self._options.plan)
-        stream_id = self._stream.config.stream_id
-        return [StreamPartition(stream_id, plan) for plan in plans]
+        return [StreamPartition(self._stream_id, plan) for plan in plans]
 
     def forget(self, end: Mapping[str, Any]) -> None:
-        self._commits.forget_before(stream_position(end).segment)
+        position, stream_id = stream_place(end)
+        if stream_id == self._stream_id:
+            self._commits.forget_before(position.segment)
 
 
 class CommitCache:

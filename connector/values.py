@@ -27,6 +27,8 @@ class PositionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     segment: int | None = None
     entry: int = 0
     slot: int = 0
+    stream: str = ""
+    """The id of the stream, in an offset that was copied from a query's progress."""
 
     @property
     def dlsn(self) -> Dlsn:

@@ -22,9 +22,12 @@ def test_available_now_in_limited_batches(lab: Lab) -> None:
     rows, progress = lab.collect(lab.follow(maxRowsPerTrigger=20))
     assert sorted(row.id for row in rows) == list(range(60))
     assert [one["numInputRows"] for one in progress] == [20, 20, 20]
-    assert ends(progress) == [{"entry": 0, "segment": n} for n in (2, 4, 6)]
+    stream_id = lab.client.stream(lab.name).config.stream_id
+    assert ends(progress) == [{"entry": 0, "segment": n, "stream": stream_id} for n in (2, 4, 6)]
     newest = json.loads(progress[0]["sources"][0]["latestOffset"])
-    assert newest == {"entry": 0, "segment": 6}
+    assert newest == {"entry": 0, "segment": 6, "stream": stream_id}
+    from_here = lab.read(startingPosition=json.dumps(ends(progress)[1]))
+    assert sorted(row.id for row in from_here.collect()) == list(range(40, 60))
 
 
 def test_limits_by_bytes_cut_segments_at_entries(lab: Lab) -> None:
@@ -123,6 +126,51 @@ def test_truncated_rows_fail_or_are_passed(lab: Lab) -> None:
         lab.collect(lab.follow(startingPosition='{"segment": 0}'))
     lenient = lab.follow(startingPosition='{"segment": 0}', failOnDataLoss=False)
     assert sorted(row.id for row in lab.collect(lenient)[0]) == list(range(10, 20))
+
+
+def make_again(lab: Lab, *commits: tuple[int, int]) -> None:
+    lab.client.delete_stream(lab.name)
+    for first, end in commits:
+        lab.numbers(first, end)
+
+
+def test_a_stream_that_was_made_again_between_two_runs(lab: Lab) -> None:
+    copy = lab.another()
+    lab.numbers(0, 10)
+
+    def run(**options: bool) -> None:
+        sink = copy.sink(lab.follow(**options)).trigger(availableNow=True)
+        assert sink.start().awaitTermination(60)
+
+    run()
+    make_again(lab, (100, 110), (110, 120), (120, 130))
+    with pytest.raises(Exception, match=rf"{lab.name}' was deleted and created again.*failOnDa"):
+        run()
+    assert copy.stored() == list(range(10))
+    run(failOnDataLoss=False)
+    lab.numbers(130, 140)
+    run()
+    assert copy.stored() == [*range(10), *range(100, 140)]
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_stream_that_is_made_again_under_a_query(lab: Lab, until: Until, lenient: bool) -> None:
+    lab.numbers(0, 10)
+    follow = lab.follow(failOnDataLoss=not lenient)
+    query = follow.writeStream.format("memory").queryName(f"again_{lab.name}").start()
+    try:
+        table = lab.spark.table(f"again_{lab.name}")
+        until(lambda: table.count() == 10, "the rows that were there")
+        make_again(lab, (100, 120), (120, 130))
+        until(lambda: table.count() == 40 or not query.isActive, "the new rows, or the end")
+        if lenient:
+            assert query.exception() is None
+            expected = [*range(10), *range(100, 130)]
+            assert sorted(row.id for row in table.collect()) == expected
+        else:
+            assert f"stream '{lab.name}' was deleted" in str(query.exception())
+    finally:
+        query.stop()
 
 
 def test_a_start_behind_the_end_fails(lab: Lab) -> None:

@@ -18,7 +18,7 @@ from connector.partitions import LedgerPartition, StreamPartition
 from connector.planner import Plan
 from connector.reading import _sized, read_partition
 from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
-from spark_ledger.errors import BookieUnavailableError, DataLossError
+from spark_ledger.errors import BookieUnavailableError, DataLossError, NoSuchStreamError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.stream.metadata_column import PositionedBatch
 from spark_ledger.stream.model import SegmentRange
@@ -102,6 +102,22 @@ def test_truncated_rows(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
         table = numbers(monkeypatch, FakeStream(earliest=2), failOnDataLoss="false")
     assert table.column("a").to_pylist() == [2, 3]
     assert "segment 0 is gone" in caplog.text
+
+
+def test_a_stream_that_is_deleted_under_a_task(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Deleted(FakeStream):
+        def read_ranges(self, ranges: Any, **how: Any) -> Iterator[PositionedBatch]:
+            yield from super().read_ranges(ranges[:2], **how)
+            raise NoSuchStreamError("it is gone")
+
+    with pytest.raises(DataLossError, match="stream 's' was deleted after this read was planned"):
+        numbers(monkeypatch, Deleted())
+    with caplog.at_level(logging.WARNING):
+        table = numbers(monkeypatch, Deleted(), failOnDataLoss="false")
+    assert table.column("a").to_pylist() == [0, 1]
+    assert "was deleted after this read was planned" in caplog.text
 
 
 def test_loss_that_is_no_truncation_is_never_passed(monkeypatch: pytest.MonkeyPatch) -> None:

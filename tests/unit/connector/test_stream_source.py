@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from connector.offsets import OffsetJson
 from connector.options import read_options
 from connector.stream_source import CommitCache, StreamSource
 from spark_ledger.errors import ConfigurationError, DataLossError
@@ -27,11 +28,11 @@ def source(stream: FakeStream, *, clock: Clock | None = None, **options: str) ->
     return StreamSource(checked, stream, clock=clock or Clock(), sleep=lambda s: None)  # type: ignore[arg-type]
 
 
-def offset(segment: int, entry: int = 0, **slot: int) -> dict[str, int]:
-    return {"entry": entry, "segment": segment, **slot}
+def offset(segment: int, entry: int = 0, stream: str = "fake", **slot: int) -> OffsetJson:
+    return {"entry": entry, "segment": segment, **slot, "stream": stream}
 
 
-def drain(reader: StreamSource, start: dict[str, int]) -> list[dict[str, int]]:
+def drain(reader: StreamSource, start: OffsetJson) -> list[OffsetJson]:
     """The ends of all triggers until nothing is left."""
     ends = []
     while (end := reader.latest_offset(start, unlimited=False)) != start:
@@ -187,7 +188,63 @@ def test_limits_with_lost_rows(stream: FakeStream) -> None:
     assert drain(lenient, offset(0)) == [offset(3)]
 
 
-def test_a_stream_that_was_made_again(stream: FakeStream) -> None:
+MADE_AGAIN = (
+    r"stream 's' was deleted and created again.*Use a new checkpoint location; "
+    r"or set failOnDataLoss=false"
+)
+
+
+def test_a_stream_that_was_made_again(stream: FakeStream, caplog: pytest.LogCaptureFixture) -> None:
+    strict, lenient = source(stream), source(stream, failOnDataLoss="false")
+    before = offset(2, stream="former")
+    with pytest.raises(DataLossError, match=MADE_AGAIN):
+        strict.latest_offset(before, unlimited=False)
+    with pytest.raises(DataLossError, match=MADE_AGAIN):
+        strict.plan(before, offset(3))
+    with pytest.raises(DataLossError, match=MADE_AGAIN):
+        strict.plan(before, offset(3, stream="former"))
+    with caplog.at_level(logging.WARNING):
+        assert lenient.latest_offset(before, unlimited=False) == offset(3)
+    assert "was deleted and created again" in caplog.text
+    (plan,) = lenient.plan(before, offset(3))
+    assert [part.segment.number for part in plan.plan.ranges] == [0, 1, 2]
+    assert lenient.plan(offset(0, stream="former"), before) == []
+    lenient.forget(before)
+
+
+def test_a_limited_trigger_in_a_stream_that_was_made_again(stream: FakeStream) -> None:
+    lenient = source(stream, failOnDataLoss="false", maxRowsPerTrigger="6")
+    ends = drain(lenient, offset(7, stream="former"))
+    assert ends == [offset(0, 2), offset(1, 1), offset(2), offset(3)]
+
+
+def test_an_empty_stream_that_was_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    lenient, before = source(FakeStream(), failOnDataLoss="false"), offset(7, stream="former")
+    with caplog.at_level(logging.WARNING):
+        assert lenient.latest_offset(before, unlimited=False) == before
+        assert lenient.latest_offset(before, unlimited=False) == before
+    assert len(caplog.records) == 1
+
+
+def test_an_offset_without_an_id_is_one_of_this_stream(stream: FakeStream) -> None:
+    reader, start = source(stream), {"entry": 0, "segment": 1}
+    assert reader.latest_offset(start, unlimited=False) == offset(3)
+    (plan,) = reader.plan(start, {"entry": 0, "segment": 2})
+    assert [part.segment.number for part in plan.plan.ranges] == [1]
+
+
+def test_an_offset_as_a_position_of_the_options(stream: FakeStream) -> None:
+    ours = '{"entry": 2, "segment": 0, "stream": "fake"}'
+    former = ours.replace("fake", "x")
+    bounded = source(stream, startingPosition=ours, endingPosition=ours)
+    assert bounded.initial_offset() == bounded.final_offset() == offset(0, 2)
+    with pytest.raises(ConfigurationError, match="startingPosition: the position is one of the st"):
+        source(stream, startingPosition=former).initial_offset()
+    with pytest.raises(ConfigurationError, match="endingPosition: the position is one of the str"):
+        source(stream, endingPosition=former).final_offset()
+
+
+def test_a_position_that_the_metadata_no_longer_reach(stream: FakeStream) -> None:
     reader: Any = source(stream)
     with pytest.raises(ConfigurationError, match="new checkpoint"):
         reader.plan(offset(7), offset(9))
