@@ -28,7 +28,7 @@ from spark_ledger.protocol.events import (
     MetadataWritten,
     WriteMetadata,
 )
-from spark_ledger.protocol.placement import choose_bookies
+from spark_ledger.protocol.placement import choose_bookies, too_few
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId, LedgerId
 
@@ -80,6 +80,14 @@ class ClientContext:
         """Bookies for a new ledger: least loaded first, suspects only if they answer."""
         return await self._choose(count, exclude=frozenset())
 
+    def why_no_ensemble(self, count: int) -> str:
+        """What ``new_ensemble`` lacked a moment ago, and what to do."""
+        return too_few(self.directory.all(), count, silent=self._suspects_now())
+
+    def _suspects_now(self) -> set[BookieId]:
+        now = asyncio.get_running_loop().time()
+        return {bookie for bookie, until in self._suspects.items() if until > now}
+
     async def replacements(self, command: ChooseBookies) -> dict[int, BookieId]:
         """Bookies for the failed slots of an ensemble, as far as there are any.
 
@@ -102,8 +110,7 @@ class ClientContext:
     async def _choose(
         self, count: int, *, exclude: frozenset[BookieId]
     ) -> tuple[BookieId, ...] | None:
-        now = asyncio.get_running_loop().time()
-        suspects = {bookie for bookie, until in self._suspects.items() if until > now}
+        suspects = self._suspects_now()
         candidates = self.directory.writable()
         chosen = choose_bookies(
             candidates,

@@ -106,10 +106,9 @@ class LedgerClient:
         _check_password(password)
         bookies = await self._context.new_ensemble(ensemble_size)
         if bookies is None:
-            writable = len(self._context.directory.writable())
+            reason = self._context.why_no_ensemble(ensemble_size)
             raise NotEnoughBookiesError(
-                f"a ledger with ensemble_size {ensemble_size} needs as many writable bookies; "
-                f"{writable} are registered. Start more bookies, or lower ensemble_size"
+                f"a ledger with ensemble_size {ensemble_size} {reason}, or lower ensemble_size"
             )
         ledger_id = await self._context.ledgers.new_ledger_id()
         access_key, mac_key = await _derive_keys(password, ledger_id)

@@ -38,6 +38,28 @@ def choose_bookies(
     return tuple(bookie.bookie_id for bookie in usable[:count])
 
 
+def too_few(registered: Sequence[BookieInfo], count: int, *, silent: Collection[BookieId]) -> str:
+    """Why ``choose_bookies`` found no ``count`` bookies, and what to do. ``silent`` failed an add
+    lately and did not answer when they were asked again."""
+    reasons = {
+        "did not answer": [b.bookie_id for b in registered if b.bookie_id in silent],
+        "read-only, as its disks are full or failing": [
+            b.bookie_id
+            for b in registered
+            if b.state is not BookieState.WRITABLE and b.bookie_id not in silent
+        ],
+    }
+    named = [f"{bookie} ({why})" for why, bookies in reasons.items() for bookie in bookies]
+    number = len(registered)
+    known = f"{number} {'is' if number == 1 else 'are'} registered"
+    if not named:
+        return f"needs {count} writable bookies; {known}. Start more bookies"
+    return (
+        f"needs {count} writable bookies; {known}, of which {len(named)} cannot be used now: "
+        f"{', '.join(named)}. Bring them back or start others"
+    )
+
+
 def read_order(
     slots: Sequence[int],
     bookies: Sequence[BookieId],

@@ -243,6 +243,24 @@ def test_a_password_is_needed_for_everything_and_a_wrong_one_fences_nothing() ->
     run(test)
 
 
+def test_bookies_that_do_not_answer_are_named_when_there_are_too_few() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        world.kill("b1")
+        await writer.append(b"two of three have it")
+        with pytest.raises(
+            NotEnoughBookiesError,
+            match=r"needs 3 writable bookies; 3 are registered, of which 1 cannot be used now: "
+            r"b1 \(did not answer\)\. Bring them back or start others, or lower ensemble_size$",
+        ):
+            await client.create_ledger()
+        world.revive("b1")
+        await client.create_ledger()
+
+    run(test)
+
+
 def test_bad_input_is_refused_with_one_sentence() -> None:
     async def test(world: World) -> None:
         client = await world.client()
