@@ -28,12 +28,15 @@ class _Inode:
         self.dirty: list[tuple[int, int]] = []
 
     def write(self, content: bytes, offset: int) -> None:
-        _resize(self.data, max(len(self.data), offset + len(content)))
-        self.data[offset : offset + len(content)] = content
-        self.dirty.append((offset, offset + len(content)))
+        end = offset + len(content)
+        if end > len(self.data):
+            _resize(self.data, end)
+        self.data[offset:end] = content
+        self.dirty.append((offset, end))
 
     def sync(self) -> None:
-        _resize(self.durable, len(self.data))
+        if len(self.durable) != len(self.data):
+            _resize(self.durable, len(self.data))
         for start, end in self.dirty:
             self.durable[start:end] = self.data[start:end]
         self.dirty.clear()
@@ -77,6 +80,8 @@ class _Directory:
         self.entries: dict[str, _Inode] = {}
         self.durable: dict[str, _Inode] = {}
         self.unsynced: list[_Change] = []
+        self.below: set[str] = set()
+        """Names of the directories in it."""
 
     def change(self, names: dict[str, _Inode | None]) -> None:
         change = _Change(names)
@@ -147,7 +152,7 @@ class MemoryFile:
 
 
 class _MemoryLock:
-    def __init__(self, held: set[Path], path: Path) -> None:
+    def __init__(self, held: set[str], path: str) -> None:
         self._held = held
         self._path = path
 
@@ -155,62 +160,81 @@ class _MemoryLock:
         self._held.discard(self._path)
 
 
+def _split(path: Path) -> tuple[str, str]:
+    """A path's directory and its name there. Texts are many times cheaper to compare than paths,
+    and simulations open files all the time."""
+    directory, _, name = str(path).rpartition("/")
+    return directory or "/", name
+
+
 class MemoryFileSystem:
     """See ``vfs.FileSystem``. Directories are durable at once: they are made at format time."""
 
     def __init__(self) -> None:
-        self._directories: dict[Path, _Directory] = {}
-        self._locks: set[Path] = set()
+        self._directories: dict[str, _Directory] = {}
+        self._locks: set[str] = set()
 
     def create(self, path: Path, *, direct: bool = False) -> File:
-        directory = self._directory(path.parent)
-        if path.name in directory.entries:
+        place, name = _split(path)
+        directory = self._directory(place)
+        if name in directory.entries:
             raise FileExistsError(errno.EEXIST, "file exists", str(path))
         inode = _Inode()
-        directory.change({path.name: inode})
+        directory.change({name: inode})
         return MemoryFile(path, inode, direct=direct)
 
     def open(self, path: Path, *, writable: bool = False, direct: bool = False) -> File:
         return MemoryFile(path, self._inode(path), direct=direct)
 
     def rename(self, source: Path, target: Path) -> None:
-        assert source.parent == target.parent, "renames stay in their directory"
+        (place, old), (target_place, new) = _split(source), _split(target)
+        assert place == target_place, "renames stay in their directory"
         inode = self._inode(source)
-        self._directory(source.parent).change({source.name: None, target.name: inode})
+        self._directory(place).change({old: None, new: inode})
 
     def remove(self, path: Path) -> None:
         self._inode(path)
-        self._directory(path.parent).change({path.name: None})
+        place, name = _split(path)
+        self._directory(place).change({name: None})
 
     def list(self, directory: Path) -> Sequence[str]:
-        below = {path.name for path in self._directories if path.parent == directory != path}
-        return sorted(self._directory(directory).entries.keys() | below)
+        found = self._directory(str(directory))
+        return sorted(found.entries.keys() | found.below)
 
     def exists(self, path: Path) -> bool:
-        parent = self._directories.get(path.parent)
-        return path in self._directories or (parent is not None and path.name in parent.entries)
+        place, name = _split(path)
+        parent = self._directories.get(place)
+        return str(path) in self._directories or (parent is not None and name in parent.entries)
 
     def mkdir(self, path: Path) -> None:
+        if str(path) in self._directories:
+            return
         for directory in (*reversed(path.parents), path):
-            self._directories.setdefault(directory, _Directory())
+            if str(directory) not in self._directories:
+                self._directories[str(directory)] = _Directory()
+                place, name = _split(directory)
+                if name:
+                    self._directories[place].below.add(name)
 
     def sync_directory(self, path: Path) -> None:
-        self._directory(path).sync()
+        self._directory(str(path)).sync()
 
     def lock(self, path: Path) -> Lock:
-        self._directory(path.parent)
-        if path in self._locks:
+        self._directory(_split(path)[0])
+        if str(path) in self._locks:
             raise BlockingIOError(errno.EWOULDBLOCK, "lock is held", str(path))
-        self._locks.add(path)
-        return _MemoryLock(self._locks, path)
+        self._locks.add(str(path))
+        return _MemoryLock(self._locks, str(path))
 
     def crash_clone(self, seed: int | None) -> MemoryFileSystem:
         """What is on the disk after a power cut now; the file system itself stays as it is."""
         lottery = None if seed is None else random.Random(seed)  # noqa: S311
         clone = MemoryFileSystem()
         survivors: dict[int, _Inode] = {}
-        for path, directory in sorted(self._directories.items()):
+        for path in sorted(self._directories, key=lambda path: path.split("/")):
+            directory = self._directories[path]
             copied = clone._directories[path] = _Directory()
+            copied.below = set(directory.below)
             for name, inode in sorted(directory.after_crash(lottery).items()):
                 if id(inode) not in survivors:
                     survivors[id(inode)] = inode.after_crash(lottery)
@@ -225,14 +249,15 @@ class MemoryFileSystem:
         inode.write(content, offset)
         inode.sync()
 
-    def _directory(self, path: Path) -> _Directory:
+    def _directory(self, path: str) -> _Directory:
         try:
             return self._directories[path]
         except KeyError:
-            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path)) from None
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path) from None
 
     def _inode(self, path: Path) -> _Inode:
-        inode = self._directory(path.parent).entries.get(path.name)
+        place, name = _split(path)
+        inode = self._directory(place).entries.get(name)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
         return inode

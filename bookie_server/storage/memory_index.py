@@ -7,12 +7,12 @@ CRC32C of the rest. Far too slow for a bookie.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from google_crc32c import value as crc32c_value
 
 from bookie_server.storage.index import (
@@ -60,14 +60,14 @@ class _Content:
             (ledger_id, state.access_key_hash.hex(), *state[1:])
             for ledger_id, state in self.states.items()
         ]
-        body = json.dumps({"rows": rows, "states": states, "mark": self.mark}).encode()
+        body = msgspec.json.encode({"rows": rows, "states": states, "mark": self.mark})
         return int(crc32c_value(body)).to_bytes(4, "big") + body
 
     @classmethod
     def decode(cls, data: bytes, path: Path) -> _Content:
         if crc32c_value(data[4:]) != int.from_bytes(data[:4], "big") or len(data) < 4:
             raise CorruptionError(f"index {path} is damaged: wrong checksum")
-        stored: dict[str, Any] = json.loads(data[4:])
+        stored: dict[str, Any] = msgspec.json.decode(data[4:])
         content = cls()
         for ledger_id, first, last, log_id, offset, length, is_sparse in stored["rows"]:
             location = BlockLocation(log_id, offset, length)

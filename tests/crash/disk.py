@@ -54,6 +54,7 @@ def after_kill(disk: MemoryFileSystem) -> MemoryFileSystem:
 
     for path, directory in disk._directories.items():
         copied = clone._directories[path] = _Directory()
+        copied.below = set(directory.below)
         copied.entries = {name: copy_of(inode) for name, inode in directory.entries.items()}
         copied.durable = {name: copy_of(inode) for name, inode in directory.durable.items()}
         copied.unsynced = [
@@ -71,6 +72,7 @@ def after_power_cut(
     survivors: dict[int, _Inode] = {}
     for path, directory in sorted(disk._directories.items()):
         copied = clone._directories[path] = _Directory()
+        copied.below = set(directory.below)
         for name, inode in sorted(_names(directory, cut, choose).items()):
             if id(inode) not in survivors:
                 survivors[id(inode)] = _Inode(_content(inode, cut, choose))

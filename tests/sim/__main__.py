@@ -135,21 +135,21 @@ def show_failure(failure: Failure) -> None:
 
 def replay(seed: int, options: dict[str, Any] | None, *, shrinks: bool) -> int:
     """One schedule with its whole trace."""
-    outcome: Outcome = run_schedule(seed, options, verbose=True)
+    outcome: Outcome = run_schedule(seed, options)
     if shrinks and outcome.violations:
         best, _ = shrink(
             seed, options, progress=lambda text: console.print(text, markup=False, soft_wrap=True)
         )
         console.rule("shortest")
         console.print(f"options: {json.dumps(best)}", markup=False, soft_wrap=True)
-        outcome = run_schedule(seed, best, verbose=True)
+        outcome = run_schedule(seed, best)
     else:
         console.print(
             f"options: {msgspec.json.encode(outcome.options).decode()}",
             markup=False,
             soft_wrap=True,
         )
-    for line in outcome.trace:
+    for line in outcome.trace():
         console.print(line, markup=False, soft_wrap=True)
     for violation in outcome.violations:
         console.print(str(violation), style="bold red", markup=False, soft_wrap=True)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections import Counter, deque
-from typing import Final
+from collections import Counter
 
 from tests.history.violation import Violation
 from tests.sim.loop import SimulatedLoop
 from tests.sim.options import Options
 
-TRACE_LINES_KEPT: Final = 200
+Step = tuple[float, str]
+"""When something happened, and what. Made into text only when somebody wants to read it."""
 
 
 class SimBase:
     """Time, chance and the record of one schedule."""
 
-    def __init__(self, seed: int, options: Options, *, verbose: bool = False) -> None:
+    def __init__(self, seed: int, options: Options) -> None:
         self.seed = seed
         self.options = options
         self.loop = SimulatedLoop(  # type: ignore[abstract]
@@ -27,14 +26,12 @@ class SimBase:
         self.faults: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.violations: list[Violation] = []
-        self.steps = 0
-        self.lines: deque[str] = deque(maxlen=None if verbose else TRACE_LINES_KEPT)
+        self.steps: list[Step] = []
         self.healing = False
         """Phase B: no new faults."""
         self.over = False
         """The schedule is judged; what its tasks do while they end counts no more."""
         self._delays = self.stream("delays")
-        self._hash = hashlib.sha256()
 
     def stream(self, name: str) -> random.Random:
         """Chance for one purpose, so that one draw more there changes nothing elsewhere."""
@@ -50,10 +47,7 @@ class SimBase:
         """One step into the trace."""
         if self.over:
             return
-        self.steps += 1
-        text = f"{self.loop.now:9.4f} {line}"
-        self._hash.update(text.encode())
-        self.lines.append(text)
+        self.steps.append((self.loop.now, line))
 
     def fault(self, kind: str, detail: str) -> None:
         """Something was made to go wrong."""
@@ -75,10 +69,6 @@ class SimBase:
         if options.delay == "heavy" and not self.healing:
             base *= min(draw.paretovariate(1.1), 300.0)
         return base
-
-    def trace_hash(self) -> str:
-        """Identifies everything that happened."""
-        return self._hash.hexdigest()
 
     def _on_error(self, error: BaseException | None, text: str) -> None:
         if self.over:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bookie_server.storage.cookie import format_directories
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fault_fs import Fault, FaultFileSystem, failure
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from spark_ledger.types import BookieId
 from tests.sim.base import SimBase
@@ -61,7 +61,7 @@ class Disk:
     def attach(self) -> FaultFileSystem:
         """The disk as the next run of the bookie sees it."""
         self._dead = False
-        return FaultFileSystem(self.files, self._plan)
+        return _FileSystem(self)
 
     def crash(self, kind: str) -> None:
         """The machine or the process stops. ``kind``: process, power, lottery."""
@@ -97,10 +97,10 @@ class Disk:
         self.files.damage(path, offset, bytes([byte ^ (1 << self.draw.randrange(8))]))
         return f"{path.name}, byte {offset}"
 
-    def _plan(self, operation: Operation) -> Fault | None:
+    def plan(self, kind: str, path: Path) -> Fault | None:
+        """How an operation ends."""
         if self._dead:
             raise PowerCut
-        kind = operation.kind
         if kind not in _CHANGES:
             return None
         if self.meanwhile is not None:
@@ -114,9 +114,22 @@ class Disk:
         if self.error_in:
             self.error_in -= 1
             if not self.error_in:
-                self.world.fault("disk error", f"{self.bookie_id} {kind} {operation.path.name}")
+                self.world.fault("disk error", f"{self.bookie_id} {kind} {path.name}")
                 part = self.draw.choice([0.0, 0.5])
                 return Fault(errno.EIO, part if kind == "pwritev" else 0.0)
-        if self.full and kind in _WRITES and "journal" not in operation.path.parts[2]:
+        if self.full and kind in _WRITES and "journal" not in path.parts[2]:
             return Fault(errno.ENOSPC)
         return None
+
+
+class _FileSystem(FaultFileSystem):
+    """Asks the disk about an operation without making a record of it."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk.files, lambda operation: disk.plan(operation.kind, operation.path))
+        self.ask = disk.plan  # type: ignore[method-assign]
+
+    def check(self, kind: str, path: Path) -> None:
+        fault = self.ask(kind, path)
+        if fault is not None:
+            raise failure(fault, path)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from heapq import heappop, heappush
 from typing import Any
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -48,22 +48,21 @@ def current_process() -> Process | None:
 class Handle:
     """A callback that waits. What ``call_soon`` and ``call_at`` return."""
 
-    __slots__ = ("args", "callback", "cancelled_", "context", "number", "process", "when_")
+    __slots__ = ("args", "callback", "cancelled_", "context", "process", "when_")
 
     def __init__(
         self,
         callback: Callable[..., Any],
         args: tuple[Any, ...],
         context: contextvars.Context,
+        process: Process | None,
         when: float,
-        number: int,
     ) -> None:
         self.callback = callback
         self.args = args
         self.context = context
-        self.process = context.get(_PROCESS)
+        self.process = process
         self.when_ = when
-        self.number = number
         self.cancelled_ = False
 
     def cancel(self) -> None:
@@ -111,7 +110,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> Handle:
-        handle = Handle(callback, args, context or contextvars.copy_context(), self.now, 0)
+        if context is None:
+            context = contextvars.copy_context()
+        handle = Handle(callback, args, context, context.get(_PROCESS), self.now)
         self._ready.append(handle)
         return handle
 
@@ -125,14 +126,15 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> Handle:
         """After so many seconds of the process's clock."""
-        context = context or contextvars.copy_context()
+        if context is None:
+            context = contextvars.copy_context()
         process = context.get(_PROCESS)
         if process is not None:
             delay /= process.rate
         self._number += 1
-        when = self.now + max(delay, 0.0)
-        handle = Handle(callback, args, context, when, self._number)
-        heapq.heappush(self._timers, (when, self._number, handle))
+        when = self.now + delay if delay > 0.0 else self.now
+        handle = Handle(callback, args, context, process, when)
+        heappush(self._timers, (when, self._number, handle))
         return handle
 
     def call_at(  # type: ignore[override]
@@ -185,8 +187,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._number += 1
         when = self.now + delay_s
         context = _WORLD if process is None else process.context
-        handle = Handle(callback, args, context, when, self._number)
-        heapq.heappush(self._timers, (when, self._number, handle))
+        handle = Handle(callback, args, context, process, when)
+        heappush(self._timers, (when, self._number, handle))
         return handle
 
     def spawn(self, process: Process | None, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -201,38 +203,47 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         Raises Deadlock when nothing is left that could run.
         """
         asyncio._set_running_loop(self)
+        timers = self._timers
+        turns = 0
         try:
-            while not is_done():
-                for _ in range(_TURNS_BETWEEN_LOOKS):
-                    if self.now >= until_s or self.callbacks >= callbacks_max:
-                        return False
-                    if not self._ready:
-                        if self._is_quiet() and is_done():
-                            return True
-                        self._advance(until_s)
-                    self._run_ready()
+            while True:
+                if not turns:
+                    if is_done():
+                        return True
+                    turns = _TURNS_BETWEEN_LOOKS
+                turns -= 1
+                if self.now >= until_s or self.callbacks >= callbacks_max:
+                    return False
+                if not self._ready:
+                    # Nothing happens for a while: a good moment to look whether it is done.
+                    if (not timers or timers[0][0] > self.now + _QUIET_S) and is_done():
+                        return True
+                    self._advance(until_s)
+                self._run_ready()
         finally:
             asyncio._set_running_loop(None)
-        return True
-
-    def _is_quiet(self) -> bool:
-        """Nothing happens for a while: a good moment to look whether it is done."""
-        return not self._timers or self._timers[0][0] > self.now + _QUIET_S
 
     def _advance(self, until_s: float) -> None:
+        """Let time pass until something is due."""
         timers = self._timers
         while timers and timers[0][2].cancelled_:
-            heapq.heappop(timers)
+            heappop(timers)
         if not timers:
             raise Deadlock("nothing is ready and no timer is set")
-        self.now = max(self.now, min(timers[0][0], until_s))
-        while timers and timers[0][0] <= self.now:
-            handle = heapq.heappop(timers)[2]
+        when = timers[0][0]
+        if when > until_s:
+            when = until_s
+        if when > self.now:
+            self.now = when
+        now, ready = self.now, self._ready
+        while timers and timers[0][0] <= now:
+            handle = heappop(timers)[2]
             if not handle.cancelled_:
-                self._ready.append(handle)
+                ready.append(handle)
 
     def _run_ready(self) -> None:
-        batch, self._ready = self._ready, []
+        batch = self._ready
+        self._ready = []
         if self._shuffle and len(batch) > 1:
             batch = self._shuffled(batch)
         for handle in batch:

@@ -14,10 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tests.sim.schedule import Outcome, run_schedule
+from tests.sim.schedule import Outcome, quiet, run_schedule
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _SEEDS_PER_TASK: Final = 20
+TRACE_LINES_KEPT: Final = 200
+"""Of a schedule that failed."""
 
 
 class Failure(NamedTuple):
@@ -74,7 +76,7 @@ def failure_of(outcome: Outcome) -> Failure:
     return Failure(
         outcome.seed,
         [str(violation) for violation in outcome.violations],
-        list(outcome.trace),
+        outcome.trace(TRACE_LINES_KEPT),
         msgspec.to_builtins(outcome.options),
     )
 
@@ -82,8 +84,9 @@ def failure_of(outcome: Outcome) -> Failure:
 def run_seeds(seeds: Iterable[int]) -> Totals:
     """Run schedules one after the other, here."""
     totals = Totals()
-    for seed in seeds:
-        totals.add(run_schedule(seed))
+    with quiet():
+        for seed in seeds:
+            totals.add(run_schedule(seed))
     return totals
 
 
@@ -114,7 +117,7 @@ def _parts(tasks: list[range], jobs: int) -> Iterator[Totals]:
 
 def trace_hashes(first: int, count: int) -> list[str]:
     """What identifies the traces of so many seeds."""
-    return [run_schedule(seed).trace_hash for seed in range(first, first + count)]
+    return [run_schedule(seed).trace_hash() for seed in range(first, first + count)]
 
 
 def differing_seeds(first: int, count: int) -> list[int]:

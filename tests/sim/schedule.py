@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import itertools
 import logging
 import secrets
@@ -24,6 +25,7 @@ from tests.history.checkers import check_all
 from tests.history.final import Final as FinalState
 from tests.history.final import FinalLedger, FinalStream
 from tests.history.violation import Violation
+from tests.sim.base import Step
 from tests.sim.clients import Client, read_all
 from tests.sim.loop import Deadlock, current_process
 from tests.sim.nemesis import Nemesis
@@ -55,33 +57,41 @@ class Outcome:
 
     seed: int
     violations: tuple[Violation, ...]
-    trace_hash: str
     statistics: Statistics
     options: Options
-    trace: tuple[str, ...] = ()
-    """The last steps; all of them in a verbose run."""
+    steps: list[Step]
+
+    def trace(self, lines_max: int | None = None) -> list[str]:
+        """The steps as text; the last ones only."""
+        steps = self.steps if lines_max is None else self.steps[-lines_max:]
+        return [_line(step) for step in steps]
+
+    def trace_hash(self) -> str:
+        """Identifies everything that happened."""
+        return hashlib.sha256("".join(map(_line, self.steps)).encode()).hexdigest()
 
 
-def run_schedule(
-    seed: int, options: dict[str, Any] | None = None, *, verbose: bool = False
-) -> Outcome:
+def _line(step: Step) -> str:
+    return f"{step[0]:9.4f} {step[1]}"
+
+
+def run_schedule(seed: int, options: dict[str, Any] | None = None) -> Outcome:
     """Run one schedule. ``options`` replace some of those that the seed draws."""
-    world = World(seed, options_of(options, seed), verbose=verbose)
-    with _determined(world):
+    world = World(seed, options_of(options, seed))
+    with quiet(), _determined(world):
         _Run(world).run()
     return Outcome(
         seed,
         tuple(world.violations),
-        world.trace_hash(),
         Statistics(
-            world.steps,
+            len(world.steps),
             world.loop.callbacks,
             round(world.loop.now, 3),
             dict(sorted(world.faults.items())),
             dict(sorted(world.counts.items())),
         ),
         world.options,
-        tuple(world.lines),
+        world.steps,
     )
 
 
@@ -215,7 +225,8 @@ def hash_of(frame: bytes) -> str:
 
 
 _runs = itertools.count()
-_RUNS_BETWEEN_COLLECTIONS: Final = 8
+_RUNS_BETWEEN_COLLECTIONS: Final = 32
+_RUNS_BEFORE_FREEZING: Final = (1, 32)
 
 
 def _collect_garbage(*, first: bool) -> None:
@@ -226,8 +237,23 @@ def _collect_garbage(*, first: bool) -> None:
     run = next(_runs)
     if run % _RUNS_BETWEEN_COLLECTIONS == 0:
         gc.collect()
-    if run == 0:
+    if run in _RUNS_BEFORE_FREEZING:
         gc.freeze()  # what is imported and made by now is no garbage
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No log messages. Switching them on and off costs as much as thirty callbacks, so whoever
+    runs many schedules does it around all of them."""
+    before = logging.root.manager.disable
+    if before >= logging.CRITICAL:
+        yield
+        return
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager
@@ -240,7 +266,6 @@ def _determined(world: World) -> Iterator[None]:
         secrets.randbits,
         time.time_ns,
         sys.unraisablehook,
-        logging.root.manager.disable,
     )
 
     def wall_ns() -> int:
@@ -253,7 +278,6 @@ def _determined(world: World) -> Iterator[None]:
     secrets.randbits = draw.getrandbits  # type: ignore[assignment]
     time.time_ns = wall_ns
     sys.unraisablehook = lambda unraisable: None
-    logging.disable(logging.CRITICAL)
     _collect_garbage(first=True)
     try:
         with warnings.catch_warnings():
@@ -264,4 +288,3 @@ def _determined(world: World) -> Iterator[None]:
         gc.enable()
         (uuid.uuid4, secrets.token_hex, secrets.randbits, time.time_ns) = saved[:4]
         sys.unraisablehook = saved[4]
-        logging.disable(saved[5])

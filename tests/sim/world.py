@@ -29,8 +29,8 @@ _SINK_STARTS_MAX = 12
 class World(SimBase):
     """Everything. ``populate`` starts it."""
 
-    def __init__(self, seed: int, options: Options, *, verbose: bool = False) -> None:
-        super().__init__(seed, options, verbose=verbose)
+    def __init__(self, seed: int, options: Options) -> None:
+        super().__init__(seed, options)
         self.history = History()
         self.nodes: dict[BookieId, BookieNode] = {}
         self.invariants = Invariants(self, self.nodes)

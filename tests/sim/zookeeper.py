@@ -8,6 +8,7 @@ away or behind, sessions that end.
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -26,6 +27,9 @@ from tests.sim.base import SimBase
 from tests.sim.loop import Process
 
 R = TypeVar("R")
+
+_check_path = functools.lru_cache(maxsize=4096)(check_path)
+"""The same few paths are asked for again and again, in every schedule."""
 
 _HISTORY_MAX = 4
 _REGISTRATIONS = ("bookies/writable/", "bookies/readonly")
@@ -125,11 +129,11 @@ class SimStore(MemoryMetadataStore):
         return self._session
 
     async def get(self, path: str) -> Versioned[bytes]:
-        check_path(path)
+        _check_path(path)
         return await self._read("get", path, lambda: self._stale(path))
 
     def watch(self, path: str, callback: Callable[[], None]) -> Watch:
-        check_path(path)
+        _check_path(path)
         watch = _SimWatch(self, path, callback)
         self.watches.add(watch)
         self.tree.add_watch(path, watch)  # type: ignore[arg-type]

@@ -150,6 +150,6 @@ def test_a_bookie_does_not_start_without_its_directories() -> None:
     with pytest.raises(ConfigurationError, match="was never formatted"):
         Machine(files)
     files = formatted()
-    del files._directories[LEDGERS[1]]
+    del files._directories[str(LEDGERS[1])]
     with pytest.raises(ConfigurationError, match="does not exist"):
         Machine(files)
