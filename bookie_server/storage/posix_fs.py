@@ -16,12 +16,16 @@ from bookie_server.storage.direct_file import (
     DirectTransfers,
     turn_direct,
 )
-from bookie_server.storage.vfs import File, Lock
+from bookie_server.storage.vfs import DIRECT_ALIGNMENT, File, Lock
+from spark_ledger.limits import KIB
 
 logger = logging.getLogger(__name__)
 
 IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024) if os.sysconf("SC_IOV_MAX") > 0 else 16
 """Buffers one system call takes; POSIX promises 16, Linux has 1024."""
+
+_ZEROS: Final = bytes(256 * KIB)
+"""Filled behind a small write into blocks that were never written, up to a multiple of this."""
 
 READ_BYTES_MAX: Final = 1 << 30
 """One read; the kernel itself stops a little below 2 GiB."""
@@ -34,12 +38,16 @@ class PosixFile:
         self._path = path
         self._descriptor = descriptor
         self._direct = direct
+        self._unwritten_from = self._unwritten_end = 0
+        """Allocated blocks that were never written, so they read as zeros."""
 
     @property
     def path(self) -> Path:
         return self._path
 
     def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        if self._unwritten_from < self._unwritten_end:
+            buffers = self._with_zeros_behind(buffers, offset)
         if self._direct is not None:
             self._direct.write(self._descriptor, buffers, offset)
             return
@@ -85,10 +93,25 @@ class PosixFile:
         os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, size: int) -> None:
+        self._unwritten_end = min(size, self._unwritten_end)
         os.ftruncate(self._descriptor, size)
 
     def preallocate(self, size: int) -> None:
+        if self.size() == 0:
+            self._unwritten_end = size - size % DIRECT_ALIGNMENT
         os.posix_fallocate(self._descriptor, 0, size)
+
+    def _with_zeros_behind(self, buffers: Sequence[bytes], offset: int) -> Sequence[bytes]:
+        """The file system notes which blocks were written for the first time, and a sync waits
+        for that note. Zeros where zeros are anyway make it one note for many small writes."""
+        end = offset + sum(map(len, buffers))
+        if end <= self._unwritten_from:
+            return buffers
+        filled = min(end + -end % len(_ZEROS), self._unwritten_end)
+        self._unwritten_from = max(end, filled)
+        if end - offset >= len(_ZEROS) or filled <= end:
+            return buffers
+        return [*buffers, _ZEROS[: filled - end]]
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size

@@ -303,3 +303,13 @@ def test_journal_and_logs_go_past_the_page_cache_unless_it_is_wanted(
     }
     assert ("create", "journal", False) not in asked
     assert {direct for _name, kind, direct in asked if kind == "entries"} == {logs_direct}
+
+
+def test_a_direct_file_of_an_odd_size_can_be_filled(tmp_path: Path) -> None:
+    file = PosixFileSystem().create(tmp_path / "a", direct=True)
+    file.preallocate(100_000)
+    file.pwritev([b"x" * 4096], 4096)
+    file.pwritev([b"y" * 4096], 94_208)
+    assert file.pread(1 << 20, 0) == (
+        bytes(4096) + b"x" * 4096 + bytes(94_208 - 8192) + b"y" * 4096 + bytes(100_000 - 98_304)
+    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from bookie_server.storage.posix_fs import IOV_MAX, PosixFileSystem
 from bookie_server.storage.vfs import FileSystem, read_file, write_file_durably
+from spark_ledger.limits import KIB, MIB
 
 Place = tuple[FileSystem, Path]
 
@@ -49,6 +52,52 @@ def test_a_file_holds_what_was_written(place: Place) -> None:
     file.close()
     file.close()
     assert files.open(root / "a").pread(2, 0) == b"on"
+
+
+def test_a_preallocated_file_holds_what_was_written_and_zeros(place: Place) -> None:
+    files, root = place
+    seed = 7
+    print("seed", seed)
+    choose = random.Random(seed)
+    for size in (3 * MIB, 700_001):
+        file = files.create(root / f"{size}")
+        file.preallocate(size)
+        model = bytearray(size)
+        offset = 0
+        for _ in range(60):
+            data = bytes([choose.randrange(1, 256)]) * choose.choice([1, 4096, 50_000, 300_000])
+            data = data[: size - offset]
+            file.pwritev([data], offset)
+            model[offset : offset + len(data)] = data
+            offset = choose.choice([offset + len(data), choose.randrange(size)]) % size
+        assert file.pread(2 * size, 0) == model
+        file.truncate(100_000)
+        file.pwritev([b"x"], 99_000)
+        assert file.size() == 100_000
+        file.close()
+
+
+def test_small_writes_into_new_blocks_note_them_once_for_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def pwritev(descriptor: int, buffers: Sequence[bytes], offset: int) -> int:
+        written.append(sum(map(len, buffers)))
+        return os.pwritev(descriptor, buffers, offset)
+
+    monkeypatch.setattr("bookie_server.storage.posix_fs.os", SimpleNamespace(
+        **{name: getattr(os, name) for name in dir(os)} | {"pwritev": pwritev}
+    ))  # fmt: skip
+    file = PosixFileSystem().create(tmp_path / "a")
+    file.preallocate(2 * MIB)
+    for offset in range(0, 260 * KIB, 4 * KIB):
+        file.pwritev([bytes(4 * KIB)], offset)
+    assert written == [256 * KIB, *[4 * KIB] * 63, 256 * KIB]
+    again = PosixFileSystem().open(tmp_path / "a", writable=True)
+    again.preallocate(2 * MIB)
+    again.pwritev([bytes(4 * KIB)], MIB)
+    assert written[-1] == 4 * KIB, "what an older file held stays"
 
 
 def test_many_buffers_go_out_in_order(place: Place) -> None:
