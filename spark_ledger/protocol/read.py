@@ -168,7 +168,8 @@ class ReadMachine:
         return [*cancelled, outcome]
 
     def _failure(self) -> LedgerError:
-        """Missing only if all say so; damaged if any copy is; else it may well exist."""
+        """Missing only if all say so. Damaged only if nobody else may have it: a replica that was
+        not reached may bring it when it is asked again, so it decides what the error is."""
         name = f"ledger {self._metadata.ledger_id} entry {self._next}"
         problems = list(self._problems.values())
         told = ", ".join(
@@ -177,6 +178,8 @@ class ReadMachine:
         )
         if all(p.status.is_negative for p in problems):
             return NoSuchEntryError(f"{name}: no bookie holds it ({told})")
-        if any(p.status is BookieStatus.IO_ERROR for p in problems):
+        damaged = [p for p in problems if p.status is BookieStatus.IO_ERROR]
+        if all(p.status.is_negative or p in damaged for p in problems):
             return DigestMismatchError(f"{name}: no intact copy could be read ({told})")
-        return BookieUnavailableError(f"{name}: no replica could be read ({told})")
+        also = f"; the copy of {self._bookies[damaged[0].slot]} is damaged" if damaged else ""
+        return BookieUnavailableError(f"{name}: no replica could be read ({told}){also}")

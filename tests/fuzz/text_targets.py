@@ -73,7 +73,7 @@ _DDL = ("id bigint not null, name string", "price decimal(10,2), at timestamp")
 
 def text_targets() -> list[Target]:
     """All of them."""
-    offsets = [json.dumps(stream_offset(Dlsn(3, 1, slot))).encode() for slot in (0, 5)]
+    offsets = [json.dumps(stream_offset(Dlsn(3, 1, slot), "5f2a")).encode() for slot in (0, 5)]
     raw = [json.dumps(ledger_offset(LedgerId(7), EntryId(9))).encode()]
     return [
         _target("stream offset", offsets, _json(lambda o: stream_place(o)), 15_000),

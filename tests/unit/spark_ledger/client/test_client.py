@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from spark_ledger.errors import (
+    BookieUnavailableError,
     ConfigurationError,
+    DigestMismatchError,
     EntryTooLargeError,
     FencedError,
     LedgerClosedError,
@@ -299,6 +301,28 @@ def test_a_damaged_replica_is_passed_over() -> None:
         for victim in ("b0", "b1"):
             damage(world, victim, writer.ledger_id)
             assert [e.payload async for e in reader.read(0, 19)] == PAYLOADS
+
+    run(test)
+
+
+def test_a_damaged_copy_decides_nothing_while_others_are_out_of_reach() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with await client.create_ledger() as writer:
+            await writer.append(b"x")
+        reader = await client.open_ledger(writer.ledger_id)
+        damage(world, "b0", writer.ledger_id)
+        world.kill("b1")
+        world.kill("b2")
+        with pytest.raises(BookieUnavailableError, match=r"the copy of b0 is damaged$"):
+            [e async for e in reader.read(0, 0)]
+        world.revive("b1")
+        assert [e.payload async for e in reader.read(0, 0)] == [b"x"]
+        damage(world, "b1", writer.ledger_id)
+        damage(world, "b2", writer.ledger_id)
+        world.revive("b2")
+        with pytest.raises(DigestMismatchError, match="no intact copy"):
+            [e async for e in reader.read(0, 0)]
 
     run(test)
 

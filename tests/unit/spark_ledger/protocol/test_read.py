@@ -131,7 +131,9 @@ def test_a_replica_may_be_asked_again_about_later_entries() -> None:
         ((NO, DOWN, NO), BookieUnavailableError),
         ((NO, NO, BookieStatus.UNKNOWN_STATE), BookieUnavailableError),
         ((DAMAGED, DAMAGED, DAMAGED), DigestMismatchError),
-        ((DOWN, BookieStatus.TIMEOUT, DAMAGED), DigestMismatchError),
+        ((NO, NO, DAMAGED), DigestMismatchError),
+        ((DOWN, BookieStatus.TIMEOUT, DAMAGED), BookieUnavailableError),
+        ((DAMAGED, NO, DOWN), BookieUnavailableError),
     ],
 )
 def test_missing_only_if_every_replica_says_so(
@@ -143,6 +145,8 @@ def test_missing_only_if_every_replica_says_so(
     failure = one(reader.end(0, statuses[2]), Failed).error
     assert type(failure) is error
     assert "ledger 7 entry 0" in str(failure) and "b1" in str(failure)
+    if error is BookieUnavailableError:
+        assert ("is damaged" in str(failure)) == (DAMAGED in statuses)
 
 
 def test_a_silent_replica_is_overtaken() -> None:
