@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -43,8 +43,25 @@ def read_partition(
     if isinstance(partition, StreamPartition):
         return _sized(_stream_batches(options, wanted, partition))
     if isinstance(partition, LedgerPartition):
-        return _sized(_ledger_batches(options, wanted, partition))
+        return _sized(_patiently_read(options, _LedgerRead(options, wanted, partition).rest))
     return iter(())
+
+
+def _patiently_read(
+    options: ReadOptions, rest: Callable[[], Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """The batches of ``rest``, which is asked again for what is left when it fails for a passing
+    reason."""
+    patience = Patience(f"{options.subject}: reading", TASK_PATIENCE_S)
+    while True:
+        try:
+            for batch in rest():
+                patience.succeeded()
+                yield batch
+        except RetryableError as error:
+            patience.pause_or_raise(error)
+        else:
+            return
 
 
 def _stream_batches(
@@ -52,7 +69,7 @@ def _stream_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a stream's partition; of a stream that was deleted after it was planned, none."""
     try:
-        yield from _planned_batches(options, wanted, partition)
+        yield from _patiently_read(options, _StreamRead(options, wanted, partition).rest)
     except NoSuchStreamError as error:
         lost = f"{options.subject} was deleted after this read was planned, and its rows are gone"
         if options.fail_on_data_loss:
@@ -64,34 +81,40 @@ def _stream_batches(
         _LOG.warning("%s; going on without them, because failOnDataLoss=false", lost)
 
 
-def _planned_batches(
-    options: ReadOptions, wanted: pa.Schema, partition: StreamPartition
-) -> Iterator[pa.RecordBatch]:
-    assert options.stream is not None, "a stream's partition comes of a read of a stream"
-    stream = sessions.stream(options.connection, options.stream, partition.stream_id)
-    metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
-    stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
-    ranges = partition.plan.ranges
-    patience = Patience(f"{options.subject}: reading", TASK_PATIENCE_S)
-    while ranges:
-        try:
-            for positioned in stream.read_ranges(
-                ranges, schema=stored, replica_hint=partition.plan.rotation
-            ):
-                patience.succeeded()
-                yield _with_metadata(positioned, wanted, metadata_index)
-                ranges = ranges_behind(ranges, positioned.position, positioned.batch.num_rows)
-        except RetryableError as error:
-            patience.pause_or_raise(error)
-        except DataLossError as error:
-            earliest = stream.head().earliest
-            kept = tuple(part for part in ranges if part.segment.number >= earliest.segment)
-            if options.fail_on_data_loss or len(kept) == len(ranges):
-                raise
-            _LOG.warning("%s; going on behind it, because failOnDataLoss=false", error)
-            ranges = kept
-        else:
-            return
+class _StreamRead:
+    """A stream's partition, and what is left of it."""
+
+    def __init__(self, options: ReadOptions, wanted: pa.Schema, partition: StreamPartition) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._partition = partition
+        self._ranges: tuple[SegmentRange, ...] = partition.plan.ranges
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """The rows that were not delivered yet."""
+        options, wanted = self._options, self._wanted
+        assert options.stream is not None, "a stream's partition comes of a read of a stream"
+        stream = sessions.stream(options.connection, options.stream, self._partition.stream_id)
+        metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
+        stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
+        while self._ranges:
+            try:
+                for positioned in stream.read_ranges(
+                    self._ranges, schema=stored, replica_hint=self._partition.plan.rotation
+                ):
+                    yield _with_metadata(positioned, wanted, metadata_index)
+                    self._ranges = ranges_behind(
+                        self._ranges, positioned.position, positioned.batch.num_rows
+                    )
+            except DataLossError as error:
+                earliest = stream.head().earliest
+                kept = tuple(p for p in self._ranges if p.segment.number >= earliest.segment)
+                if options.fail_on_data_loss or len(kept) == len(self._ranges):
+                    raise
+                _LOG.warning("%s; going on behind it, because failOnDataLoss=false", error)
+                self._ranges = kept
+            else:
+                return
 
 
 def ranges_behind(
@@ -122,25 +145,38 @@ def _with_metadata(
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
-def _ledger_batches(
-    options: ReadOptions, wanted: pa.Schema, partition: LedgerPartition
-) -> Iterator[pa.RecordBatch]:
-    reader = sessions.ledger_reader(options.connection, partition.ledger_id)
-    if partition.last_entry > reader.last_add_confirmed:
-        reader.refresh()
-    entries = reader.read(
-        partition.first_entry,
-        partition.last_entry,
-        unconfirmed=not reader.is_closed,  # the driver knows that they are confirmed
-        replica_hint=partition.rotation,
-    )
-    while group := _group(entries):
-        columns = {
-            "ledger_id": pa.repeat(pa.scalar(partition.ledger_id, pa.int64()), len(group)),
-            "entry_id": pa.array([entry.entry_id for entry in group], pa.int64()),
-            "payload": pa.array([entry.payload for entry in group], pa.binary()),
-        }
-        yield pa.RecordBatch.from_arrays([columns[name] for name in wanted.names], schema=wanted)
+class _LedgerRead:
+    """A raw ledger's partition, and where it goes on."""
+
+    def __init__(self, options: ReadOptions, wanted: pa.Schema, partition: LedgerPartition) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._partition = partition
+        self._following = int(partition.first_entry)
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """The entries that were not delivered yet."""
+        ledger_id, last = self._partition.ledger_id, self._partition.last_entry
+        if self._following > last:
+            return
+        reader = sessions.ledger_reader(self._options.connection, ledger_id)
+        if last > reader.last_add_confirmed:
+            reader.refresh()
+        entries = reader.read(
+            self._following,
+            last,
+            unconfirmed=not reader.is_closed,  # the driver knows that they are confirmed
+            replica_hint=self._partition.rotation,
+        )
+        while group := _group(entries):
+            columns = {
+                "ledger_id": pa.repeat(pa.scalar(ledger_id, pa.int64()), len(group)),
+                "entry_id": pa.array([entry.entry_id for entry in group], pa.int64()),
+                "payload": pa.array([entry.payload for entry in group], pa.binary()),
+            }
+            wanted = self._wanted
+            yield pa.RecordBatch.from_arrays([columns[n] for n in wanted.names], schema=wanted)
+            self._following = group[-1].entry_id + 1
 
 
 def _group(entries: Iterator[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,22 @@ def fragile(spark: Any, tmp_path: Path) -> Iterator[Lab]:
     """A cluster of its own, to break."""
     with LocalCluster(bookies=3) as cluster, StreamConnection.connect(cluster.uri) as client:
         yield Lab(spark, cluster, client, tmp_path)
+
+
+def test_a_raw_ledger_is_read_although_its_bookies_are_away_for_a_while(fragile: Lab) -> None:
+    with fragile.client.create_ledger() as writer:
+        for number in range(30):
+            writer.append(b"%d" % number)
+    frame = fragile.read(stream=None, ledgerId=writer.ledger_id, minPartitions=2)
+    assert frame.rdd.getNumPartitions() == 2  # planned, while all is well
+    for bookie in range(3):
+        fragile.cluster.kill_bookie(bookie)
+    back = threading.Timer(3.0, lambda: [fragile.cluster.start_bookie(n) for n in range(3)])
+    back.start()
+    try:
+        assert [row.entry_id for row in frame.collect()] == list(range(30))
+    finally:
+        back.join()
 
 
 def test_a_query_outlives_bookies_and_zookeeper(fragile: Lab, until: Until) -> None:

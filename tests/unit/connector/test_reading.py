@@ -202,6 +202,51 @@ class FakeReader:
         )
 
 
+class FlakyReader(FakeReader):
+    """Fails after so many entries, and when it is asked for the last add confirmed."""
+
+    def __init__(self, failures: list[int]) -> None:
+        self._failures = failures
+
+    def refresh(self) -> None:
+        super().refresh()
+        if self.refreshed % 2:
+            raise BookieUnavailableError("all bookies are down")
+
+    def read(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
+        budget = self._failures.pop(0) if self._failures else 1 << 30
+        for entry in super().read(first, last, unconfirmed=unconfirmed, replica_hint=replica_hint):
+            if budget == 0:
+                raise BookieUnavailableError("all replicas are down")
+            budget -= 1
+            yield entry
+
+
+def raw_ids(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int]:
+    reader = FlakyReader(failures)
+    monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: reader)
+    monkeypatch.setattr(patience, "_PAUSE_S", (0.0,))
+    monkeypatch.setattr(reading, "ENTRIES_PER_BATCH", 3)
+    options = read_options({"metadata": "zk://h/l", "ledgerId": "5"}, streaming=True)
+    partition = LedgerPartition(LedgerId(5), EntryId(2), EntryId(11), 0)
+    batches = read_partition(options, LEDGER_SCHEMA, partition)
+    return pa.Table.from_batches(batches).column("entry_id").to_pylist()
+
+
+@pytest.mark.parametrize("delivered", range(11))
+def test_an_outage_in_a_raw_ledger_loses_and_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch, delivered: int
+) -> None:
+    assert raw_ids(monkeypatch, [delivered]) == list(range(2, 12))
+    assert raw_ids(monkeypatch, [delivered, 0, 4, 0]) == list(range(2, 12))
+
+
+def test_an_outage_of_a_raw_ledger_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "TASK_PATIENCE_S", -1.0)
+    with pytest.raises(BookieUnavailableError, match="are down"):
+        raw_ids(monkeypatch, [3])
+
+
 def test_raw_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = FakeReader()
     monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: reader)
