@@ -53,8 +53,9 @@ _WIDENED = (
 def canonical_schema(schema: Any) -> Any:
     """The stored schema for an Arrow schema; metadata of fields stays, of the schema goes.
 
-    Raises ``SchemaMismatchError`` for a type that cannot be stored or a column named ``_ledger``,
-    and ``ConfigurationError`` for a schema without columns or with a name twice.
+    Raises ``SchemaMismatchError`` for a type that cannot be stored, a column named ``_ledger`` and
+    for names (also of the fields of a struct) that are equal but for their case, and
+    ``ConfigurationError`` for a schema without columns.
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(
@@ -74,9 +75,19 @@ def canonical_schema(schema: Any) -> Any:
 
 
 def _refuse_duplicates(names: Sequence[str], where: str) -> None:
+    """Names that differ in case only count as equal: Spark could not tell them apart."""
+    seen: dict[str, str] = {}
     for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"{where}: the name {name!r} occurs twice")
+        other = seen.get(name.lower())
+        seen[name.lower()] = name
+        if other is None:
+            continue
+        if other == name:
+            raise SchemaMismatchError(f"{where}: the name {name!r} occurs twice; rename one")
+        raise SchemaMismatchError(
+            f"{where}: the names {other!r} and {name!r} differ in case only, and Spark (by its "
+            "default spark.sql.caseSensitive=false) cannot tell them apart; rename one"
+        )
 
 
 def _canonical_field(field: Any, path: str, name: str | None = None) -> Any:

@@ -133,6 +133,25 @@ def test_a_wrong_schema_names_the_field(lab: Lab) -> None:
     assert lab.stored() == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("columns", "where"),
+    [
+        ("1L AS id, 2 AS `Id`", "schema"),
+        ("named_struct('id', 1, 'Id', 2) AS pair", "field pair"),
+        ("array(map(1, named_struct('id', 1, 'Id', 2))) AS deep", "field deep.element.value"),
+    ],
+)
+def test_names_that_differ_in_case_only(lab: Lab, columns: str, where: str) -> None:
+    wrong = rf"stream '{lab.name}': {where}: the names 'id' and 'Id' differ in case only"
+    with pytest.raises(Exception, match=wrong):
+        lab.append(lab.spark.sql(f"SELECT {columns}"))
+    assert lab.name not in lab.client.list_streams()
+    lab.numbers(0, 3)
+    with pytest.raises(Exception, match=wrong):
+        lab.append(lab.spark.sql(f"SELECT {columns}"), mergeSchema=True)
+    assert lab.stored() == [0, 1, 2]
+
+
 def test_rows_read_with_their_metadata_are_not_written_with_it(lab: Lab) -> None:
     lab.numbers(0, 3)
     rows = lab.read(includeMetadata=True)

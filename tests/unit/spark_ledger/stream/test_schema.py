@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -74,6 +75,26 @@ def test_types_are_stored_as_spark_has_them(given: pa.DataType, stored: pa.DataT
 def test_types_spark_lacks_are_refused_with_the_path_of_the_field(type_: pa.DataType) -> None:
     with pytest.raises(SchemaMismatchError, match=r"field a\.element\.b"):
         canonical_schema(pa.schema([("a", pa.list_(pa.struct([("b", type_)])))]))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "where"),
+    [
+        (lambda inner: inner, "field s: "),
+        (lambda inner: pa.list_(inner), "field s.element: "),
+        (lambda inner: pa.map_(pa.string(), inner), "field s.value: "),
+        (lambda inner: pa.struct([("deep", inner)]), "field s.deep: "),
+    ],
+)
+def test_names_that_differ_in_case_only_are_refused(
+    wrap: Callable[[pa.DataType], pa.DataType], where: str
+) -> None:
+    wrong = "'Ab' and 'aB' differ in case only.*rename one"
+    fields = [("Ab", pa.int64()), ("x", pa.int64()), ("aB", pa.string())]
+    with pytest.raises(SchemaMismatchError, match=f"^schema: the names {wrong}"):
+        canonical_schema(pa.schema(fields))
+    with pytest.raises(SchemaMismatchError, match=f"^{where}the names {wrong}"):
+        canonical_schema(pa.schema([("s", wrap(pa.struct(fields)))]))
 
 
 def test_schemas_without_columns_or_with_a_name_twice_are_refused() -> None:
