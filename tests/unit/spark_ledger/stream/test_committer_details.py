@@ -207,3 +207,39 @@ def test_a_long_list_stays_while_its_commit_may_have_been_made(
         assert other.deleted == []
 
     run(scenario())
+
+
+def test_a_long_list_goes_when_the_stream_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await Streams(ledgers).create("s", SCHEMA)
+        await another(ledgers)[1].delete("s")
+        with pytest.raises(NoSuchStreamError):
+            await stream.commit_segments([loose()] * 9)
+        assert ledgers.ledgers == {}
+
+    run(scenario())
+
+
+def test_a_lost_commit_is_decided_once_another_has_its_place() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        rival = await Streams(ledgers).create("s", SCHEMA)
+        faults = Faults([Outcome.LOST_REQUEST, Outcome.UNAVAILABLE])
+        other, streams = another(ledgers, faults)
+        stream = await streams.open("s")
+        inner = other.store.transaction
+
+        async def too_late(operations: object) -> None:
+            if not faults.count("transaction"):
+                await rival.commit_segments([loose()])
+            await inner(operations)  # type: ignore[arg-type]
+
+        other.store.transaction = too_late  # type: ignore[method-assign, assignment]
+        with pytest.raises(MetadataUnavailableError):  # and not an unknown outcome
+            await stream.commit_segments([loose()], sink_id="q", transaction_id=1)
+        assert len(await commits_of(rival)) == 1
+
+    run(scenario())

@@ -12,6 +12,7 @@ from spark_ledger.errors import (
     ConfigurationError,
     EntryTooLargeError,
     FencedError,
+    LedgerClosedError,
     LedgerError,
     NotEnoughBookiesError,
     RetryableError,
@@ -24,7 +25,7 @@ from spark_ledger.stream.segment_writer import SegmentWriter, as_batches
 from spark_ledger.stream.stream import Stream
 from spark_ledger.stream.streams import Streams
 from spark_ledger.types import Quorums
-from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
 from tests.unit.spark_ledger.stream.world import SCHEMA, run, table
 
 
@@ -359,6 +360,31 @@ def test_a_failure_in_an_older_ledger_leaves_the_present_one_alone() -> None:
             await first.confirm()
         assert writer.ledger_id == 101, "nothing failed there"
         assert [segment.ledger_id for segment in await second.confirm()] == [101]
+        await writer.close()
+
+    run(scenario())
+
+
+def test_an_append_that_is_refused_fails_its_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0))
+        first = await writer.finish()
+        inner = FakeWriter.wait_for_room
+
+        async def closed_meanwhile(self: FakeWriter) -> None:
+            await inner(self)
+            ledgers.ledgers[100].closed = True
+
+        monkeypatch.setattr(FakeWriter, "wait_for_room", closed_meanwhile)
+        await writer.write(table(1))
+        with pytest.raises(LedgerClosedError):
+            await writer.finish()
+        await writer.write(table(1))
+        second = await writer.finish()
+        assert rows_of(ledgers, stream, first + second) == [0, 1]
         await writer.close()
 
     run(scenario())
