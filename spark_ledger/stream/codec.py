@@ -10,13 +10,15 @@ A commit whose segment list is large keeps it elsewhere: the node then has ``lis
 from __future__ import annotations
 
 import base64
+import zlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from spark_ledger.errors import CorruptionError, LedgerError
+from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
+from spark_ledger.limits import KIB, LEDGER_METADATA_BYTES_MAX, MIB
 from spark_ledger.stream.model import (
     Commit,
     Compression,
@@ -29,6 +31,13 @@ from spark_ledger.stream.model import (
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
 FORMAT_VERSION = 1
+
+SCHEMA_COMPRESSED_FROM_BYTES = 4 * KIB
+"""A schema of about 60 columns: below it there is room for many versions in plain."""
+
+_COMPRESSED = "zlib:"
+_SCHEMA_BYTES_MAX = 16 * MIB
+"""What a reader unpacks of a compressed schema, whatever its node says."""
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,7 +57,7 @@ class _ConfigNode(_Node, frozen=True, kw_only=True):
     created_ms: int
     deleted: bool
     schemas: list[str]
-    """Base64 of Arrow IPC schema messages; the index is the schema version."""
+    """Base64 of Arrow IPC schema messages, long ones compressed; the index is the version."""
 
 
 class _HeadNode(_Node, frozen=True, kw_only=True):
@@ -127,8 +136,8 @@ def _require(condition: bool, path: str, what: str) -> None:
 
 
 def encode_config(config: StreamConfig) -> bytes:
-    """The ``config`` node."""
-    return msgspec.json.encode(
+    """The ``config`` node. Raises ``ConfigurationError`` when it is too large for the metadata."""
+    data = msgspec.json.encode(
         _ConfigNode(
             name=config.name,
             stream_id=config.stream_id,
@@ -144,6 +153,14 @@ def encode_config(config: StreamConfig) -> bytes:
             schemas=[encode_schema(schema) for schema in config.schemas],
         )
     )
+    if len(data) > LEDGER_METADATA_BYTES_MAX:
+        raise ConfigurationError(
+            f"stream {config.name!r}: its {len(config.schemas)} schema versions, the newest of "
+            f"{len(config.schema)} columns, need {len(data)} bytes, more than "
+            f"{LEDGER_METADATA_BYTES_MAX}; use fewer columns, or write to a new stream with the "
+            "schema wanted"
+        )
+    return data
 
 
 def decode_config(data: bytes, path: str) -> StreamConfig:
@@ -170,16 +187,30 @@ def decode_config(data: bytes, path: str) -> StreamConfig:
 
 
 def encode_schema(schema: Any) -> str:
-    """An Arrow schema as text."""
-    return base64.b64encode(schema.serialize().to_pybytes()).decode("ascii")
+    """An Arrow schema as text; a long one is compressed, as its columns resemble each other."""
+    data = schema.serialize().to_pybytes()
+    if len(data) < SCHEMA_COMPRESSED_FROM_BYTES:
+        return base64.b64encode(data).decode("ascii")
+    return _COMPRESSED + base64.b64encode(zlib.compress(data)).decode("ascii")
 
 
 def decode_schema(text: str, path: str) -> Any:
     """The Arrow schema in a text."""
     try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-    except (ValueError, OSError, EOFError, pa.ArrowException) as error:
+        data = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)
+        if text.startswith(_COMPRESSED):
+            data = _unpacked(data)
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (ValueError, OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise CorruptionError(f"metadata node {path}: damaged Arrow schema: {error}") from error
+
+
+def _unpacked(data: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    unpacked = unpacking.decompress(data, _SCHEMA_BYTES_MAX)
+    if not unpacking.eof:
+        raise ValueError("it is cut off, or too large")
+    return unpacked
 
 
 # -- head and sinks --------------------------------------------------------------------------------

@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from spark_ledger.errors import (
-    ConfigurationError,
     ConflictError,
     CorruptionError,
     NotFoundError,
     OutcomeUnknownError,
     SchemaMismatchError,
 )
-from spark_ledger.limits import LEDGER_METADATA_BYTES_MAX
 from spark_ledger.stream import codec
 from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
@@ -116,12 +114,6 @@ class SchemaBook:
                 return merged
             after = replace(self.config, schemas=(*self.config.schemas, merged))
             data = codec.encode_config(after)
-            if len(data) > LEDGER_METADATA_BYTES_MAX:
-                raise ConfigurationError(
-                    f"stream {after.name!r}: its {len(after.schemas)} schema versions need "
-                    f"{len(data)} bytes, more than {LEDGER_METADATA_BYTES_MAX}; "
-                    "write to a new stream with the schema wanted"
-                )
             try:
                 await self._nodes.replace_config(data, after.stream_id, self._config.version)
             except (ConflictError, NotFoundError, OutcomeUnknownError):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import CorruptionError
+from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.stream import codec
 from spark_ledger.stream.codec import SegmentListPointer
 from spark_ledger.stream.model import Commit, Compression, Head, SinkRecord, StreamConfig
@@ -292,6 +293,26 @@ def test_text_that_is_not_utf_8_is_damage() -> None:
         codec.decode_sink(codec.encode_sink(SINK).replace(b"run", b"r\xffn"), "p")
     with pytest.raises(CorruptionError, match=r"segment list of p: .*utf-8"):
         codec.decode_segment_list(b'[{"\xff":1}]', 0, "p")
+
+
+def test_a_wide_schema_leaves_room_for_many_versions() -> None:
+    names = [f"measurement_{number:04d}" for number in range(1000)]
+    schema = pa.schema([(name, pa.float64()) for name in names])
+    versions = tuple(schema.append(pa.field(f"more{n}", pa.int64())) for n in range(20))
+    config = replace(CONFIG, schemas=versions)
+    assert codec.decode_config(codec.encode_config(config), "p") == config
+    text = codec.encode_schema(schema)
+    assert len(text) < len(schema.serialize()) / 4
+    for damaged in (text[:-8], text.removeprefix("zlib:"), "zlib:" + text[20:]):
+        with pytest.raises(CorruptionError, match="node p: damaged Arrow schema"):
+            codec.decode_schema(damaged, "p")
+
+
+def test_a_schema_that_is_too_wide_for_the_metadata_is_refused() -> None:
+    fields = [(hashlib.sha256(b"%d" % n).hexdigest(), pa.int64()) for n in range(8000)]
+    config = replace(CONFIG, schemas=(pa.schema(fields),))
+    with pytest.raises(ConfigurationError, match=r"'flights': its 1 schema .* 8000 columns"):
+        codec.encode_config(config)
 
 
 def test_a_schema_with_a_stray_character_is_refused() -> None:
