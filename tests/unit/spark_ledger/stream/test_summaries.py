@@ -351,3 +351,31 @@ def test_the_last_commit_of_a_bucket_completes_that_bucket(monkeypatch: pytest.M
             assert faults.count("get") <= 2 + 3
 
     run(scenario())
+
+
+@pytest.mark.usefixtures("unsummarized")
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.NORMAL])
+def test_a_reader_goes_on_whatever_becomes_of_the_summary_it_writes(outcome: Outcome) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        commits = await committed(await Streams(ledgers).create("s", SCHEMA), STEP)
+        faults = Faults([outcome], name="put")
+        reader = await another(ledgers, faults)[1].open("s")
+        assert await reader.commits(0, STEP) == commits
+        assert faults.outcomes == [], "the summary was tried"
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("unsummarized")
+def test_a_summary_that_the_reader_made_longer_is_read_at_the_right_places() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await Streams(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, 2 * STEP + 7)
+        reader, _ = await fresh(ledgers)
+        for first, end in ((0, STEP), (STEP, 2 * STEP), (2 * STEP, 2 * STEP + 7)):
+            assert await reader.commits(first, end) == commits[first:end]
+        assert length(ledgers, stream) == 2 * STEP
+
+    run(scenario())
