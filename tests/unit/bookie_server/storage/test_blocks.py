@@ -106,6 +106,32 @@ def test_hostile_numbers_are_refused_before_anything_is_allocated() -> None:
         decode_block(GOLDEN_CONSECUTIVE + b"x")
 
 
+@pytest.mark.parametrize(
+    ("place", "number", "message"),
+    [
+        (0, "ffffffffffffffff", "ledger -1"),
+        (8, "ffffffffffffffff", "entry -1"),
+        (16, "fffffffffffffffe", "LAC -2"),
+        (24, "00000000", "count 0"),
+        (28, "00000003", "flags 3"),
+        (36, "0200000000000000", "not ascending from the first"),
+        (36, "0400000000000000", "not ascending from the first"),
+        (44, "0300000000000000", "not ascending from the first"),
+        (44, "0200000000000000", "not ascending from the first"),
+        (52, "0000000005000000", "do not add up"),
+        (52, "0500000000000000", "do not add up"),
+        (52, "0100000003000000", "do not add up"),
+        (52, "0200000004000000", "do not add up"),
+    ],
+)
+def test_each_number_that_cannot_be_is_refused(place: int, number: str, message: str) -> None:
+    data = bytearray(GOLDEN_SPARSE)
+    part = bytes.fromhex(number)
+    data[place : place + len(part)] = part
+    with pytest.raises(BlockFormatError, match=message):
+        decode_block(bytes(data))
+
+
 def test_malformed_runs_are_our_bug() -> None:
     with pytest.raises(AssertionError, match="malformed"):
         encode_run(EntryRun(LedgerId(1), EntryId(0), None, [2, 2], b"abcde"), EntryId(-1))
