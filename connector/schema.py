@@ -8,7 +8,7 @@ kept in the metadata of the Arrow field and used again as long as it still fits.
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -49,11 +49,30 @@ LEDGER_SCHEMA: Final = spark.StructType(
 
 
 def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
-    """The Arrow schema in which a stream stores rows of a Spark schema.
+    """The Arrow schema in which a stream stores rows of a Spark schema, all of it nullable.
+
+    Whether a column of a DataFrame may hold nulls is what Spark's optimizer knows of this plan (a
+    literal is never null), not what the user wants of the stream. Delta does the same.
 
     Raises SchemaMismatchError naming the column whose type cannot be stored.
     """
-    return canonical_schema(pa.schema([_arrow_field(field) for field in schema.fields]))
+    return canonical_schema(pa.schema([_arrow_field(field) for field in _nullable(schema).fields]))
+
+
+def _nullable(data_type: spark.DataType) -> Any:
+    """The type with everything in it nullable, but the keys of maps."""
+    if isinstance(data_type, spark.ArrayType):
+        return spark.ArrayType(_nullable(data_type.elementType), True)
+    if isinstance(data_type, spark.MapType):
+        return spark.MapType(_nullable(data_type.keyType), _nullable(data_type.valueType), True)
+    if isinstance(data_type, spark.StructType):
+        return spark.StructType(
+            [
+                spark.StructField(field.name, _nullable(field.dataType), True, field.metadata)
+                for field in data_type.fields
+            ]
+        )
+    return data_type
 
 
 def _arrow_field(field: spark.StructField) -> pa.Field:
@@ -72,6 +91,11 @@ def _arrow_type(field: spark.StructField) -> pa.DataType:
         raise SchemaMismatchError(
             f"column {field.name!r} has the type {field.dataType.simpleString()}, which Spark does "
             f"not hand to Python data sources: {hint}"
+        ) from error
+    except ValueError as error:  # Arrow has no maps whose keys are of type null
+        raise SchemaMismatchError(
+            f"column {field.name!r} has the type {field.dataType.simpleString()}, which cannot be "
+            "stored: cast it, such as an empty map() to map<string,string>"
         ) from error
 
 

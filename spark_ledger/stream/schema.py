@@ -94,7 +94,7 @@ def _canonical_field(field: Any, path: str, name: str | None = None) -> Any:
     return pa.field(
         field.name if name is None else name,
         canonical_type(field.type, path),
-        nullable=field.nullable,
+        nullable=field.nullable or pat.is_null(field.type),  # as Spark's array() and map() are
         metadata=field.metadata,
     )
 

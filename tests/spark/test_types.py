@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import json
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from tests.spark.conftest import Lab
 
@@ -31,6 +34,7 @@ COLUMNS: dict[str, str] = {
     "hours": "INTERVAL '7' HOUR",
     "nothing": "NULL",
     "items": "array(1, NULL, 3)",
+    "no_items": "array()",
     "pairs": "map('a', 1.5D, 'b', NULL)",
     "nested": "named_struct('x', array(named_struct('y', map(1, DATE'2020-02-29'))), 'z', 'q')",
     "collated": "'Abc' COLLATE UTF8_LCASE",
@@ -47,6 +51,11 @@ def frame(lab: Lab) -> Any:
     return lab.spark.sql(f"SELECT 0 AS n, {given} UNION ALL SELECT 1 AS n, {nulls}").coalesce(1)
 
 
+def nullable(frame: Any) -> StructType:
+    """The schema of a DataFrame, with everything in it nullable."""
+    return StructType.fromJson(json.loads(frame._jdf.schema().asNullable().json()))
+
+
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 def test_every_type(lab: Lab, zone: str) -> None:
     before = lab.spark.conf.get("spark.sql.session.timeZone")
@@ -55,7 +64,7 @@ def test_every_type(lab: Lab, zone: str) -> None:
         written = frame(lab)
         lab.append(written)
         back = lab.read()
-        assert back.schema == written.schema
+        assert back.schema == nullable(written)
         text = [f"CAST({name} AS string) AS {name}" for name in ["n", *COLUMNS]]
         expected, found = (one.selectExpr(*text).orderBy("n").collect() for one in (written, back))
         assert found == expected
@@ -74,7 +83,7 @@ def test_every_type_through_a_query(lab: Lab) -> None:
     copy = lab.another()
     query = copy.sink(lab.follow()).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
-    assert copy.read().schema == written.schema
+    assert copy.read().schema == nullable(written)
     text = [f"CAST({name} AS string) AS {name}" for name in ["n", *COLUMNS]]
     expected, found = (
         one.selectExpr(*text).orderBy("n").collect() for one in (written, copy.read())
@@ -82,11 +91,29 @@ def test_every_type_through_a_query(lab: Lab) -> None:
     assert found == expected
 
 
-def test_not_null_columns_stay_so(lab: Lab) -> None:
-    lab.append(lab.spark.range(3))
-    assert [f.nullable for f in lab.read().schema] == [
-        f.nullable for f in lab.spark.range(1).schema
+def test_a_stream_that_a_write_creates_takes_nulls(lab: Lab) -> None:
+    """That the first rows had none, and Spark knew, says nothing of those to come."""
+    first = "SELECT id, 'x' AS kind, named_struct('a', array(1)) AS s FROM range(0, 1, 1, 1)"
+    later = (
+        "SELECT id, CAST(NULL AS string) AS kind, named_struct('a', array(CAST(NULL AS int))) AS s "
+        "FROM range(1, 2, 1, 1)"
+    )
+    for query in (first, later):
+        lab.append(lab.spark.sql(query))
+    assert [tuple(row) for row in lab.read().select("id", "kind", "s.a").collect()] == [
+        (0, "x", [1]),
+        (1, None, [None]),
     ]
+
+
+def test_a_not_null_column_of_a_stream_stays_so(lab: Lab) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    lab.client.create_stream(lab.name, schema)
+    lab.numbers(0, 3)
+    assert not lab.read().schema["id"].nullable
+    with pytest.raises(Exception, match="field 'id' must not be null, but the data have a null"):
+        lab.append(lab.spark.sql("SELECT CAST(NULL AS bigint) AS id"))
+    assert lab.stored() == [0, 1, 2]
 
 
 def test_large_rows_and_many_rows(lab: Lab) -> None:

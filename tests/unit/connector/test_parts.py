@@ -92,18 +92,16 @@ def field(name: str, data_type: spark.DataType, nullable: bool = True) -> spark.
 EVERY_TYPE = spark.StructType(
     [
         field("interval", spark.DayTimeIntervalType(1, 3)),
-        field("collated", spark.StringType("UTF8_LCASE"), False),
+        field("collated", spark.StringType("UTF8_LCASE")),
         field("variant", spark.VariantType()),
-        field(
-            "map", spark.MapType(spark.StringType(), spark.ArrayType(spark.IntegerType(), False))
-        ),
+        field("map", spark.MapType(spark.StringType(), spark.ArrayType(spark.IntegerType(), True))),
         field("nothing", spark.NullType()),
         field("instant", spark.TimestampType()),
         field("local", spark.TimestampNTZType()),
         field("time", spark.TimeType(6)),
         field("decimal", spark.DecimalType(38, 10)),
         spark.StructField("noted", spark.LongType(), True, {"comment": "why"}),
-        field("struct", spark.StructType([field("x", spark.DayTimeIntervalType(1, 1), False)])),
+        field("struct", spark.StructType([field("x", spark.DayTimeIntervalType(1, 1))])),
     ]
 )
 
@@ -114,6 +112,16 @@ def test_spark_types_survive_the_arrow_schema() -> None:
     assert read_schema(EVERY_TYPE).equals(stored)
 
 
+def test_everything_in_a_stored_schema_takes_nulls() -> None:
+    inner = spark.StructType([field("x", spark.DayTimeIntervalType(1, 1), False)])
+    items = spark.ArrayType(spark.MapType(spark.StringType(), inner, False), False)
+    nothing = spark.ArrayType(spark.NullType(), False)  # as array() has it
+    given = spark.StructType([field("items", items, False), field("nothing", nothing, False)])
+    back = spark_schema_of(arrow_schema_of(given), include_metadata=False)
+    assert "false" not in back.json().lower()
+    assert back.simpleString() == given.simpleString()
+
+
 def test_a_kept_type_that_no_longer_fits_is_not_used() -> None:
     stored = pa.schema([pa.field("a", pa.int64(), metadata={b"spark.type": b'"string"'})])
     assert spark_schema_of(stored, include_metadata=False)["a"].dataType == spark.LongType()
@@ -122,6 +130,12 @@ def test_a_kept_type_that_no_longer_fits_is_not_used() -> None:
 def test_types_without_arrow_are_named() -> None:
     schema = spark.StructType([field("months", spark.YearMonthIntervalType())])
     with pytest.raises(SchemaMismatchError, match=r"'months' has the type interval year to month"):
+        arrow_schema_of(schema)
+
+
+def test_a_map_whose_keys_have_no_type_is_named() -> None:
+    schema = spark.StructType([field("tags", spark.MapType(spark.NullType(), spark.NullType()))])
+    with pytest.raises(SchemaMismatchError, match=r"'tags' has the type map<void,void>.*cast it"):
         arrow_schema_of(schema)
 
 
