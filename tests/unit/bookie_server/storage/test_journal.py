@@ -6,7 +6,7 @@ import errno
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -354,15 +354,40 @@ def test_a_thread_commits(tmp_path: Path) -> None:
         journal.append(RecordType.FENCE, fence_body(LedgerId(1)), answer)
 
 
+def test_close_waits_for_the_sync_that_the_thread_is_in(files: MemoryFileSystem) -> None:
+    syncing, go_on = threading.Event(), threading.Event()
+
+    def plan(operation: Operation) -> None:
+        if operation.kind == "fdatasync" and threading.current_thread().name == "journal":
+            syncing.set()
+            assert go_on.wait(10)
+
+    writer = Writer(FaultFileSystem(files, plan))
+    writer.journal.start()
+    writer.append(1)
+    assert syncing.wait(10)
+    closing = threading.Thread(target=writer.journal.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive(), "the file is in use"
+    go_on.set()
+    closing.join(10)
+    writer.run_posted()
+    assert writer.answers == {1: BookieStatus.OK} and not writer.fatal
+
+
 class Gathering:
     """A journal with its thread, fed by gathered appends; each tells who answered it."""
 
-    def __init__(self, files: FileSystem, *, sync_s: float = 0.001) -> None:
+    def __init__(
+        self, files: FileSystem, *, sync_s: float = 0.001, clock: Iterator[float] | None = None
+    ) -> None:
         self.answered_by: list[str] = []
         self.statuses: list[BookieStatus] = []
         self.fatal: list[str] = []
         self._answered = threading.Semaphore(0)
-        now = itertools.count()
+        # Unless told otherwise, each look at the clock takes as long as a sync.
+        now = clock or (number * sync_s for number in itertools.count())
         self.journal = Journal(
             files,
             DIRECTORY,
@@ -371,7 +396,7 @@ class Gathering:
             batch_bytes_max=1 << 20,
             post=lambda run: run(),
             on_fatal=self.fatal.append,
-            clock=lambda: next(now) * sync_s,  # each look at the clock takes as long as a sync
+            clock=lambda: next(now),
         )
         self.journal.start()
 
@@ -379,9 +404,13 @@ class Gathering:
         """Append together, and wait for the answers."""
         with self.journal.gather():
             for ledger in range(first, first + count):
-                self.journal.append(RecordType.FENCE, fence_body(LedgerId(ledger)), self._done)
+                self.append_alone(ledger)
         for _ in range(count):
             assert self._answered.acquire(timeout=10), "an append without an answer"
+
+    def append_alone(self, ledger: int) -> None:
+        """Append, and do not wait."""
+        self.journal.append(RecordType.FENCE, fence_body(LedgerId(ledger)), self._done)
 
     def _done(self, status: BookieStatus, _message: str) -> None:
         self.statuses.append(status)
@@ -417,6 +446,20 @@ def test_a_slow_disk_is_left_to_the_thread(files: MemoryFileSystem) -> None:
     assert gathering.answered_by == ["journal"] * 40
 
 
+def test_a_journal_that_has_no_rest_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+    def only_syncs_take_time() -> Iterator[float]:
+        yield from (0.0, 0.001)
+        for number in itertools.count(1):
+            looked_at_rest = before_sync = number * 0.001
+            yield from (looked_at_rest, before_sync, before_sync + 0.001)
+
+    gathering = Gathering(files, clock=only_syncs_take_time())
+    for number in range(40):
+        gathering.append(number)
+    gathering.journal.close()
+    assert gathering.answered_by == ["journal"] * 40
+
+
 def test_a_new_file_is_left_to_the_thread(files: MemoryFileSystem) -> None:
     gathering = Gathering(files)
     creators: list[str] = []
@@ -433,6 +476,46 @@ def test_a_new_file_is_left_to_the_thread(files: MemoryFileSystem) -> None:
     assert gathering.in_place
     assert creators and set(creators) == {"journal"}
     assert read(files) == [[number] for number in range(200)]
+
+
+def test_while_the_thread_syncs_nothing_is_committed_in_place(files: MemoryFileSystem) -> None:
+    syncing, go_on = threading.Event(), threading.Event()
+    blocked = False
+
+    def plan(operation: Operation) -> None:
+        if blocked and operation.kind == "fdatasync":
+            syncing.set()
+            assert go_on.wait(10)
+
+    gathering = Gathering(FaultFileSystem(files, plan))
+    number = 0
+    while not gathering.in_place:
+        gathering.append(number)
+        number += 1
+    blocked = True
+    gathering.append_alone(number)
+    assert syncing.wait(10)
+    in_place = gathering.in_place
+    with gathering.journal.gather():
+        gathering.append_alone(number + 1)
+    assert len(gathering.statuses) == number, "it waits for the batch before it"
+    go_on.set()
+    gathering.journal.close()
+    assert gathering.statuses == [BookieStatus.OK] * (number + 2)
+    assert gathering.in_place == in_place
+    assert read(files) == [[ledger] for ledger in range(number + 2)]
+
+
+def test_much_at_once_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+    gathering = Gathering(files)
+    number = 0
+    while not gathering.in_place:
+        gathering.append(number)
+        number += 1
+    before = gathering.in_place
+    gathering.append(number, 64 * KIB // 8 + 1)
+    gathering.journal.close()
+    assert gathering.in_place == before
 
 
 def test_a_failure_in_place_is_final_too(files: MemoryFileSystem) -> None:
