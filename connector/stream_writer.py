@@ -82,6 +82,8 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         is_first_of_run = _is_first_of_run(offer)
         stream = sessions.stream(self._options.connection, self._options.stream, first.stream_id)
         what = f"stream {self._options.stream!r}: the commit of micro-batch {batchId}"
+        if is_first_of_run:
+            patiently(lambda: _refuse_new_name(stream, offer), what)
         if not offer.segments:
             found = patiently(lambda: _committed_as(stream, offer), what)
         else:
@@ -182,6 +184,28 @@ def _committed_as(stream: Stream, offer: _Offer) -> Commit | None:
             "older copy of it was restored; stop the driver, or use a new checkpoint and sinkId"
         )
     return replace(stream.commit(record.commit), applied=False)
+
+
+def _refuse_new_name(stream: Stream, offer: _Offer) -> None:
+    """A query that has committed this micro-batch under another sink name would append it twice.
+
+    Raises ConflictError. A query that begins, and has no name of its own, cannot have done so.
+    """
+    is_new = offer.batch_id == 0 and offer.sink_id == offer.query_id
+    if is_new or stream.last_transaction(offer.sink_id) is not None:
+        return
+    for record in stream.last_transactions():
+        is_ours = record.run_id.partition("/")[0] == offer.query_id
+        if is_ours and record.transaction_id >= offer.batch_id:
+            how = "without sinkId"
+            if record.sink_id != offer.query_id:
+                how = f"with sinkId={record.sink_id!r}"
+            raise ConflictError(
+                f"stream {stream.name!r}: this query has committed micro-batch "
+                f"{record.transaction_id} {how}; under the new sink name {offer.sink_id!r} it "
+                f"would append micro-batch {offer.batch_id} a second time. Run it {how} once "
+                "more; the name may change when that micro-batch is behind it"
+            )
 
 
 def _is_first_of_run(offer: _Offer) -> bool:

@@ -182,6 +182,10 @@ class Stream:
         """The newest transaction of a sink with its commit, or None."""
         return self._call(self._stream.last_transaction(sink_id))
 
+    def last_transactions(self) -> list[SinkRecord]:
+        """The newest transaction of every sink. Reads a metadata node for each."""
+        return self._call(self._stream.last_transactions())
+
     def writer(
         self,
         *,

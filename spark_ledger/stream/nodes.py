@@ -10,7 +10,8 @@ streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never cha
 
 from __future__ import annotations
 
-from urllib.parse import quote
+import asyncio
+from urllib.parse import quote, unquote
 
 from spark_ledger.errors import ConfigurationError, NoSuchStreamError, NotFoundError
 from spark_ledger.metadata.base import Check, MetadataStore, Put
@@ -106,6 +107,12 @@ class StreamNodes:
         except NotFoundError:
             return None
         return Versioned(codec.decode_sink(node.value, path), node.version)
+
+    async def sinks(self) -> list[SinkRecord]:
+        """The records of all sinks."""
+        names = await self.store.children(self.sinks_path)
+        found = await asyncio.gather(*(self.sink(unquote(name[2:])) for name in names))
+        return [record.value for record in found if record is not None]
 
     async def commit(self, number: int) -> tuple[Commit, SegmentListPointer | None]:
         """A commit node. Raises ``NotFoundError`` when there is none."""

@@ -200,6 +200,10 @@ class Stream:
         record = await self._nodes.sink(check_sink_id(sink_id))
         return None if record is None else record.value
 
+    async def last_transactions(self) -> list[SinkRecord]:
+        """The newest transaction of every sink. Reads a metadata node for each."""
+        return await self._nodes.sinks()
+
     def writer(
         self,
         *,

@@ -75,6 +75,19 @@ def test_a_driver_that_dies_after_its_commit(source: Lab) -> None:
     assert copy.stored() == list(range(35))
 
 
+def test_a_replay_under_another_sink_name_is_refused(source: Lab) -> None:
+    copy = source.another()
+    copy_all(source, copy)
+    for name in ("2", ".2.crc"):
+        (Path(copy.checkpoint) / "commits" / name).unlink()
+    with pytest.raises(Exception, match=r"micro-batch 2 without sinkId.*a second time"):
+        copy_all(source, copy, sinkId="renamed")
+    copy_all(source, copy)
+    source.numbers(30, 40)
+    copy_all(source, copy, sinkId="renamed")
+    assert copy.stored() == list(range(40))
+
+
 def test_a_driver_on_an_old_copy_of_the_checkpoint(source: Lab) -> None:
     copy = source.another()
     copy_all(source, copy)

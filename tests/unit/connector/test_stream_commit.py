@@ -35,6 +35,10 @@ class FakeStream:
         last = of_sink[-1]
         return SinkRecord(sink_id, last.transaction_id, last.number, last.run_id)
 
+    def last_transactions(self) -> list[SinkRecord]:
+        found = (self.last_transaction(sink) for sink in {c.sink_id for c in self.commits})
+        return [record for record in found if record is not None]
+
     def commit_segments(
         self, segments: Any, *, sink_id: str, transaction_id: int, run_id: str
     ) -> Commit:
@@ -130,6 +134,22 @@ def test_a_sink_name_that_two_queries_share(stream: FakeStream) -> None:
     writer(sinkId="x").commit([message(0, 5)], 0)
     with pytest.raises(ConflictError, match="use a new sinkId"):
         writer(sinkId="x").commit([message(0, 5, query="another")], 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "y"), ("x", ""), ("x", "y")])
+def test_a_replay_under_another_sink_name(stream: FakeStream, before: str, after: str) -> None:
+    def named(name: str) -> LedgerStreamWriter:
+        return writer(sinkId=name) if name else writer()
+
+    named(before).commit([message(4, 5)], 4)
+    how = f"with sinkId='{before}'" if before else "without sinkId"
+    for rows in ((5,), ()):
+        with pytest.raises(ConflictError, match=f"micro-batch 4 {how}; .*a second time"):
+            named(after).commit([message(4, *rows, run="later")], 4)
+    assert len(stream.commits) == 1
+    named(before).commit([message(4, 5, run="once more")], 4)
+    named(after).commit([message(5, 5, run="last")], 5)
+    assert [commit.transaction_id for commit in stream.commits] == [4, 5]
 
 
 def test_abort_deletes_nothing(stream: FakeStream) -> None:

@@ -46,6 +46,8 @@ def test_a_stream_from_plain_code(connection: StreamConnection) -> None:
         assert connection.stream("s").head().rows == 3
         assert (stream.name, stream.schema, stream.config.name) == ("s", SCHEMA, "s")
         assert stream.last_transaction("j") == ("j", 1, 0, "")
+        stream.commit_segments([], sink_id="k/ü %", transaction_id=7, run_id="r")
+        assert sorted(stream.last_transactions()) == [("j", 1, 0, ""), ("k/ü %", 7, 1, "r")]
         assert stream.wait_for_commit(after_segment=0, timeout_s=0.01).next_segment == 1
         assert stream.commit(0) == stream.commit_at(0) == stream.commits(0, 1)[0] == commit
         assert stream.first_commit_since(0) == commit
