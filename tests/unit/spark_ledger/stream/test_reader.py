@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -15,15 +16,22 @@ from spark_ledger.errors import (
     DataLossError,
     NoSuchStreamError,
 )
-from spark_ledger.limits import KIB
+from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET
 from spark_ledger.stream.metadata_column import ledger_type, with_ledger_column
-from spark_ledger.stream.model import ranges_between
-from spark_ledger.stream.reader import CHUNKS_AHEAD, prefetched
+from spark_ledger.stream.model import SegmentRange, ranges_between
+from spark_ledger.stream.reader import (
+    CHUNKS_AHEAD,
+    GROUP_BYTES_MAX,
+    GROUPS_AT_ONCE_MAX,
+    bundled,
+    grouped,
+    prefetched,
+)
 from spark_ledger.stream.stream import Stream
 from spark_ledger.stream.streams import Streams
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
-from tests.unit.spark_ledger.stream.world import SCHEMA, another, numbers, run, table
+from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers, run, table
 
 
 async def build(ledgers: FakeLedgers, shape: list[int], **config: int) -> Stream:
@@ -73,6 +81,40 @@ def test_small_segments_of_one_ledger_are_fetched_together() -> None:
         stream = await build(ledgers, [1] * 50)
         assert await numbers(stream.read()) == list(range(50))
         assert ledgers.reads == [(100, 0, 49)]
+
+    run(scenario())
+
+
+def whole(number: int, size_bytes: int, ledger_id: int = 9) -> SegmentRange:
+    """A segment of one entry, all of it."""
+    segment = loose(1, first_entry=number, ledger_id=ledger_id)
+    placed = replace(segment, number=number, size_bytes=size_bytes)
+    return SegmentRange(placed, (0, 0), (1, 0), 0, 0)
+
+
+def test_what_is_fetched_at_the_same_time_is_bounded() -> None:
+    async def sizes(*parts: int) -> list[int]:
+        ranges = [whole(number, part, number) for number, part in enumerate(parts)]
+        return [len(bundle) async for bundle in bundled(grouped(ranges))]
+
+    async def scenario() -> None:
+        half, most = READ_CHUNK_BYTES_TARGET // 2, GROUPS_AT_ONCE_MAX
+        assert await sizes(half, half, half, half, 1) == [2, 2, 1]
+        assert await sizes(1, 4 * half, 1, 1) == [1, 1, 2]
+        assert await sizes(*[1] * (2 * most + 1)) == [most, most, 1]
+
+    run(scenario())
+
+
+def test_a_fetch_is_no_larger_than_a_bookie_sends_for_one_request() -> None:
+    async def sizes(*parts: int) -> list[int]:
+        ranges = [whole(number, part) for number, part in enumerate(parts)]
+        return [len(group) async for group in grouped(ranges)]
+
+    async def scenario() -> None:
+        half = GROUP_BYTES_MAX // 2
+        assert await sizes(half, half, half, half, half) == [2, 2, 1]
+        assert await sizes(half, half - 1, half, half) == [3, 1]
 
     run(scenario())
 
@@ -181,9 +223,9 @@ def test_prefetching_delivers_errors_in_their_place_and_closes_its_source() -> N
         items = prefetched(source(False), 2)
         await anext(items)
         await items.aclose()
+        assert closed == [False, True, False], "at once, and not with the loop"
 
     run(scenario())
-    assert closed == [False, True, False]
 
 
 def test_rows_of_older_schema_versions_are_cast() -> None:
@@ -264,6 +306,7 @@ def test_metadata_read_earlier_are_refreshed_when_bookies_were_replaced(
 ) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
+        ledgers.entries_per_chunk = 1
         stream = await build(ledgers, [100])
         assert len(await numbers(stream.read())) == 100
         stale = stream._reader._open[next(iter(stream._reader._open))].ledger
@@ -364,5 +407,25 @@ def test_segments_of_different_ledgers_are_fetched_at_the_same_time() -> None:
         del ledgers.ledgers[102]
         with pytest.raises(DataLossError, match="ledger 102"):
             await numbers((await another(ledgers)[1].open("s")).read())
+
+    run(scenario())
+
+
+def test_the_replica_that_is_asked_first_is_the_readers_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        hints = []
+        inner = FakeReader.read_batches
+
+        def noting(self: FakeReader, first: int, last: int, **how: int) -> object:
+            hints.append(how["replica_hint"])
+            return inner(self, first, last, **how)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(FakeReader, "read_batches", noting)
+        stream = await build(FakeLedgers(), [1])
+        ranges = ranges_between(await stream.commits(0, 1), Dlsn(0), Dlsn(1))
+        assert [p async for p in stream._reader.read(ranges, schema=SCHEMA, replica_hint=5)]
+        assert hints == [5]
 
     run(scenario())

@@ -15,6 +15,7 @@ from spark_ledger.errors import (
     LedgerClosedError,
     LedgerError,
     NotEnoughBookiesError,
+    OutcomeUnknownError,
     RetryableError,
     SchemaMismatchError,
 )
@@ -204,7 +205,7 @@ def test_a_part_of_a_micro_batch_can_never_be_finished() -> None:
         with pytest.raises(SchemaMismatchError):
             await writer.write(pa.table({"n": ["text"], "text": ["x"]}))
         with pytest.raises(RetryableError, match="write all of it again"):
-            await writer.finish()
+            await writer.seal()
         await writer.write(table(0, 3))
         assert rows_of(ledgers, stream, await writer.finish()) == [0, 1, 2]
 
@@ -221,6 +222,7 @@ def test_abandoned_rows_are_in_no_segment() -> None:
         assert await writer.finish() == []
         await writer.write(table(7))
         assert rows_of(ledgers, stream, await writer.finish()) == [7]
+        assert len(ledgers.ledgers) == 1, "nothing failed in it"
 
     run(scenario())
 
@@ -386,5 +388,82 @@ def test_an_append_that_is_refused_fails_its_micro_batch(monkeypatch: pytest.Mon
         second = await writer.finish()
         assert rows_of(ledgers, stream, first + second) == [0, 1]
         await writer.close()
+
+    run(scenario())
+
+
+def test_a_ledger_that_was_replaced_is_closed_once_its_appends_are_decided() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        stream = await new_stream(ledgers, segment_roll_age_s=60.0)
+        now_s = [0.0]
+        writer = SegmentWriter(ledgers, stream._schemas, clock=lambda: now_s[0])
+        await writer.write(table(0))
+        first = await writer.seal()
+        now_s[0] = 60.0
+        await writer.write(table(1))
+        await writer.seal()
+        await asyncio.sleep(0.01)
+        assert not ledgers.ledgers[100].closed, "its append would fail"
+        for held in ledgers.writers:
+            held.deliver()
+        assert rows_of(ledgers, stream, await first.confirm()) == [0]
+        await writer.close()
+        assert ledgers.ledgers[100].closed
+
+    run(scenario())
+
+
+def test_the_first_failure_is_told_and_ends_the_writing() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        writer = (await new_stream(ledgers)).writer()
+        await writer.write(table(0, 300))
+        pending = await writer.seal()
+        (first, _), *others = ledgers.writers[0]._held
+        first.set_exception(FencedError("taken"))
+        for other, _ in others:
+            other.set_exception(OutcomeUnknownError("behind it"))
+        with pytest.raises(FencedError):
+            await pending.confirm()
+        await writer.write(table(0, 300))
+        (first, _), *others = ledgers.writers[1]._held
+        first.set_exception(FencedError("taken again"))
+        with pytest.raises(FencedError, match="again"):
+            await writer.write(table(300, 300))
+        for other, _ in others:
+            other.set_exception(OutcomeUnknownError("behind it"))
+        await writer.close()
+
+    run(scenario())
+
+
+def test_closing_forgets_what_was_not_finished() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        writer = (await new_stream(ledgers)).writer()
+        await writer.write(table(0, 300))
+        await writer.close()
+        assert await writer.finish() == []
+
+    run(scenario())
+
+
+def test_a_ledger_to_which_nothing_was_pushed_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        writer = (await new_stream(ledgers)).writer()
+
+        async def no_room(_self: FakeWriter) -> None:
+            raise NotEnoughBookiesError("too few")
+
+        monkeypatch.setattr(FakeWriter, "wait_for_room", no_room)
+        with pytest.raises(NotEnoughBookiesError):
+            await writer.write(table(0, 300))
+            await writer.finish()
+        await writer.close()
+        assert ledgers.ledgers[100].closed
 
     run(scenario())
