@@ -175,6 +175,28 @@ def test_a_failed_flush_keeps_its_mark_for_the_next(
     check(store, {1, 2})
 
 
+def test_a_flush_that_fails_early_keeps_the_log_that_the_index_names(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_entry_log_bytes", MIB)  # the log takes another flush
+    add(store, [1])
+    store.flush(mark(1))
+    add(store, [2])
+    with monkeypatch.context() as patch:
+        patch.setattr("bookie_server.storage.entry_log.EntryLogWriter.sync", no_room)
+        for _again in range(2):
+            with pytest.raises(OSError, match="no room"):
+                store.flush(mark(2))
+            assert log_ids(store._file_system, DIRECTORY) == [1], "a new one holds nothing"
+    check(store, {1, 2})
+    store.flush(mark(2))
+    check(store, {1, 2})
+
+
+def no_room(*_arguments: object) -> None:
+    raise OSError("no room")
+
+
 def failing_begin(real: Callable[[MemoryIndex], object]) -> Callable[[MemoryIndex], object]:
     def commit() -> None:
         raise OSError("no room")

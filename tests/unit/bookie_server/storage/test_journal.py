@@ -354,28 +354,6 @@ def test_a_thread_commits(tmp_path: Path) -> None:
         journal.append(RecordType.FENCE, fence_body(LedgerId(1)), answer)
 
 
-def test_close_waits_for_the_sync_that_the_thread_is_in(files: MemoryFileSystem) -> None:
-    syncing, go_on = threading.Event(), threading.Event()
-
-    def plan(operation: Operation) -> None:
-        if operation.kind == "fdatasync" and threading.current_thread().name == "journal":
-            syncing.set()
-            assert go_on.wait(10)
-
-    writer = Writer(FaultFileSystem(files, plan))
-    writer.journal.start()
-    writer.append(1)
-    assert syncing.wait(10)
-    closing = threading.Thread(target=writer.journal.close)
-    closing.start()
-    closing.join(0.05)
-    assert closing.is_alive(), "the file is in use"
-    go_on.set()
-    closing.join(10)
-    writer.run_posted()
-    assert writer.answers == {1: BookieStatus.OK} and not writer.fatal
-
-
 class Gathering:
     """A journal with its thread, fed by gathered appends; each tells who answered it."""
 

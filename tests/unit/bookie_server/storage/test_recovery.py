@@ -88,6 +88,29 @@ def test_threads_that_end_by_a_bug_are_fatal(
         files = files.crash_clone(None)
 
 
+@pytest.mark.parametrize("error", [OSError("no room"), CorruptionError("damaged")])
+def test_the_flush_thread_outlives_a_flush_that_fails(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    storage = machine.bookie._storage
+    tried = threading.Semaphore(0)
+    working = LedgerStorage.flush
+
+    def fail(_storage: LedgerStorage) -> None:
+        tried.release()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerStorage, "flush", fail)
+        storage.start()
+        for _again in range(2):
+            storage.request_flush()
+            assert tried.acquire(timeout=10)
+    assert LedgerStorage.flush is working
+    machine.close()
+    assert not machine.fatal
+
+
 def raise_bug(*_arguments: object) -> None:
     raise AssertionError("a bug")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_server.storage.blocks import encode_run
-from bookie_server.storage.write_cache import CachedRun, WriteCache
+from bookie_server.storage.write_cache import CachedRun, LedgerRuns, WriteCache
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import expected, make_run
 
@@ -55,3 +55,15 @@ def test_generations() -> None:
     cache.drop_frozen()
     assert cache.find(LedgerId(1), EntryId(1)) is None
     assert cache.find(LedgerId(1), EntryId(2)) is not None
+
+
+def test_only_runs_that_share_entries_or_places_are_kept_apart() -> None:
+    runs = LedgerRuns()
+    for ids in ([10, 11], [20, 21], [14, 15], [0], [22, 23], [12, 13], [16, 19]):
+        runs.add(cached(1, ids))
+    firsts = [one.run.first_entry for one in runs.ordered]
+    assert (firsts, runs.overlapping) == ([0, 10, 12, 14, 16, 20, 22], [])
+    for ids in ([11, 12], [17, 18], [23, 24], [9, 10], [0, 30]):
+        runs.add(cached(1, ids))
+    assert [one.run.first_entry for one in runs.ordered] == firsts
+    assert [one.run.first_entry for one in runs.overlapping] == [11, 17, 23, 9, 0]
