@@ -98,6 +98,15 @@ def test_close_meets_the_same_end_by_another_client() -> None:
     assert writer.conflict(stored) == [Done(stored, 6)]
 
 
+def test_an_end_behind_empty_entries_is_not_the_same_end() -> None:
+    """Their length is the same; what was in flight has become part of the ledger."""
+    writer = Writer()
+    writer.add(2, size=0)
+    wanted = one(writer.close(), WriteMetadata).metadata
+    stored = wanted.with_changes(last_entry_id=EntryId(1))
+    assert type(one(writer.conflict(stored), Failed).error) is LedgerTakenOverError
+
+
 @pytest.mark.parametrize(
     ("state", "last", "error"),
     [
