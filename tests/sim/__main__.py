@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.sim.regressions import save
+from tests.sim.regressions import options_saved, save
 from tests.sim.running import Failure, Totals, differing_seeds, git_commit, run_many
 from tests.sim.schedule import Outcome, run_schedule
 from tests.sim.shrink import shrink
@@ -134,7 +134,8 @@ def show_failure(failure: Failure) -> None:
 
 
 def replay(seed: int, options: dict[str, Any] | None, *, shrinks: bool) -> int:
-    """One schedule with its whole trace."""
+    """One schedule with its whole trace. One that is kept keeps the options it failed with."""
+    options = options or options_saved(seed)
     outcome: Outcome = run_schedule(seed, options)
     if shrinks and outcome.violations:
         best, _ = shrink(

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
@@ -25,6 +25,7 @@ from tests.history.values import value
 from tests.sim.loop import Process
 from tests.sim.options import LedgerPlan
 from tests.sim.transport import SimTransport
+from tests.sim.zookeeper import BulkRegistry
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -36,6 +37,10 @@ CONFIG = ClientConfig(
     bytes_in_flight_max=64 * 1024,
     metadata_timeout_s=1.0,
 )
+
+
+PASSWORD: Final = b"the right one"
+"""Of every ledger that has one: deriving keys is slow on purpose, so the few there are are kept."""
 
 
 class Client:
@@ -85,8 +90,16 @@ class Client:
                 await store.close()
                 await asyncio.sleep(0.1)
             else:
+                client._context.directory._registry = BulkRegistry(store)
                 client._context.random = self.world.stream(f"placement {self.name}")
                 return client
+
+    def open(
+        self, client: LedgerClient, ledger_id: int, *, recover: bool = False
+    ) -> Awaitable[LedgerReader]:
+        """Open a ledger with the password that it has."""
+        password = self.world.passwords.get(ledger_id, b"")
+        return client.open_ledger(ledger_id, recover=recover, password=password)
 
     # -- history -----------------------------------------------------------------------------------
 
@@ -233,6 +246,7 @@ class WriterClient(Client):
                     ensemble_size=shape.ensemble_size,
                     write_quorum=shape.write_quorum,
                     ack_quorum=shape.ack_quorum,
+                    password=PASSWORD if self.plan.password else b"",
                 )
             except LedgerError as error:
                 self.end(operation, Phase.UNKNOWN, "create", error=type(error).__name__)
@@ -302,7 +316,7 @@ class RecoverClient(Client):
                 world.counts["recoveries that met"] += 1
             try:
                 reader = await self.attempt(
-                    "recover", client.open_ledger(ledger_id, recover=True), ledger_id=ledger_id
+                    "recover", self.open(client, ledger_id, recover=True), ledger_id=ledger_id
                 )
             except NotFoundError:
                 return
@@ -330,7 +344,7 @@ class ReaderClient(Client):
         while True:
             try:
                 reader: LedgerReader = await self.attempt(
-                    "open", client.open_ledger(self.ledger_id), ledger_id=self.ledger_id
+                    "open", self.open(client, self.ledger_id), ledger_id=self.ledger_id
                 )
             except NotFoundError:
                 return None

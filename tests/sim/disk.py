@@ -9,16 +9,38 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PosixPath
+from typing import Final, Self
 
 from bookie_server.storage.cookie import format_directories
+from bookie_server.storage.entry_log import log_path
 from bookie_server.storage.fault_fs import Fault, FaultFileSystem, failure
+from bookie_server.storage.index import BlockLocation
 from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.types import BookieId
 from tests.sim.base import SimBase
 
-ROOT: Final = Path("/bookie")
+
+class _Path(PosixPath):
+    """Joins the same names once only: a bookie's files have few names, and paths are slow."""
+
+    def __truediv__(self, name: str) -> Self:  # type: ignore[override]
+        known: dict[str, Self] = self.__dict__
+        path = known.get(name)
+        if path is None:
+            path = known[name] = super().__truediv__(name)
+        return path
+
+    def with_name(self, name: str) -> Self:
+        known: dict[str, Self] = self.__dict__
+        path = known.get(f"../{name}")
+        if path is None:
+            path = known[f"../{name}"] = super().with_name(name)
+        return path
+
+
+ROOT: Final = _Path("/bookie")
 JOURNAL: Final = ROOT / "journal"
 LEDGERS: Final = (ROOT / "ledgers",)
 
@@ -91,9 +113,25 @@ class Disk:
         if not logs:
             return ""
         path = self.draw.choice(logs)
-        file = self.files.open(path)
-        offset = self.draw.randrange(file.size())
-        (byte,) = file.pread(1, offset)
+        return self.flip_at(path, self.draw.randrange(self.files.open(path).size()))
+
+    def lose_block(self, block: BlockLocation) -> str:
+        """A block never reached the disk, although a sync said that it had."""
+        path = log_path(LEDGERS[0], block.log_id)
+        self.files.damage(path, block.offset, bytes(RECORD_HEADER_BYTES + block.length))
+        return f"{path.name}, block at {block.offset}"
+
+    def misdirect_block(self, block: BlockLocation, place: BlockLocation) -> str:
+        """A block was written where another one is."""
+        source = self.files.open(log_path(LEDGERS[0], block.log_id))
+        length = RECORD_HEADER_BYTES + min(block.length, place.length)
+        path = log_path(LEDGERS[0], place.log_id)
+        self.files.damage(path, place.offset, source.pread(length, block.offset))
+        return f"{path.name}, block at {place.offset}"
+
+    def flip_at(self, path: Path, offset: int) -> str:
+        """Change one bit of a byte."""
+        (byte,) = self.files.open(path).pread(1, offset)
         self.files.damage(path, offset, bytes([byte ^ (1 << self.draw.randrange(8))]))
         return f"{path.name}, byte {offset}"
 

@@ -15,6 +15,7 @@ from spark_ledger.types import BookieId, EntryId, LedgerId, LedgerMetadata, Ledg
 from tests.sim.base import SimBase
 from tests.sim.node import BookieNode, Witness
 
+_BUCKET_PATH = re.compile(r"streams/[^/]+/commits/\d{7}")
 _LEDGER_PATH = re.compile(r"ledgers/(\d{2})/(\d{4})/L(\d{4})")
 
 
@@ -119,6 +120,8 @@ class Invariants(Witness):
         """A node of the metadata has changed."""
         match = _LEDGER_PATH.fullmatch(path)
         if match is None:
+            if data and _BUCKET_PATH.fullmatch(path):
+                self._world.counts["summaries written"] += 1
             return
         ledger_id = int("".join(match.groups()))
         truth = self.of(ledger_id)

@@ -162,16 +162,36 @@ class Nemesis:
 
     def _rot(self) -> None:
         """Damage on the one bookie that may have it; or anywhere, which must be noticed."""
-        node = self.draw.choice([node for node in self.world.nodes.values() if node.weak])
+        nodes = self.world.nodes.values()
+        node = self.draw.choice([node for node in nodes if node.weak or node.may_refuse])
+        if self.world.options.rot == "journal":
+            where = node.rot_journal()
+            if where:
+                self.world.fault("journal bit flipped", f"{node.name} {where}")
+            return
         if self.world.options.rot == "gone":
             if node.process is not None and self.draw.random() < 0.3:
                 node.crash("power")
                 node.broken = "its disk is gone"
                 self.world.fault("disk gone", node.name)
             return
-        where = node.disk.flip()
+        blocks = node.blocks()
+        how = self.draw.choice(["bit flipped", "bit flipped", "block lost", "block misdirected"])
+        if how == "bit flipped":
+            where = node.disk.flip()
+        elif len(blocks) < 2:
+            return
+        elif how == "block lost":
+            where = node.disk.lose_block(self.draw.choice(blocks).location)
+        else:
+            place = self.draw.choice(blocks)
+            others = [block for block in blocks if block != place]
+            # Most dangerous is the same entry of another ledger.
+            alike = [block for block in others if block.first_entry == place.first_entry]
+            block = self.draw.choice(alike or others)
+            where = node.disk.misdirect_block(block.location, place.location)
         if where:
-            self.world.fault("bit flipped", f"{node.name} {where}")
+            self.world.fault(how, f"{node.name} {where}")
 
     # -- network -----------------------------------------------------------------------------------
 

@@ -11,10 +11,14 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bookie_server.bookie import Bookie
 from bookie_server.storage.config import StorageConfig
+from bookie_server.storage.index import IndexRow
+from bookie_server.storage.journal_files import journal_path
+from bookie_server.storage.mark import Mark
 from bookie_server.storage.memory_index import MemoryIndex
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits import KIB
@@ -56,6 +60,8 @@ class BookieNode:
         """How much slower than usual the disk is."""
         self.weak = False
         """The one bookie whose disk is not to be trusted in this schedule."""
+        self.may_refuse = False
+        """Its disk may change bytes in the journal: it may refuse to start then, and no more."""
         self.broken = ""
         """Why it cannot be started any more."""
         self.acknowledged: dict[LedgerId, dict[int, bytes]] = {}
@@ -67,6 +73,8 @@ class BookieNode:
         self._draw: random.Random = world.stream(f"node {bookie_id}")
         self._commit_due = False
         self._flush_due = False
+        self._batches: deque[Mark] = deque(maxlen=6)
+        """Where the newest batches of the journal end."""
         self._inbox: deque[Callable[[], None]] = deque()
         """Adds that have arrived and are not looked at yet."""
 
@@ -93,6 +101,7 @@ class BookieNode:
         )
         self._commit_due = self._flush_due = False
         self._inbox.clear()
+        self._batches.clear()
         try:
             self.bookie = Bookie.open(
                 config,
@@ -151,7 +160,7 @@ class BookieNode:
             return
         self.broken = str(error)
         self.world.say(f"{self.name} refuses to start: {error}")
-        if not self.weak:
+        if not (self.weak or self.may_refuse):
             self.world.violate("I11", "restart", f"{self.name} cannot start: {error}")
 
     def _restart_later(self) -> None:
@@ -210,6 +219,7 @@ class BookieNode:
     def _commit(self) -> None:
         self._commit_due = False
         if self.bookie is not None and self.bookie.commit_pending():
+            self._batches.append(self.bookie._journal.durable_mark)
             self._commit_later()
 
     def _flush_later(self) -> None:
@@ -246,6 +256,33 @@ class BookieNode:
         if self.bookie is not None and self._draw.random() < 0.7:
             self.bookie.commit_pending()
         self.disk.meanwhile = self._meanwhile
+
+    def blocks(self) -> list[IndexRow]:
+        """What is in the entry logs, and where."""
+        if self.bookie is None:
+            return []
+        (store,) = self.bookie._storage._stores
+        index = store.index
+        assert isinstance(index, MemoryIndex)
+        return [row for rows in index.content.rows.values() for row in rows.values()]
+
+    def rot_journal(self) -> str:
+        """Change a bit of a batch behind which there is another: that is no torn tail, so whoever
+        reads it has to refuse. Where, or "" if there is no such batch yet."""
+        marks = list(self._batches)
+        places = [
+            (start, end)
+            for start, end in pairwise(marks[:-1])
+            if start.file_number == end.file_number == marks[-1].file_number
+        ]
+        if not places or self.process is None:
+            return ""
+        start, end = self._draw.choice(places)
+        path = journal_path(JOURNAL, end.file_number)
+        where = self.disk.flip_at(path, self._draw.randrange(start.offset, end.offset))
+        self.crash(self._draw.choice(["process", "power"]))
+        self._restart_later()
+        return where
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -359,6 +396,7 @@ class BookieNode:
             size = min(limit, self.world.options.chunk_bytes)
             outcome = self.bookie.read(ledger_id, wanted, last, stride=stride, max_bytes=size)
             for run in outcome.runs:
+                self._check_served(run)
                 chunks.append(ReadChunk(BookieStatus.OK, run, run.first_entry))
                 limit -= len(run.frames)
                 wanted = EntryId(run.last_entry + stride)
@@ -386,6 +424,14 @@ class BookieNode:
         for entry_id, frame in run.split():
             frames[entry_id] = bytes(frame)
         self._witness.stored(self, run)
+
+    def _check_served(self, run: EntryRun) -> None:
+        """I4, before any client looks at digests: a bookie serves what it was given, or nothing."""
+        known = self.acknowledged.get(run.ledger_id, {})
+        for entry_id, frame in run.split():
+            if known.get(entry_id, frame) != frame:
+                text = f"{self.name} serves another entry {entry_id} of ledger {run.ledger_id}"
+                self.world.violate("I4", "served damaged", f"{text} than it acknowledged")
 
     def _check_denial(self, ledger_id: LedgerId, entry_id: EntryId | None) -> None:
         """I10: what was acknowledged is never denied."""

@@ -62,6 +62,8 @@ class LedgerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tailers: int
     readers: int
     deletes: bool
+    password: bool = False
+    strangers: int = 0
 
     def shape(self) -> Quorums:
         """The quorums as the product has them."""
@@ -78,6 +80,8 @@ class StreamPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crash: float
     appends: int
     readers: int
+    bucket: int = 1000
+    """Commits of a bucket; few, so that commits cross the border of one."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,10 +113,12 @@ def draw_options(seed: int) -> Options:
     """The options of a seed."""
     draw = random.Random(f"options {seed}")
     faults = tuple(kind for kind in FAULTS if draw.random() < 0.45)
-    rot = draw.choice(["", "", "", "", "", "flip", "gone", "everywhere"])
+    rot = draw.choice(["", "", "", "", "", "journal", "flip", "gone", "everywhere"])
     tolerant = bool(rot)
-    with_stream = draw.random() < 0.2
-    count = draw.choice([0, 1]) if with_stream else draw.choice([1, 1, 1, 2, 2])
+    with_stream = draw.random() < 0.12
+    count = draw.choice([0, 0, 1]) if with_stream else draw.choice([1, 1, 1, 1, 1, 1, 2])
+    if rot == "flip" and count == 1:
+        count = 2  # blocks of one may be written where those of the other are
     ledgers = tuple(_draw_ledger(draw, tolerant=tolerant) for _ in range(count))
     stream = _draw_stream(draw, tolerant=tolerant) if with_stream else None
     largest = max(plan.quorums[0] for plan in (*ledgers, stream) if plan is not None)
@@ -148,16 +154,18 @@ def _shape(draw: random.Random, *, tolerant: bool) -> tuple[int, int, int]:
 def _draw_ledger(draw: random.Random, *, tolerant: bool) -> LedgerPlan:
     return LedgerPlan(
         quorums=_shape(draw, tolerant=tolerant),
-        entries=draw.choice([3, 10, 20, 40, 60]),
+        entries=draw.choice([3, 8, 16, 28, 45]),
         burst=draw.choice([1, 2, 4]),
         pace_s=draw.choice([0.005, 0.02, 0.05, 0.15]),
         size=draw.choice([0, 0, 200, 3000]),
         closes=draw.random() < 0.5,
         recoverers=draw.choice([0, 1, 1, 2]),
         recover_after_s=draw.choice([0.05, 0.3, 1.0, 2.5]),
-        tailers=draw.choice([0, 0, 1, 2]),
+        tailers=draw.choice([0, 0, 0, 1, 2]),
         readers=draw.choice([0, 0, 1]),
         deletes=draw.random() < 0.06,
+        password=draw.random() < 0.3,
+        strangers=draw.choice([0, 0, 0, 1]),
     )
 
 
@@ -170,6 +178,7 @@ def _draw_stream(draw: random.Random, *, tolerant: bool) -> StreamPlan:
         crash=draw.choice([0.0, 0.1, 0.25]),
         appends=draw.choice([0, 0, 2]),
         readers=draw.choice([0, 1]),
+        bucket=draw.choice([1000, 4, 6]),
     )
 
 

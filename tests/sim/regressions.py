@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.sim.running import Failure, git_commit
 
@@ -23,6 +23,15 @@ def save(failure: Failure) -> Path:
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
+
+
+def options_saved(seed: int) -> dict[str, Any] | None:
+    """With which options the schedule of a seed failed once, if it is kept."""
+    path = FOLDER / f"sim_{seed}.json"
+    if not path.exists():
+        return None
+    options: dict[str, Any] = json.loads(path.read_text())["options"]
+    return options
 
 
 def saved() -> list[Path]:

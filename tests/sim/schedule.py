@@ -20,7 +20,9 @@ from typing import Any, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
+from spark_ledger.stream import commit_log, committer, nodes, summaries
 from spark_ledger.types import LedgerId, Quorums
+from spark_ledger.wire import frame
 from tests.history.checkers import check_all
 from tests.history.final import Final as FinalState
 from tests.history.final import FinalLedger, FinalStream
@@ -78,7 +80,7 @@ def _line(step: Step) -> str:
 def run_schedule(seed: int, options: dict[str, Any] | None = None) -> Outcome:
     """Run one schedule. ``options`` replace some of those that the seed draws."""
     world = World(seed, options_of(options, seed))
-    with quiet(), _determined(world):
+    with quiet(), _adjusted(world.options), _determined(world):
         _Run(world).run()
     return Outcome(
         seed,
@@ -167,7 +169,7 @@ class _Run:
                 await asyncio.sleep(1.0)  # a bookie whose disk failed just now starts again
             try:
                 reader = await judge.attempt(
-                    "recover", client.open_ledger(ledger_id, recover=True), ledger_id=ledger_id
+                    "recover", judge.open(client, ledger_id, recover=True), ledger_id=ledger_id
                 )
                 values = await read_all(judge, reader)
             except NotFoundError:
@@ -254,6 +256,33 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def _adjusted(options: Options) -> Iterator[None]:
+    """Sizes of the product that a schedule makes smaller, and a key derivation that is quick."""
+    bucket = options.stream.bucket if options.stream is not None else nodes.COMMITS_PER_BUCKET
+    values: dict[str, Any] = {"_SCRYPT_COST": 2}
+    if bucket < nodes.COMMITS_PER_BUCKET:
+        values |= {
+            "COMMITS_PER_BUCKET": bucket,
+            "COMMITS_PER_SUMMARY_STEP": 2,
+            "COMMITS_WORTH_A_SUMMARY": 2,
+        }
+    places = [
+        (module, name)
+        for module in (commit_log, committer, frame, nodes, summaries)
+        for name in values
+        if hasattr(module, name)
+    ]
+    before = [getattr(*place) for place in places]
+    for module, name in places:
+        setattr(module, name, values[name])
+    try:
+        yield
+    finally:
+        for (module, name), value in zip(places, before, strict=True):
+            setattr(module, name, value)
 
 
 @contextmanager

@@ -35,6 +35,8 @@ PER_THOUSAND_AT_LEAST: Final = {
     "recoveries": 500,
     "recoveries that met": 200,
     "slower sinks refused": 5,
+    "strangers refused": 500,
+    "summaries written": 100,
 }
 """What has to happen in a thousand schedules, or they test less than they seem to."""
 

@@ -9,6 +9,7 @@ from spark_ledger.types import BookieId
 from tests.history.model import Event, History, Phase
 from tests.sim.base import SimBase
 from tests.sim.clients import (
+    PASSWORD,
     Client,
     DeleteClient,
     ReaderClient,
@@ -19,6 +20,7 @@ from tests.sim.invariants import Invariants
 from tests.sim.network import Network
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
+from tests.sim.strangers import StrangerClient
 from tests.sim.streams import AppendClient, Checkpoint, SinkClient, StreamReaderClient
 from tests.sim.zookeeper import SimZookeeper
 
@@ -44,6 +46,8 @@ class World(SimBase):
         )
         self.clients: list[Client] = []
         self.ledger_ids: list[int] = []
+        self.passwords: dict[int, bytes] = {}
+        """Of the ledgers that have one."""
         self.recovering: Counter[int] = Counter()
         self.draw = self.stream("world")
         self._operations = 0
@@ -59,7 +63,9 @@ class World(SimBase):
             for node in self.nodes.values():
                 node.weak = True
         elif self.options.rot:
-            self.draw.choice(list(self.nodes.values())).weak = True
+            node = self.draw.choice(list(self.nodes.values()))
+            node.weak = self.options.rot != "journal"
+            node.may_refuse = not node.weak
         for node in self.nodes.values():
             node.start()
         for number, plan in enumerate(self.options.ledgers):
@@ -96,6 +102,8 @@ class World(SimBase):
         self.ledger_ids.append(ledger_id)
         self.counts["ledgers"] += 1
         plan, draw = self.options.ledgers[number], self.draw
+        if plan.password:
+            self.passwords[ledger_id] = PASSWORD
 
         def come(name: str, kind: Any, *args: Any, after_s: float, **named: Any) -> None:
             def start() -> None:
@@ -113,6 +121,8 @@ class World(SimBase):
         for index in range(plan.recoverers):
             after_s = plan.recover_after_s * draw.uniform(0.3, 1.2)
             come(f"recoverer{number}.{index}", RecoverClient, after_s=after_s)
+        for index in range(plan.strangers):
+            come(f"stranger{number}.{index}", StrangerClient, after_s=draw.uniform(0, 1.0))
         if plan.deletes:
             come(f"deleter{number}", DeleteClient, after_s=draw.uniform(0.3, 3.0))
 
