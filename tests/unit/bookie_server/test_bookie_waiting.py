@@ -22,6 +22,12 @@ def fill(machine: Machine) -> int:
     raise AssertionError("the cache never fills")
 
 
+def test_the_caches_of_all_directories_share_what_is_allowed() -> None:
+    machine = Machine(formatted())  # 64 KiB for two generations in each of two directories
+    fill(machine)
+    assert machine.bookie.stats().engine.cache_bytes <= 2 * (16 * 1024 + ENTRY_BYTES + 100)
+
+
 def test_an_add_that_finds_room_waits_behind_those_that_wait() -> None:
     """The flush has made room, and the service thread has not heard of it yet."""
     machine = Machine(formatted())

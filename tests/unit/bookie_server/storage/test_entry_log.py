@@ -97,6 +97,10 @@ def test_the_map_counts_bytes_by_ledger(files: MemoryFileSystem) -> None:
     files.damage(log_path(DIRECTORY, 1), len(data) - 20 - 3, b"\xff")
     with pytest.raises(CorruptionError, match="ledger map"):
         reader.ledger_map(1)
+    for place in range(1, 21):
+        files.damage(log_path(DIRECTORY, 1), len(data) - place, bytes([data[-place] ^ 1]))
+        assert reader.ledger_map(1) is None, "no footer, as if it had not been closed"
+        files.damage(log_path(DIRECTORY, 1), len(data) - place, data[-place:][:1])
 
 
 @pytest.mark.parametrize("cut", [DIRECT_ALIGNMENT, 24])

@@ -267,6 +267,13 @@ def test_a_ledger_that_goes_later_is_missed_too(tmp_path: Path) -> None:
         with pytest.raises(CorruptionError, match="ledger 2 is lost"):
             index.state(LedgerId(2))
         assert index.state(LedgerId(9)) is None
+        update = index.begin()
+        update.put_state(LedgerId(9), LedgerState(fenced=True))
+        update.commit()
+        with index._env.begin(write=True) as transaction:
+            transaction.delete(struct.pack(">Q", 9), db=index._ledgers)
+        with pytest.raises(CorruptionError, match="ledger 9 is lost"):
+            index.state(LedgerId(9))
 
 
 def test_a_search_that_goes_astray_denies_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
+from google_crc32c import value as crc32c_value
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +71,15 @@ def test_golden_file_header() -> None:
     assert parse_file_header(packed) == header
     assert parse_file_header(packed[:48]) is None
     assert header.seed != JournalFileHeader(3, 1, 40, 5, 65536).seed
+    assert header.seed == 0xD441A37D, "records of older files stay readable"
+
+
+@pytest.mark.parametrize("place", [0, 11])
+def test_an_intact_header_of_another_format_is_none(place: int) -> None:
+    data = bytearray(pack_file_header(JournalFileHeader(3, 1, 40, 5, 65536)))
+    data[place] ^= 0x04
+    data[48:52] = struct.pack(">I", crc32c_value(bytes(data[:48])))
+    assert parse_file_header(bytes(data)) is None
 
 
 @given(st.integers(0, RECORD_HEADER_BYTES - 1), st.integers(1, 255))
@@ -145,5 +157,14 @@ def test_changes() -> None:
     )
     assert decode_change(RecordType.FENCE, b"short") is None
     assert decode_change(RecordType.RUN, fence.buffers[0]) is None
+    for record_type in set(RecordType) | {99}:
+        found = [
+            decode_change(record_type, body.buffers[0]) is not None for body in (fence, key, lac)
+        ]
+        assert found == [
+            record_type == RecordType.FENCE,
+            record_type == RecordType.ACCESS_KEY,
+            record_type == RecordType.LAST_ADD_CONFIRMED,
+        ]
     with pytest.raises(AssertionError, match="not empty"):
         access_key_body(LedgerId(5), b"")

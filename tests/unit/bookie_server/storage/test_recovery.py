@@ -192,6 +192,18 @@ def test_a_lost_index_is_replayed_or_refused(files: MemoryFileSystem) -> None:
             assert Machine(files).held(7) == expected(7, [0])
 
 
+def test_a_lost_index_without_any_journal_is_refused(files: MemoryFileSystem) -> None:
+    machine = Machine(files)
+    for ledger_id in (6, 7):
+        assert machine.add(ledger_id, [0]) is OK
+    machine.close()
+    files.remove(LEDGERS[1] / "index" / "index.json")
+    for number in journal_numbers(files, JOURNAL):
+        files.remove(journal_path(JOURNAL, number))
+    with pytest.raises(CorruptionError, match=f"{LEDGERS[1]}.*index was lost"):
+        Machine(files)
+
+
 def test_logs_are_finished_when_they_are_full(machine: Machine, files: MemoryFileSystem) -> None:
     for entry_id in range(12):
         machine.add(7, [entry_id], size=4000)
