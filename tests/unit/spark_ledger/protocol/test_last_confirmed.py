@@ -42,6 +42,18 @@ def test_a_bookie_that_never_heard_of_it_has_answered() -> None:
     assert round_.result == -1
 
 
+@pytest.mark.parametrize("status", [NO_LEDGER, DOWN])
+def test_a_number_in_an_answer_that_is_not_ok_counts_for_nothing(status: BookieStatus) -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=True)
+    assert not round_.answer(told(0, status, 9))
+    round_.answer(told(1, OK, 4))
+    round_.answer(told(2, OK, 4))
+    assert round_.result == 4
+    poll = LongPoll(ledger((3, 3, 2), (0, "b0 b1 b2")), EntryId(3))
+    poll.answer(status, EntryId(9))
+    assert poll.newest == 3
+
+
 def test_not_below_the_last_fragment() -> None:
     metadata = ledger((2, 2, 2), (0, "b0 b1"), (5, "b0 b2"))
     round_ = LastConfirmedRead(metadata, fence=True)

@@ -202,6 +202,14 @@ def test_an_overtaken_replica_that_ends_is_no_problem() -> None:
     assert only(reader.end(2, DOWN, 5), ReadEntries) == [asks(0, 5)]
 
 
+def test_who_was_overtaken_is_not_waited_for() -> None:
+    reader = Reader()
+    reader.tick(0.5)
+    reader.bring(2, 4, 0.6)  # 1 is cancelled and says nothing more
+    assert reader.end(2, DOWN, 5) == [asks(0, 5)]
+    assert reader.end(0, DOWN, 5) == [asks(1, 5)]
+
+
 def test_old_news_is_no_reason_to_give_a_replica_up() -> None:
     reader = Reader(first=5)
     assert reader.bring(1, 3) == []
