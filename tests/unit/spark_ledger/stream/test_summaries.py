@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from spark_ledger.errors import CorruptionError
+from spark_ledger.errors import CorruptionError, NotFoundError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.stream import commit_log, committer, nodes, summaries, summary
 from spark_ledger.stream.commit_log import CommitLog
@@ -257,6 +257,32 @@ def test_a_bucket_that_lags_is_no_error() -> None:
         assert await log._summaries.load(5) is None
         await log.summarize(5 * COMMITS_PER_BUCKET + 1)
         assert await ledgers.store.children("streams/s/commits") == []
+        commits = await committed(stream, STEP)
+        other, _ = another(ledgers)
+        inner = other.store.get
+
+        async def lags(path: str) -> object:
+            if path == BUCKET:
+                raise NotFoundError("not here yet")
+            return await inner(path)
+
+        other.store.get = lags  # type: ignore[method-assign, assignment]
+        assert await (await Streams(other).open("s")).commits(0, STEP) == commits
+
+    run(scenario())
+
+
+def test_a_committer_with_little_room_for_commits_makes_the_summary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commit_log, "CACHE_WEIGHT_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await Streams(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, STEP)
+        assert length(ledgers, stream) == STEP
+        assert await (await fresh(ledgers))[0].commits(0, STEP) == commits
 
     run(scenario())
 
