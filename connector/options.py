@@ -122,7 +122,13 @@ _BY_KEY: Final = {option.name.lower(): option for option in OPTIONS}
 SPARK_KEYS: Final = frozenset({"paths", "checkpointlocation", "queryname"})
 """What Spark's own API adds to a data source's options."""
 
+_TABLE_HINT: Final = (
+    "Spark does not hand the options of a table (CREATE TABLE, saveAsTable, toTable) to later "
+    "reads: use CREATE TEMPORARY VIEW ... USING ledger OPTIONS (...)"
+)
+
 _REFUSED: Final = {
+    "provider": _TABLE_HINT,
     "asyncprogresstrackingenabled": (
         "asynchronous progress tracking replays batches under other boundaries, which would break "
         "exactly-once; remove the option"
@@ -311,6 +317,9 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
 
 def _parse(raw: Mapping[str, str], direction: str, mode: str) -> _Values:
     values: dict[str, Any] = {}
+    for given in raw:
+        if given.lower() in _REFUSED:
+            raise _unknown(given)
     for given, text in raw.items():
         key = given.lower()
         if key in SPARK_KEYS:
@@ -387,7 +396,7 @@ def _stream_name(values: _Values, *, or_ledger: bool) -> str:
         )
     name: str | None = stream if stream is not None else path
     if name is None:
-        also = ", or a raw ledger with the option ledgerId" if or_ledger else ""
+        also = f", or a raw ledger with the option ledgerId. {_TABLE_HINT}" if or_ledger else ""
         raise ConfigurationError(f"option stream is missing: name the stream{also}")
     return name
 

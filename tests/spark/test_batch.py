@@ -97,6 +97,31 @@ def test_a_sql_view_reads_and_writes(lab: Lab) -> None:
     assert [r.id for r in lab.spark.sql(f"SELECT id FROM v_{lab.name}").collect()] == [0, 1, 2, 7]
 
 
+def test_a_frame_and_a_view_keep_their_end_until_they_are_made_again(lab: Lab) -> None:
+    view = (
+        f"CREATE OR REPLACE TEMPORARY VIEW w_{lab.name} USING ledger "
+        f"OPTIONS (metadata '{lab.cluster.uri}', stream '{lab.name}')"
+    )
+    lab.numbers(0, 3)
+    frame = lab.read()
+    lab.spark.sql(view)
+    assert (frame.count(), lab.spark.table(f"w_{lab.name}").count()) == (3, 3)
+    lab.numbers(3, 5)
+    assert (frame.count(), lab.spark.table(f"w_{lab.name}").count()) == (3, 3)
+    lab.spark.sql(view)
+    assert (lab.read().count(), lab.spark.table(f"w_{lab.name}").count()) == (5, 5)
+
+
+def test_a_table_of_the_catalog_is_refused_with_what_to_use(lab: Lab) -> None:
+    lab.numbers(0, 3)
+    options = f"OPTIONS (metadata '{lab.cluster.uri}', stream '{lab.name}')"
+    with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW"):
+        lab.spark.sql(f"CREATE TABLE t_{lab.name} USING ledger {options}")
+    lab.spark.sql(f"CREATE TABLE u_{lab.name} (id bigint) USING ledger {options}")
+    with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW"):
+        lab.spark.table(f"u_{lab.name}").collect()
+
+
 def test_transactions_are_applied_once(lab: Lab) -> None:
     lab.numbers(0, 3, txnAppId="job", txnVersion=1)
     lab.numbers(0, 3, txnAppId="job", txnVersion=1)

@@ -115,6 +115,11 @@ def test_asynchronous_progress_is_refused() -> None:
         write(asyncProgressTrackingEnabled="true")
 
 
+def test_what_spark_adds_for_a_table_is_told_of_before_other_names() -> None:
+    with pytest.raises(ConfigurationError, match=r"not supported: .*use CREATE TEMPORARY VIEW"):
+        read(**{"option.stream": "s", "provider": "ledger"})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
