@@ -251,8 +251,10 @@ def test_the_last_add_confirmed_only_grows(machine: Machine) -> None:
 def test_watchers_hear_of_growth_and_of_the_fence(machine: Machine) -> None:
     heard: list[str] = []
     cancel = machine.bookie.watch_last_confirmed(L, lambda: heard.append("a"))
-    machine.bookie.watch_last_confirmed(L, lambda: (heard.append("b"), cancel()))  # type: ignore[func-returns-value]
-    machine.bookie.watch_last_confirmed(LedgerId(8), lambda: heard.append("other"))
+    others = [
+        machine.bookie.watch_last_confirmed(L, lambda: (heard.append("b"), cancel())),  # type: ignore[func-returns-value]
+        machine.bookie.watch_last_confirmed(LedgerId(8), lambda: heard.append("other")),
+    ]
     machine.add(7, [0], lac=-1)
     assert heard == [], "it did not grow"
     machine.add(7, [1], lac=0)
@@ -268,6 +270,9 @@ def test_watchers_hear_of_growth_and_of_the_fence(machine: Machine) -> None:
     assert heard[-1] == "b" and fence
     cancel()
     assert machine.bookie._watchers.keys() == {7, 8}
+    for each in others:
+        each()
+    assert not machine.bookie._watchers
 
 
 # -- reads ---------------------------------------------------------------------------------------

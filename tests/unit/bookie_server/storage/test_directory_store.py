@@ -22,6 +22,7 @@ from bookie_server.storage.memory_index import MemoryIndex
 from bookie_server.storage.posix_fs import PosixFileSystem
 from bookie_server.storage.vfs import FileSystem
 from bookie_server.storage.write_cache import CachedRun
+from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import expected, make_run
@@ -132,6 +133,17 @@ def test_small_runs_become_few_blocks(store: DirectoryStore) -> None:
     store.flush(mark(2))
     rows = [(row.first_entry, row.last_entry) for row in store.index.rows(L)]
     assert rows == [(0, 49), (50, 53), (56, 57)]
+
+
+def test_an_entry_that_is_not_where_the_index_says_is_damage(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, [1, 2])
+    store.flush(mark(1))
+    row = store.index.rows(L)[0]._replace(last_entry=EntryId(5))
+    monkeypatch.setattr(store.index, "row_at", lambda _ledger_id, _entry_id: row)
+    with pytest.raises(CorruptionError, match="entry 4 of ledger 7 should be in log 1"):
+        store.read(L, EntryId(4), EntryId(4), stride=1, max_bytes=MIB)
 
 
 def test_large_runs_are_blocks_of_their_own(store: DirectoryStore) -> None:

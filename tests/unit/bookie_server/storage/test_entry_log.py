@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import struct
 from pathlib import Path
 
 import pytest
+from google_crc32c import value as crc32c_value
 
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.entry_log import (
@@ -116,6 +118,18 @@ def test_a_map_that_is_not_where_the_footer_says_is_damage(
     files.remove(path)
     files.create(path).pwritev([data[: -20 - cut] + data[-20:]], 0)
     with pytest.raises(CorruptionError, match="ledger map"):
+        EntryLogReader(files, DIRECTORY).ledger_map(1)
+
+
+def test_a_footer_that_names_a_block_names_no_map(files: MemoryFileSystem) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    put(writer, make_run(7, [0, 1, 2], size=3000))
+    writer.finish()
+    path = log_path(DIRECTORY, 1)
+    end = files.open(path).size() - 20
+    body = files.open(path).pread(8, end) + struct.pack(">Q", LOG_HEADER_BYTES)
+    files.damage(path, end, body + struct.pack(">I", crc32c_value(body)))
+    with pytest.raises(CorruptionError, match="no ledger map"):
         EntryLogReader(files, DIRECTORY).ledger_map(1)
 
 
