@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from bookie_server.storage.directory_store import DirectoryStore
+from bookie_server.storage.mark import Mark
 from spark_ledger.types import BookieStatus, LedgerId
 from tests.unit.bookie_server.storage.support import Machine, formatted
 
@@ -41,3 +45,41 @@ def test_an_add_that_finds_room_waits_behind_those_that_wait() -> None:
     machine.flush()
     assert (waiting, later) == ([(BookieStatus.OK, "")], [(BookieStatus.OK, "")])
     assert sorted(machine.held(LEDGER)) == list(range(first + 2))
+
+
+def test_adds_that_still_wait_are_refused_when_the_bookie_closes() -> None:
+    machine = Machine(formatted())
+    first = fill(machine)
+    waiting = machine.start_add(LEDGER, [first], size=ENTRY_BYTES)
+    machine.close()
+    assert waiting == [(BookieStatus.IO_ERROR, "the bookie is shutting down")]
+
+
+def test_a_flush_is_asked_for_as_soon_as_it_is_needed() -> None:
+    """Not only at the next interval: until then nobody could add."""
+    machine = Machine(formatted())
+    first = fill(machine)
+    wanted = machine.bookie._storage._wanted
+    assert wanted.is_set(), "the cache is full"
+    machine.start_add(LEDGER, [first], size=ENTRY_BYTES)
+    wanted.clear()
+    machine.bookie._on_flushed()  # of another directory
+    assert wanted.is_set()
+
+
+def test_after_a_flush_that_works_a_full_cache_is_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_store: DirectoryStore, _mark: Mark) -> bool:
+        raise OSError("no room")
+
+    machine = Machine(formatted())
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "flush", fail)
+        with pytest.raises(OSError, match="no room"):
+            machine.flush()
+    assert machine.bookie.stats().failure == "no room"
+    machine.flush()
+    assert machine.bookie.stats().failure == ""
+    first = fill(machine)
+    assert machine.start_add(LEDGER, [first], size=ENTRY_BYTES) == [], "it waits"

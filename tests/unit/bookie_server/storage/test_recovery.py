@@ -13,6 +13,7 @@ from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.journal import Journal
 from bookie_server.storage.journal_files import journal_numbers, journal_path
 from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.vfs import TEMPORARY_SUFFIX
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import (
@@ -136,6 +137,43 @@ def test_two_directories_have_their_own_marks(files: MemoryFileSystem) -> None:
     assert again.held(6) == expected(6, range(40))
     assert again.held(7) == expected(7, range(40))
     assert again.is_fenced(7)
+
+
+def test_each_change_of_a_ledger_is_replayed_onto_those_before(
+    machine: Machine, files: MemoryFileSystem
+) -> None:
+    assert machine.add(7, range(5), lac=3, key=b"secret") is OK
+    assert machine.fence(7, key=b"secret") is OK
+    again = Machine(files.crash_clone(None))
+    end = again.bookie.end_of_ledger(L, access_key=b"secret")
+    assert end == (OK, 3, 4, True, "")
+    machine.bookie.write_last_confirmed(
+        L, EntryId(4), access_key=b"secret", done=lambda *_answer: None
+    )
+    machine.settle()
+    again = Machine(files.crash_clone(None))
+    assert again.bookie.end_of_ledger(L, access_key=b"secret") == (OK, 4, 4, True, "")
+    assert again.bookie.check_access(L, b"other") is BookieStatus.UNAUTHORIZED
+
+
+def test_more_than_the_cache_holds_is_replayed_in_parts(
+    machine: Machine, files: MemoryFileSystem
+) -> None:
+    for entry_id in range(50):  # 200 KiB, and 32 KiB for each directory
+        assert machine.add(7, [entry_id], size=4096) is OK
+        assert machine.add(6, [entry_id]) is OK
+    again = Machine(files.crash_clone(None))
+    assert again.held(7) == expected(7, range(50), 4096)
+    assert again.held(6) == expected(6, range(50))
+    assert len(again.bookie._storage.store_of(L).index.rows(L)) > 3
+
+
+def test_what_was_left_unfinished_is_removed(files: MemoryFileSystem) -> None:
+    for directory in (JOURNAL, *LEDGERS):
+        files.create(directory / f"left{TEMPORARY_SUFFIX}").close()
+    assert Machine(files).add(7, [0]) is OK
+    for directory in (JOURNAL, *LEDGERS):
+        assert not files.exists(directory / f"left{TEMPORARY_SUFFIX}")
 
 
 def test_the_journal_is_trimmed(machine: Machine, files: MemoryFileSystem) -> None:

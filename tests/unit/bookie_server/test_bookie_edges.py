@@ -1,0 +1,63 @@
+"""The largest runs a bookie takes, and what a key protects from the first contact on."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.unit.bookie_server.storage.support import Answer, Machine, formatted
+
+OK = BookieStatus.OK
+L = LedgerId(7)
+
+
+@pytest.mark.parametrize(
+    ("entries", "size", "status"),
+    [
+        (1, RUN_FRAMES_BYTES_MAX, OK),
+        (1, RUN_FRAMES_BYTES_MAX + 1, BookieStatus.BAD_REQUEST),
+        (RUN_ENTRIES_MAX, 1, OK),
+        (RUN_ENTRIES_MAX + 1, 1, BookieStatus.BAD_REQUEST),
+    ],
+)
+def test_the_largest_runs(entries: int, size: int, status: BookieStatus) -> None:
+    machine = Machine(formatted())
+    answers: list[Answer] = []
+    machine.bookie.add(
+        EntryRun(L, EntryId(0), None, [size] * entries, bytes(entries * size)),
+        access_key=b"",
+        recovery=False,
+        last_add_confirmed=EntryId(-1),
+        done=lambda *answer: answers.append(answer),
+    )
+    machine.settle()
+    assert [answer[0] for answer in answers] == [status]
+
+
+def test_the_end_of_a_ledger_is_told_without_its_key() -> None:
+    machine = Machine(formatted())
+    assert machine.add(7, [0, 1], lac=0, key=b"secret") is OK
+    assert machine.bookie.end_of_ledger(L, access_key=b"") == (OK, 0, 1, False, "")
+
+
+def test_a_contact_that_changes_nothing_decides_the_key_too() -> None:
+    machine = Machine(formatted())
+    machine.bookie.write_last_confirmed(
+        L, EntryId(-1), access_key=b"secret", done=lambda *_answer: None
+    )
+    assert machine.add(7, [0], key=b"other") is BookieStatus.UNAUTHORIZED
+    assert machine.add(7, [0], key=b"secret") is OK
+
+
+def test_a_confirmed_end_that_is_known_is_not_written_again() -> None:
+    machine = Machine(formatted())
+    assert machine.add(7, [0, 1], lac=0) is OK
+    records = machine.bookie.stats().journal.records
+    answers: list[Answer] = []
+    machine.bookie.write_last_confirmed(
+        L, EntryId(0), access_key=b"", done=lambda *answer: answers.append(answer)
+    )
+    assert answers == [(OK, "")]
+    assert machine.bookie.stats().journal.records == records
