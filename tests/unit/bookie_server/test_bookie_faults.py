@@ -51,3 +51,10 @@ def test_a_bookie_that_cannot_be_opened_lets_go_of_its_directories() -> None:
         with pytest.raises(ConfigurationError, match="somebody-else"):
             Machine(files, wrong)
     assert Machine(files).add(7, [0]) is BookieStatus.OK
+
+
+def test_a_bookie_of_another_cluster_is_not_opened() -> None:
+    files = formatted()
+    with pytest.raises(ConfigurationError, match="another-cluster"):
+        Machine(files, small_config(cluster_id="another-cluster"))
+    assert Machine(files, small_config(cluster_id="test")).add(7, [0]) is BookieStatus.OK

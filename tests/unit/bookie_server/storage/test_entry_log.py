@@ -121,6 +121,17 @@ def test_a_map_that_is_not_where_the_footer_says_is_damage(
         EntryLogReader(files, DIRECTORY).ledger_map(1)
 
 
+@pytest.mark.parametrize("ledgers", [0, 1, 2, 3, 5])
+def test_a_map_of_any_number_of_ledgers(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, ledgers: int
+) -> None:
+    monkeypatch.setattr("bookie_server.storage.entry_log._PAIRS_PER_RECORD", 2)
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    sizes = {number: put(writer, make_run(number, [0])).length + 24 for number in range(ledgers)}
+    writer.finish()
+    assert EntryLogReader(files, DIRECTORY).ledger_map(1) == sizes
+
+
 def test_a_footer_that_names_a_block_names_no_map(files: MemoryFileSystem) -> None:
     writer = EntryLogWriter(files, DIRECTORY, 1)
     put(writer, make_run(7, [0, 1, 2], size=3000))

@@ -9,6 +9,7 @@ from bookie_server.storage.journal_files import journal_path, read_file_header
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from bookie_server.storage.records import RecordType, pack_header
 from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import KIB
 from spark_ledger.types import LedgerId
 from tests.unit.bookie_server.storage.test_journal import DIRECTORY, Writer, read
 
@@ -35,3 +36,26 @@ def test_a_record_of_another_time_is_not_taken_into_a_batch() -> None:
     put_another_record(files, 2)
     with pytest.raises(CorruptionError, match="batch 2 at offset 8192 is damaged"):
         read(files)
+
+
+@pytest.mark.parametrize("others", [(11, 12, 13, 14, 15), (11, 12)])
+def test_a_file_of_another_journal_does_not_continue_this_one(others: tuple[int, ...]) -> None:
+    """Of the right number; with the right first batch, too, or without."""
+    journals = []
+    for ledgers in ((1, 2, 3, 4, 5), others):
+        files = MemoryFileSystem()
+        files.mkdir(DIRECTORY)
+        writer = Writer(files, file_bytes=16 * KIB)
+        writer.write(*ledgers)
+        if len(ledgers) < 3:
+            end = writer.journal.durable_mark
+            Writer(files, end, file_bytes=16 * KIB).write(99)
+        journals.append(files)
+    ours, theirs = journals
+    assert read(ours) == [[1], [2], [3], [4], [5]]
+    path = journal_path(DIRECTORY, 2)
+    data = theirs.open(path).pread(1 << 20, 0)
+    ours.remove(path)
+    ours.create(path).pwritev([data], 0)
+    with pytest.raises(CorruptionError, match="not of this journal"):
+        read(ours)

@@ -161,6 +161,7 @@ def test_more_than_the_cache_holds_is_replayed_in_parts(
 ) -> None:
     for entry_id in range(50):  # 200 KiB, and 32 KiB for each directory
         assert machine.add(7, [entry_id], size=4096) is OK
+    for entry_id in range(50):
         assert machine.add(6, [entry_id]) is OK
     again = Machine(files.crash_clone(None))
     assert again.held(7) == expected(7, range(50), 4096)

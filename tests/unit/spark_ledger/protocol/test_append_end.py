@@ -20,7 +20,7 @@ from spark_ledger.protocol.events import (
     FailEntries,
     WriteMetadata,
 )
-from spark_ledger.types import EntryId, LedgerState
+from spark_ledger.types import BookieStatus, EntryId, LedgerState
 from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_slot_1
 from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
 
@@ -195,3 +195,10 @@ def test_the_confirmed_end_travels_with_the_next_entries() -> None:
     writer.ack_all()
     writer.add()
     assert writer.tick(1.0) == [], "nobody needs to be told 0 again"
+
+
+def test_time_does_nothing_to_a_writer_that_has_stopped() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(0, BookieStatus.FENCED)
+    assert writer.tick(100.0) == []
