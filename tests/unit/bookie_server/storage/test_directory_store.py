@@ -165,6 +165,7 @@ def test_marks_and_idle_flushes(store: DirectoryStore) -> None:
     assert store.dirty_ledgers() == set()
     add(store, [1])
     assert store.flush(mark(1)) and store.mark == mark(2), "a mark never moves back"
+    assert store.index.mark() == mark(2)
 
 
 def test_a_failed_flush_keeps_its_mark_for_the_next(

@@ -6,13 +6,16 @@ import errno
 import threading
 
 import pytest
+from google_crc32c import value as crc32c_value
 
+from bookie_server.storage.blocks import Block
 from bookie_server.storage.engine import LedgerStorage
 from bookie_server.storage.entry_log import log_ids
 from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.journal import Journal
 from bookie_server.storage.journal_files import journal_numbers, journal_path
 from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.records import RecordType
 from bookie_server.storage.vfs import TEMPORARY_SUFFIX
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -167,6 +170,17 @@ def test_more_than_the_cache_holds_is_replayed_in_parts(
     assert again.held(7) == expected(7, range(50), 4096)
     assert again.held(6) == expected(6, range(50))
     assert len(again.bookie._storage.store_of(L).index.rows(L)) > 3
+
+
+@pytest.mark.parametrize("record_type", [RecordType.FENCE, RecordType.RUN])
+def test_a_record_that_is_not_understood_refuses_to_open(
+    machine: Machine, files: MemoryFileSystem, record_type: RecordType
+) -> None:
+    body = Block((b"new",), 3, crc32c_value(b"new"))
+    machine.bookie._journal.append(record_type, body, lambda *_answer: None)
+    machine.settle()
+    with pytest.raises(CorruptionError, match="written by a newer version"):
+        Machine(files.crash_clone(None))
 
 
 def test_what_was_left_unfinished_is_removed(files: MemoryFileSystem) -> None:
