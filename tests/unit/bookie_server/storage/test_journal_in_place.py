@@ -1,4 +1,4 @@
-"""What a journal commits in place, on the thread that appends, and what is left to its own thread."""
+"""What a journal commits in place, on the thread that appends, and what its own thread does."""
 
 from __future__ import annotations
 
