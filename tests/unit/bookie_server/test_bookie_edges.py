@@ -7,7 +7,7 @@ import pytest
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
-from tests.unit.bookie_server.storage.support import Answer, Machine, formatted
+from tests.unit.bookie_server.storage.support import Answer, Machine, expected, formatted
 
 OK = BookieStatus.OK
 L = LedgerId(7)
@@ -61,3 +61,13 @@ def test_a_confirmed_end_that_is_known_is_not_written_again() -> None:
     )
     assert answers == [(OK, "")]
     assert machine.bookie.stats().journal.records == records
+
+
+def test_what_was_accepted_is_stored_and_answered_when_the_bookie_closes() -> None:
+    files = formatted()
+    machine = Machine(files)
+    add, fence = machine.start_add(7, [0]), machine.start_fence(8)
+    machine.close()
+    assert add == fence == [(OK, "")]
+    again = Machine(files)
+    assert again.held(7) == expected(7, [0]) and again.is_fenced(8)

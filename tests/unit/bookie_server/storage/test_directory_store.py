@@ -122,6 +122,14 @@ def test_a_block_resumes_behind_what_was_added_into_its_gap(store: DirectoryStor
     assert len(distinct(store)) == 2
 
 
+def test_an_entry_sent_again_at_a_border_is_stored_once(store: DirectoryStore) -> None:
+    for number, ids in enumerate(([5, 6, 7], [7, 8], [4, 5], [8], [9]), start=1):
+        add(store, ids)
+        store.flush(mark(number))
+    check(store, set(range(4, 10)))
+    assert sum(store._reader.read(row.location).count for row in distinct(store)) == 6
+
+
 def test_small_runs_become_few_blocks(store: DirectoryStore) -> None:
     for entry_id in range(50):
         add(store, [entry_id])

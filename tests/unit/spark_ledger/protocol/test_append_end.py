@@ -202,3 +202,14 @@ def test_time_does_nothing_to_a_writer_that_has_stopped() -> None:
     writer.add()
     writer.fail(0, BookieStatus.FENCED)
     assert writer.tick(100.0) == []
+
+
+def test_what_a_slow_bookie_lacks_counts_however_many_entries_it_is() -> None:
+    writer = Writer()
+    writer.add(10_000, size=1)
+    for slot in (0, 1):
+        writer.ack(slot, 9_999)
+    assert writer.machine.last_add_confirmed == 9_999
+    assert writer.machine.bytes_in_flight == 10_000
+    writer.ack(2, 6_000)
+    assert writer.machine.bytes_in_flight == 3_999
