@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import permutations
 
+from bookie_server.storage.index import IndexRow
 from tests.sim.clients import Client, WriterClient
 from tests.sim.node import BookieNode
 from tests.sim.world import World
@@ -184,11 +186,10 @@ class Nemesis:
         elif how == "block lost":
             where = node.disk.lose_block(self.draw.choice(blocks).location)
         else:
-            place = self.draw.choice(blocks)
-            others = [block for block in blocks if block != place]
-            # Most dangerous is the same entry of another ledger.
-            alike = [block for block in others if block.first_entry == place.first_entry]
-            block = self.draw.choice(alike or others)
+            # Most dangerous are the same entries of another ledger, of the same size.
+            pairs = [*permutations(blocks, 2)]
+            alike = [pair for pair in pairs if len({_shape(block) for block in pair}) == 1]
+            block, place = self.draw.choice(alike or pairs)
             where = node.disk.misdirect_block(block.location, place.location)
         if where:
             self.world.fault(how, f"{node.name} {where}")
@@ -335,3 +336,7 @@ class Nemesis:
         client = self.draw.choice(clients)
         client.crash()
         return client.name
+
+
+def _shape(row: IndexRow) -> tuple[int, int, int]:
+    return row.first_entry, row.last_entry, row.location.length

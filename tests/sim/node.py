@@ -396,7 +396,7 @@ class BookieNode:
             size = min(limit, self.world.options.chunk_bytes)
             outcome = self.bookie.read(ledger_id, wanted, last, stride=stride, max_bytes=size)
             for run in outcome.runs:
-                self._check_served(run)
+                self._check_served(ledger_id, run)
                 chunks.append(ReadChunk(BookieStatus.OK, run, run.first_entry))
                 limit -= len(run.frames)
                 wanted = EntryId(run.last_entry + stride)
@@ -425,12 +425,12 @@ class BookieNode:
             frames[entry_id] = bytes(frame)
         self._witness.stored(self, run)
 
-    def _check_served(self, run: EntryRun) -> None:
+    def _check_served(self, ledger_id: LedgerId, run: EntryRun) -> None:
         """I4, before any client looks at digests: a bookie serves what it was given, or nothing."""
-        known = self.acknowledged.get(run.ledger_id, {})
+        known = self.acknowledged.get(ledger_id, {})
         for entry_id, frame in run.split():
             if known.get(entry_id, frame) != frame:
-                text = f"{self.name} serves another entry {entry_id} of ledger {run.ledger_id}"
+                text = f"{self.name} serves another entry {entry_id} of ledger {ledger_id}"
                 self.world.violate("I4", "served damaged", f"{text} than it acknowledged")
 
     def _check_denial(self, ledger_id: LedgerId, entry_id: EntryId | None) -> None:
