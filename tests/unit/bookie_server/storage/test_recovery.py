@@ -10,10 +10,11 @@ from google_crc32c import value as crc32c_value
 
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.engine import LedgerStorage
-from bookie_server.storage.entry_log import log_ids
+from bookie_server.storage.entry_log import EntryLogReader, log_ids
 from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.journal import Journal
 from bookie_server.storage.journal_files import journal_numbers, journal_path
+from bookie_server.storage.mark import Mark
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from bookie_server.storage.records import RecordType
 from bookie_server.storage.vfs import TEMPORARY_SUFFIX
@@ -181,6 +182,47 @@ def test_a_record_that_is_not_understood_refuses_to_open(
     machine.settle()
     with pytest.raises(CorruptionError, match="written by a newer version"):
         Machine(files.crash_clone(None))
+
+
+def test_logs_are_closed_in_order_and_never_written_again(
+    machine: Machine, files: MemoryFileSystem
+) -> None:
+    for start in range(3):
+        for entry_id in range(4 * start, 4 * start + 4):
+            assert machine.add(7, [entry_id], size=4096) is OK
+            machine.flush()
+        before = log_ids(files, LEDGERS[1])
+        machine.close()
+        reader = EntryLogReader(files, LEDGERS[1])
+        assert all(reader.ledger_map(log_id) for log_id in before)
+        machine = Machine(files)
+        for entry_id in range(4 * start + 4):
+            outcome = machine.bookie.read(
+                L, EntryId(entry_id), EntryId(entry_id), stride=1, max_bytes=1
+            )
+            assert outcome.status is OK
+        assert machine.add(7, [100 + start]) is OK
+        machine.flush()
+        assert log_ids(files, LEDGERS[1]) == [*before, before[-1] + 1]
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), CorruptionError("damaged")])
+def test_the_other_directories_are_flushed_when_one_cannot_be(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    for ledger_id in (6, 7):
+        assert machine.add(ledger_id, [0]) is OK
+    storage = machine.bookie._storage
+    broken, sound = storage.store_of(LedgerId(6)), storage.store_of(LedgerId(7))
+
+    def fail(_mark: Mark) -> bool:
+        raise error
+
+    monkeypatch.setattr(broken, "flush", fail)
+    with pytest.raises(type(error)):
+        machine.flush()
+    assert sound.cache.byte_count == 0 and broken.cache.byte_count > 0
+    assert machine.bookie.stats().failure == str(error)
 
 
 def test_what_was_left_unfinished_is_removed(files: MemoryFileSystem) -> None:
