@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bookie_server.storage.cookie import (
     lock_directories,
     read_cookie,
 )
+from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.types import BookieId
@@ -153,3 +155,26 @@ def test_a_bookie_does_not_start_without_its_directories() -> None:
     del files._directories[str(LEDGERS[1])]
     with pytest.raises(ConfigurationError, match="does not exist"):
         Machine(files)
+
+
+def test_a_directory_that_is_half_cleared_is_no_bookies_directory() -> None:
+    """Its cookie goes first, durably: what is left can never be served as if it were all."""
+    files = formatted()
+    machine = Machine(files)
+    for ledger_id in (6, 7):
+        machine.add(ledger_id, [0])
+    machine.close()
+    removed: list[Path] = []
+
+    def plan(operation: Operation) -> Fault | None:
+        if operation.kind != "remove" or "index" in str(operation.path):
+            return None
+        removed.append(operation.path)
+        return Fault(errno.EIO) if len(removed) > 1 else None
+
+    with pytest.raises(OSError, match="Input/output"):
+        format_directories(
+            FaultFileSystem(files, plan), JOURNAL, LEDGERS, cluster_id="test", force=True
+        )
+    assert removed[0].name == COOKIE_NAME
+    assert not files.crash_clone(None).exists(removed[0])
