@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pyarrow as pa
@@ -467,3 +468,27 @@ def test_a_ledger_to_which_nothing_was_pushed_is_closed(monkeypatch: pytest.Monk
         assert ledgers.ledgers[100].closed
 
     run(scenario())
+
+
+def test_every_failed_append_is_looked_at() -> None:
+    """asyncio reports a failure that nobody looked at, once its future is gone."""
+    reported: list[dict[str, Any]] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: reported.append(what))
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0, 300))
+        pending = await writer.seal()
+        assert ledgers.appends > 2
+        ledgers.writers[0]._failed = FencedError("taken")
+        ledgers.writers[0].deliver()
+        with pytest.raises(FencedError):
+            await pending.confirm()
+        writer.abandon()
+
+    run(scenario())
+    gc.collect()
+    assert not reported
