@@ -39,6 +39,7 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # transports that were closed let go of their sockets now
 
     def lose_next(self, what: Lose, *, then_closed: bool = False) -> None:
         """Lose the next message. ``then_closed``: take no new connections until ``open``."""
