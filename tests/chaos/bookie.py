@@ -1,12 +1,14 @@
-"""A bookie as ``python -m bookie_server``, but a kill loses what it has not synced."""
+"""A bookie as ``python -m bookie_server``, but a kill loses what it has not synced, and its wall
+clock can be set."""
 
 from __future__ import annotations
 
 import sys
 
 from bookie_server.__main__ import main
-from tests.chaos.volatile import install
+from tests.chaos import volatile, wall_clock
 
 if __name__ == "__main__":
-    install()
+    volatile.install()
+    wall_clock.install()
     sys.exit(main())

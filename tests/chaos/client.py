@@ -16,7 +16,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import ledger_roles, stream_roles
+from tests.chaos import ledger_roles, stream_roles, wall_clock
 from tests.chaos.recorder import Recorder
 from tests.chaos.session import Session, connected
 
@@ -99,7 +99,9 @@ def main() -> int:
     parser.add_argument("--history", type=Path, required=True)
     parser.add_argument("--appends-per-s", type=float, default=200.0)
     parser.add_argument("--role", action="append", choices=ROLES, default=[])
-    asyncio.run(run(parser.parse_args()))
+    options = parser.parse_args()
+    wall_clock.install()
+    asyncio.run(run(options))
     return 0
 
 

@@ -15,6 +15,7 @@ KILL_PAUSE = (
     "zombie-writer",
     "recover-behind",
     "pause-two-bookies",
+    "clock-jump",
 )
 PARTITION = (
     "cut-bookie",
@@ -56,6 +57,7 @@ _SECONDS_DEFAULT = (1.0, 5.0)
 _REST_S = (0.2, 1.5)
 
 _TARGET = {
+    "clock-jump": "clock",
     "power-cut": "all",
     "kill-zookeeper": "zookeeper",
     "pause-zookeeper": "zookeeper",
@@ -73,7 +75,7 @@ class Fault(NamedTuple):
     """One fault: from ``start_s`` on for ``seconds``, then healed.
 
     ``bookies`` and ``clients`` are those it is done to, in the order in which it is done;
-    ``amount`` is what some kinds need: a delay in seconds, or a share of the bandwidth.
+    ``amount`` is what some kinds need: a delay or a jump in seconds, or a share of the bandwidth.
     """
 
     kind: str
@@ -136,6 +138,8 @@ def _draw(
     if kind == "split-view":
         clients_hit = tuple(who)
     amount = rng.uniform(0.02, 0.4) if kind == "delay" else rng.uniform(30_000, 300_000)
+    if kind == "clock-jump":
+        amount = rng.choice((-1, 1)) * rng.choice((2.0, 3600.0, 86_400.0))
     seconds = rng.uniform(low, high)
     return Fault(kind, lane, start_s, seconds, tuple(chosen[:count]), clients_hit, amount)
 

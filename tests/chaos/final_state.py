@@ -152,7 +152,9 @@ async def _read_stream(stream: Stream) -> FinalStream:
                 async for batch in batches:
                     values += values_of(batch)
         commits.append(
-            FinalCommit(commit.number, commit.sink_id, commit.transaction_id, tuple(values))
+            FinalCommit(
+                commit.number, commit.sink_id, commit.transaction_id, tuple(values), commit.time_ms
+            )
         )
     everything: list[str] = []
     async with aclosing(stream.read()) as batches:

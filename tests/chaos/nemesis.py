@@ -85,6 +85,10 @@ class Nemesis:
             return self._client_fault(fault)
         if fault.target == "zookeeper":
             return self._zookeeper_fault(fault)
+        if fault.target == "clock":
+            stage = self._stage
+            stage.set_clocks(fault.bookies, fault.clients, fault.amount)
+            return lambda: stage.set_clocks(fault.bookies, fault.clients, 0.0)
         process = self._process_fault(fault)
         return self._link_fault(fault) if process is None else process
 

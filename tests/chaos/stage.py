@@ -19,7 +19,7 @@ from spark_ledger.local import LocalCluster
 from spark_ledger.local import bookie as local_bookie
 from spark_ledger.local.ports import HOST
 from spark_ledger.local.processes import log_tail
-from tests.chaos import volatile
+from tests.chaos import volatile, wall_clock
 from tests.chaos.relay import Relays
 from tests.history.model import History
 
@@ -197,7 +197,20 @@ class Stage:
         root = str(Path(__file__).parent.parent.parent)
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         log = directory / f"{client.process}.log"
-        self.cluster.processes.spawn(client.process, argv, log=log, env={"PYTHONPATH": path})
+        env = {"PYTHONPATH": path, **wall_clock.environment(self._clock_of(client))}
+        self.cluster.processes.spawn(client.process, argv, log=log, env=env)
+
+    def set_clocks(self, bookies: Iterable[int], clients: Iterable[int], seconds: float) -> None:
+        """Have their time of day be so far ahead, or behind, from now on."""
+        for bookie in bookies:
+            wall_clock.jump(self.cluster.bookie_directory(bookie), seconds)
+        for client in clients:
+            wall_clock.jump(self._clock_of(self.clients[client]), seconds)
+
+    def _clock_of(self, client: ClientProcess) -> Path:
+        directory = self.cluster.directory / f"clock-{client.name}"
+        directory.mkdir(exist_ok=True)
+        return directory
 
     def heal(self) -> None:
         """Whatever is broken works again: returns once all servers serve."""

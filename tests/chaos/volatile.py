@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bookie_server.storage.posix_fs import PosixFile, PosixFileSystem
 from bookie_server.storage.vfs import File
+from tests.chaos import wall_clock
 
 SYNC_S = 0.01
 """How long a sync takes, as on a real disk: what is answered before it, a power cut can catch."""
@@ -151,4 +152,5 @@ def command(python: str, directory: Path, config: Path) -> tuple[list[str], dict
     argv += ["--ready-file", str(ready_file(directory))]
     root = str(Path(__file__).parent.parent.parent)
     before = os.environ.get("PYTHONPATH", "")
-    return argv, {"PYTHONPATH": os.pathsep.join(filter(None, [root, before]))}
+    path = os.pathsep.join(filter(None, [root, before]))
+    return argv, {"PYTHONPATH": path, **wall_clock.environment(directory)}

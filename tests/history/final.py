@@ -52,6 +52,7 @@ class FinalCommit:
     sink_id: str
     transaction_id: int
     values: tuple[str, ...]
+    time_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

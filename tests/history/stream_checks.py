@@ -143,10 +143,14 @@ def phantom_commit(history: History, final: Final) -> list[Violation]:
 
 
 def stream_order(history: History, final: Final) -> list[Violation]:
-    """Commits are dense, a sink's transactions ascend, and real time is kept."""
+    """Commits are dense, a sink's transactions ascend, and real time is kept.
+
+    Times of commits never go back, whatever the clocks do: readers start at a time.
+    """
     found = []
     for stream in stream_facts(history, final):
         newest: dict[str, int] = {}
+        latest_ms = 0
         for number, commit in enumerate(stream.final_commits()):
             if commit.number != number:
                 text = f"commit {commit.number} stands at place {number}"
@@ -158,6 +162,12 @@ def stream_order(history: History, final: Final) -> list[Violation]:
                 )
                 found.append(_of(stream, "stream-order", text))
             newest[commit.sink_id] = max(newest.get(commit.sink_id, -1), commit.transaction_id)
+            if commit.time_ms < latest_ms:
+                text = (
+                    f"commit {commit.number} is {latest_ms - commit.time_ms} ms older than before"
+                )
+                found.append(_of(stream, "stream-order", text))
+            latest_ms = max(latest_ms, commit.time_ms)
         found += _against_time(stream)
         found += _misread(stream)
     return found

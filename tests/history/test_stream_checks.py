@@ -117,6 +117,12 @@ def order_of_numbers(b: Builder) -> FinalStream:
     return FinalStream("rows", made, (*A, *B))
 
 
+def order_of_times(b: Builder) -> FinalStream:
+    two(b)
+    made = (FinalCommit(0, "sink", 0, A, 2000), FinalCommit(1, "sink", 1, B, 1999))
+    return FinalStream("rows", made, (*A, *B))
+
+
 def order_of_what_is_read(b: Builder) -> FinalStream:
     two(b)
     return stream((0, A), (1, B), values=(*B, *A))
@@ -185,6 +191,7 @@ CASES = [
     ("stream-order", order_of_transactions),
     ("stream-order", order_against_time),
     ("stream-order", order_of_numbers),
+    ("stream-order", order_of_times),
     ("stream-order", order_of_what_is_read),
     ("stream-order", order_with_a_row_missing),
     ("divergence", read_of_something_else),

@@ -266,4 +266,6 @@ async def _judge_commit(stream: Stream, commit: Commit) -> FinalCommit:
     async with aclosing(batches):
         async for positioned in batches:
             texts += positioned.batch.column("v").to_pylist()
-    return FinalCommit(commit.number, commit.sink_id, commit.transaction_id, tuple(texts))
+    return FinalCommit(
+        commit.number, commit.sink_id, commit.transaction_id, tuple(texts), commit.time_ms
+    )
