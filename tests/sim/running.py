@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -111,8 +112,13 @@ def _parts(tasks: list[range], jobs: int) -> Iterator[Totals]:
     if jobs <= 1:
         yield from map(run_seeds, tasks)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, _allow_a_sudden_end) as pool:
         yield from pool.imap_unordered(run_seeds, tasks)
+
+
+def _allow_a_sudden_end() -> None:
+    """A schedule stops in the middle of things: what was about to begin never does, rightly."""
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 
 def trace_hashes(first: int, count: int) -> list[str]:
