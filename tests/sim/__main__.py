@@ -117,8 +117,15 @@ def summary_of(totals: Totals, first: int, elapsed_s: float) -> dict[str, Any]:
 
 
 def show_failure(failure: Failure) -> None:
-    """Everything that is needed to look into it, and its file for the regression test."""
+    """Everything that is needed to look into it: the shortest trace that breaks the same promise,
+    and the file from which the regression test and ``--seed`` replay it."""
     console.rule(f"seed {failure.seed}")
+    if run_schedule(failure.seed, failure.options).violations:
+        options, outcome = shrink(failure.seed, failure.options)
+        violations = [str(violation) for violation in outcome.violations]
+        failure = Failure(failure.seed, violations, outcome.trace(), options)
+    else:
+        console.print("it breaks nothing when it is run again: the simulation is at fault")
     for line in failure.trace:
         console.print(line, markup=False, soft_wrap=True)
     for violation in failure.violations:
@@ -126,8 +133,7 @@ def show_failure(failure: Failure) -> None:
     path = save(failure)
     console.print(f"options: {json.dumps(failure.options)}", markup=False, soft_wrap=True)
     console.print(
-        f"commit {git_commit()}; replay: python -m tests.sim --seed {failure.seed}; "
-        f"shorter: python -m tests.sim --seed {failure.seed} --shrink; saved as {path}",
+        f"commit {git_commit()}; replay: make sim SEED={failure.seed}; saved as {path}",
         markup=False,
         soft_wrap=True,
     )

@@ -184,8 +184,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self, delay_s: float, process: Process | None, callback: Callable[..., Any], *args: Any
     ) -> Handle:
         """Call back in a process after seconds of virtual time, whatever its clock says."""
+        return self.at(self.now + delay_s, process, callback, *args)
+
+    def at(
+        self, when: float, process: Process | None, callback: Callable[..., Any], *args: Any
+    ) -> Handle:
+        """Call back at a virtual time; of two for the same time, the first comes first."""
         self._number += 1
-        when = self.now + delay_s
         context = _WORLD if process is None else process.context
         handle = Handle(callback, args, context, process, when)
         heappush(self._timers, (when, self._number, handle))

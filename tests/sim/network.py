@@ -92,7 +92,7 @@ class Network:
         """The message arrives, not before those that were sent before it."""
         loop = self.world.loop
         lane.last_arrival = max(lane.last_arrival, loop.now + delay_s)
-        loop.later(lane.last_arrival - loop.now, target, deliver, *args)
+        loop.at(lane.last_arrival, target, deliver, *args)  # a difference would be rounded
 
     def repeats(self) -> bool:
         """Whether something on the way repeats this request."""

@@ -1,0 +1,44 @@
+"""Messages of one connection stay in order."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+from tests.sim.loop import Process, SimulatedLoop
+from tests.sim.network import Lane, Network
+
+LANES, MESSAGES = 50, 100
+
+
+def test_messages_that_wait_for_a_late_one_stay_behind_it_and_in_order() -> None:
+    """They are due at the same moment, which sums of other moments only nearly give."""
+    seed = 5
+    draw = random.Random(seed)
+    loop = SimulatedLoop(draw, shuffle=False)  # type: ignore[abstract]
+    world: Any = SimpleNamespace(
+        loop=loop,
+        options=SimpleNamespace(loss=0.0, delay="light"),
+        stream=lambda _name: draw,
+        delay=lambda: draw.choice([0.001, 0.1, 1.5]),
+        healing=False,
+    )
+    network = Network(world)
+    target = Process("b0#1")
+    sent: list[list[int]] = [[] for _ in range(LANES)]
+    arrived: list[list[int]] = [[] for _ in range(LANES)]
+
+    def send(number: int, lane: Lane) -> None:
+        sent[number].append(len(sent[number]))
+        network.send("writer", target, lane, arrived[number].append, sent[number][-1])
+
+    for number in range(LANES):
+        lane = Lane()
+        for _ in range(MESSAGES):
+            loop.at(draw.uniform(0.0, 1.4), None, send, number, lane)
+    everything = LANES * MESSAGES
+    assert loop.run(
+        lambda: sum(map(len, arrived)) == everything, until_s=10.0, callbacks_max=3 * everything
+    )
+    assert arrived == sent, f"seed {seed}"
