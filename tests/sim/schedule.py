@@ -158,8 +158,14 @@ class _Run:
         client = await judge.connect()
         for ledger_id in self.world.ledger_ids:
             self.final[ledger_id] = await self._recover(judge, client, ledger_id)
-        if self.world.options.stream is not None:
+        if self.world.options.stream is None:
+            return
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(1.0)  # see below
             self.stream = await judge_stream(client)
+            if not self.stream.unreadable:
+                break
 
     async def _recover(self, judge: Client, client: LedgerClient, ledger_id: int) -> FinalLedger:
         world, error = self.world, ""
