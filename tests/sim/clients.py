@@ -76,7 +76,7 @@ class Client:
         """The process ends at once."""
         if self.process.alive:
             self.world.say(f"{self.name} is dead")
-            self.process.alive = False
+            self.world.loop.bury(self.process)
             self.world.zookeeper.died(self.process, self.draw.uniform(0.1, 2.0))
 
     async def connect(self) -> LedgerClient:

@@ -97,6 +97,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, Handle]] = []
         self._number = 0
         self._closed = False
+        self._buried: set[asyncio.Task[Any]] = set()
 
     # -- what asyncio asks for ---------------------------------------------------------------------
 
@@ -177,6 +178,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.on_error(context.get("exception"), str(context.get("message", "")))
+
+    def bury(self, process: Process) -> None:
+        """The process dies. What it was doing is kept to the end: asyncio would take a task that
+        disappears for one that was forgotten."""
+        process.alive = False
+        self._buried.update(task for task in asyncio.all_tasks(self) if not task.done())
 
     # -- driving -----------------------------------------------------------------------------------
 
@@ -307,3 +314,4 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._closed = True
         self._ready.clear()
         self._timers.clear()
+        self._buried.clear()

@@ -131,7 +131,7 @@ class BookieNode:
         if process is None:
             return
         self.world.say(f"{self.name} is down ({kind})")
-        process.alive = False
+        self.world.loop.bury(process)
         self.process = None
         self.bookie = None
         self.disk.crash(kind)
