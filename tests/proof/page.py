@@ -39,6 +39,7 @@ def page() -> str:
             f"## {_TITLES[step.name]}\n\n`{step.command}`\n\n{_SECTIONS[step.name](figures)}"
         )
     parts.append(f"## Bugs of our own that this work found\n\n{_bugs()}")
+    parts.append(f"## Open\n\n{_open()}")
     return "\n".join(parts)
 
 
@@ -169,6 +170,12 @@ def _bugs() -> str:
     bugs = tomllib.loads(BUGS.read_text(encoding="utf-8"))["bugs"]
     rows = ((bug["bug"], bug["found_by"], f"`{bug['see']}`", bug["fix"]) for bug in bugs)
     return _table(("bug", "found by", "seen again with", "fix"), rows)
+
+
+def _open() -> str:
+    found = tomllib.loads(BUGS.read_text(encoding="utf-8"))["open"]
+    rows = ((one["what"], f"`{one['see']}`", one["state"]) for one in found)
+    return _table(("what", "seen with", "state"), rows)
 
 
 _TITLES: Final = {
