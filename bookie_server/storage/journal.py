@@ -179,7 +179,12 @@ class Journal:
             batch = list(self._queue)
             self._queue.clear()
         # The thread sleeps, and only this one appends: nobody else writes meanwhile.
-        if self._commit(batch):
+        try:
+            is_durable = self._commit(batch)
+        except Exception as error:  # a bug of ours: it goes on up, and nobody may wait for ever
+            self._fail(batch, error)
+            raise
+        if is_durable:
             self._complete(batch, BookieStatus.OK, "")
 
     def _is_fast_in_place(self) -> bool:

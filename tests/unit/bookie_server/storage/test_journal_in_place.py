@@ -191,3 +191,23 @@ def test_a_failure_in_place_is_final_too(files: MemoryFileSystem) -> None:
     assert gathering.statuses == [BookieStatus.OK] * number + [BookieStatus.IO_ERROR] * 2
     assert len(gathering.fatal) == 1
     assert read(files.crash_clone(None)) == [[ledger] for ledger in range(number)]
+
+
+def test_a_bug_in_place_leaves_nobody_waiting(files: MemoryFileSystem) -> None:
+    def broken(operation: Operation) -> None:
+        assert not is_broken or operation.kind != "fdatasync", "a bug"
+
+    is_broken = False
+    gathering = Gathering(FaultFileSystem(files, broken))
+    number = 0
+    while not gathering.in_place:
+        gathering.append(number)
+        number += 1
+        assert number < 1000
+    is_broken = True
+    with pytest.raises(AssertionError, match="a bug"), gathering.journal.gather():
+        gathering.append_alone(number)
+    is_broken = False
+    assert gathering.statuses == [BookieStatus.OK] * number + [BookieStatus.IO_ERROR]
+    assert len(gathering.fatal) == 1
+    gathering.journal.close()
