@@ -52,7 +52,7 @@ class Recovery:
         digest: Digest,
     ) -> None:
         self._context = context
-        self._metadata = ledger.value
+        self._ledger_id = ledger.value.ledger_id
         self._access_key = access_key
         self._digest = digest
         self._loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class Recovery:
         )
         self._appenders = Appenders(
             context,
-            ledger.value.ledger_id,
+            self._ledger_id,
             self._driver.feed,
             access_key=access_key,
             recovery=True,
@@ -131,7 +131,7 @@ class Recovery:
     async def _read_last_confirmed(self, command: ReadLastConfirmed) -> Event:
         told = await self._context.transport.read_last_confirmed(
             command.bookie_id,
-            self._metadata.ledger_id,
+            self._ledger_id,
             fence=command.fence,
             access_key=self._access_key,
             timeout_s=self._context.config.read_timeout_s,
@@ -143,7 +143,7 @@ class Recovery:
         expected, ended = int(command.first), None
         async for chunk in self._context.transport.read(
             command.bookie_id,
-            self._metadata.ledger_id,
+            self._ledger_id,
             command.first,
             command.last,
             stride=command.stride,
@@ -174,7 +174,7 @@ class Recovery:
 
     def _deliver(self, command: DeliverEntries) -> None:
         frames = self._fetched[command.slot, command.lane]
-        stride = lanes(self._metadata.quorums)[command.lane].stride
+        stride = lanes(self._machine.metadata.quorums)[command.lane].stride
         for entry_id in range(command.first, command.last + 1, stride):
             self._found[entry_id] = frames[entry_id]
 
@@ -183,7 +183,9 @@ class Recovery:
     def _send(self, command: SendEntries) -> None:
         if self._frames is None:
             self._next_entry = self._machine.last_add_confirmed + 1
-            self._frames = FrameStore(self._metadata, self._digest, first_entry=self._next_entry)
+            self._frames = FrameStore(
+                self._machine.metadata, self._digest, first_entry=self._next_entry
+            )
         while self._next_entry in self._found:
             self._frames.add([self._found.pop(self._next_entry)])
             self._next_entry += 1
@@ -201,7 +203,8 @@ class Recovery:
         entry_id = command.entry_id
         if entry_id in self._lengths:
             return LengthRead(self._lengths[entry_id])
-        metadata = self._metadata
+        # The machine's: what this recovery began with may be older than the last ensemble change.
+        metadata = self._machine.metadata
         fragment = fragment_of(metadata, entry_id)
         index, lane = next(
             (i, lane)
@@ -238,4 +241,4 @@ class Recovery:
             self._outcome.set_exception(error)
 
     def _on_crash(self, error: BaseException) -> None:
-        self._fail(crash_error(self._metadata.ledger_id, error))
+        self._fail(crash_error(self._ledger_id, error))

@@ -173,7 +173,9 @@ def _bugs() -> str:
 
 
 def _open() -> str:
-    found = tomllib.loads(BUGS.read_text(encoding="utf-8"))["open"]
+    found = tomllib.loads(BUGS.read_text(encoding="utf-8")).get("open", [])
+    if not found:
+        return "Nothing that is known.\n"
     rows = ((one["what"], f"`{one['see']}`", one["state"]) for one in found)
     return _table(("what", "seen with", "state"), rows)
 

@@ -219,7 +219,9 @@ class BookieNode:
     def _commit(self) -> None:
         self._commit_due = False
         if self.bookie is not None and self.bookie.commit_pending():
-            self._batches.append(self.bookie._journal.durable_mark)
+            mark = self.bookie._journal.durable_mark
+            if mark not in self._batches:  # a write that failed makes nothing durable
+                self._batches.append(mark)
             self._commit_later()
 
     def _flush_later(self) -> None:

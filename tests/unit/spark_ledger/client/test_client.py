@@ -21,7 +21,7 @@ from spark_ledger.errors import (
     UnauthorizedError,
 )
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
-from spark_ledger.types import BookieStatus
+from spark_ledger.types import BookieStatus, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.world import World, run
 
 PAYLOADS = [b"entry %d" % i for i in range(20)]
@@ -346,6 +346,38 @@ def damage(world: World, name: str, ledger_id: int) -> None:
         return outcome._replace(runs=runs) if outcome.status is BookieStatus.OK else outcome
 
     bookie.read = read  # type: ignore[method-assign, assignment]
+
+
+def test_a_recovery_that_begins_with_older_metadata_measures_the_end_where_it_is() -> None:
+    """It asked the fragment that was last before, whose bookies denied the entry (seed 44095)."""
+
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=0.01)
+        writer = await client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1)
+        older = await client._context.ledgers.read(writer.ledger_id)
+        (first,) = writer.metadata.last_fragment.bookies
+        await writer.append(b"0")
+        world.kill(first)
+        await writer.append(b"elsewhere")
+        world.revive(first)
+        (last,) = writer.metadata.last_fragment.bookies
+        while world.bookies[last].ledgers[writer.ledger_id].last_add_confirmed < 1:
+            await asyncio.sleep(0.01)
+
+        other = await world.client()
+        ledgers = other._context.ledgers
+        read = ledgers.read
+
+        async def stale_once(_ledger_id: int) -> Versioned[LedgerMetadata]:
+            ledgers.read = read  # type: ignore[method-assign]
+            return older
+
+        ledgers.read = stale_once  # type: ignore[method-assign, assignment]
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert reader.last_add_confirmed == 1
+        assert reader.metadata.length == len(b"0elsewhere")
+
+    run(test)
 
 
 def test_competing_recoveries_agree() -> None:
