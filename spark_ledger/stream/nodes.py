@@ -31,7 +31,7 @@ STREAMS_ROOT = "streams"
 COMMITS_PER_BUCKET = 1000
 """Children of one node stay listable in one ZooKeeper answer."""
 
-COMMITS_PER_SUMMARY_STEP = 50
+COMMITS_PER_SUMMARY_STEP = 25
 """A bucket's summary grows by so many commits at a time: a reader gets fewer than these singly,
 and few enough commits wait for the summary to be written."""
 
