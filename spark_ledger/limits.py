@@ -57,7 +57,7 @@ ADD_TIMEOUT_S: Final = 5.0
 """A bookie that acknowledges nothing for this long while adds wait is failed (not slow: silent)."""
 
 SLOW_BOOKIE_GRACE_S: Final = 1.0
-"""A bookie that is silent this long *and* over the byte bound is failed, so producers go on."""
+"""A bookie that is silent this long *and* over the byte bound is failed, if the others suffice."""
 
 READ_TIMEOUT_S: Final = 10.0
 """One read request to one bookie."""

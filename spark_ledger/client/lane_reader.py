@@ -23,12 +23,14 @@ from spark_ledger.protocol.events import (
 from spark_ledger.protocol.placement import read_order
 from spark_ledger.protocol.quorum import Lane
 from spark_ledger.protocol.read import ReadMachine
+from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import (
     BookieStatus,
     Entry,
     EntryId,
     Fragment,
+    LedgerId,
     LedgerMetadata,
     Versioned,
 )
@@ -167,7 +169,9 @@ class LaneReader:
         ):
             if self._reads.get(command.slot) is not me:
                 return
-            entries, ended = verify_chunk(self._digest, command, expected, chunk)
+            entries, ended = verify_chunk(
+                self._ledger.ledger_id, self._digest, command, expected, chunk
+            )
             if entries:
                 expected = entries[-1].entry_id + command.stride
                 self._fetched[command.slot] = entries
@@ -189,7 +193,7 @@ class LaneReader:
 
 
 def verify_chunk(
-    digest: Digest, command: ReadEntries, expected: int, chunk: ReadChunk
+    ledger_id: LedgerId, digest: Digest, command: ReadEntries, expected: int, chunk: ReadChunk
 ) -> tuple[list[Entry], ReadEnded | None]:
     """The good entries of a chunk, and the end of the read if it ends here.
 
@@ -201,12 +205,26 @@ def verify_chunk(
         entry_id = EntryId(max(int(chunk.entry_id), expected))
         return [], ReadEnded(slot, lane, chunk.status, entry_id, chunk.message)
     run = chunk.run
-    wanted = range(expected, expected + run.count * command.stride, command.stride)
-    if run.ledger_id < 0 or list(run.ids()) != list(wanted) or wanted[-1] > command.last:
-        problem = f"asked for entry {expected}, got {run.first_entry}..{run.last_entry}"
+    problem = run_error(run) or _not_wanted(run, ledger_id, command, expected)
+    if problem:
         return [], ReadEnded(slot, lane, BookieStatus.IO_ERROR, EntryId(expected), problem)
     entries, damage = open_run(digest, run)
     if damage is not None:
         at = EntryId(expected + len(entries) * command.stride)
         return entries, ReadEnded(slot, lane, BookieStatus.IO_ERROR, at, str(damage))
     return entries, None
+
+
+def _not_wanted(run: EntryRun, ledger_id: LedgerId, command: ReadEntries, expected: int) -> str:
+    """How the entries of a run differ from those asked for; empty when they do not.
+
+    Without a password the digests of another ledger's frames match as well.
+    """
+    wanted = range(expected, expected + run.count * command.stride, command.stride)
+    is_wanted = list(run.ids()) == list(wanted) and wanted[-1] <= command.last
+    if is_wanted and run.ledger_id == ledger_id:
+        return ""
+    return (
+        f"asked for ledger {ledger_id} entry {expected}, got ledger {run.ledger_id} "
+        f"{run.first_entry}..{run.last_entry}"
+    )

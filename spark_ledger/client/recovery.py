@@ -154,7 +154,7 @@ class Recovery:
         ):
             if self._reads.get(key) is not me:
                 return
-            entries, ended = verify_chunk(self._digest, command, expected, chunk)
+            entries, ended = verify_chunk(self._ledger_id, self._digest, command, expected, chunk)
             if entries and chunk.run is not None:
                 last = entries[-1].entry_id
                 frames = {int(e): bytes(f) for e, f in chunk.run.split() if e <= last}

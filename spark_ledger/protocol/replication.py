@@ -139,13 +139,13 @@ class Replication:
         ]
 
     def dispensable_slots(self, now: float, silence_s: float) -> list[int]:
-        """Silent slots without which every entry can still get AQ copies: slow, holding us up."""
-        failed = self.failed_slots
-        return [
-            index
-            for index in self.silent_slots(now, silence_s)
-            if can_confirm(failed | {index}, self.quorums)
-        ]
+        """Silent slots without which every entry still gets AQ copies: slow, holding us up.
+
+        Who answers has to suffice: when so many stand still that nothing is confirmed, giving them
+        up would not help, and might cost the ledger.
+        """
+        silent = self.silent_slots(now, silence_s)
+        return silent if can_confirm(self.failed_slots.union(silent), self.quorums) else []
 
     def install(
         self, replacements: Mapping[int, BookieId], last_confirmed: int, now: float

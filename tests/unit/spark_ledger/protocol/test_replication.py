@@ -144,8 +144,18 @@ def test_dispensable_is_who_is_not_needed_for_the_ack_quorum() -> None:
     slots = make()
     slots.push(0, 0.0)
     slots.acknowledge(0, B0, 0, 0.0)
-    assert slots.dispensable_slots(1.0, 1.0) == [1, 2]
-    slots.fail(2, B2, 1.0, 1.0)
+    slots.acknowledge(1, B1, 0, 0.5)
+    assert slots.dispensable_slots(1.0, 1.0) == [2]
+    slots.fail(1, B1, 1.0, 1.0)
+    assert slots.dispensable_slots(1.0, 1.0) == []
+
+
+def test_nobody_is_dispensable_while_too_few_answer() -> None:
+    """Each of the silent ones alone could be spared, but not all of them."""
+    slots = make()
+    slots.push(0, 0.0)
+    slots.acknowledge(0, B0, 0, 0.0)
+    assert slots.silent_slots(1.0, 1.0) == [1, 2]
     assert slots.dispensable_slots(1.0, 1.0) == []
 
 
