@@ -205,7 +205,8 @@ class SegmentWriter:
     async def seal(self) -> PendingSegments:
         """End the micro-batch: push the rest. The next one may begin before this is confirmed.
 
-        Raises ``RetryableError`` when a ``write`` of it failed: a part is no micro-batch.
+        Raises what an append failed with, ``RetryableError`` when a ``write`` or ``seal`` of it
+        failed before: a part is no micro-batch.
         """
         if self._is_broken:
             self.abandon()
@@ -215,7 +216,11 @@ class SegmentWriter:
             )
         encoder, self._encoder = self._encoder, None
         if encoder is not None:
-            await self._push(encoder.flush(), encoder.schema_version)
+            try:
+                await self._push(encoder.flush(), encoder.schema_version)
+            except BaseException:
+                self._is_broken = True
+                raise
         parts, self._parts = self._parts, []
         return PendingSegments(self, parts)
 

@@ -1,0 +1,42 @@
+"""A micro-batch is finished as a whole or not at all, wherever its writing stopped."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_ledger.errors import LedgerClosedError, RetryableError
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
+from tests.unit.spark_ledger.stream.test_segment_writer import new_stream, rows_of
+from tests.unit.spark_ledger.stream.world import run, table
+
+
+def test_a_micro_batch_whose_last_entry_was_not_taken_is_not_sealed_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The entries before it were pushed, and alone they are less than what was written."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0, 500))
+        await writer.write(table(500, 1))
+        assert ledgers.appends > 0, "a part of it is on its way"
+        inner = FakeWriter.wait_for_room
+
+        async def closed_meanwhile(self: FakeWriter) -> None:
+            await inner(self)
+            ledgers.ledgers[100].closed = True
+
+        with monkeypatch.context() as patched:
+            patched.setattr(FakeWriter, "wait_for_room", closed_meanwhile)
+            with pytest.raises(LedgerClosedError):
+                await writer.seal()
+        with pytest.raises(RetryableError, match="write all of it again"):
+            await writer.seal()
+        await writer.write(table(0, 500))
+        segments = await (await writer.seal()).confirm()
+        assert rows_of(ledgers, stream, segments) == list(range(500))
+        await writer.close()
+
+    run(scenario())
