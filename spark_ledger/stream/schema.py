@@ -8,7 +8,7 @@ Everything else is normalised to one of these without losing a value, or refused
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -218,6 +218,10 @@ def merge_schema(stored: Any, offered: Any) -> Any:
 # -- casts -----------------------------------------------------------------------------------------
 
 
+_Convert = Callable[[Any, Any], Any]
+"""Turns an array into one of a field's type."""
+
+
 class Projection:
     """Casts batches of one schema to another, by name; missing nullable columns become null.
 
@@ -237,21 +241,19 @@ class Projection:
         if self._is_identity:
             return batch
         columns = []
-        for field, (index, needs_cast, checks_nulls) in zip(
-            self.target, self._columns, strict=True
-        ):
+        for field, (index, convert, checks_nulls) in zip(self.target, self._columns, strict=True):
             if index < 0:
                 columns.append(pa.nulls(batch.num_rows, field.type))
                 continue
             column = batch.column(index)
             if checks_nulls:
                 _refuse_nulls(column, field, field.name)
-            columns.append(_cast(column, field) if needs_cast else column)
+            columns.append(convert(column, field) if convert else column)
         return pa.RecordBatch.from_arrays(columns, schema=self.target)
 
 
-def _column_plan(source: Any, field: Any) -> tuple[int, bool, bool]:
-    """(index in the source or -1, whether to cast, whether to look for nulls)."""
+def _column_plan(source: Any, field: Any) -> tuple[int, _Convert | None, bool]:
+    """(index in the source or -1, how to convert, whether to look for nulls)."""
     index = source.get_field_index(field.name)
     if index < 0:
         if not field.nullable:
@@ -259,10 +261,25 @@ def _column_plan(source: Any, field: Any) -> tuple[int, bool, bool]:
                 f"field {field.name!r} is not null in the schema asked for, "
                 "but a stored schema version lacks it; declare it nullable"
             )
-        return -1, False, False
+        return -1, None, False
     offered = source.field(index)
-    same = offered.type.equals(field.type, check_metadata=False)
-    return index, not same, _has_required(field) and not offered.equals(field)
+    convert: _Convert | None = _cast
+    if offered.type.equals(field.type, check_metadata=False):
+        convert = None
+    elif _with_nulls(offered.type).equals(_with_nulls(field.type)):
+        convert = _retyped
+    return index, convert, _has_required(field) and not offered.equals(field)
+
+
+def _with_nulls(type_: Any) -> Any:
+    """The type with everything in it nullable, but the keys of maps."""
+    if pat.is_list(type_):
+        return pa.list_(pa.field("element", _with_nulls(type_.value_type)))
+    if pat.is_map(type_):
+        return pa.map_(_with_nulls(type_.key_type), _with_nulls(type_.item_type))
+    if pat.is_struct(type_):
+        return pa.struct([pa.field(child.name, _with_nulls(child.type)) for child in type_])
+    return type_
 
 
 def _has_required(field: Any) -> bool:
@@ -315,6 +332,23 @@ def _map_entries(column: Any) -> Any:
     keys = column.keys.slice(first, last - first)
     items = column.items.slice(first, last - first)
     return pa.StructArray.from_arrays([keys, items], names=["key", "value"])
+
+
+class _Retyped:
+    """The buffers of an array under another type of the same layout."""
+
+    def __init__(self, array: Any, type_: Any) -> None:
+        self._array = array
+        self._type = type_
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self._type.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]
+
+
+def _retyped(column: Any, field: Any) -> Any:
+    """The column under a type that differs in what may be null only. Arrow's cast refuses some of
+    these: below a null struct, what must not be null is null all the same."""
+    return pa.array(_Retyped(column, field.type))
 
 
 def _cast(column: Any, field: Any) -> Any:

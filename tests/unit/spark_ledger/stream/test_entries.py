@@ -102,6 +102,34 @@ def test_every_type_round_trips(column: str, compression: Compression) -> None:
 
 
 @pytest.mark.parametrize("compression", list(Compression))
+def test_text_that_is_not_utf_8_comes_back_as_it_was(compression: Compression) -> None:
+    """Spark's strings may hold any bytes; the rows beside them must stay readable."""
+    raw = pa.array([b"ok", b"\xff\x80", None, b"caf\xe9"])
+    text = raw.view(pa.string())
+    offsets = pa.array([0, 1, 2, 3, 4], pa.int32())
+    batch = pa.record_batch(
+        {
+            "n": pa.array([1, 2, 3, 4]),
+            "t": text,
+            "items": pa.ListArray.from_arrays(offsets, text),
+            "pairs": pa.MapArray.from_arrays(offsets, pa.array(["a", "b", "c", "d"]), text),
+            "struct": pa.StructArray.from_arrays([text], names=["t"]),
+        }
+    )
+    ((payload, _),) = encode_all([batch.slice(1)], compression, MIB)
+    result = decode_entry(payload, batch.schema, "e")
+    assert result.schema.equals(batch.schema)
+    assert result.column("n").to_pylist() == [2, 3, 4]
+    for column in (
+        result.column("t"),
+        result.column("items").flatten(),
+        result.column("pairs").items,
+        result.column("struct").field(0),
+    ):
+        assert column.view(pa.binary()).to_pylist() == raw.to_pylist()[1:]
+
+
+@pytest.mark.parametrize("compression", list(Compression))
 def test_random_batches_come_back_in_order_in_entries_of_the_size_wanted(
     compression: Compression,
 ) -> None:

@@ -291,3 +291,20 @@ def test_missing_columns_are_null_and_extra_ones_left_out() -> None:
     ]
     with pytest.raises(SchemaMismatchError, match="'z'"):
         Projection(batch.schema, pa.schema([required("z", pa.int8())]))
+
+
+def test_below_a_null_struct_a_value_that_must_not_be_null_may_be() -> None:
+    """As Spark hands over a null struct with a variant in it: the variant's own parts are never
+    null, and are null below it."""
+    variant = [required("value", pa.binary()), required("metadata", pa.binary())]
+    given = pa.struct([required("v", pa.struct(variant))])
+    stored = pa.struct([pa.field("v", pa.struct(variant))])
+    parts = [pa.array([None, b"1", b"2"]), pa.array([None, b"m", b"n"])]
+    inner = pa.StructArray.from_arrays(parts, fields=variant)
+    outer = pa.StructArray.from_arrays(
+        [inner], fields=list(given), mask=pa.array([True, False, False])
+    )
+    batch = pa.record_batch([outer], names=["s"])
+    found = conform(batch.schema, pa.schema([("s", stored)])).apply(batch.slice(0, 2))
+    assert found.schema.field("s").type.equals(stored)
+    assert found.to_pylist() == [{"s": None}, {"s": {"v": {"value": b"1", "metadata": b"m"}}}]
