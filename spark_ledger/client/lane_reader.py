@@ -67,7 +67,7 @@ class LaneReader:
             fragment.bookies,
             replica_hint,
             slow=context.slow_now(),
-            gone=[b for b in fragment.bookies if directory.address(b) is None],
+            gone=[b for b in fragment.bookies if directory.get(b) is None],
         )
         self._machine = ReadMachine(
             ledger.value,

@@ -87,7 +87,6 @@ class RecoveryMachine:
         self.metadata, self.version = metadata, version
         self.phase = Phase.MARKING
         self._add_timeout_s = add_timeout_s
-        self._wanted: LedgerMetadata | None = None
         self._fencing: LastConfirmedRead | None = None
         self._lanes = lanes(metadata.quorums)
         self._tails: list[_Tail] = []
@@ -143,7 +142,6 @@ class RecoveryMachine:
     # -- marking and fencing -----------------------------------------------------------------------
 
     def _write(self, wanted: LedgerMetadata) -> WriteMetadata:
-        self._wanted = wanted
         return WriteMetadata(wanted, self.version)
 
     def _fence(self) -> list[Command]:
@@ -363,7 +361,7 @@ class RecoveryMachine:
     # -- metadata answers, time --------------------------------------------------------------------
 
     def _on_written(self, metadata: LedgerMetadata, version: int) -> list[Command]:
-        self.metadata, self.version, self._wanted = metadata, version, None
+        self.metadata, self.version = metadata, version
         if self.phase is Phase.MARKING:
             return self._fence()
         if self.phase is Phase.CLOSING:
@@ -374,12 +372,9 @@ class RecoveryMachine:
         if self.phase not in (Phase.MARKING, Phase.CLOSING):
             return []  # nothing was asked: reads keep to the metadata that recovery began with
         stored = event.metadata
-        if stored == self._wanted:
-            return self._on_written(stored, event.version)  # ours: its reply was lost
-        if stored.is_closed:
-            self.metadata, self.version = stored, event.version
-            return self._ended(Done(stored, event.version))  # somebody else was faster: theirs
         old, self.metadata, self.version = self.metadata, stored, event.version
+        if stored.is_closed:  # somebody else was faster; or it was us, and the reply was lost
+            return self._ended(Done(stored, event.version))
         if self.phase is Phase.MARKING:
             return self.start()
         if stored.state is not LedgerState.IN_RECOVERY or stored.last_fragment != old.last_fragment:

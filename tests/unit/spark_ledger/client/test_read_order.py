@@ -1,0 +1,66 @@
+"""Which replica a reader asks first, of what it knows of bookies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.transport.base import ReadChunk
+from spark_ledger.types import BookieId
+from tests.unit.spark_ledger.client.world import World, run
+
+
+def asked(client: LedgerClient) -> list[str]:
+    """The bookies that this client's reads ask from now on, in order."""
+    transport = client._context.transport
+    honest, names = transport.read, list[str]()
+
+    async def read(bookie_id: str, *args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+        names.append(bookie_id)
+        async for chunk in honest(bookie_id, *args, **kwargs):  # type: ignore[arg-type]
+            yield chunk
+
+    transport.read = read  # type: ignore[method-assign, assignment]
+    return names
+
+
+def test_a_bookie_that_is_registered_no_more_is_asked_last() -> None:
+    """It stays known where it answered; a connection that is refused would cost every read."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with await client.create_ledger(
+            ensemble_size=2, write_quorum=2, ack_quorum=2
+        ) as writer:
+            await writer.append(b"0")
+        first, second = writer.metadata.last_fragment.bookies
+        reader = await client.open_ledger(writer.ledger_id)
+        names = asked(client)
+        assert [e.payload async for e in reader.read(0, 0)] == [b"0"]
+        assert names == [first]
+        await world._registries[BookieId(first)].deregister()
+        while client._context.directory.get(BookieId(first)) is not None:
+            await asyncio.sleep(0.01)
+        names.clear()
+        assert [e.payload async for e in reader.read(0, 0)] == [b"0"]
+        assert names == [second]
+
+    run(test, bookies=2)
+
+
+def test_replicas_share_the_readers() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with await client.create_ledger(
+            ensemble_size=3, write_quorum=3, ack_quorum=2
+        ) as writer:
+            await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        names = asked(client)
+        for hint in range(3):
+            assert [e.payload async for e in reader.read(0, 0, replica_hint=hint)] == [b"0"]
+        assert names == list(writer.metadata.last_fragment.bookies)
+
+    run(test, bookies=3)
