@@ -149,7 +149,9 @@ def test_a_reader_takes_a_summary_only_where_it_saves_reads() -> None:
         assert await reads((0, STEP), (STEP, 2 * STEP)) == 1, "one summary serves both"
         assert await reads((0, 2 * STEP + 20)) == 1 + 20
         assert await reads((2 * STEP, 2 * STEP + 10), (2 * STEP + 10, 2 * STEP + 20)) == 1 + 20
-        assert await reads((0, 10), (10, 20), (20, 23), (STEP, 2 * STEP - 1)) == 1, "small steps use it as well"
+        assert await reads((0, 10), (10, 20), (20, 23), (STEP, 2 * STEP - 1)) == 1, (
+            "small steps use it as well"
+        )
 
     run(scenario())
 
