@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from spark_ledger.cli.cells import cell_text, json_value, rows_of
 from spark_ledger.cli.ddl import parse_columns
 from spark_ledger.cli.ledgers import confirm
 from spark_ledger.cli.output import (
-    payload_fields,
     print_json,
     print_table,
     progress,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from spark_ledger.stream.model import Commit, Head, StreamConfig
 
-CELL_CHARS_MAX = 40
 _SHORT = re.compile(r"(\d{1,18})(?::(\d{1,18}))?(?::(\d{1,18}))?")
 
 
@@ -246,10 +245,10 @@ def print_rows(
     printed = 0
     for batch in batches:
         part = batch if limit is None else batch.slice(0, limit - printed)
-        rows = part.to_pylist()
+        rows = rows_of(part)
         if as_json:
             for row in rows:
-                print_json({name: json_value(value) for name, value in row.items()})
+                print_json(json_value(row))
         elif rows:
             names = part.schema.names
             print_table(names, ([cell_text(row[name]) for name in names] for row in rows))
@@ -257,14 +256,3 @@ def print_rows(
         if limit is not None and printed >= limit:
             break
     return printed
-
-
-def json_value(value: Any) -> Any:
-    """A cell for JSON: bytes as text or base64; what else JSON lacks is printed as text."""
-    return dict(payload_fields(value)) if isinstance(value, bytes) else value
-
-
-def cell_text(value: Any) -> str:
-    """A cell for people, cut if long."""
-    text = "" if value is None else str(value)
-    return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"

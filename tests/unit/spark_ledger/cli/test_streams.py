@@ -7,7 +7,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from spark_ledger.cli.streams import CELL_CHARS_MAX, cell_text, print_rows
+from spark_ledger.cli.cells import CELL_CHARS_MAX, cell_text
+from spark_ledger.cli.streams import print_rows
 from tests.unit.spark_ledger.cli.conftest import Run
 from tests.unit.spark_ledger.cli.fakes import FakeClient, FakeStream
 
@@ -77,6 +78,47 @@ def test_markup_in_data_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) 
 def test_long_cells_are_cut() -> None:
     assert len(cell_text("x" * 1000)) == CELL_CHARS_MAX
     assert cell_text(None) == ""
+
+
+MICROS = pa.timestamp("us")
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([b"caf\xe9"]).view(pa.string()), "caf\ufffd"),
+        (pa.array([1 << 62], MICROS), "4611686018427387904 us since 1970"),
+        (pa.array([-(1 << 62)], pa.timestamp("us", "UTC")), "-4611686018427387904 us since 1970"),
+        (pa.array([(1 << 31) - 1], pa.date32()), "2147483647 days since 1970"),
+        (
+            pa.array([[1 << 62, None]], pa.list_(MICROS)),
+            ["4611686018427387904 us since 1970", None],
+        ),
+        (
+            pa.array([[("k", 1 << 62)]], pa.map_(pa.string(), MICROS)),
+            [["k", "4611686018427387904 us since 1970"]],
+        ),
+        (pa.array([float("nan")]), "NaN"),
+        (pa.array([[float("-inf"), 1.5]]), ["-Infinity", 1.5]),
+        (
+            pa.array([{"raw": b"\xff", "text": b"t"}]),
+            {"raw": {"payload_base64": "/w=="}, "text": {"payload": "t"}},
+        ),
+    ],
+)
+def test_what_python_or_json_cannot_say_is_printed_as_text(
+    capsys: pytest.CaptureFixture[str], column: pa.Array, expected: object
+) -> None:
+    batch = pa.record_batch({"x": column, "n": [7]})
+    assert print_rows([batch], as_json=True) == 1
+
+    def refuse(word: str) -> None:
+        pytest.fail(f"{word} is not JSON")
+
+    line = capsys.readouterr().out
+    assert json.loads(line, parse_constant=refuse) == {"x": expected, "n": 7}
+    assert print_rows([batch], as_json=False) == 1
+    assert "7" in capsys.readouterr().out
 
 
 def test_unknown_stream_names_the_next_step(client: FakeClient, run: Run) -> None:

@@ -1,0 +1,66 @@
+"""Cells of rows, for people and as JSON: any value that a stream can hold has a text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from spark_ledger.cli.output import payload_fields
+
+if TYPE_CHECKING:
+    import pyarrow
+
+CELL_CHARS_MAX = 40
+
+_UNITS = {"timestamp[us]": "us", "timestamp[us, tz=UTC]": "us", "date32[day]": "days"}
+
+
+def rows_of(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch as Python values, and as text what Python has no value for: days and
+    times outside of the years 1 to 9999, and text that is not UTF-8."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        return rows
+    except (UnicodeDecodeError, OverflowError, ValueError):
+        columns = [[_value(scalar) for scalar in column] for column in batch.columns]
+        names = batch.schema.names
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _value(scalar: Any) -> Any:
+    import pyarrow as pa
+
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _value(scalar[name]) for name in scalar}
+    if isinstance(scalar, pa.MapScalar):
+        return [(_value(entry["key"]), _value(entry["value"])) for entry in scalar.values]
+    if isinstance(scalar, pa.ListScalar):
+        return [_value(item) for item in scalar.values]
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return scalar.as_buffer().to_pybytes().decode(errors="replace")
+    except (OverflowError, ValueError):
+        return f"{scalar.value} {_UNITS.get(str(scalar.type), '')} since 1970".replace("  ", " ")
+
+
+def json_value(value: Any) -> Any:
+    """A cell for JSON: bytes as text or base64; what else JSON lacks is printed as text, numbers
+    that are none as Spark's ``to_json`` does."""
+    if isinstance(value, bytes):
+        return dict(payload_fields(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {name: json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    return value
+
+
+def cell_text(value: Any) -> str:
+    """A cell for people, cut if long."""
+    text = "" if value is None else str(value)
+    return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
