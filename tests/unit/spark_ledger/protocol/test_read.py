@@ -96,6 +96,29 @@ def test_a_striped_lane() -> None:
     assert one(machine.handle(EntriesRead(1, 1, EntryId(10)), 0.0), Done)
 
 
+def test_a_striped_lane_goes_on_at_its_own_next_entry() -> None:
+    lane = lanes(STRIPED.quorums)[2]
+    machine = ReadMachine(
+        STRIPED,
+        0,
+        ids("b0 b1 b2"),
+        2,
+        lane,
+        EntryId(5),
+        EntryId(11),
+        order=[2, 0],
+        speculative_delay_s=0.5,
+        now=0.0,
+    )
+    machine.start(0.0)
+    brought = machine.handle(EntriesRead(2, 2, EntryId(5)), 0.0)
+    assert brought == [DeliverEntries(2, 2, EntryId(5), EntryId(5))]
+    failed = machine.handle(ReadEnded(2, 2, DOWN, EntryId(8)), 0.0)
+    assert one(failed, ReadEntries).first == 8
+    brought = machine.handle(EntriesRead(0, 2, EntryId(11)), 0.0)
+    assert brought[0] == DeliverEntries(0, 2, EntryId(8), EntryId(11))
+
+
 def test_the_next_replica_goes_on_where_one_failed() -> None:
     reader = Reader()
     reader.bring(1, 4)
