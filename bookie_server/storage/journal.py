@@ -153,7 +153,8 @@ class Journal:
             if failure is None:
                 self._queue.append(_Waiting(record_type, body, done))
                 self._bytes_in_flight += body.length
-                if self._sleeping and not self._gathering:
+                may_be_in_place = self._gathering and self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
+                if self._sleeping and not may_be_in_place:
                     self._wakeup.notify()
         if failure is not None:
             self._post(partial(done, BookieStatus.IO_ERROR, failure))

@@ -27,6 +27,9 @@ IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024) if os.sysconf("SC_IOV_MAX")
 _ZEROS: Final = bytes(256 * KIB)
 """Filled behind a small write into blocks that were never written, up to a multiple of this."""
 
+_FILLED_BEHIND_BYTES_MAX: Final = 32 * KIB
+"""A longer write is worth a note of the file system; filling behind it would cost more."""
+
 READ_BYTES_MAX: Final = 1 << 30
 """One read; the kernel itself stops a little below 2 GiB."""
 
@@ -104,14 +107,15 @@ class PosixFile:
     def _with_zeros_behind(self, buffers: Sequence[bytes], offset: int) -> Sequence[bytes]:
         """The file system notes which blocks were written for the first time, and a sync waits
         for that note. Zeros where zeros are anyway make it one note for many small writes."""
-        end = offset + sum(map(len, buffers))
+        size = sum(map(len, buffers))
+        end = offset + size
         if end <= self._unwritten_from:
             return buffers
-        filled = min(end + -end % len(_ZEROS), self._unwritten_end)
-        self._unwritten_from = max(end, filled)
-        if end - offset >= len(_ZEROS) or filled <= end:
-            return buffers
-        return [*buffers, _ZEROS[: filled - end]]
+        filled = end
+        if size <= _FILLED_BEHIND_BYTES_MAX:
+            filled = max(end, min(end + -end % len(_ZEROS), self._unwritten_end))
+        self._unwritten_from = filled
+        return [*buffers, _ZEROS[: filled - end]] if filled > end else buffers
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size

@@ -94,6 +94,9 @@ def test_small_writes_into_new_blocks_note_them_once_for_many(
     for offset in range(0, 260 * KIB, 4 * KIB):
         file.pwritev([bytes(4 * KIB)], offset)
     assert written == [256 * KIB, *[4 * KIB] * 63, 256 * KIB]
+    file.pwritev([bytes(64 * KIB)], 512 * KIB)
+    file.pwritev([bytes(4 * KIB)], 576 * KIB)
+    assert written[-2:] == [64 * KIB, 192 * KIB], "a longer write is not made much longer"
     again = PosixFileSystem().open(tmp_path / "a", writable=True)
     again.preallocate(2 * MIB)
     again.pwritev([bytes(4 * KIB)], MIB)
