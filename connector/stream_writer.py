@@ -68,9 +68,16 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         """Make the micro-batch visible, all of it or nothing; a second time nothing changes.
 
         Raises ConflictError when another driver works on the same checkpoint or a copy of it, or
-        when the micro-batch is not the one that was committed under its name.
+        when the micro-batch is not the one that was committed under its name, and
+        ConfigurationError under a continuous trigger.
         """
-        first = next(message for message in messages if message is not None)
+        first = next((message for message in messages if message is not None), None)
+        if first is None:  # a continuous query gives rows to no Python sink, and says nothing of it
+            raise ConfigurationError(
+                f"stream {self._options.stream!r}: Spark hands over no rows, as under a continuous "
+                "trigger, which Python data sources cannot write under; nothing was written: use "
+                "trigger(processingTime=...) or trigger(availableNow=True)"
+            )
         assert first.batch_id == batchId, "messages are of this micro-batch"
         offer = _Offer(
             sink_id=self._options.sink_id or first.query_id,

@@ -71,6 +71,12 @@ def message(batch: int, *rows: int, run: str = "run", query: str = "query") -> T
     return TaskWritten(0, 0, "id", segments, query, run, batch)
 
 
+def test_a_continuous_query_hands_over_nothing_and_is_told_so(stream: FakeStream) -> None:
+    with pytest.raises(ConfigurationError, match=r"'s'.*continuous trigger.*availableNow"):
+        writer().commit([None, None], 0)
+    assert stream.commits == []
+
+
 def test_a_batch_is_one_commit_of_its_query(stream: FakeStream) -> None:
     writer().commit([message(0, 5), None, message(0, 7)], 0)
     (commit,) = stream.commits
