@@ -44,7 +44,7 @@ def test_the_commit_of_another_driver_with_our_pair_is_not_ours(
                 await rival.commit_segments(segments, run_id=run_id, **PAIR)
             await inner(operations)  # type: ignore[arg-type]
 
-        other.store.transaction = too_late  # type: ignore[method-assign, assignment]
+        other.store.transaction = too_late  # type: ignore[method-assign]
         commit = await stream.commit_segments([OURS], run_id="ours", **PAIR)
         assert not commit.applied, "theirs was"
         assert (commit.number, commit.run_id) == (0, run_id)
@@ -73,7 +73,7 @@ def test_a_later_transaction_of_the_sink_in_the_place_of_a_lost_one_is_not_it() 
                 await rival.commit_segments([OURS], sink_id="q", transaction_id=6)
             await inner(operations)  # type: ignore[arg-type]
 
-        other.store.transaction = too_late  # type: ignore[method-assign, assignment]
+        other.store.transaction = too_late  # type: ignore[method-assign]
         commit = await stream.commit_segments([OURS], **PAIR)
         assert commit.applied
         assert (commit.number, commit.transaction_id) == (1, 7)
