@@ -45,3 +45,13 @@ def test_the_fence(fenced: bool | None, recovery: bool) -> None:
     assert (refusal is not None) == (fenced is True and not recovery)
     if refusal is not None:
         assert refusal.status is BookieStatus.FENCED and "ledger 7" in refusal.message
+
+
+@pytest.mark.parametrize("place", [0, 3, 15, 16, 31])
+def test_a_key_is_compared_to_its_last_byte(place: int) -> None:
+    right = hash_of(b"key")
+    wrong = bytes(byte ^ (1 if at == place else 0) for at, byte in enumerate(right))
+    assert refuse_access(7, LedgerState(access_key_hash=right), right) is None
+    for shown in (wrong, right[:place], right + b"\0"):
+        refusal = refuse_access(7, LedgerState(access_key_hash=right), shown)
+        assert refusal is not None and refusal.status is BookieStatus.UNAUTHORIZED

@@ -27,3 +27,17 @@ def test_least_recently_used_go_first() -> None:
     cache.put(place(9), make_run(1, [9], 101))
     assert cache.get(place(9)) is None, "larger than the cache"
     assert cache.get(place(2)) is runs[2]
+
+
+def test_blocks_of_other_logs_at_the_same_place_are_others() -> None:
+    """Every log has a block at its first place."""
+    cache = BlockCache(1000)
+    places = [BlockLocation(1, 4096, 10), BlockLocation(2, 4096, 10), BlockLocation(1, 8192, 10)]
+    runs = [make_run(1, [number], 40) for number in range(3)]
+    for location, run in zip(places, runs, strict=True):
+        assert cache.get(location) is None
+        cache.put(location, run)
+    for location, run in zip(places, runs, strict=True):
+        assert cache.get(location) is run
+    cache.drop(places[0])
+    assert [cache.get(location) for location in places] == [None, *runs[1:]]

@@ -388,3 +388,23 @@ def test_times_become_milliseconds() -> None:
     options = dict(channel_options(GrpcOptions(keepalive_interval_s=1.5, connect_timeout_s=2)))
     assert options["grpc.keepalive_time_ms"] == 1500
     assert options["grpc.min_reconnect_backoff_ms"] == 2000
+
+
+@on_loop
+async def test_a_poll_has_the_time_it_waits_and_that_of_an_answer(bookies: Bookies) -> None:
+    bookie = ScriptedBookie()
+    port = await bookies.start(bookie)
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
+    await transport.describe(BOOKIE, timeout_s=5)
+    poll = asyncio.create_task(
+        transport.read_last_confirmed(
+            BOOKIE, LEDGER, wait_above=EntryId(0), wait_s=15, timeout_s=0.3
+        )
+    )
+    await until(lambda: LEDGER in bookie.ledgers and bookie.ledgers[LEDGER].watches)
+    await asyncio.sleep(0.4)
+    assert not poll.done(), "an answer's time alone has passed"
+    status = await transport.write_last_confirmed(BOOKIE, LEDGER, EntryId(3), timeout_s=5)
+    assert status is BookieStatus.OK
+    assert (await poll).last_add_confirmed == 3
+    await transport.close()

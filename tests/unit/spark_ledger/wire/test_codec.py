@@ -199,3 +199,21 @@ def test_statuses_have_the_numbers_of_the_protocol() -> None:
     assert not status_from_wire(99).is_negative
     with pytest.raises(AssertionError):
         status_to_wire(BookieStatus.TIMEOUT)
+
+
+def test_a_run_that_reaches_into_the_next_add_is_refused() -> None:
+    """Its length is within the message, and not within its add."""
+    run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
+    one = encode_append_request([AddCommand(1, b"", False, run)])
+    (at,) = (place for place in range(len(one)) if one[place] == 0x2A and one[place + 1] == 40)
+    longer = one[: at + 1] + bytes([41]) + one[at + 2 :]
+    assert decode_append_request(one + one)
+    with pytest.raises(ConfigurationError, match="malformed"):
+        decode_append_request(longer + one)
+
+
+def test_an_add_that_reaches_into_the_next_is_refused() -> None:
+    run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
+    one = encode_append_request([AddCommand(1, b"", False, run)])
+    with pytest.raises(ConfigurationError, match="malformed"):
+        decode_append_request(one[:-1] + one)

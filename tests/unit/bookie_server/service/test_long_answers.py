@@ -1,0 +1,122 @@
+"""Answers that take long, or are long: what a bookie bounds, whatever it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bookie_server.service import grpc_service, read_path
+from bookie_server.service.read_path import RangeRead
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.codec import decode_read_response
+from tests.contracts.scripted_bookie import LedgerEnd, ScriptedBookie
+from tests.unit.bookie_server.service.test_grpc_service import HERE, Fixture, on_loop
+
+NO_ENTRY = EntryId(-1)
+
+
+async def poll(f: Fixture, *, above: int, wait_ms: int, key: bytes = b"") -> Any:
+    request = pb.ReadLastConfirmedRequest(
+        ledger_id=1, wait_above=above, wait_ms=wait_ms, access_key=key
+    )
+    return await f.stub.ReadLastConfirmed(request, timeout=15, metadata=HERE)
+
+
+async def confirm(f: Fixture, entry: int) -> None:
+    request = pb.WriteLastConfirmedRequest(ledger_id=1, last_add_confirmed=entry)
+    answer = await f.stub.WriteLastConfirmed(request, timeout=5, metadata=HERE)
+    assert answer.status == pb.OK
+
+
+@on_loop
+async def test_a_poll_is_answered_above_what_it_knows_only(f: Fixture) -> None:
+    await f.store(0, 3)
+    await confirm(f, 1)
+    assert (await poll(f, above=0, wait_ms=10_000)).last_add_confirmed == 1, "at once"
+    waiting = asyncio.ensure_future(poll(f, above=1, wait_ms=10_000))
+    while not f.metrics.long_polls:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    assert not waiting.done(), "it knows that already"
+    await confirm(f, 2)
+    assert (await waiting).last_add_confirmed == 2
+
+
+@on_loop
+async def test_nobody_is_kept_waiting_longer_than_the_limit(f: Fixture) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpc_service, "LONG_POLL_S_MAX", 0.05)
+        await f.store(0, 1)
+        answer = await poll(f, above=5, wait_ms=3_600_000)
+    assert (answer.status, answer.last_entry) == (pb.OK, 0)
+
+
+@pytest.mark.parametrize("status", [BookieStatus.UNAUTHORIZED, BookieStatus.IO_ERROR])
+def test_what_cannot_change_is_not_waited_for(status: BookieStatus) -> None:
+    def end(_ledger_id: LedgerId, *, access_key: bytes) -> LedgerEnd:
+        return LedgerEnd(status, NO_ENTRY, NO_ENTRY, False, f"no: {access_key!r}")
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        f.bookie.end_of_ledger = end  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grpc_service, "LONG_POLL_S_MAX", 60.0)
+            for wait_ms in (0, 60_000):
+                answer = await poll(f, above=5, wait_ms=wait_ms, key=b"shown")
+                assert (answer.status, answer.message) == (int(status), "no: b'shown'")
+
+    run()
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 6, 7])
+def test_ranges_of_any_number_arrive(count: int) -> None:
+    @on_loop
+    async def run(f: Fixture) -> None:
+        for entry in range(count):
+            await f.store(10 * entry, 2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grpc_service, "_RANGES_PER_MESSAGE", 3)
+            call = f.stub.ListEntries(pb.ListEntriesRequest(ledger_id=1), timeout=5, metadata=HERE)
+            answers = [[(r.first_entry, r.last_entry) for r in a.ranges] async for a in call]
+        assert [pair for pairs in answers for pair in pairs] == [
+            (10 * entry, 10 * entry + 1) for entry in range(count)
+        ]
+        assert max(map(len, answers)) <= 3
+
+    run()
+
+
+def read_all(request: pb.ReadRequest, bookie: ScriptedBookie) -> list[int]:
+    """The entries that one request gets."""
+    found: list[int] = []
+    reading = RangeRead(bookie, request)
+    while not reading.ended:
+        for message in reading.next_messages():
+            _response, run = decode_read_response(message)
+            assert run is not None
+            found += run.ids()
+    assert reading.status is BookieStatus.OK
+    return found
+
+
+@pytest.mark.parametrize(("asked", "entries"), [(0, 4), (10**9, 4), (160, 4), (80, 2), (1, 1)])
+def test_one_request_gets_no_more_than_the_limit(
+    asked: int, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_path, "READ_REQUEST_BYTES_MAX", 160)
+    monkeypatch.setattr(read_path, "READ_CHUNK_BYTES_TARGET", 80)
+    bookie = ScriptedBookie()
+    filled(bookie)
+    request = pb.ReadRequest(ledger_id=1, first_entry=0, last_entry=9, max_bytes=asked)
+    assert read_all(request, bookie) == list(range(entries))
+    request.stride = 2
+    assert read_all(request, bookie) == list(range(0, 2 * entries, 2))
+
+
+def filled(bookie: ScriptedBookie) -> None:
+    """Ten entries of 40 bytes in ledger 1."""
+    bookie.watch_last_confirmed(LedgerId(1), lambda: None)  # makes the ledger
+    bookie.ledgers[LedgerId(1)].entries = {entry: bytes(40) for entry in range(10)}

@@ -1,0 +1,312 @@
+"""What the other threads may do between two steps of a call, put there on purpose: nothing is lost.
+
+The journal's thread and the flush thread run beside the service thread. Races seldom show in tests
+with real threads, so here each step of interest first lets the others do all they can.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie_server.storage.directory_store import DirectoryStore
+from bookie_server.storage.entry_log import EntryLogWriter
+from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.index import IndexUpdate
+from bookie_server.storage.journal import Journal
+from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.memory_index import MemoryIndex
+from bookie_server.storage.write_cache import WriteCache
+from spark_ledger.limits import MIB
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.unit.bookie_server.storage.support import JOURNAL, Machine, expected, formatted
+
+OK = BookieStatus.OK
+L = LedgerId(8)
+"""It lives in the first directory, which is flushed first."""
+
+KEY = b"key of the ledger"
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    return formatted()
+
+
+class Between:
+    """Runs ``act`` before and after the methods it was put around, and never within itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._acts = True
+        self.act: Callable[[], object] = lambda: None
+        self.times = 0
+
+    def at_each_place(self, scenario: Callable[[Callable[[], None]], None]) -> int:
+        """Run a scenario again and again: ``act`` comes at its first place, then at its second,
+        and so on. How many places there are. The scenario calls ``begin`` where they begin, with
+        its ``act`` set, and ``stop`` where they end."""
+        place, places = 0, 1
+
+        def begin() -> None:
+            act = self.act
+            self.times, self._acts = 0, False
+            self.act = lambda: act() if self.times == place else None
+
+        while place < places:
+            scenario(begin)
+            place, places = place + 1, self.times
+        return places
+
+    def stop(self) -> None:
+        """No more places."""
+        self._acts = True
+
+    def always(self) -> None:
+        """Have ``act`` come at every place from now on."""
+        self._acts = False
+
+    def around(self, kind: type[Any], name: str) -> None:
+        original = getattr(kind, name)
+
+        def method(instance: object, *values: object, **options: object) -> object:
+            self._run()
+            result = original(instance, *values, **options)
+            self._run()
+            return result
+
+        self._monkeypatch.setattr(kind, name, method)
+
+    def _run(self) -> None:
+        if self._acts:
+            return
+        self._acts = True
+        try:
+            self.act()
+            self.times += 1
+        finally:
+            self._acts = False
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Between:
+    return Between(monkeypatch)
+
+
+# -- changes: memory comes before the journal ------------------------------------------------------
+
+
+def add(machine: Machine) -> None:
+    machine.start_add(L, [0, 1], lac=0)
+
+
+def add_with_key(machine: Machine) -> None:
+    machine.start_add(L, [0, 1], key=KEY, lac=0)
+
+
+def fence(machine: Machine) -> None:
+    machine.start_fence(L)
+
+
+def fence_with_key(machine: Machine) -> None:
+    machine.start_fence(L, key=KEY)
+
+
+def confirm(machine: Machine) -> None:
+    machine.bookie.write_last_confirmed(
+        L, EntryId(5), access_key=KEY, done=lambda _status, _message: None
+    )
+
+
+@pytest.mark.parametrize("change", [add, add_with_key, fence, fence_with_key, confirm])
+def test_a_checkpoint_in_the_middle_of_a_change_takes_nothing_from_it(
+    change: Callable[[Machine], None], between: Between
+) -> None:
+    """A checkpoint covers what the journal holds by what memory holds. A change that reached the
+    journal first could be covered without being stored, and its journal file removed."""
+    for kind, name in ((WriteCache, "add"), (DirectoryStore, "set_state"), (Journal, "append")):
+        between.around(kind, name)
+
+    def scenario(begin: Callable[[], None]) -> None:
+        machine = Machine(files := formatted())
+        between.act = lambda: (machine.bookie.commit_pending(), machine.bookie.flush())
+        begin()
+        change(machine)
+        between.stop()
+        machine.bookie.commit_pending()
+        before = machine.bookie.end_of_ledger(L, access_key=b"")
+        assert before.status is OK
+        after = Machine(files.crash_clone(None))
+        assert after.bookie.end_of_ledger(L, access_key=b"") == before
+        assert after.held(L) == machine.held(L)
+        for key in (b"", KEY):
+            assert after.bookie.check_access(L, key) is machine.bookie.check_access(L, key)
+
+    assert between.at_each_place(scenario) >= 4
+
+
+@pytest.mark.parametrize("kept_states", [100, 0])
+def test_what_changes_while_a_flush_commits_is_of_the_next_one(
+    between: Between,
+    files: MemoryFileSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    kept_states: int,
+) -> None:
+    monkeypatch.setattr("bookie_server.storage.directory_store._CLEAN_STATES_MAX", kept_states)
+    indexes: list[MemoryIndex] = []
+    machine = Machine(files, open_index=_kept(files, indexes))
+    machine.add(L, [0])
+    answers: list[list[tuple[BookieStatus, str]]] = []
+
+    def others_run() -> None:
+        if not answers:
+            answers.append(machine.start_fence(L))
+            answers.append(machine.start_add(L, [1], recovery=True, lac=0))
+            assert not machine.bookie.stats().adds_waiting, "there is room"
+            machine.bookie.commit_pending()
+
+    between.act = others_run
+    between.around(type(_update(indexes)), "commit")
+    between.always()
+    machine.flush()
+    assert answers == [[(OK, "")], [(OK, "")]]
+    assert machine.is_fenced(L) and machine.lac(L) == 0
+    machine.flush()
+    after = Machine(files.crash_clone(None))
+    assert after.is_fenced(L) and after.lac(L) == 0
+    assert after.held(L) == expected(L, [0, 1])
+
+
+def test_a_checkpoint_during_a_sync_covers_nothing_of_it(
+    between: Between, files: MemoryFileSystem
+) -> None:
+    """What is being written is in memory, and goes into the log with the rest. But where a power
+    cut left one directory with a mark that covers it, the journal would look as if it had lost it.
+    """
+    clones: list[MemoryFileSystem] = []
+    running: list[Machine] = []
+
+    def plan(operation: Operation) -> Fault | None:
+        if running and operation.path.parent == JOURNAL:
+            machine = running.pop()
+            between.always()
+            machine.bookie.flush()
+            between.stop()
+            running.append(machine)
+        return None
+
+    indexes: list[MemoryIndex] = []
+    machine = Machine(FaultFileSystem(files, plan), open_index=_kept(files, indexes))
+    between.act = lambda: clones.append(files.crash_clone(None))
+    between.around(type(_update(indexes)), "commit")
+    for entry_id in range(4):
+        running.append(machine)
+        assert machine.add(L, [entry_id]) is OK
+        running.clear()
+        assert machine.add(L + 1, [entry_id]) is OK
+    assert len(clones) >= 8, "before and after commits"
+    for clone in clones:
+        held = Machine(clone).held(L)
+        assert held == expected(L, sorted(held))
+
+
+def test_one_flush_at_a_time(between: Between, files: MemoryFileSystem) -> None:
+    """The flush thread's and that of whoever closes, or asks for one."""
+    indexes: list[MemoryIndex] = []
+    machine = Machine(files, open_index=_kept(files, indexes))
+    machine.add(L, [0])
+    others: list[threading.Thread] = []
+
+    def another() -> None:
+        if not others:
+            others.append(threading.Thread(target=machine.bookie.flush))
+            others[0].start()
+            others[0].join(0.2)
+            assert others[0].is_alive(), "it waits for this one"
+
+    between.act = another
+    between.around(type(_update(indexes)), "commit")
+    between.always()
+    machine.flush()
+    others[0].join(10)
+    assert not others[0].is_alive()
+    assert machine.held(L) == expected(L, [0])
+
+
+# -- reads: an entry is in the cache until it is in the index --------------------------------------
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_flush_in_the_middle_of_a_read_hides_nothing(between: Between, *, flushed: bool) -> None:
+    """The cache is asked before the index: the other way round, an entry that moves from one to
+    the other meanwhile is in neither, and a bookie would deny what it holds."""
+    for kind, name in (
+        (WriteCache, "find"),
+        (WriteCache, "runs_of"),
+        (MemoryIndex, "row_at"),
+        (MemoryIndex, "rows"),
+        (MemoryIndex, "state"),
+    ):
+        between.around(kind, name)
+
+    def scenario(begin: Callable[[], None]) -> None:
+        machine = Machine(formatted())
+        assert machine.add(L, [0, 1]) is OK
+        if flushed:
+            machine.flush()
+        assert machine.add(L, [2, 5]) is OK
+        between.act = machine.bookie.flush
+        begin()
+        listed = machine.bookie.list_entries(L)
+        found = machine.bookie.read(L, EntryId(0), EntryId(2), stride=1, max_bytes=MIB)
+        end = machine.bookie.end_of_ledger(L, access_key=b"")
+        between.stop()
+        assert listed == [(0, 2), (5, 5)]
+        assert [entry_id for run in found.runs for entry_id in run.ids()] == [0, 1, 2], found
+        assert (found.status, end.last_entry) == (OK, 5)
+
+    assert between.at_each_place(scenario) >= 4
+
+
+def test_every_entry_is_readable_at_each_step_of_a_flush(
+    between: Between, files: MemoryFileSystem
+) -> None:
+    indexes: list[MemoryIndex] = []
+    machine = Machine(files, open_index=_kept(files, indexes))
+    machine.add(L, [0, 1])
+    machine.flush()
+    machine.add(L, [2, 3])
+
+    def look() -> None:
+        assert machine.held(L) == expected(L, [0, 1, 2, 3])
+
+    between.act = look
+    for kind, name in (
+        (WriteCache, "freeze"),
+        (WriteCache, "drop_frozen"),
+        (EntryLogWriter, "append"),
+        (EntryLogWriter, "sync"),
+        (type(_update(indexes)), "commit"),
+    ):
+        between.around(kind, name)
+    between.always()
+    machine.flush()
+    assert between.times >= 10
+
+
+def _kept(files: MemoryFileSystem, indexes: list[MemoryIndex]) -> Callable[[Path], MemoryIndex]:
+    def open_index(path: Path) -> MemoryIndex:
+        indexes.append(MemoryIndex(files, path))
+        return indexes[-1]
+
+    return open_index
+
+
+def _update(indexes: list[MemoryIndex]) -> IndexUpdate:
+    update = indexes[0].begin()
+    update.abort()
+    return update
