@@ -22,7 +22,7 @@ def asked(client: LedgerClient) -> list[str]:
         async for chunk in honest(bookie_id, *args, **kwargs):  # type: ignore[arg-type]
             yield chunk
 
-    transport.read = read  # type: ignore[method-assign, assignment]
+    transport.read = read  # type: ignore[method-assign]
     return names
 
 

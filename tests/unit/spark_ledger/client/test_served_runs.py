@@ -30,7 +30,7 @@ def serving(client: LedgerClient, name: str, serve: Serve) -> None:
             elif (served := serve(chunk.run)) is not None:
                 yield chunk._replace(run=served)
 
-    transport.read = read  # type: ignore[method-assign, assignment]
+    transport.read = read  # type: ignore[method-assign]
 
 
 def run_of(ledger_id: int, first_entry: int, frames: list[bytes]) -> EntryRun:
@@ -128,7 +128,7 @@ def test_an_answer_that_just_ends_is_no_denial() -> None:
             return
             yield
 
-        transport.read = nothing  # type: ignore[method-assign, assignment]
+        transport.read = nothing  # type: ignore[method-assign]
         with pytest.raises(RecoveryError):
             await client.open_ledger(ledger_id, recover=True)
 
