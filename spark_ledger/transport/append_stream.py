@@ -106,8 +106,8 @@ class NewestMessages:
     """The newest encoded messages of a transport. Where E == WQ, every bookie gets the same runs,
     mostly in the same messages, though not at the same time: they are encoded once."""
 
-    _COUNT_MAX = 8
-    _BYTES_MAX = 8 * MIB
+    _COUNT_MAX = 16
+    _BYTES_MAX = 16 * MIB
 
     def __init__(self) -> None:
         self._messages: deque[tuple[list[AddCommand], bytes]] = deque()
