@@ -113,15 +113,15 @@ def test_the_same_adds_are_encoded_once() -> None:
 
 def test_newest_messages_are_bounded() -> None:
     newest = NewestMessages()
-    newest.encode([AddCommand(1, b"", False, make_run(0, 9 * MIB))])
+    newest.encode([AddCommand(1, b"", False, make_run(0, 17 * MIB))])
     assert newest.size_bytes == 0, "one that is too large is not kept"
-    small = [[AddCommand(1, b"", False, make_run(i))] for i in range(9)]
+    small = [[AddCommand(1, b"", False, make_run(i))] for i in range(17)]
     encoded = [newest.encode(adds) for adds in small]
-    assert newest.encode(small[8]) is encoded[8] and newest.encode(small[1]) is encoded[1]
+    assert newest.encode(small[16]) is encoded[16] and newest.encode(small[1]) is encoded[1]
     assert newest.encode(small[0]) is not encoded[0], "the oldest had to go"
-    newest.encode([AddCommand(1, b"", False, make_run(9, 5 * MIB))])
-    newest.encode([AddCommand(1, b"", False, make_run(10, 5 * MIB))])
-    assert newest.size_bytes < 6 * MIB
+    newest.encode([AddCommand(1, b"", False, make_run(17, 9 * MIB))])
+    newest.encode([AddCommand(1, b"", False, make_run(18, 9 * MIB))])
+    assert newest.size_bytes < 10 * MIB
 
 
 @on_loop
