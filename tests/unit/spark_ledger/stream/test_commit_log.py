@@ -319,6 +319,19 @@ def test_an_empty_stream_has_no_commit_of_any_time() -> None:
     run(scenario())
 
 
+def test_no_time_leads_to_commits_that_were_overwritten() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream, commits = await build(ledgers, [(1, 10)] * 3)
+        last = await stream.commit_segments([loose(2)], overwrite=True)
+        reader, _ = await fresh(ledgers)
+        for time_ms in (0, commits[0].time_ms, commits[1].time_ms):
+            assert await reader.first_commit_since(time_ms) == last
+            assert await reader.position_at_timestamp(time_ms) == (3, 0, 0)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("place", [1, 3])
 @pytest.mark.parametrize("max_rows", [None, 1000])
 def test_missing_segments_are_never_skipped(place: int, max_rows: int | None) -> None:

@@ -23,7 +23,7 @@ from spark_ledger.stream.model import Commit
 from spark_ledger.stream.stream import Stream
 from spark_ledger.stream.streams import Streams
 from spark_ledger.types import Quorums
-from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
 from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run
 
 
@@ -179,6 +179,28 @@ def test_a_long_list_fills_entries_of_its_ledger(monkeypatch: pytest.MonkeyPatch
         assert b"".join(ledger.payloads) == data
         reader = await another(ledgers)[1].open("s")
         assert await reader.commits(0, 2) == [first, second]
+
+    run(scenario())
+
+
+def test_a_long_list_that_is_not_stored_whole_is_not_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closing a ledger succeeds although its last entries failed: it ends before them."""
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def closes(self: FakeWriter) -> None:
+        self._ledger.closed = True
+
+    monkeypatch.setattr(FakeWriter, "close", closes)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await Streams(ledgers).create("s", SCHEMA)
+        ledgers.fail_append_at = 1
+        with pytest.raises(type(ledgers.append_error)):
+            await stream.commit_segments([loose()] * 9)
+        assert (await stream.head()).next_commit == 0
 
     run(scenario())
 
