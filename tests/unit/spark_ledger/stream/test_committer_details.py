@@ -259,7 +259,7 @@ def test_a_lost_commit_is_decided_once_another_has_its_place() -> None:
                 await rival.commit_segments([loose()])
             await inner(operations)  # type: ignore[arg-type]
 
-        other.store.transaction = too_late  # type: ignore[method-assign, assignment]
+        other.store.transaction = too_late  # type: ignore[method-assign]
         with pytest.raises(MetadataUnavailableError):  # and not an unknown outcome
             await stream.commit_segments([loose()], sink_id="q", transaction_id=1)
         assert len(await commits_of(rival)) == 1
