@@ -7,6 +7,7 @@ rule, so a value that exists is valid.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,10 @@ class StreamConfig:
 
     def __post_init__(self) -> None:
         assert self.schemas, "a stream has at least one schema"
+        for name in ("entry_bytes", "segment_roll_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value >= 2**63:
+                raise ConfigurationError(f"{name} {value!r}: needs a whole number below 2**63")
         if not ENTRY_BYTES_MIN <= self.entry_bytes <= ENTRY_PAYLOAD_BYTES_MAX // 2:
             raise ConfigurationError(
                 f"entry_bytes {self.entry_bytes}: use {ENTRY_BYTES_MIN} to "
@@ -90,9 +95,10 @@ class StreamConfig:
                 f"segment_roll_bytes {self.segment_roll_bytes}: must be at least entry_bytes, "
                 f"{self.entry_bytes}"
             )
-        if not self.segment_roll_age_s > 0:
+        age_s = self.segment_roll_age_s
+        if not isinstance(age_s, int | float) or not 0 < age_s < math.inf:
             raise ConfigurationError(
-                f"segment_roll_age_s {self.segment_roll_age_s}: must be above 0"
+                f"segment_roll_age_s {age_s!r}: needs a number of seconds above 0, and not infinite"
             )
 
     @property

@@ -143,8 +143,25 @@ def check_transaction_id(transaction_id: int) -> int:
 
 def check_sink_id(sink_id: str) -> str:
     """The id, if it may be a sink's; otherwise ``ConfigurationError``."""
-    if not isinstance(sink_id, str) or not 1 <= len(sink_id) <= SINK_ID_CHARS_MAX:
+    if not _is_text(sink_id) or not sink_id:
         raise ConfigurationError(
             f"sink id {sink_id!r}: use a text of 1 to {SINK_ID_CHARS_MAX} characters"
         )
     return sink_id
+
+
+def check_run_id(run_id: str) -> str:
+    """The id, if it may be a run's; otherwise ``ConfigurationError``. It may be empty."""
+    if not _is_text(run_id):
+        raise ConfigurationError(
+            f"run id {run_id!r}: use a text of at most {SINK_ID_CHARS_MAX} characters, or leave it "
+            "out"
+        )
+    return run_id
+
+
+def _is_text(value: object) -> bool:
+    """Whether a metadata node can hold it: anything else would make the node unreadable."""
+    if not isinstance(value, str) or len(value) > SINK_ID_CHARS_MAX:
+        return False
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)  # no UTF-8 has surrogates

@@ -29,7 +29,12 @@ from spark_ledger.stream.model import (
     StreamConfig,
     ranges_between,
 )
-from spark_ledger.stream.nodes import StreamNodes, check_sink_id, check_transaction_id
+from spark_ledger.stream.nodes import (
+    StreamNodes,
+    check_run_id,
+    check_sink_id,
+    check_transaction_id,
+)
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.schema import canonical_schema
 from spark_ledger.stream.schema_book import STALE_READ_DELAY_S, STALE_READ_RETRIES, SchemaBook
@@ -181,6 +186,7 @@ class Stream:
         run_id: str,
         overwrite: bool,
     ) -> Commit:
+        check_run_id(run_id)
         newest = max((segment.schema_version for segment in segments), default=0)
         await self._schemas.schema(newest)  # another process may have added the version
         proposal = Proposal(
