@@ -21,6 +21,7 @@ START_TIMEOUT_S = 60.0
 """All processes of a start together. Two seconds are usual; a busy test machine takes longer."""
 
 PORT_ATTEMPTS = 5
+_CANNOT_LISTEN = "cannot listen on"
 ROOT = "/ledgers"
 ZOOKEEPER = "zookeeper"
 
@@ -253,8 +254,8 @@ class LocalCluster:
         self._bookies.append(server)
         return server
 
-    def _begin_bookie(self, server: _Server) -> None:
-        before = bookie.read_ports(server.directory)
+    def _begin_bookie(self, server: _Server, *, on_new_ports: bool = False) -> None:
+        before = bookie.Ports() if on_new_ports else bookie.read_ports(server.directory)
         ports = bookie.Ports(
             before.port if before.port and is_free(before.port) else free_port(),
             before.admin_port if before.admin_port and is_free(before.admin_port) else free_port(),
@@ -276,12 +277,12 @@ class LocalCluster:
                 if bookie.ready_file(server.directory).exists():
                     waiting.remove(server)
                 elif exit_code is not None:
-                    ports = bookie.read_ports(server.directory)
-                    lost_a_port = not (is_free(ports.port) and is_free(ports.admin_port))
+                    # Who took its port may be gone again: what it said itself counts.
+                    lost_a_port = _CANNOT_LISTEN in log_tail(server.log).rpartition("\n")[2]
                     if not lost_a_port or attempts[server.name] == PORT_ATTEMPTS:
                         raise _bookie_error(server, f"ended with exit code {exit_code}")
                     attempts[server.name] += 1
-                    self._begin_bookie(server)
+                    self._begin_bookie(server, on_new_ports=True)
                 elif time.monotonic() > deadline:
                     raise _bookie_error(server, f"does not serve after {START_TIMEOUT_S:g} s")
             time.sleep(POLL_S)

@@ -276,6 +276,18 @@ def test_taken_ports_are_left_for_others(monkeypatch: pytest.MonkeyPatch) -> Non
             assert [info.bookie_id for info in registered(found.uri)] == ["bookie-0"]
 
 
+def test_a_port_that_was_taken_for_a_moment_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind((ports.HOST, 0))
+        taken.listen()
+        free_port = cluster.free_port
+        wrong = [free_port(), free_port(), taken.getsockname()[1]]  # ZooKeeper, then a bookie
+        monkeypatch.setattr(cluster, "free_port", lambda: wrong.pop(0) if wrong else free_port())
+        monkeypatch.setattr(cluster, "is_free", lambda _port: True)
+        with LocalCluster(bookies=1) as found:
+            assert [info.bookie_id for info in registered(found.uri)] == ["bookie-0"]
+
+
 def test_negative_counts_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="-1"):
         LocalCluster(bookies=-1)
