@@ -19,13 +19,9 @@ from spark_ledger.stream.metadata_column import LEDGER_COLUMN
 
 _TEXT = (pat.is_string, pat.is_large_string, pat.is_string_view)
 _BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
-_LISTS = (
-    pat.is_list,
-    pat.is_large_list,
-    pat.is_fixed_size_list,
-    pat.is_list_view,
-    pat.is_large_list_view,
-)
+_LISTS = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list)
+"""Not the views: Arrow's casts make invalid lists of them, which nobody could read again."""
+
 _AS_THEY_ARE = (
     pat.is_null,
     pat.is_boolean,
