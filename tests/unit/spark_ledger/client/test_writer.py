@@ -1,0 +1,231 @@
+"""A writer's shell: what its entries carry, whom it tells what, and how it comes to an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import FencedError, MetadataUnavailableError
+from spark_ledger.limits import KIB
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
+from spark_ledger.types import LedgerState
+from tests.unit.spark_ledger.client.world import World, run
+
+
+def lose(client: LedgerClient, operation: str, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The next operations of this kind on ledgers end so; what is left of the list."""
+    store, left = client.store, list(outcomes)
+    assert isinstance(store, MemoryMetadataStore)
+
+    def interpose(name: str, path: str) -> Fault:
+        is_meant = left and name == operation and path.startswith("ledgers/")
+        return Fault(left.pop(0)) if is_meant else Fault()
+
+    store.interpose = interpose
+    return left
+
+
+def test_an_entry_tells_what_was_confirmed_when_it_was_sent() -> None:
+    """Readers of an open ledger, and recovery, begin with this number."""
+
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=10.0)
+        writer = await client.create_ledger()
+        for n in range(4):
+            await writer.append(b"%d" % n)
+        await asyncio.gather(*(writer.append_nowait(b"together") for _ in range(3)))
+        seen = await (await world.client()).open_ledger(writer.ledger_id)
+        assert 3 <= seen.last_add_confirmed < 6, "the last ones told of those before the burst"
+        await writer.close()
+        reader = await client.open_ledger(writer.ledger_id)
+        told = [entry.last_add_confirmed async for entry in reader.read(0, 6)]
+        assert told[:5] == [-1, 0, 1, 2, 3]
+        assert all(3 <= lac < entry_id for entry_id, lac in enumerate(told) if entry_id >= 5)
+        lengths = [entry.length async for entry in reader.read(0, 6)]
+        assert lengths == [1, 2, 3, 4, 12, 20, 28]
+
+    run(test)
+
+
+def test_an_idle_writer_tells_readers_its_last_entry_with_its_key() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=0.01)
+        writer = await client.create_ledger(password=b"secret")
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id, password=b"secret")
+        async with asyncio.timeout(5):
+            while reader.last_add_confirmed < 0:
+                await asyncio.sleep(0.01)
+                await reader.refresh()
+
+    run(test)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
+def test_a_lost_answer_of_the_metadata_store_is_looked_up(outcome: Outcome) -> None:
+    """To the change of an ensemble, and to closing: neither is taken for a failure."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        world.kill(writer.metadata.last_fragment.bookies[0])
+        left = lose(client, "put", [outcome])
+        await writer.append(b"1")
+        async with asyncio.timeout(5):
+            while len(writer.metadata.fragments) < 2:
+                await writer.append(b"more")
+        assert not left
+        left = lose(client, "put", [outcome])
+        await writer.close()
+        assert not left
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.is_closed
+        assert reader.last_add_confirmed == writer.last_add_confirmed
+
+    run(test, bookies=4)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
+def test_a_recovery_looks_lost_answers_up(outcome: Outcome) -> None:
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        left = lose(other, "put", [outcome, outcome])
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert not left, "marking and closing"
+        assert reader.metadata.state is LedgerState.CLOSED
+        assert reader.last_add_confirmed == 0
+
+    run(test)
+
+
+def test_what_cannot_be_looked_up_for_a_while_is_looked_up_later() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(metadata_timeout_s=5.0)
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        store = client.store
+        assert isinstance(store, MemoryMetadataStore)
+        script = {"put": [Outcome.LOST_REPLY], "get": [Outcome.UNAVAILABLE]}
+
+        def interpose(name: str, path: str) -> Fault:
+            outcomes = script.get(name, []) if path.startswith("ledgers/") else []
+            return Fault(outcomes.pop(0)) if outcomes else Fault()
+
+        store.interpose = interpose
+        await writer.close()
+        assert script == {"put": [], "get": []}
+
+    run(test)
+
+
+def test_a_store_that_stays_away_ends_the_looking_up() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(metadata_timeout_s=0.1)
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        store = client.store
+        assert isinstance(store, MemoryMetadataStore)
+        store.interpose = lambda name, _path: Fault(
+            Outcome.LOST_REPLY if name == "put" else Outcome.UNAVAILABLE
+        )
+        async with asyncio.timeout(10):
+            with pytest.raises(MetadataUnavailableError):
+                await writer.close()
+
+    run(test)
+
+
+def test_closing_waits_for_what_was_appended_without_waiting() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        for bookie in world.bookies.values():
+            bookie.hold = True
+        futures = [writer.append_nowait(b"%d" % n) for n in range(5)]
+        closing = asyncio.create_task(writer.close())
+        await asyncio.sleep(0.02)
+        assert not closing.done()
+        for bookie in world.bookies.values():
+            bookie.hold = False
+            bookie.release()
+        await closing
+        assert await asyncio.gather(*futures) == [0, 1, 2, 3, 4]
+        reader = await client.open_ledger(writer.ledger_id)
+        assert [entry.payload async for entry in reader.read(0, 4)] == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+            b"4",
+        ]
+
+    run(test)
+
+
+def test_closing_gives_the_slowest_replica_a_moment() -> None:
+    """Its entries are confirmed without it, but should be on all of their bookies."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        slow = world.bookies[writer.metadata.last_fragment.bookies[2]]
+        slow.hold = True
+        await writer.append(b"0")
+        closing = asyncio.create_task(writer.close())
+        await asyncio.sleep(0.02)
+        assert not closing.done()
+        slow.hold = False
+        slow.release()
+        await closing
+        assert list(slow.ledgers[writer.ledger_id].entries) == [0]
+
+    run(test)
+
+
+def test_everything_in_flight_and_queued_is_told_that_another_took_the_ledger() -> None:
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        for bookie in world.bookies.values():
+            bookie.ledgers[writer.ledger_id].fenced = True
+        futures = [writer.append_nowait(b"in flight") for _ in range(3)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [FencedError] * 3
+        with pytest.raises(FencedError):
+            writer.append_nowait(b"late")
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert reader.last_add_confirmed == 0
+
+    run(test)
+
+
+def test_room_comes_back_as_entries_are_confirmed() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(bytes_in_flight_max=64 * KIB)
+        writer = await client.create_ledger()
+        for bookie in world.bookies.values():
+            bookie.hold = True
+        futures = [writer.append_nowait(bytes(40 * KIB)) for _ in range(2)]
+        assert not writer.has_room
+        waiting = asyncio.create_task(writer.append(bytes(40 * KIB)))
+        await asyncio.sleep(0.02)
+        assert writer.last_add_pushed == 1, "the third waits for room"
+        for bookie in world.bookies.values():
+            bookie.hold = False
+            bookie.release()
+        async with asyncio.timeout(5):
+            assert await waiting == 2
+            assert await asyncio.gather(*futures) == [0, 1]
+            for n in range(3, 20):
+                assert await writer.append(bytes(40 * KIB)) == n
+
+    run(test)
