@@ -71,3 +71,35 @@ def test_what_was_accepted_is_stored_and_answered_when_the_bookie_closes() -> No
     assert add == fence == [(OK, "")]
     again = Machine(files)
     assert again.held(7) == expected(7, [0]) and again.is_fenced(8)
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+@pytest.mark.parametrize("entries", [0, 2])
+def test_a_wrong_key_opens_nothing_whatever_the_ledger_is_like(
+    *, fenced: bool, entries: int
+) -> None:
+    machine = Machine(formatted())
+    assert machine.add(8, [0]) is OK
+    if entries:
+        assert machine.add(7, list(range(entries)), key=b"secret", lac=0) is OK
+    if fenced or not entries:
+        assert machine.fence(7, key=b"secret") is OK
+    answers: list[Answer] = []
+
+    def told(*answer: object) -> None:
+        answers.append(answer)  # type: ignore[arg-type]
+
+    for wrong in (b"other", b"secret ", b"secre"):
+        end = machine.bookie.end_of_ledger(L, access_key=wrong)
+        assert end[:4] == (BookieStatus.UNAUTHORIZED, -1, -1, False)
+        assert machine.bookie.check_access(L, wrong) is BookieStatus.UNAUTHORIZED
+        assert machine.fence(7, key=wrong) is BookieStatus.UNAUTHORIZED
+        for recovery in (False, True):
+            status = machine.add(7, [entries], key=wrong, recovery=recovery)
+            assert status is BookieStatus.UNAUTHORIZED
+        machine.bookie.write_last_confirmed(L, EntryId(9), access_key=wrong, done=told)
+    assert [answer[0] for answer in answers] == [BookieStatus.UNAUTHORIZED] * 3
+    assert machine.bookie.append_bytes_in_flight == 0
+    assert sorted(machine.held(7)) == list(range(entries))
+    assert machine.is_fenced(7) == (fenced or not entries)
+    assert machine.lac(7) == (0 if entries else -1)

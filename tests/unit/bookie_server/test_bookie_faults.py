@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bookie_server.storage.engine import LedgerStorage
+from bookie_server.storage.entry_log import log_path
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import (
+    LEDGERS,
     Answer,
     Machine,
     expected,
@@ -58,3 +60,19 @@ def test_a_bookie_of_another_cluster_is_not_opened() -> None:
     with pytest.raises(ConfigurationError, match="another-cluster"):
         Machine(files, small_config(cluster_id="another-cluster"))
     assert Machine(files, small_config(cluster_id="test")).add(7, [0]) is BookieStatus.OK
+
+
+def test_what_was_read_before_the_damage_is_served_with_the_error() -> None:
+    files = formatted()
+    machine = Machine(files)
+    for first in (0, 5):
+        assert machine.add(7, range(first, first + 5)) is BookieStatus.OK
+        machine.flush()
+    rows = machine.bookie._storage.store_of(LedgerId(7)).index.rows(LedgerId(7))
+    damaged = rows[1].location
+    path = log_path(LEDGERS[1], damaged.log_id)
+    files.damage(path, damaged.offset + 100, b"\xff\xff\xff")
+    outcome = machine.bookie.read(LedgerId(7), EntryId(3), EntryId(9), stride=1, max_bytes=1 << 20)
+    assert [entry for run in outcome.runs for entry in run.ids()] == [3, 4]
+    assert (outcome.status, outcome.entry_id) == (IO_ERROR, 5)
+    assert str(path) in outcome.message

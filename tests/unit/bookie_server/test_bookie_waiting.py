@@ -83,3 +83,26 @@ def test_after_a_flush_that_works_a_full_cache_is_waited_for_again(
     assert machine.bookie.stats().failure == ""
     first = fill(machine)
     assert machine.start_add(LEDGER, [first], size=ENTRY_BYTES) == [], "it waits"
+
+
+def test_an_add_that_is_refused_for_want_of_room_holds_no_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else no stream would be read again, however much room there is later."""
+
+    def fail(_store: DirectoryStore, _mark: Mark) -> bool:
+        raise OSError("no room")
+
+    machine = Machine(formatted())
+    first = fill(machine)
+    waiting = machine.start_add(LEDGER, [first], size=ENTRY_BYTES)
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "flush", fail)
+        with pytest.raises(OSError, match="no room"):
+            machine.bookie._storage.flush()
+    refused = machine.start_add(LEDGER, [first + 1], size=ENTRY_BYTES)
+    assert refused == [(BookieStatus.IO_ERROR, "flush fails: no room")]
+    assert machine.bookie.append_bytes_in_flight == ENTRY_BYTES, "of the one that waits"
+    machine.bookie._on_flushed()
+    assert waiting == [(BookieStatus.IO_ERROR, "flush fails: no room")]
+    assert machine.bookie.append_bytes_in_flight == 0
