@@ -59,6 +59,7 @@ def _cell(value: object) -> str:
 
 def _sim(figures: Figures) -> str:
     totals = [
+        ("commit", figures["commit"][:7]),
         ("schedules", figures["schedules"]),
         ("violations", len(figures["failures"])),
         ("faults", figures["faults"]),

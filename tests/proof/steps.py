@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 STEPS: Final = (
-    Step("sim", "tests.sim", ("--schedules", "3000", "--seed", "100000")),
+    Step("sim", "tests.sim", ("--schedules", "50000")),
     Step("exhaustive", "tests.exhaustive", ("--quick",)),
     Step("mutants", "tests.mutants", ("--replay",)),
     Step("crash", "tests.crash", ("--points", "10000", "--failures", "1", "--rot", "3000")),

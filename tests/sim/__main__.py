@@ -53,7 +53,7 @@ def parse() -> argparse.Namespace:
 def run(arguments: argparse.Namespace) -> int:
     """Run many schedules, show what happened in them."""
     count, first = arguments.schedules or 1000, arguments.seed or 0
-    began = time.monotonic()
+    commit, began = git_commit(), time.monotonic()
     with Progress(
         TextColumn("schedules"),
         BarColumn(),
@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     elapsed_s = time.monotonic() - began
     console.print(table_of(totals, first, elapsed_s))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(summary_of(totals, first, elapsed_s), indent=2) + "\n")
+        summary = {"first_seed": first, "commit": commit, **summary_of(totals, elapsed_s)}
+        arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
     for failure in totals.failures[:FAILURES_SHOWN_MAX]:
         show_failure(failure)
     return 1 if totals.failures else 0
@@ -100,11 +101,9 @@ def table_of(totals: Totals, first: int, elapsed_s: float) -> Table:
     return table
 
 
-def summary_of(totals: Totals, first: int, elapsed_s: float) -> dict[str, Any]:
+def summary_of(totals: Totals, elapsed_s: float) -> dict[str, Any]:
     """The same for programs."""
     return {
-        "first_seed": first,
-        "commit": git_commit(),
         "elapsed_s": round(elapsed_s, 1),
         "schedules": totals.schedules,
         "virtual_s": round(totals.virtual_s),
