@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -61,6 +62,9 @@ NEXT_STEPS: tuple[tuple[type[LedgerError], str], ...] = (
 )
 
 
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 class LazyGroup(click.Group):
     """A group whose members are modules of this package, each with a click group ``group``."""
 
@@ -110,9 +114,18 @@ def main(arguments: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         status = 130
-    except BrokenPipeError:
-        # The reader of our output (head, less) has gone. Nothing more can be said on it, and the
-        # interpreter's own flush at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        give_up_output()
+        status = 1
+    except OSError as error:
+        if error.errno not in DISK_FAULTS or error.filename is not None:
+            raise
+        click.echo(f"error: the output cannot be written: {error.strerror}.", err=True)
+        give_up_output()
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def give_up_output() -> None:
+    """Nothing more can be written; the interpreter's own flush at exit must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

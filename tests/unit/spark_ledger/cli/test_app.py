@@ -97,3 +97,17 @@ def test_output_cut_off_by_its_reader_is_no_traceback() -> None:
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_full_disk_below_the_output_is_one_sentence() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        outcome = subprocess.run(
+            [sys.executable, "-m", "spark_ledger.cli", "--help"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert outcome.returncode == 1
+    assert outcome.stderr == "error: the output cannot be written: No space left on device.\n"
