@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import FencedError, MetadataUnavailableError
+from spark_ledger.errors import EnsembleLostError, FencedError, MetadataUnavailableError
 from spark_ledger.limits import KIB
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.types import LedgerState
@@ -46,6 +46,29 @@ def test_an_entry_tells_what_was_confirmed_when_it_was_sent() -> None:
         assert all(3 <= lac < entry_id for entry_id, lac in enumerate(told) if entry_id >= 5)
         lengths = [entry.length async for entry in reader.read(0, 6)]
         assert lengths == [1, 2, 3, 4, 12, 20, 28]
+
+    run(test)
+
+
+def test_an_entry_tells_nothing_of_those_that_are_on_their_way() -> None:
+    """Else a reader would be shown what may yet be lost."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        for bookie in world.bookies.values():
+            bookie.hold = True
+        futures = []
+        for n in range(3):
+            futures.append(writer.append_nowait(b"%d" % n))
+            await asyncio.sleep(0.01)
+        for bookie in world.bookies.values():
+            bookie.hold = False
+            bookie.release()
+        await asyncio.gather(*futures)
+        await writer.close()
+        reader = await client.open_ledger(writer.ledger_id)
+        assert [entry.last_add_confirmed async for entry in reader.read(0, 2)] == [-1, -1, -1]
 
     run(test)
 
@@ -149,7 +172,7 @@ def test_closing_waits_for_what_was_appended_without_waiting() -> None:
             bookie.hold = True
         futures = [writer.append_nowait(b"%d" % n) for n in range(5)]
         closing = asyncio.create_task(writer.close())
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.35)  # longer than the slowest replica is given
         assert not closing.done()
         for bookie in world.bookies.values():
             bookie.hold = False
@@ -227,5 +250,24 @@ def test_room_comes_back_as_entries_are_confirmed() -> None:
             assert await asyncio.gather(*futures) == [0, 1]
             for n in range(3, 20):
                 assert await writer.append(bytes(40 * KIB)) == n
+
+    run(test)
+
+
+def test_whoever_waits_is_told_that_the_ledger_came_to_its_end() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(bytes_in_flight_max=64 * KIB)
+        writer = await client.create_ledger()
+        for bookie in world.bookies.values():
+            bookie.hold = True
+        futures = [writer.append_nowait(bytes(40 * KIB)) for _ in range(2)]
+        flushing = asyncio.create_task(writer.flush())
+        waiting = asyncio.create_task(writer.append(b"waits for room"))
+        await asyncio.sleep(0.02)
+        for name in list(world.bookies):
+            world.kill(name)
+        async with asyncio.timeout(10):
+            outcomes = await asyncio.gather(*futures, flushing, waiting, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [EnsembleLostError] * 4
 
     run(test)
