@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from spark_ledger.cli.output import payload_fields
 
@@ -61,6 +64,28 @@ def json_value(value: Any) -> Any:
 
 
 def cell_text(value: Any) -> str:
-    """A cell for people, cut if long."""
+    """A cell for people, cut if long; line breaks and what a terminal would obey are escaped."""
     text = "" if value is None else str(value)
-    return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
+    text = text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text
+
+
+def print_cells(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """A table with one line a row. Rich takes milliseconds a row, and an entry has thousands."""
+    from rich.cells import cell_len
+
+    lines = [[cell_text(name) for name in names]]
+    lines += [[cell_text(row[name]) for name in names] for row in rows]
+    sizes = [[cell_len(text) for text in line] for line in lines]
+    widths = [max(column) for column in zip(*sizes, strict=True)]
+    printed = [
+        "  ".join(
+            text + " " * (width - size)
+            for text, size, width in zip(line, line_sizes, widths, strict=True)
+        ).rstrip()
+        for line, line_sizes in zip(lines, sizes, strict=True)
+    ]
+    click.echo(click.style(printed[0], bold=True))
+    click.echo("\n".join(printed[1:]))

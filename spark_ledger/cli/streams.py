@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from spark_ledger.cli.cells import cell_text, json_value, rows_of
+from spark_ledger.cli.cells import json_value, print_cells, rows_of
 from spark_ledger.cli.ddl import parse_columns
 from spark_ledger.cli.ledgers import confirm
 from spark_ledger.cli.output import (
@@ -250,8 +250,7 @@ def print_rows(
             for row in rows:
                 print_json(json_value(row))
         elif rows:
-            names = part.schema.names
-            print_table(names, ([cell_text(row[name]) for name in names] for row in rows))
+            print_cells(part.schema.names, rows)
         printed += part.num_rows
         if limit is not None and printed >= limit:
             break

@@ -75,6 +75,13 @@ def test_markup_in_data_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) 
     assert "[red]x[/red]" in capsys.readouterr().out
 
 
+def test_a_row_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    batch = pa.record_batch({"a": ["x\ny", "\x1b[31m", "東京", ""], "b": [1, 22, 3, None]})
+    assert print_rows([batch], as_json=False) == 4
+    lines = capsys.readouterr().out.split("\n")
+    assert lines == ["a         b", r"x\ny      1", r"\x1b[31m  22", "東京      3", "", ""]
+
+
 def test_long_cells_are_cut() -> None:
     assert len(cell_text("x" * 1000)) == CELL_CHARS_MAX
     assert cell_text(None) == ""
