@@ -1,0 +1,137 @@
+"""Recovery's shell: what it asks of bookies, what it writes back, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.errors import BookieUnavailableError, LedgerError
+from spark_ledger.protocol.events import Event
+from spark_ledger.protocol.recovery import RecoveryMachine
+from spark_ledger.transport.base import ReadChunk
+from spark_ledger.types import BookieStatus, LedgerState
+from tests.unit.spark_ledger.client.world import World, run
+
+PAYLOADS = [b"entry %d" % n * (n + 1) for n in range(23)]
+
+
+async def left_open(client: LedgerClient, quorums: tuple[int, int, int]) -> LedgerWriter:
+    """A ledger whose entries were appended without a pause, so that bookies know of no LAC."""
+    e, wq, aq = quorums
+    writer = await client.create_ledger(ensemble_size=e, write_quorum=wq, ack_quorum=aq)
+    await asyncio.gather(*(writer.append_nowait(payload) for payload in PAYLOADS))
+    return writer
+
+
+@pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (3, 2, 2), (5, 3, 2), (4, 2, 1)])
+def test_everything_behind_the_last_add_confirmed_is_found(quorums: tuple[int, int, int]) -> None:
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
+        other = await world.client()
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert reader.metadata.state is LedgerState.CLOSED
+        assert reader.last_add_confirmed == len(PAYLOADS) - 1
+        assert reader.metadata.length == sum(map(len, PAYLOADS))
+        assert [e.payload async for e in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
+
+    run(test, bookies=5)
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (5, 3, 2)])
+def test_what_is_found_is_written_back_to_all_of_its_bookies(quorums: tuple[int, int, int]) -> None:
+    """One bookie had lost all of it: it gets each of its entries again, byte by byte."""
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
+        victim = world.bookies[writer.metadata.last_fragment.bookies[1]]
+        held = dict(victim.ledgers[writer.ledger_id].entries)
+        victim.ledgers[writer.ledger_id].entries.clear()
+        await (await world.client()).open_ledger(writer.ledger_id, recover=True)
+        got = victim.ledgers[writer.ledger_id].entries
+        first = min(got)
+        assert got == {entry_id: frame for entry_id, frame in held.items() if entry_id >= first}
+        assert first <= 2, "only what was confirmed before is not looked at"
+
+    run(test, bookies=5)
+
+
+def test_every_question_that_may_decide_fences_with_the_key() -> None:
+    """A question that does not fence lets the old writer reach its quorum behind the answer."""
+
+    async def test(world: World) -> None:
+        client, other = await world.client(explicit_lac_delay_s=100.0), await world.client()
+        writer = await client.create_ledger(password=b"secret")
+        await asyncio.gather(*(writer.append_nowait(b"x") for _ in range(5)))
+        transport, asked = other._context.transport, set[tuple[str, bool, bool]]()
+        honest_read, honest_end = transport.read, transport.read_last_confirmed
+
+        async def read(*args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+            asked.add(("read", kwargs.get("fence", False), bool(kwargs.get("access_key"))))
+            async for chunk in honest_read(*args, **kwargs):
+                yield chunk
+
+        async def end(*args: Any, **kwargs: Any) -> Any:
+            asked.add(("end", kwargs.get("fence", False), bool(kwargs.get("access_key"))))
+            return await honest_end(*args, **kwargs)
+
+        transport.read, transport.read_last_confirmed = read, end  # type: ignore[method-assign]
+        await other.open_ledger(writer.ledger_id, recover=True, password=b"secret")
+        assert asked == {("read", True, True), ("end", True, True)}
+
+    run(test)
+
+
+def test_a_length_that_cannot_be_read_fails_the_recovery_and_not_the_ledger() -> None:
+    """The last entry is known to be confirmed; who closes without its length would make one up."""
+
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=0.01)
+        writer = await client.create_ledger()
+        await writer.append(b"three")
+        ends = [world.bookies[b].ledgers for b in writer.metadata.last_fragment.bookies]
+        while min(ledgers[writer.ledger_id].last_add_confirmed for ledgers in ends) < 0:
+            await asyncio.sleep(0.01)
+        other = await world.client()
+        transport = other._context.transport
+        honest = transport.read
+
+        async def fails(*args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+            first = args[2]
+            if first == 0:
+                yield ReadChunk(BookieStatus.UNAVAILABLE, None, first, "cut")
+                return
+            async for chunk in honest(*args, **kwargs):
+                yield chunk
+
+        transport.read = fails  # type: ignore[method-assign]
+        with pytest.raises(BookieUnavailableError):
+            await other.open_ledger(writer.ledger_id, recover=True)
+        stored = await other.ledger_metadata(writer.ledger_id)
+        assert stored.state is LedgerState.IN_RECOVERY
+        transport.read = honest  # type: ignore[method-assign]
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert (reader.last_add_confirmed, reader.metadata.length) == (0, len(b"three"))
+
+    run(test)
+
+
+def test_a_bug_of_ours_ends_the_recovery_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_self: RecoveryMachine, _event: Event, _now: float) -> list[object]:
+        raise AssertionError("broken on purpose")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        monkeypatch.setattr(RecoveryMachine, "handle", broken)
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+        with pytest.raises(LedgerError, match="broken on purpose"):
+            async with asyncio.timeout(5):
+                await client.open_ledger(writer.ledger_id, recover=True)
+
+    run(test)
