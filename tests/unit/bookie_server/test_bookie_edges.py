@@ -103,3 +103,12 @@ def test_a_wrong_key_opens_nothing_whatever_the_ledger_is_like(
     assert sorted(machine.held(7)) == list(range(entries))
     assert machine.is_fenced(7) == (fenced or not entries)
     assert machine.lac(7) == (0 if entries else -1)
+
+
+def test_a_bookie_that_closes_commits_all_batches() -> None:
+    files = formatted()
+    machine = Machine(files)
+    adds = [machine.start_add(7, [entry], size=10_000) for entry in range(5)]  # 16 KiB a batch
+    machine.close()
+    assert adds == [[(OK, "")]] * 5
+    assert Machine(files).held(7) == expected(7, range(5), 10_000)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from bookie_server.storage.engine import LedgerStorage
 from bookie_server.storage.entry_log import log_path
+from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import (
+    JOURNAL,
     LEDGERS,
     Answer,
     Machine,
@@ -76,3 +80,27 @@ def test_what_was_read_before_the_damage_is_served_with_the_error() -> None:
     assert [entry for run in outcome.runs for entry in run.ids()] == [3, 4]
     assert (outcome.status, outcome.entry_id) == (IO_ERROR, 5)
     assert str(path) in outcome.message
+
+
+def test_nothing_is_taken_in_once_the_journal_has_failed() -> None:
+    """Not even into memory: nobody would make room there again."""
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        in_journal = operation.path.parent == JOURNAL
+        return Fault(errno.EIO) if failing and in_journal else None
+
+    machine = Machine(FaultFileSystem(formatted(), plan))
+    assert machine.add(7, [0], lac=-1) is BookieStatus.OK
+    failing = True
+    assert machine.add(7, [1]) is IO_ERROR
+    held = machine.held(7)
+    answers = [machine.add(7, [2]), machine.fence(7), machine.fence(8)]
+    machine.bookie.write_last_confirmed(
+        LedgerId(7), EntryId(1), access_key=b"", done=lambda *told: answers.append(told[0])
+    )
+    machine.settle()
+    assert answers == [IO_ERROR] * 4
+    assert machine.held(7) == held and machine.lac(7) == -1
+    assert not machine.is_fenced(7) and machine.bookie.list_entries(LedgerId(8)) is None
+    assert machine.bookie.append_bytes_in_flight == 0

@@ -211,3 +211,21 @@ def test_a_bug_in_place_leaves_nobody_waiting(files: MemoryFileSystem) -> None:
     assert gathering.statuses == [BookieStatus.OK] * number + [BookieStatus.IO_ERROR]
     assert len(gathering.fatal) == 1
     gathering.journal.close()
+
+
+def test_what_an_answer_in_place_appends_is_committed_too(files: MemoryFileSystem) -> None:
+    """The journal's thread sleeps then, and has to be woken."""
+    gathering = Gathering(files)
+    answered_by: list[str] = []
+    for number in range(60):
+
+        def answered(_status: BookieStatus, _message: str, ledger: int = number) -> None:
+            answered_by.append(threading.current_thread().name)
+            gathering.append_alone(1000 + ledger)
+
+        with gathering.journal.gather():
+            gathering.journal.append(RecordType.FENCE, fence_body(LedgerId(number)), answered)
+        assert gathering._answered.acquire(timeout=10), "nobody commits it"
+    gathering.journal.close()
+    assert threading.current_thread().name in answered_by, "nothing was committed in place"
+    assert read(files) == [[ledger] for number in range(60) for ledger in (number, 1000 + number)]
