@@ -13,6 +13,7 @@ from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError, LedgerError
 from spark_ledger.protocol.events import Event
 from spark_ledger.protocol.recovery import RecoveryMachine
+from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieStatus, LedgerState
 from tests.unit.spark_ledger.client.world import World, run
@@ -28,16 +29,77 @@ async def left_open(client: LedgerClient, quorums: tuple[int, int, int]) -> Ledg
     return writer
 
 
+def counted(client: LedgerClient, *, joined: bool) -> list[int]:
+    """The first entries of this client's reads from now on; ``joined``: each answer is one run, as
+    of a bookie that has all of its entries at hand."""
+    transport, firsts = client._context.transport, list[int]()
+    honest = transport.read
+
+    async def read(*args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+        firsts.append(args[2])
+        runs: list[EntryRun] = []
+        async for chunk in honest(*args, **kwargs):
+            if joined and chunk.run is not None:
+                runs.append(chunk.run)
+                continue
+            if runs:
+                yield ReadChunk(BookieStatus.OK, one_run(runs), runs[0].first_entry)
+            runs = []
+            yield chunk
+        if runs:
+            yield ReadChunk(BookieStatus.OK, one_run(runs), runs[0].first_entry)
+
+    transport.read = read  # type: ignore[method-assign]
+    return firsts
+
+
+def one_run(runs: list[EntryRun]) -> EntryRun:
+    return EntryRun(
+        runs[0].ledger_id,
+        runs[0].first_entry,
+        [entry_id for run in runs for entry_id in run.ids()],
+        [size for run in runs for size in run.sizes],
+        b"".join(run.frames for run in runs),
+    )
+
+
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (3, 2, 2), (5, 3, 2), (4, 2, 1)])
-def test_everything_behind_the_last_add_confirmed_is_found(quorums: tuple[int, int, int]) -> None:
+def test_everything_behind_the_last_add_confirmed_is_found(
+    quorums: tuple[int, int, int], joined: bool
+) -> None:
     async def test(world: World) -> None:
         writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
         other = await world.client()
+        firsts = counted(other, joined=joined)
         reader = await other.open_ledger(writer.ledger_id, recover=True)
+        replicas = quorums[0] * quorums[1] if quorums[0] > quorums[1] else quorums[0]
+        assert len(firsts) <= 2 * replicas, "one question brings many entries"
         assert reader.metadata.state is LedgerState.CLOSED
         assert reader.last_add_confirmed == len(PAYLOADS) - 1
         assert reader.metadata.length == sum(map(len, PAYLOADS))
         assert [e.payload async for e in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
+
+    run(test, bookies=5)
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (5, 3, 2), (4, 2, 1)])
+def test_the_length_of_a_ledger_whose_end_was_known_is_that_of_its_last_entry(
+    quorums: tuple[int, int, int],
+) -> None:
+    e, wq, aq = quorums
+
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=0.01)
+        writer = await client.create_ledger(ensemble_size=e, write_quorum=wq, ack_quorum=aq)
+        for payload in PAYLOADS[:8]:
+            await writer.append(payload)
+        ends = [world.bookies[b].ledgers for b in writer.metadata.last_fragment.bookies]
+        while min(ledgers[writer.ledger_id].last_add_confirmed for ledgers in ends) < 7:
+            await asyncio.sleep(0.01)
+        reader = await (await world.client()).open_ledger(writer.ledger_id, recover=True)
+        assert reader.last_add_confirmed == 7
+        assert reader.metadata.length == sum(map(len, PAYLOADS[:8]))
 
     run(test, bookies=5)
 
