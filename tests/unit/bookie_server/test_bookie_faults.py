@@ -104,3 +104,33 @@ def test_nothing_is_taken_in_once_the_journal_has_failed() -> None:
     assert machine.held(7) == held and machine.lac(7) == -1
     assert not machine.is_fenced(7) and machine.bookie.list_entries(LedgerId(8)) is None
     assert machine.bookie.append_bytes_in_flight == 0
+
+
+@pytest.mark.parametrize("kind", ["fdatasync", "pwritev"])
+def test_a_log_that_failed_is_not_written_again(kind: str) -> None:
+    """A second sync of the same file may succeed, without the pages that the first one lost."""
+    files = formatted()
+    failures = 0
+    failed: set[str] = set()
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal failures
+        log = operation.path.stem if operation.path.name.startswith("entries-") else ""
+        assert log not in failed or operation.kind not in ("pwritev", "fdatasync"), "once more"
+        if failures and log and operation.kind == kind:
+            failures -= 1
+            failed.add(log)
+            return Fault(errno.EIO, 0.5)
+        return None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    for entry in range(6):
+        assert machine.add(7, [entry]) is BookieStatus.OK
+        failures = entry % 2
+        if failures:
+            with pytest.raises(OSError, match="Input/output"):
+                machine.flush()
+        machine.flush()
+        assert machine.held(7) == expected(7, range(entry + 1))
+        assert not machine.bookie.stats().engine.cache_bytes
+        assert Machine(files.crash_clone(None)).held(7) == expected(7, range(entry + 1))

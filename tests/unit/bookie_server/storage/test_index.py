@@ -248,6 +248,21 @@ def test_an_entry_is_denied_only_when_all_rows_are_there(tmp_path: Path) -> None
         assert index.row_at(LedgerId(2), EntryId(60)) == row(50)
 
 
+def test_a_block_with_gaps_denies_nothing_while_a_row_is_gone(tmp_path: Path) -> None:
+    """What it lacks may be in a block whose row was between its own and the next."""
+    path = tmp_path / "index"
+    sparse = row(0, 20, sparse=True)
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        put(index, {1: [sparse, row(5), row(30)]})
+        assert index.row_at(LedgerId(1), EntryId(3)) == sparse
+    with tampering(path) as (transaction, table_of):
+        transaction.delete(struct.pack(">QQ", 1, 5), db=table_of(b"rows"))
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        for entry_id in (3, 6, 20):
+            with pytest.raises(CorruptionError, match="do not add up"):
+                index.row_at(LedgerId(1), EntryId(entry_id))
+
+
 @pytest.mark.parametrize("table", [b"ledgers", b"proofs"])
 def test_a_ledger_that_is_gone_is_missed_at_the_start(tmp_path: Path, table: bytes) -> None:
     path = tmp_path / "index"
