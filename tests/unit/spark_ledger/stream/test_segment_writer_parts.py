@@ -40,3 +40,23 @@ def test_a_micro_batch_whose_last_entry_was_not_taken_is_not_sealed_without_it(
         await writer.close()
 
     run(scenario())
+
+
+def test_rows_that_were_held_back_are_abandoned_with_those_that_were_pushed() -> None:
+    """They wait for more rows to fill an entry; those of the next micro-batch are not the ones."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0, 500))
+        await writer.write(table(500, 1))
+        pushed = ledgers.appends
+        writer.abandon()
+        assert await writer.finish() == []
+        assert ledgers.appends == pushed, "the last row was held back"
+        await writer.write(table(7))
+        assert rows_of(ledgers, stream, await writer.finish()) == [7]
+        await writer.close()
+
+    run(scenario())

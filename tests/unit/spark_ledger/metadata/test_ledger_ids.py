@@ -1,0 +1,54 @@
+"""No two clients are given one id, whatever the store can tell of a write whose reply was lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from spark_ledger.errors import ConflictError
+from spark_ledger.metadata.ledgers import LEDGER_ID_BLOCK, LedgerStore
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+
+
+class Forgetful(MemoryMetadataStore):
+    """Its next write never arrives. Like ZooKeeper's, it then looks at the node: one that is as it
+    was wanted counts as written."""
+
+    def __init__(self, tree: MemoryTree, rival: LedgerStore) -> None:
+        super().__init__(tree)
+        self._rival: LedgerStore | None = rival
+
+    async def create(
+        self, path: str, data: bytes, *, ephemeral: bool = False, make_parents: bool = True
+    ) -> None:
+        if not await self._stands(path, data, 0):
+            await super().create(path, data, ephemeral=ephemeral, make_parents=make_parents)
+
+    async def put(self, path: str, data: bytes, version: int) -> int:
+        if await self._stands(path, data, version + 1):
+            return version + 1
+        return await super().put(path, data, version)
+
+    async def _stands(self, path: str, data: bytes, version: int) -> bool:
+        rival, self._rival = self._rival, None
+        if rival is None:
+            return False
+        await rival.new_ledger_id()
+        found = await self.get(path)
+        if (found.value, found.version) != (data, version):
+            raise ConflictError("another was there instead")
+        return True
+
+
+def test_two_who_take_a_block_at_once_know_whose_it_is() -> None:
+    async def scenario(taken_before: int) -> None:
+        tree = MemoryTree()
+        for _ in range(taken_before):
+            await LedgerStore(MemoryMetadataStore(tree)).new_ledger_id()
+        rival = LedgerStore(MemoryMetadataStore(tree))
+        ours = LedgerStore(Forgetful(tree, rival))
+        given = [await ours.new_ledger_id() for _ in range(LEDGER_ID_BLOCK + 1)]
+        theirs = [await rival.new_ledger_id() for _ in range(LEDGER_ID_BLOCK + 1)]
+        assert not {*given} & {*theirs}
+
+    for taken_before in (0, 1):
+        asyncio.run(scenario(taken_before))
