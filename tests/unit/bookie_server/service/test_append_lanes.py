@@ -95,6 +95,17 @@ async def test_of_several_refusals_the_earliest_run_is_named(f: Fixture) -> None
 
 
 @on_loop
+async def test_what_was_reported_is_not_reported_again(f: Fixture) -> None:
+    bookie = out_of_order(f)
+    f.context.send((1, 0), (1, 1), (1, 2))
+    await settle()
+    for entry, status in ((0, BookieStatus.OK), (1, BookieStatus.OK), (2, BookieStatus.FENCED)):
+        bookie.answers[entry](status, "")
+        await settle()
+    assert f.results == [(1, 0, OK), (1, 1, OK), (1, 2, FENCED)]
+
+
+@on_loop
 async def test_a_lane_goes_on_after_it_was_idle(f: Fixture) -> None:
     for entry in range(3):
         f.context.send((1, entry))

@@ -18,6 +18,7 @@ from bookie_server.storage.cookie import (
     read_cookie,
 )
 from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.memory_fs import MemoryFileSystem
 from bookie_server.storage.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.types import BookieId
@@ -178,3 +179,19 @@ def test_a_directory_that_is_half_cleared_is_no_bookies_directory() -> None:
         )
     assert removed[0].name == COOKIE_NAME
     assert not files.crash_clone(None).exists(removed[0])
+
+
+def test_the_names_of_new_directories_are_durable() -> None:
+    """A bookie is announced once it is formatted; a power cut may not take its directories away."""
+    operations: list[tuple[str, Path]] = []
+
+    def plan(operation: Operation) -> Fault | None:
+        operations.append((operation.kind, operation.path))
+        return None
+
+    files = FaultFileSystem(MemoryFileSystem(), plan)
+    format_directories(files, JOURNAL, LEDGERS, cluster_id="test")
+    for directory in (JOURNAL, *LEDGERS):
+        made = operations.index(("mkdir", directory))
+        assert ("sync_directory", directory.parent) in operations[made:], directory
+        assert ("sync_directory", directory) in operations[made:]
