@@ -1,0 +1,195 @@
+"""A reader's shell: what it may show, that it never goes back, and how it follows a ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.reader import LedgerReader
+from spark_ledger.errors import ReadBeyondConfirmedError
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
+from spark_ledger.types import EntryId, LedgerMetadata, Versioned
+from tests.unit.spark_ledger.client.world import World, run
+
+
+async def shown(reader: LedgerReader, last: int) -> None:
+    """Wait until an entry is visible."""
+    async with asyncio.timeout(5):
+        while reader.last_add_confirmed < last:
+            await asyncio.sleep(0.01)
+            await reader.refresh()
+
+
+def memory(client: LedgerClient) -> MemoryMetadataStore:
+    assert isinstance(client.store, MemoryMetadataStore)
+    return client.store
+
+
+def test_nothing_above_the_last_add_confirmed_is_read() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=0.01)
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        await shown(reader, 0)
+        await writer.append(b"1")
+        with pytest.raises(ReadBeyondConfirmedError, match="entry 1 is above"):
+            [entry async for entry in reader.read(0, 1)]
+        assert len([entry async for entry in reader.read(0, 1, unconfirmed=True)]) == 2
+        await writer.close()
+        await reader.refresh()
+        for unconfirmed in (False, True):
+            with pytest.raises(ReadBeyondConfirmedError, match="entry 2 is above"):
+                [entry async for entry in reader.read(0, 2, unconfirmed=unconfirmed)]
+
+    run(test)
+
+
+def test_what_was_seen_is_not_forgotten_when_bookies_know_less() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=0.01)
+        writer = await client.create_ledger()
+        for n in range(3):
+            await writer.append(b"%d" % n)
+        reader = await client.open_ledger(writer.ledger_id)
+        await shown(reader, 2)
+        for bookie in world.bookies.values():
+            bookie.ledgers[writer.ledger_id].last_add_confirmed = 0
+        await reader.refresh()
+        assert reader.last_add_confirmed == 2
+
+    run(test)
+
+
+def test_older_metadata_do_not_open_a_closed_ledger_again() -> None:
+    """A metadata server may lag behind the one that was asked before."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        ledgers = client._context.ledgers
+        before = await ledgers.read(writer.ledger_id)
+        await writer.close()
+        await reader.refresh()
+        assert reader.is_closed
+
+        async def lags(ledger_id: int) -> Versioned[LedgerMetadata]:
+            assert ledger_id == before.value.ledger_id
+            return before
+
+        ledgers.read = lags  # type: ignore[method-assign]
+        await reader.refresh()
+        assert reader.is_closed
+        assert reader.last_add_confirmed == 0
+
+    run(test)
+
+
+def test_the_time_of_an_idle_tail_begins_again_with_each_entry() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=0.01)
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        got: list[EntryId] = []
+
+        async def follow() -> None:
+            async for entry in reader.tail(0, idle_timeout=1.2):
+                got.append(entry.entry_id)  # noqa: PERF401 - also what came before an error
+
+        following = asyncio.create_task(follow())
+        for _ in range(4):
+            await asyncio.sleep(0.4)
+            await writer.append(b"more")
+        await following
+        assert got == [0, 1, 2, 3, 4]
+
+    run(test)
+
+
+def test_a_tail_waits_at_the_bookies_and_does_not_ask_again_and_again() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        reader = await client.open_ledger(writer.ledger_id)
+        transport, waits = client._context.transport, list[float]()
+        honest = transport.read_last_confirmed
+
+        async def read_last_confirmed(*args: Any, **kwargs: Any) -> Any:
+            waits.append(kwargs.get("wait_s", 0.0))
+            return await honest(*args, **kwargs)
+
+        transport.read_last_confirmed = read_last_confirmed  # type: ignore[method-assign]
+        assert [entry async for entry in reader.tail(0, idle_timeout=0.4)] == []
+        assert 3 <= len(waits) <= 6, "each bookie once, or twice near the end"
+        assert waits[0] > 0.3
+
+    run(test)
+
+
+def test_a_tail_hears_every_bookie_of_the_newest_fragment() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=0.01)
+        writer = await client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=1)
+        await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        got: list[EntryId] = []
+
+        async def follow() -> None:
+            async for entry in reader.tail(0):
+                got.append(entry.entry_id)  # noqa: PERF401 - the test looks at it meanwhile
+
+        following = asyncio.create_task(follow())
+        async with asyncio.timeout(10):
+            for _ in range(3):
+                for name in writer.metadata.last_fragment.bookies:
+                    world.kill(name)
+                    await writer.append(b"elsewhere")
+                    last = writer.last_add_confirmed
+                    while not got or got[-1] < last:
+                        await asyncio.sleep(0.01)
+                    world.revive(name)
+            await writer.close()
+            await following
+        assert got == list(range(len(got)))
+
+    run(test, bookies=5)
+
+
+def test_a_tail_ends_with_its_ledger_though_the_metadata_were_away() -> None:
+    """And then watches nothing any more."""
+
+    async def test(world: World) -> None:
+        client, other = await world.client(explicit_lac_delay_s=0.01), await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        reader = await other.open_ledger(writer.ledger_id)
+        before = len(memory(other)._watches)
+        refused: list[str] = []
+
+        def interpose(name: str, path: str) -> Fault:
+            if name == "get" and path.startswith("ledgers/") and len(refused) < 2:
+                refused.append(path)
+                return Fault(Outcome.UNAVAILABLE)
+            return Fault()
+
+        async def follow() -> list[bytes]:
+            return [entry.payload async for entry in reader.tail(0)]
+
+        following = asyncio.create_task(follow())
+        while len(memory(other)._watches) == before:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        memory(other).interpose = interpose
+        await writer.close()
+        async with asyncio.timeout(10):
+            assert await following == [b"0"]
+        assert len(refused) == 2
+        assert len(memory(other)._watches) == before
+
+    run(test)
