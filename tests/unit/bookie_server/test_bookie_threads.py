@@ -298,6 +298,36 @@ def test_every_entry_is_readable_at_each_step_of_a_flush(
     assert between.times >= 10
 
 
+def test_a_fence_counts_at_each_step_of_a_flush(between: Between, files: MemoryFileSystem) -> None:
+    """The index has the ledger as it was before, until the flush has committed."""
+    indexes: list[MemoryIndex] = []
+    machine = Machine(files, open_index=_kept(files, indexes))
+    assert machine.add(L, [0]) is OK
+    machine.flush()
+    assert machine.add(L, [1], lac=0) is OK
+    assert machine.fence(L) is OK
+    refusals: list[BookieStatus] = []
+
+    def look() -> None:
+        assert machine.is_fenced(L) and machine.lac(L) == 0
+        assert machine.bookie.end_of_ledger(L, access_key=b"").last_entry == 1
+        refusals.extend(status for status, _message in machine.start_add(L, [2]))
+
+    between.act = look
+    for kind, name in (
+        (WriteCache, "freeze"),
+        (WriteCache, "drop_frozen"),
+        (EntryLogWriter, "sync"),
+        (type(_update(indexes)), "put_state"),
+        (type(_update(indexes)), "commit"),
+    ):
+        between.around(kind, name)
+    between.always()
+    machine.flush()
+    assert refusals == [BookieStatus.FENCED] * between.times
+    assert between.times >= 10
+
+
 def _kept(files: MemoryFileSystem, indexes: list[MemoryIndex]) -> Callable[[Path], MemoryIndex]:
     def open_index(path: Path) -> MemoryIndex:
         indexes.append(MemoryIndex(files, path))

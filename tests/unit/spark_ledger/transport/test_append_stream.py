@@ -227,6 +227,19 @@ async def test_late_answers_to_a_closed_appender_are_ignored(f: Fixture) -> None
 
 
 @on_loop
+async def test_appenders_that_ended_are_forgotten(f: Fixture) -> None:
+    """A client that lives for months opens one for each fragment of each ledger."""
+    closed, refused = f.open(1), f.open(2)
+    for ledger_id, appender in ((1, closed), (2, refused)):
+        appender.send(make_run(0, ledger_id=ledger_id))
+    await settle()
+    closed.close()
+    f.call.answer(refused.tag, 0, int(BookieStatus.FENCED), "fenced")
+    await settle()
+    assert not f.stream._appenders
+
+
+@on_loop
 async def test_a_refusal_is_reported_once(f: Fixture) -> None:
     appender = f.open()
     appender.send(make_run(0))

@@ -408,3 +408,27 @@ async def test_a_poll_has_the_time_it_waits_and_that_of_an_answer(bookies: Booki
     assert status is BookieStatus.OK
     assert (await poll).last_add_confirmed == 3
     await transport.close()
+
+
+@on_loop
+async def test_a_striped_read_that_breaks_names_the_entry_it_wants_next(bookies: Bookies) -> None:
+    bookie = ScriptedBookie()
+    port = await bookies.start(bookie)
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
+    bookie.watch_last_confirmed(LEDGER, lambda: None)  # makes the ledger
+    bookie.ledgers[LEDGER].entries = {entry: bytes(600_000) for entry in range(12)}
+    read, reads = bookie.read, 0
+
+    def read_once(*values: object, **options: object) -> object:
+        nonlocal reads
+        reads += 1
+        assert reads == 1, "a bug of the bookie"
+        return read(*values, **options)  # type: ignore[arg-type]
+
+    bookie.read = read_once  # type: ignore[assignment, method-assign]
+    chunks = transport.read(BOOKIE, LEDGER, EntryId(1), EntryId(11), stride=3, timeout_s=5)
+    first, last = [chunk async for chunk in chunks]
+    assert first.run is not None and first.run.ids()[0] == 1
+    assert (last.run, last.entry_id) == (None, first.run.last_entry + 3)
+    assert last.status is BookieStatus.IO_ERROR
+    await transport.close()
