@@ -132,6 +132,27 @@ def test_a_tail_waits_at_the_bookies_and_does_not_ask_again_and_again() -> None:
     run(test)
 
 
+def test_a_tail_asks_dead_bookies_at_its_leisure() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        reader = await client.open_ledger(writer.ledger_id)
+        for name in list(world.bookies):
+            world.kill(name)
+        transport, calls = client._context.transport, list[str]()
+        honest = transport.read_last_confirmed
+
+        async def read_last_confirmed(bookie_id: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(bookie_id)
+            return await honest(bookie_id, *args, **kwargs)
+
+        transport.read_last_confirmed = read_last_confirmed  # type: ignore[method-assign]
+        assert [entry async for entry in reader.tail(0, idle_timeout=0.4)] == []
+        assert 3 <= len(calls) <= 40, "every twentieth of a second"
+
+    run(test)
+
+
 def test_a_tail_hears_every_bookie_of_the_newest_fragment() -> None:
     async def test(world: World) -> None:
         client = await world.client(explicit_lac_delay_s=0.01)
