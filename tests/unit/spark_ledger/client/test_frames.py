@@ -65,3 +65,14 @@ def test_runs_are_cut_at_the_size_of_a_message() -> None:
     assert [run.count for run in runs] == [1, 2, 1, 1]
     assert [run.first_entry for run in runs] == [0, 1, 3, 4]
     assert sum(run.count for run in runs) == 5
+
+
+def test_what_is_sent_again_begins_where_it_is_asked_to() -> None:
+    """After an ensemble change a bookie gets what is not confirmed, not what others got before."""
+    frames = store()
+    frames.seal([b"a", b"b", b"c", b"d"], NO_ENTRY)
+    assert sorted(payloads_of(frames, 0, 0, 3)) == [0, 1, 2, 3]
+    assert sorted(payloads_of(frames, 1, 2, 3)) == [2, 3]
+    assert sorted(payloads_of(frames, 1, 2, 2)) == [2]
+    frames.release(EntryId(0))
+    assert sorted(payloads_of(frames, 2, 1, 3)) == [1, 2, 3]

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
+from spark_ledger.client import context
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId
@@ -64,3 +67,40 @@ def test_replicas_share_the_readers() -> None:
         assert names == list(writer.metadata.last_fragment.bookies)
 
     run(test, bookies=3)
+
+
+def test_a_bookie_that_was_overtaken_is_asked_last_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(context, "_SUSPECT_S", 0.3)
+
+    async def test(world: World) -> None:
+        client = await world.client(speculative_read_delay_s=0.05)
+        async with await client.create_ledger(
+            ensemble_size=2, write_quorum=2, ack_quorum=2
+        ) as writer:
+            await writer.append(b"0")
+        first, second = writer.metadata.last_fragment.bookies
+        reader = await client.open_ledger(writer.ledger_id)
+        transport = client._context.transport
+        honest, names, is_stuck = transport.read, list[str](), [True]
+
+        async def read(bookie_id: str, *args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+            names.append(bookie_id)
+            if bookie_id == first and is_stuck[0]:
+                await asyncio.Event().wait()
+            async for chunk in honest(bookie_id, *args, **kwargs):  # type: ignore[arg-type]
+                yield chunk
+
+        transport.read = read  # type: ignore[method-assign]
+        for expected in ([first, second], [second]):
+            names.clear()
+            assert [e.payload async for e in reader.read(0, 0)] == [b"0"]
+            assert names == expected
+        is_stuck[0] = False
+        async with asyncio.timeout(5):
+            while names[-1] != first:
+                await asyncio.sleep(0.05)
+                assert [e.payload async for e in reader.read(0, 0)] == [b"0"]
+
+    run(test, bookies=2)

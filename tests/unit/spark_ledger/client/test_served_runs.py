@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -131,5 +132,48 @@ def test_an_answer_that_just_ends_is_no_denial() -> None:
         transport.read = nothing  # type: ignore[method-assign]
         with pytest.raises(RecoveryError):
             await client.open_ledger(ledger_id, recover=True)
+
+    run(test, bookies=1)
+
+
+def test_what_stands_before_a_damaged_entry_is_delivered() -> None:
+    """All of it was in one answer; the error names the entry that is damaged."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        ledger_id, bookie = await written(client, PAYLOADS, 1)
+        frames = dict(world.bookies[bookie].ledgers[LedgerId(ledger_id)].entries)  # type: ignore[index]
+        damaged = frames[1][:-1] + b"?"
+        served = run_of(ledger_id, 0, [frames[0], damaged, frames[2]])
+        serving(client, bookie, lambda r: served if r.first_entry == 0 else None)
+        reader = await client.open_unconfirmed(ledger_id)
+        got: list[bytes] = []
+        with pytest.raises(DigestMismatchError, match=f"ledger {ledger_id} entry 1"):
+            async for entry in reader.read(0, 2, unconfirmed=True):
+                got.append(entry.payload)  # noqa: PERF401 - what came before the error
+        assert got == [b"0"]
+
+    run(test, bookies=1)
+
+
+def test_a_reader_that_is_not_read_from_fetches_no_more() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        ledger_id, bookie = await written(client, [b"%d" % n for n in range(40)], 1)
+        served: list[int] = []
+
+        def counted(found: EntryRun) -> EntryRun:
+            served.append(found.first_entry)
+            return found
+
+        serving(client, bookie, counted)
+        reader = await client.open_unconfirmed(ledger_id)
+        batches = reader.read_batches(0, 39, unconfirmed=True)
+        got = await anext(batches)
+        await asyncio.sleep(0.05)
+        assert len(served) <= 8, "a few answers ahead of its consumer"
+        async for batch in batches:
+            got += batch
+        assert [entry.entry_id for entry in got] == list(range(40))
 
     run(test, bookies=1)

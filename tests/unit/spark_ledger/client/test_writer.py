@@ -271,3 +271,20 @@ def test_whoever_waits_is_told_that_the_ledger_came_to_its_end() -> None:
         assert [type(outcome) for outcome in outcomes] == [EnsembleLostError] * 4
 
     run(test)
+
+
+def test_a_dead_bookie_is_not_taken_for_its_own_replacement() -> None:
+    """There is no other: the ledger goes on without it, and its metadata stay as they are."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        world.kill(writer.metadata.last_fragment.bookies[0])
+        for _ in range(20):
+            await writer.append(b"more")
+        assert writer.failed_slots == {0}
+        assert len(writer.metadata.fragments) == 1
+        await writer.close()
+
+    run(test)
