@@ -59,6 +59,20 @@ def test_a_bookie_that_cannot_be_opened_lets_go_of_its_directories() -> None:
     assert Machine(files).add(7, [0]) is BookieStatus.OK
 
 
+@pytest.mark.parametrize("kind", ["create", "list", "fdatasync", "pread"])
+def test_a_disk_that_fails_at_the_start_is_named(kind: str) -> None:
+    files = formatted()
+    Machine(files).close()
+
+    def plan(operation: Operation) -> Fault | None:
+        fails = operation.kind == kind and operation.path.is_relative_to(JOURNAL)
+        return Fault(errno.EIO) if fails else None
+
+    with pytest.raises(ConfigurationError, match=f"cannot be .*{JOURNAL}"):
+        Machine(FaultFileSystem(files, plan))
+    assert Machine(files).add(7, [0]) is BookieStatus.OK, "it let go of its directories"
+
+
 def test_a_bookie_of_another_cluster_is_not_opened() -> None:
     files = formatted()
     with pytest.raises(ConfigurationError, match="another-cluster"):

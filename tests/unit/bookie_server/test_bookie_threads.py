@@ -7,12 +7,17 @@ with real threads, so here each step of interest first lets the others do all th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
 
+from bookie_server.bookie import Bookie
+from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.directory_store import DirectoryStore
 from bookie_server.storage.entry_log import EntryLogWriter
 from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
@@ -20,10 +25,19 @@ from bookie_server.storage.index import IndexUpdate
 from bookie_server.storage.journal import Journal
 from bookie_server.storage.memory_fs import MemoryFileSystem
 from bookie_server.storage.memory_index import MemoryIndex
+from bookie_server.storage.posix_fs import PosixFileSystem
 from bookie_server.storage.write_cache import WriteCache
 from spark_ledger.limits import MIB
-from spark_ledger.types import BookieStatus, EntryId, LedgerId
-from tests.unit.bookie_server.storage.support import JOURNAL, Machine, expected, formatted
+from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
+from tests.unit.bookie_server.storage.support import (
+    BOOKIE_ID,
+    JOURNAL,
+    Machine,
+    expected,
+    formatted,
+    make_run,
+    small_config,
+)
 
 OK = BookieStatus.OK
 L = LedgerId(8)
@@ -340,3 +354,31 @@ def _update(indexes: list[MemoryIndex]) -> IndexUpdate:
     update = indexes[0].begin()
     update.abort()
     return update
+
+
+def test_what_is_added_leaves_memory_by_itself(tmp_path: Path) -> None:
+    """Nobody but the bookie's own thread flushes a bookie that serves."""
+    journal, ledgers = tmp_path / "j", (tmp_path / "l0", tmp_path / "l1")
+    format_directories(PosixFileSystem(), journal, ledgers, cluster_id="c", bookie_id=BOOKIE_ID)
+    config = small_config(
+        journal_directory=journal, ledger_directories=ledgers, flush_interval_s=0.02
+    )
+    posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    answers: list[BookieStatus] = []
+    bookie = Bookie.open(config, post=posted.put, on_fatal=lambda message: None)
+    flushes = bookie.stats().engine.flushes
+    for ledger in (L, LedgerId(L + 1)):
+        bookie.add(
+            make_run(ledger, [0]),
+            access_key=b"",
+            recovery=False,
+            last_add_confirmed=NO_ENTRY,
+            done=lambda status, _message: answers.append(status),
+        )
+    deadline = time.monotonic() + 20
+    while bookie.stats().engine.cache_bytes or len(answers) < 2:
+        assert time.monotonic() < deadline, bookie.stats()
+        with suppress(Empty):
+            posted.get(timeout=0.05)()
+    assert answers == [OK, OK] and bookie.stats().engine.flushes > flushes
+    bookie.close()

@@ -65,6 +65,7 @@ def test_a_flush_is_asked_for_as_soon_as_it_is_needed() -> None:
     wanted.clear()
     machine.bookie._on_flushed()  # of another directory
     assert wanted.is_set()
+    assert machine.bookie.stats().adds_waiting == 1, "there is no room for it yet"
 
 
 def test_after_a_flush_that_works_a_full_cache_is_waited_for_again(

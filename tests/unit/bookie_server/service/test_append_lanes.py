@@ -82,11 +82,12 @@ async def test_what_is_durable_behind_a_refusal_is_not_reported(f: Fixture) -> N
 @on_loop
 async def test_of_several_refusals_the_earliest_run_is_named(f: Fixture) -> None:
     bookie = out_of_order(f)
-    f.context.send((1, 0), (1, 1), (1, 2))
+    f.context.send((1, 0), (1, 1), (1, 2), (1, 3))
     await settle()
-    first, second, third = bookie.answers
+    first, second, third, fourth = bookie.answers
     third(BookieStatus.FENCED, "fenced")
     second(BookieStatus.IO_ERROR, "no room")
+    fourth(BookieStatus.FENCED, "fenced")
     await settle()
     assert f.results == [], "the run before them is not answered yet"
     first(BookieStatus.OK, "")
@@ -111,6 +112,8 @@ async def test_a_lane_goes_on_after_it_was_idle(f: Fixture) -> None:
         f.context.send((1, entry))
         await settle()
     assert f.results == [(1, 0, OK), (1, 1, OK), (1, 2, OK)]
+    assert not f.session._lanes, "a stream may see any number of tags"
+    assert f.metrics.add_latency.total < 60 * sum(f.metrics.add_latency.counts)
 
 
 @on_loop
@@ -154,6 +157,7 @@ async def test_all_streams_are_read_again_once_there_is_room(
     gate.completed()
     await settle()
     assert all(stream.done() for stream in streams)
+    assert not gate._waiting, "those that were let go are forgotten"
     await asyncio.wait_for(gate.wait(), 1)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bookie_server.service import grpc_service, read_path
-from bookie_server.service.read_path import RangeRead
+from bookie_server.service.read_path import RangeRead, read_request_error
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import decode_read_response
@@ -120,3 +120,8 @@ def filled(bookie: ScriptedBookie) -> None:
     """Ten entries of 40 bytes in ledger 1."""
     bookie.watch_last_confirmed(LedgerId(1), lambda: None)  # makes the ledger
     bookie.ledgers[LedgerId(1)].entries = {entry: bytes(40) for entry in range(10)}
+
+
+def test_the_first_entry_of_the_first_ledger_can_be_asked_for() -> None:
+    assert read_request_error(pb.ReadRequest()) == ""
+    assert read_request_error(pb.ReadRequest(last_entry=2**63 - 1, stride=1)) == ""
