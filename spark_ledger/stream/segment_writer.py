@@ -48,7 +48,8 @@ def as_batches(data: Any) -> Iterator[Any]:
         for item in data:
             if not isinstance(item, pa.RecordBatch | pa.Table):
                 raise ConfigurationError(
-                    f"data: needs pyarrow record batches or tables, not {type(item).__name__}"
+                    f"data: needs pyarrow record batches or tables, not {type(item).__name__} "
+                    f"(in a {type(data).__name__})"
                 )
             yield from as_batches(item)
     else:
