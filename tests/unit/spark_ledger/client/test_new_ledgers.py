@@ -1,0 +1,95 @@
+"""What a new ledger is made with, and how a writer keeps to the settings of its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from spark_ledger.limits import KIB
+from spark_ledger.types import DigestType, Quorums
+from tests.unit.spark_ledger.client.world import World, run
+
+
+def test_metadata_say_what_was_asked_for() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        plain = await client.create_ledger(
+            ensemble_size=3, write_quorum=2, ack_quorum=1, custom_metadata={"app": "x"}
+        )
+        secret = await client.create_ledger(password=b"secret")
+        stored = await client.ledger_metadata(plain.ledger_id)
+        assert stored.quorums == Quorums(3, 2, 1)
+        assert stored.custom_metadata == {"app": "x"}
+        assert (stored.digest_type, stored.access_key_hash) == (DigestType.CRC32C, b"")
+        protected = await client.ledger_metadata(secret.ledger_id)
+        assert protected.digest_type is DigestType.HMAC_SHA256, "a CRC can be made by anybody"
+        assert protected.access_key_hash
+        assert stored.creation_token != protected.creation_token
+
+    run(test)
+
+
+def test_ledgers_are_spread_over_the_bookies() -> None:
+    """Those that were closed count no more, and those that were replaced count elsewhere."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+
+        async def spread(count: int) -> set[int]:
+            writers = [
+                await client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=1)
+                for _ in range(count)
+            ]
+            used = Counter(b for w in writers for b in w.metadata.last_fragment.bookies)
+            for writer in writers:
+                await writer.close()
+            return {used[bookie] for bookie in world.bookies}
+
+        for _ in range(3):
+            assert await spread(6) == {3}
+        writer = await client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2)
+        replaced = writer.metadata.last_fragment.bookies[0]
+        world.kill(replaced)
+        await writer.append(b"on another")
+        await writer.close()
+        world.revive(replaced)
+        assert not any(client._context.load.values()), "nothing is open"
+
+    run(test, bookies=4)
+
+
+def test_a_silent_bookie_is_replaced_after_the_time_that_was_set() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(add_timeout_s=0.1)
+        writer = await client.create_ledger()
+        silent = writer.metadata.last_fragment.bookies[0]
+        world.bookies[silent].hold = True
+        async with asyncio.timeout(3):  # the default is five seconds
+            while len(writer.metadata.fragments) < 2:
+                await writer.append(b"x")
+                await asyncio.sleep(0.02)
+        assert silent not in writer.metadata.last_fragment.bookies
+        world.bookies[silent].hold = False
+        world.bookies[silent].release()
+        await writer.close()
+
+    run(test, bookies=4)
+
+
+def test_what_is_queued_counts_as_appended() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(bytes_in_flight_max=64 * KIB)
+        writer = await client.create_ledger()
+        futures = [writer.append_nowait(bytes(size)) for size in (1, 20, 300)]
+        assert writer.last_add_pushed == 2
+        assert writer.length == 321
+        assert await asyncio.gather(*futures) == [0, 1, 2]
+        completions = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        writer.submit([bytes(40 * KIB)] * 2, completions)
+        assert not writer.has_room
+        assert writer.last_add_pushed == 4
+        assert await asyncio.gather(*completions) == [3, 4]
+        assert writer.has_room
+        await writer.close()
+
+    run(test)
