@@ -230,12 +230,11 @@ class DirectoryStore:
 
     def _store_ledger(self, update: IndexUpdate, ledger_id: LedgerId, runs: LedgerRuns) -> None:
         last = update.last_entry(ledger_id)
-        for cached in _joined(runs.ordered):
+        for cached in _joined(runs.ordered):  # disjoint: none is in another's way
             if cached.run.first_entry > last:
                 self._store_run(update, cached)
             else:
                 self._store_among(update, cached)
-            last = max(last, cached.run.last_entry)
         for cached in runs.overlapping:
             self._store_among(update, cached)
 

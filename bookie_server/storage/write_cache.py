@@ -51,7 +51,6 @@ class LedgerRuns:
         if before_ends < run.first_entry and last < after_begins:
             self.ordered.insert(place, cached)
             self._firsts.insert(place, run.first_entry)
-            self._last = max(self._last, last)
         else:
             self.overlapping.append(cached)
 
