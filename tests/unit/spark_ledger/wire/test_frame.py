@@ -157,6 +157,15 @@ def test_keys_of_a_password() -> None:
     assert derive_keys(b"", 7) == (b"", b"")
 
 
+def test_the_keys_of_a_password_never_change() -> None:
+    """Ledgers that were written with them are there to stay, and bookies keep the first's hash."""
+    access, mac = derive_keys(b"secret", 7)
+    assert access.hex() == "f988e54f63fd8027b90160bf87b738bc64cbd8df88ae28e4f4ce2c0d0d33d23f"
+    assert mac.hex() == "7b3fe6f7693975f8fbb105d628ae51a648a734148855ba808e12b41e74545532"
+    kept = "2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683"
+    assert access_key_hash(b"key").hex() == kept
+
+
 def test_what_bookies_keep_of_an_access_key() -> None:
     assert access_key_hash(b"") == b""
     assert len(access_key_hash(b"key")) == 32
