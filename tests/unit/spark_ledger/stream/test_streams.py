@@ -85,10 +85,16 @@ def test_a_name_is_taken_once() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
-@pytest.mark.parametrize("call", ["transaction", "create"])
-def test_a_lost_reply_while_creating_is_looked_up(outcome: Outcome, call: str) -> None:
+@pytest.mark.parametrize(("call", "is_first"), [("transaction", False), ("create", True)])
+def test_a_lost_reply_while_creating_is_looked_up(
+    outcome: Outcome, call: str, is_first: bool
+) -> None:
+    """Of the stream, and of the root that the first stream of a cluster makes."""
+
     async def scenario() -> None:
         ledgers = FakeLedgers()
+        if not is_first:
+            await Streams(ledgers).create("before", SCHEMA)
         _, streams = another(ledgers, Faults([outcome], call))
         stream = await streams.create("s", SCHEMA)
         assert (await stream.append(table(0))).applied
