@@ -218,6 +218,26 @@ async def test_health_and_metrics_follow_the_calls(f: Fixture) -> None:
 
 
 @on_loop
+async def test_streams_fences_and_times_are_counted(f: Fixture) -> None:
+    await f.store(0, 1)
+    call = f.stub.Append(metadata=HERE)
+    run = pb.EntryRun(ledger_id=1, first_entry=1, sizes=[50], frames=bytes(50))
+    await call.write(pb.AppendRequest(adds=[pb.AddRun(tag=1, run=run)]))
+    await call.read()
+    assert f.metrics.append_streams == 1
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    while f.metrics.append_streams:
+        await asyncio.sleep(0.005)
+    for _again in range(2):
+        (response,) = await read(f, pb.ReadRequest(ledger_id=1, last_entry=1, fence=True))
+        assert len(response.run.sizes) == 2
+    assert f.metrics.fences == {BookieStatus.OK: 2}
+    assert sum(f.metrics.read_latency.counts) == 2
+    assert 0 < f.metrics.read_latency.total < 40, "seconds that two reads took"
+
+
+@on_loop
 async def test_drain_ends_streams_and_answers_long_polls(f: Fixture) -> None:
     await f.store(0, 1)
     call = f.stub.Append(metadata=HERE)

@@ -71,6 +71,59 @@ def test_what_cannot_change_is_not_waited_for(status: BookieStatus) -> None:
     run()
 
 
+@on_loop
+async def test_a_ledger_that_is_not_known_yet_is_waited_for(f: Fixture) -> None:
+    """Its first entry may be on its way, and who was answered at once would ask again at once."""
+    ends = [LedgerEnd(BookieStatus.NO_SUCH_LEDGER, NO_ENTRY, NO_ENTRY, False, "")]
+    f.bookie.end_of_ledger = lambda _ledger_id, *, access_key: ends[-1]  # type: ignore[method-assign]
+    waiting = asyncio.ensure_future(poll(f, above=0, wait_ms=10_000))
+    while not f.metrics.long_polls:
+        await asyncio.sleep(0.005)
+    (changed,) = f.bookie.ledgers[LedgerId(1)].watches
+    changed()
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    ends.append(LedgerEnd(BookieStatus.OK, EntryId(1), EntryId(2), False, ""))
+    changed()
+    assert (await waiting).last_add_confirmed == 1
+    assert f.metrics.long_polls == 0 and not f.bookie.ledgers[LedgerId(1)].watches
+
+
+@on_loop
+async def test_an_answer_to_somebody_who_left_harms_nobody(f: Fixture) -> None:
+    """One journal batch answers many calls, one after the other."""
+    f.bookie.hold = True
+    request = pb.ReadLastConfirmedRequest(ledger_id=1, fence=True)
+    gone = f.stub.ReadLastConfirmed(request, timeout=15, metadata=HERE)
+    while LedgerId(1) not in f.bookie.ledgers:
+        await asyncio.sleep(0.005)
+    gone.cancel()
+    while any(f.metrics.calls_in_progress.values()):
+        await asyncio.sleep(0.005)
+    stays = asyncio.ensure_future(f.stub.ReadLastConfirmed(request, timeout=15, metadata=HERE))
+    while len(f.bookie._held) < 2:
+        await asyncio.sleep(0.005)
+    f.bookie.release()
+    assert (await stays).fenced
+
+
+@on_loop
+async def test_ledgers_with_negative_ids_are_refused(f: Fixture) -> None:
+    """Such a ledger could be taken in, and never be written to an index."""
+    for ledger_id, status in ((-1, pb.BAD_REQUEST), (-(2**63), pb.BAD_REQUEST), (0, pb.OK)):
+        request = pb.ReadLastConfirmedRequest(ledger_id=ledger_id, fence=True)
+        answer = await f.stub.ReadLastConfirmed(request, timeout=15, metadata=HERE)
+        assert answer.status == status, answer
+        write = pb.WriteLastConfirmedRequest(ledger_id=ledger_id, last_add_confirmed=3)
+        answer = await f.stub.WriteLastConfirmed(write, timeout=15, metadata=HERE)
+        assert answer.status == status, answer
+        listed = f.stub.ListEntries(
+            pb.ListEntriesRequest(ledger_id=ledger_id), timeout=15, metadata=HERE
+        )
+        assert [a.status async for a in listed] == [status] * (status != pb.OK)
+    assert list(f.bookie.ledgers) == [0]
+
+
 @pytest.mark.parametrize("count", [1, 3, 4, 6, 7])
 def test_ranges_of_any_number_arrive(count: int) -> None:
     @on_loop

@@ -201,6 +201,16 @@ def test_statuses_have_the_numbers_of_the_protocol() -> None:
         status_to_wire(BookieStatus.TIMEOUT)
 
 
+def test_fields_that_only_protobuf_refuses_are_refused_by_name() -> None:
+    """There is no field 0; the walk over the fields does not mind."""
+    bad = b"\x00\x01"
+    with pytest.raises(ConfigurationError, match="malformed"):
+        decode_read_response(bad)
+    for add in (bad, b"\x0a\x02" + bad):  # in the add itself, and in its run
+        with pytest.raises(ConfigurationError, match="malformed"):
+            decode_append_request(b"\x0a" + bytes([len(add)]) + add)
+
+
 def test_a_run_that_reaches_into_the_next_add_is_refused() -> None:
     """Its length is within the message, and not within its add."""
     run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
