@@ -122,6 +122,15 @@ def test_a_block_resumes_behind_what_was_added_into_its_gap(store: DirectoryStor
     assert len(distinct(store)) == 2
 
 
+def test_runs_across_rows_of_an_interrupted_block_are_all_found(store: DirectoryStore) -> None:
+    stored: set[int] = set()
+    for number, ids in enumerate(([0, 10], [5], [3, 7], [1, 4, 6, 9, 12], [2, 8, 11])):
+        add(store, ids)
+        store.flush(mark(number + 1))
+        stored |= set(ids)
+        check(store, stored)
+
+
 def test_an_entry_sent_again_at_a_border_is_stored_once(store: DirectoryStore) -> None:
     for number, ids in enumerate(([5, 6, 7], [7, 8], [4, 5], [8], [9]), start=1):
         add(store, ids)

@@ -70,3 +70,14 @@ def test_a_block_with_gaps_resumes() -> None:
     model.insert([0, 10, 20])
     assert model.insert([5, 15]) == [Piece(0, 1, 0, 10), Piece(1, 2, 0, 20)]
     assert sorted(model.rows.items()) == [(0, 0), (5, 1), (10, 0), (15, 2), (20, 0)]
+
+
+def test_a_block_ends_where_the_next_row_begins() -> None:
+    """What it has behind that row is no reason to go past it."""
+    rows = [StoredRow(0, [0, 10]), StoredRow(5, [5])]
+    assert plan_insert([3, 7], rows, 10) == [Piece(0, 1), Piece(1, 2)]
+    assert plan_insert([3], rows[:1], 5) == [Piece(0, 1)]
+    assert plan_insert([7, 9, 12], [StoredRow(5, [5]), StoredRow(10, [10])], None) == [
+        Piece(0, 2),
+        Piece(2, 3),
+    ]

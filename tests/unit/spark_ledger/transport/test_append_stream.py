@@ -133,6 +133,7 @@ async def test_a_message_is_not_kept_once_everything_is_answered(f: Fixture) -> 
     f.call.answer(appender.tag, 0)
     await settle()
     assert f.newest_messages.size_bytes == 0
+    assert not f.newest_messages._messages
 
 
 @on_loop
