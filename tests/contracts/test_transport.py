@@ -256,6 +256,10 @@ async def test_a_wrong_access_key_is_unauthorized_and_fences_nothing(world: Worl
         BOOKIE, LEDGER, EntryId(0), access_key=b"wrong", timeout_s=5
     )
     assert status is BookieStatus.UNAUTHORIZED
+    status = await world.transport.write_last_confirmed(
+        BOOKIE, LEDGER, EntryId(0), access_key=b"right", timeout_s=5
+    )
+    assert status is OK
 
 
 @on_both

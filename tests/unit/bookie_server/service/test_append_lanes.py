@@ -12,7 +12,7 @@ from bookie_server.service.append_session import AppendGate
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.codec import AddCommand, encode_append_request
-from spark_ledger.wire.frame import Crc32cDigest
+from spark_ledger.wire.frame import HEADER, Crc32cDigest
 from tests.contracts.scripted_bookie import Done, ScriptedBookie
 from tests.frames import seal
 from tests.unit.bookie_server.service.test_append_session import Fixture, on_loop, settle
@@ -104,6 +104,25 @@ async def test_what_was_reported_is_not_reported_again(f: Fixture) -> None:
         bookie.answers[entry](status, "")
         await settle()
     assert f.results == [(1, 0, OK), (1, 1, OK), (1, 2, FENCED)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "last_add_confirmed"), [([20, 60], -1), ([40, 41], -1), ([80], -2)]
+)
+def test_malformed_runs_do_not_reach_the_bookie(sizes: list[int], last_add_confirmed: int) -> None:
+    """What it kept of them it could not read at its next start."""
+    frames = (HEADER.pack(1, 3, last_add_confirmed, 0) + bytes(8)) * 2
+    bad = EntryRun(LedgerId(1), EntryId(3), None, sizes, frames)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        f.context.requests.put_nowait(encode_append_request([AddCommand(1, b"", False, bad)]))
+        await settle()
+        (result,) = f.results
+        assert (result[0], result[2]) == (1, int(BookieStatus.BAD_REQUEST))
+        assert f.bookie.adds == [] and f.bookie.ledgers == {}
+
+    run()
 
 
 @on_loop

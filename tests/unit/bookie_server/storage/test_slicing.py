@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from bookie_server.storage.slicing import holds, slice_run, take_places
 from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.types import EntryId, LedgerId
+from tests.unit.bookie_server.storage.support import make_run
 
 
 @st.composite
@@ -68,3 +69,11 @@ def test_a_whole_run_is_passed_on_without_a_copy() -> None:
     run = EntryRun(LedgerId(1), EntryId(5), None, [1, 2], b"abb")
     assert slice_run(run, EntryId(5), EntryId(99), stride=1, max_bytes=3) is run
     assert take_places(run, 0, 2) is run
+
+
+def test_a_slice_in_the_middle_ends_with_its_last_entry() -> None:
+    """Its bytes are counted from where it begins."""
+    run = make_run(7, range(10), 10)
+    for max_bytes in (20, 30, 100):
+        part = slice_run(run, EntryId(5), EntryId(6), stride=1, max_bytes=max_bytes)
+        assert list(part.ids()) == [5, 6] and part.frames == run.frames[50:70]
