@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from bookie_server.core.admission import ByteBudget
+from bookie_server.core.admission import BytesInFlight
 from bookie_server.core.ledger_state import hash_of, refuse_access, refuse_add
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.changes import access_key_body, fence_body, last_add_confirmed_body
@@ -35,7 +35,6 @@ from bookie_server.storage.replay import replay_journal
 from bookie_server.storage.vfs import FileSystem, Lock
 from bookie_server.storage.write_cache import CachedRun
 from spark_ledger.errors import ConfigurationError, CorruptionError
-from spark_ledger.limits import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 
@@ -111,7 +110,7 @@ class Bookie:
             on_flushed=partial(post, self._on_flushed),
             on_fatal=lambda message: post(partial(on_fatal, message)),
         )
-        self._budget = ByteBudget(BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
+        self._bytes_in_flight = BytesInFlight()
         self._waiting: deque[_WaitingAdd] = deque()
         self._fences: dict[LedgerId, list[Done]] = {}
         self._watchers: dict[LedgerId, dict[int, Callable[[], None]]] = {}
@@ -201,7 +200,7 @@ class Bookie:
     @property
     def append_bytes_in_flight(self) -> int:
         """Bytes of adds accepted and not answered yet."""
-        return self._budget.used
+        return self._bytes_in_flight.count
 
     def add(
         self,
@@ -221,7 +220,7 @@ class Bookie:
             done(BookieStatus.BAD_REQUEST, f"{message} are too many for one run")
             return
         size = len(run.frames)
-        self._budget.take(size)
+        self._bytes_in_flight.take(size)
         waiting = _WaitingAdd(
             run, access_key, recovery, last_add_confirmed, partial(self._answer, size, done)
         )
@@ -375,7 +374,7 @@ class Bookie:
         return StorageStats(
             self._journal.stats(),
             self._storage.stats(),
-            self._budget.used,
+            self._bytes_in_flight.count,
             len(self._waiting),
             self._journal.failure or self._storage.failure or "",
         )
@@ -452,7 +451,7 @@ class Bookie:
         return state
 
     def _answer(self, size: int, done: Done, status: BookieStatus, message: str) -> None:
-        self._budget.give_back(size)
+        self._bytes_in_flight.give_back(size)
         done(status, message)
 
     def _fenced(self, ledger_id: LedgerId, status: BookieStatus, message: str) -> None:

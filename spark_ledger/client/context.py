@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
@@ -173,7 +173,7 @@ class ClientContext:
             else:
                 return MetadataConflict(stored.value, stored.version)
 
-    def use(self, bookies: Mapping[int, BookieId] | tuple[BookieId, ...], by: int) -> None:
+    def use(self, bookies: Iterable[BookieId], by: int) -> None:
         """Count bookies as used (``by`` = 1) or no longer used (-1) by an ensemble."""
-        for bookie_id in bookies.values() if isinstance(bookies, Mapping) else bookies:
+        for bookie_id in bookies:
             self.load[bookie_id] += by

@@ -110,7 +110,9 @@ class LedgerWriter:
         self._appenders = Appenders(
             context, self.ledger_id, self._driver.feed, access_key=access_key, recovery=False
         )
-        context.use(self._machine.bookies, +1)
+        self._counted = list(self._machine.bookies)
+        """Whom the client counts as used, by slot; not all that were chosen come into use."""
+        context.use(self._counted, +1)
         context.writers.add(self)
         self._driver.start(self._machine.start())
 
@@ -293,10 +295,11 @@ class LedgerWriter:
         _fail(failed, error)
 
     async def _choose(self, command: ChooseBookies) -> Event:
-        before = self._machine.bookies
         found = await self._context.replacements(command)
-        self._context.use(tuple(before[slot] for slot in found), -1)
-        self._context.use(found, +1)
+        self._context.use(self._counted, -1)
+        for slot, bookie_id in found.items():
+            self._counted[slot] = bookie_id
+        self._context.use(self._counted, +1)
         return BookiesChosen(found)
 
     async def _write_metadata(self, command: WriteMetadata) -> Event:
@@ -359,7 +362,7 @@ class LedgerWriter:
         try:
             await self._outcome
         finally:
-            self._context.use(self._machine.bookies, -1)
+            self._context.use(self._counted, -1)
             self._context.writers.discard(self)
             await self._stop()
 

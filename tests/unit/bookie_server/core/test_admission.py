@@ -1,21 +1,21 @@
-"""The byte budget counts exactly."""
+"""Bytes in flight are counted exactly."""
 
 from __future__ import annotations
 
 import pytest
 
-from bookie_server.core.admission import ByteBudget
+from bookie_server.core.admission import BytesInFlight
 
 
-def test_a_budget() -> None:
-    budget = ByteBudget(10)
-    budget.take(9)
-    assert not budget.is_exhausted
-    budget.take(5)
-    assert budget.is_exhausted and budget.used == 14
-    budget.give_back(4)
-    assert budget.is_exhausted
-    budget.give_back(10)
-    assert not budget.is_exhausted and budget.used == 0
+def test_what_is_taken_is_given_back() -> None:
+    bytes_in_flight = BytesInFlight()
+    bytes_in_flight.take(9)
+    bytes_in_flight.take(5)
+    assert bytes_in_flight.count == 14
+    bytes_in_flight.give_back(4)
+    bytes_in_flight.give_back(10)
+    assert bytes_in_flight.count == 0
     with pytest.raises(AssertionError, match="more was given back"):
-        budget.give_back(1)
+        bytes_in_flight.give_back(1)
+    with pytest.raises(AssertionError):
+        bytes_in_flight.take(-1)

@@ -288,3 +288,28 @@ def test_a_dead_bookie_is_not_taken_for_its_own_replacement() -> None:
         await writer.close()
 
     run(test)
+
+
+def test_a_closed_ledger_loads_no_bookie_whatever_became_of_its_replacements() -> None:
+    """New ledgers go where few of this client's are; what was counted wrong would be avoided."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        first = writer.metadata.last_fragment.bookies[0]
+        world.kill(first)
+        await writer.append(b"replaced")
+        assert client._context.load[first] == 0
+        (replacement,) = {*writer.metadata.last_fragment.bookies} - {
+            *writer.metadata.fragments[0].bookies
+        }
+        assert client._context.load[replacement] == 1
+        await (await world.client()).open_ledger(writer.ledger_id, recover=True)
+        world.kill(replacement)  # the change that it asks for is refused: the ledger is closed
+        with pytest.raises(FencedError):
+            await writer.append(b"too late")
+        await writer.close()
+        assert set(client._context.load.values()) == {0}
+
+    run(test, bookies=5)
