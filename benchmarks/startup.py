@@ -14,17 +14,17 @@ import spark_ledger
 from benchmarks.paths import ROOT
 from benchmarks.rows import OURS, Row, median, rounded
 from connector.options import PlanLimits
-from connector.planner import plan_partitions, ranges_of
+from connector.read.planner import plan_partitions, ranges_of
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.base import Create, MetadataStore, Operation
-from spark_ledger.stream import codec
 from spark_ledger.stream.blocking import Stream
-from spark_ledger.stream.commits import Apply, Proposal, decide
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit.commit_rules import Apply, Proposal, decide
+from spark_ledger.stream.commit.summary_format import encode_summary
+from spark_ledger.stream.format import codec
 from spark_ledger.stream.model import UNPLACED, Segment
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
-from spark_ledger.stream.streams import Streams
-from spark_ledger.stream.summary import encode_summary
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 COMMITS = 10_000
@@ -91,7 +91,7 @@ def _plan(stream: Stream, start: Dlsn, commits: int) -> Dlsn:
 
 async def _make_stream(uri: str, commits: int) -> None:
     async with await LedgerClient.connect(uri) as client:
-        await Streams(client).create(_STREAM, pa.schema([("number", pa.int64())]))
+        await StreamCatalog(client).create(_STREAM, pa.schema([("number", pa.int64())]))
     await _append_commits(uri, commits)
 
 

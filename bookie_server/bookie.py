@@ -19,21 +19,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bookie_server.core.admission import BytesInFlight
+from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.core.ledger_state import hash_of, refuse_access, refuse_add
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
-from bookie_server.storage.changes import access_key_body, fence_body, last_add_confirmed_body
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import INDEX_NAME, check_cookies, lock_directories
-from bookie_server.storage.directory_store import DirectoryStore
-from bookie_server.storage.engine import EngineStats, LedgerStorage
-from bookie_server.storage.index import Index, LedgerState
-from bookie_server.storage.journal import Done, Journal, JournalStats, Post
-from bookie_server.storage.lmdb_index import LmdbIndex
-from bookie_server.storage.posix_fs import PosixFileSystem
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.fs.vfs import FileSystem, Lock
+from bookie_server.storage.journal.changes import (
+    access_key_body,
+    fence_body,
+    last_add_confirmed_body,
+)
+from bookie_server.storage.journal.journal import Done, Journal, JournalStats, Post
+from bookie_server.storage.journal.replay import replay_journal
+from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.index import Index
+from bookie_server.storage.ledgers.ledger_storage import EngineStats, LedgerStorage
+from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
+from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import RecordType
-from bookie_server.storage.replay import replay_journal
-from bookie_server.storage.vfs import FileSystem, Lock
-from bookie_server.storage.write_cache import CachedRun
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
@@ -220,7 +225,7 @@ class Bookie:
             done(BookieStatus.BAD_REQUEST, f"{message} are too many for one run")
             return
         size = len(run.frames)
-        self._bytes_in_flight.take(size)
+        self._bytes_in_flight.acquire(size)
         waiting = _WaitingAdd(
             run, access_key, recovery, last_add_confirmed, partial(self._answer, size, done)
         )
@@ -232,9 +237,9 @@ class Bookie:
             return
         self._add(waiting)
 
-    def together(self) -> AbstractContextManager[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """Adds made within become durable together: the runs of one message."""
-        return self._journal.gather()
+        return self._journal.batch()
 
     def fence(self, ledger_id: LedgerId, *, access_key: bytes, done: Done) -> None:
         """Refuse adds of the ledger's writer from now on; ``done(OK)`` once that is durable.
@@ -300,15 +305,6 @@ class Bookie:
         return LedgerEnd(
             BookieStatus.OK, state.last_add_confirmed, state.last_entry, state.fenced, ""
         )
-
-    def check_access(self, ledger_id: LedgerId, access_key: bytes) -> BookieStatus:
-        """OK, or UNAUTHORIZED when the ledger is known with another key; IO_ERROR if unreadable."""
-        try:
-            state = self._storage.state(ledger_id)
-        except (OSError, CorruptionError):
-            return BookieStatus.IO_ERROR
-        refusal = refuse_access(ledger_id, state, hash_of(access_key))
-        return BookieStatus.OK if refusal is None else refusal.status
 
     def watch_last_confirmed(
         self, ledger_id: LedgerId, callback: Callable[[], None]
@@ -431,7 +427,7 @@ class Bookie:
 
     def _contact(
         self, ledger_id: LedgerId, access_key_hash: bytes, done: Done
-    ) -> LedgerState | None:
+    ) -> LedgerRecord | None:
         """The state of a ledger whose key fits, made at the first contact; else None, answered."""
         try:
             state = self._storage.state(ledger_id)
@@ -443,7 +439,7 @@ class Bookie:
             done(refusal.status, refusal.message)
             return None
         if state is None:
-            state = LedgerState(access_key_hash)
+            state = LedgerRecord(access_key_hash)
             if access_key_hash:
                 self._storage.set_state(ledger_id, state)
                 body = access_key_body(ledger_id, access_key_hash)
@@ -451,7 +447,7 @@ class Bookie:
         return state
 
     def _answer(self, size: int, done: Done, status: BookieStatus, message: str) -> None:
-        self._bytes_in_flight.give_back(size)
+        self._bytes_in_flight.release(size)
         done(status, message)
 
     def _fenced(self, ledger_id: LedgerId, status: BookieStatus, message: str) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from bookie_server.config import BookieConfig
 from bookie_server.storage.cookie import COOKIE_NAME, Cookie, check_cookies, format_directories
-from bookie_server.storage.posix_fs import PosixFileSystem
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,

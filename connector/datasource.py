@@ -31,32 +31,32 @@ class LedgerDataSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """The stream's newest schema, or that of raw entries."""
-        from connector.access import declared_schema
+        from connector.read.open_source import declared_schema
 
         return declared_schema(read_options(self.options, streaming=None))
 
     def reader(self, schema: StructType) -> Any:
         """A batch read."""
-        from connector.batch_reader import LedgerBatchReader
+        from connector.read.batch_reader import LedgerBatchReader
 
         return LedgerBatchReader(read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> Any:
         """A streaming read."""
-        from connector.stream_reader import LedgerStreamReader
+        from connector.read.stream_reader import LedgerStreamReader
 
         return LedgerStreamReader(read_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """A batch write."""
-        from connector.batch_writer import LedgerBatchWriter
+        from connector.write.batch_writer import LedgerBatchWriter
 
         options = write_options(self.options, streaming=False)
         return LedgerBatchWriter(options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
         """A streaming write; made again for every micro-batch, and once more to commit it."""
-        from connector.stream_writer import LedgerStreamWriter
+        from connector.write.stream_writer import LedgerStreamWriter
 
         options = write_options(self.options, streaming=True)
         return LedgerStreamWriter(options, schema, overwrite=overwrite)

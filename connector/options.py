@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from connector.values import (
+from connector.option_parsers import (
     NO_SECRET,
     Position,
     Secret,

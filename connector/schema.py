@@ -21,8 +21,8 @@ from pyspark.sql.pandas.types import (
 )
 
 from spark_ledger.errors import SchemaMismatchError
-from spark_ledger.stream.metadata_column import LEDGER_COLUMN
-from spark_ledger.stream.schema import canonical_schema
+from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
+from spark_ledger.stream.format.schema import canonical_schema
 
 TYPE_KEY: Final = b"spark.type"
 """Arrow field metadata: the Spark type as JSON, where the Arrow type alone does not tell it."""

@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.stream import Stream
-from spark_ledger.stream.streams import Streams
 
 
 class _Handle(Protocol):
@@ -72,7 +72,7 @@ class StreamClient(LedgerClient):
 
     def __init__(self, context: ClientContext) -> None:
         super().__init__(context)
-        self.streams = Streams(self)
+        self.streams = StreamCatalog(self)
         """Creates, opens, lists and deletes streams."""
 
     def create_ledger(

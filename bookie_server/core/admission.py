@@ -16,12 +16,12 @@ class BytesInFlight:
         """Bytes taken and not given back."""
         return self._count
 
-    def take(self, byte_count: int) -> None:
+    def acquire(self, byte_count: int) -> None:
         """Account for accepted work."""
         assert byte_count >= 0
         self._count += byte_count
 
-    def give_back(self, byte_count: int) -> None:
+    def release(self, byte_count: int) -> None:
         """Account for finished work."""
         assert 0 <= byte_count <= self._count, "more was given back than was taken"
         self._count -= byte_count

@@ -72,7 +72,7 @@ class BookieApi(Protocol):
     def append_bytes_in_flight(self) -> int:
         """Bytes accepted and not durable yet."""
 
-    def together(self) -> AbstractContextManager[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """Adds made within become durable together; their ``done`` may come at its end."""
 
     def add(

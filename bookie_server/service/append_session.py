@@ -167,7 +167,7 @@ class AppendSession:
         except ConfigurationError as error:
             await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         now = time.perf_counter()
-        with self._bookie.together():
+        with self._bookie.batch():
             for add in adds:
                 self._add(add, now)
         if self._refused > _REFUSED_TAGS_MAX:

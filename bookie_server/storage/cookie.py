@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from bookie_server.storage.vfs import FileSystem, Lock, read_file, write_file_durably
+from bookie_server.storage.fs.vfs import FileSystem, Lock, read_file, write_file_durably
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieId

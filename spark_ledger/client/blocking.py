@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
-from spark_ledger.client.writer import LedgerWriter, check_payload, renewed
+from spark_ledger.client.writer import LedgerWriter, check_payload, copy_error
 from spark_ledger.errors import ConfigurationError, LedgerClosedError, LedgerError
 from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata
 
@@ -213,7 +213,7 @@ class BlockingWriter:
             self._writer.submit(payloads, futures)
         except LedgerError as error:
             for future in futures:
-                future.set_exception(renewed(error))
+                future.set_exception(copy_error(error))
 
     def __enter__(self) -> Self:
         return self

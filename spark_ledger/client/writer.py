@@ -222,7 +222,7 @@ class LedgerWriter:
             )
             raise closed from error
         if error is not None:
-            raise renewed(error)
+            raise copy_error(error)
 
     async def wait_for_room(self) -> None:
         """Wait while too many bytes are in flight. Returns at once when the ledger has failed."""
@@ -236,7 +236,7 @@ class LedgerWriter:
         target = self.last_add_pushed
         while self.last_add_confirmed < target:
             if self._machine.error is not None:
-                raise renewed(self._machine.error)
+                raise copy_error(self._machine.error)
             self._progress.clear()
             await self._progress.wait()
 
@@ -431,10 +431,10 @@ def check_payload(payload: bytes) -> bytes:
 def _fail(completions: Sequence[Completion], error: LedgerError) -> None:
     for completion in completions:
         if not completion.done():
-            completion.set_exception(renewed(error))
+            completion.set_exception(copy_error(error))
 
 
-def renewed(error: LedgerError) -> LedgerError:
+def copy_error(error: LedgerError) -> LedgerError:
     """The same error to raise once more: every raise makes the traceback of an instance longer."""
     copied = type(error)(*error.args)
     copied.__cause__ = error.__cause__

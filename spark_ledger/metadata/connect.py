@@ -24,7 +24,7 @@ async def open_store(
     """
     address = parse_uri(uri)
     # kazoo is loaded here and not above: importing spark_ledger shall not cost it.
-    from spark_ledger.metadata.zookeeper import ZooKeeperStore
+    from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 
     return await ZooKeeperStore.connect(
         address,

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from spark_ledger.client.blocking import BlockingPortal, LedgerConnection
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.stream.metadata_column import PositionedBatch
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import (
     ENTRY_BYTES_DEFAULT,
     SEGMENT_ROLL_AGE_S_DEFAULT,
@@ -29,7 +30,6 @@ from spark_ledger.stream.segment_writer import SegmentWriter as AsyncSegmentWrit
 from spark_ledger.stream.segment_writer import as_batches
 from spark_ledger.stream.stream import Position
 from spark_ledger.stream.stream import Stream as AsyncStream
-from spark_ledger.stream.streams import Streams
 from spark_ledger.types import Dlsn
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class StreamConnection(LedgerConnection):
 
     def __init__(self, portal: BlockingPortal, client: LedgerClient) -> None:
         super().__init__(portal, client)
-        self._streams = Streams(client)
+        self._streams = StreamCatalog(client)
         self._handles: WeakSet[Stream | SegmentWriter] = WeakSet()
 
     def close(self) -> None:

@@ -15,8 +15,8 @@ from urllib.parse import quote, unquote
 
 from spark_ledger.errors import ConfigurationError, NoSuchStreamError, NotFoundError
 from spark_ledger.metadata.base import Check, MetadataStore, Put
-from spark_ledger.stream import codec
-from spark_ledger.stream.codec import SegmentListPointer
+from spark_ledger.stream.format import codec
+from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.model import (
     SINK_ID_CHARS_MAX,
     Commit,

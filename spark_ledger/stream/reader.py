@@ -24,13 +24,17 @@ from spark_ledger.errors import (
     NotFoundError,
 )
 from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
-from spark_ledger.stream.entries import decode_entry, read_header
+from spark_ledger.stream.format.entries import decode_entry, read_header
+from spark_ledger.stream.format.metadata_column import PositionedBatch
+from spark_ledger.stream.format.schema import Projection
 from spark_ledger.stream.ledgers import LedgerRange, Ledgers
-from spark_ledger.stream.metadata_column import PositionedBatch
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.stream.schema import Projection
-from spark_ledger.stream.schema_book import STALE_READ_DELAY_S, STALE_READ_RETRIES, SchemaBook
+from spark_ledger.stream.schema_registry import (
+    STALE_READ_DELAY_S,
+    STALE_READ_RETRIES,
+    SchemaRegistry,
+)
 from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
 
 T = TypeVar("T")
@@ -65,7 +69,7 @@ class _How(NamedTuple):
 class RangeReader:
     """Reads ranges of one stream's segments. Bound to one event loop."""
 
-    def __init__(self, ledgers: Ledgers, nodes: StreamNodes, schemas: SchemaBook) -> None:
+    def __init__(self, ledgers: Ledgers, nodes: StreamNodes, schemas: SchemaRegistry) -> None:
         self._ledgers = ledgers
         self._nodes = nodes
         self._schemas = schemas
@@ -213,7 +217,7 @@ class RangeReader:
 class _Decoder:
     """Entries with their places to batches in the schema wanted; off the loop when it is much."""
 
-    def __init__(self, stream_name: str, schemas: SchemaBook, target: Any) -> None:
+    def __init__(self, stream_name: str, schemas: SchemaRegistry, target: Any) -> None:
         self._stream_name = stream_name
         self._schemas = schemas
         self._target = target

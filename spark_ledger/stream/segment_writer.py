@@ -25,10 +25,10 @@ from spark_ledger.errors import (
     RetryableError,
 )
 from spark_ledger.limits import KIB
-from spark_ledger.stream.entries import EncodedEntry, EntryEncoder, in_pieces
+from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder, in_pieces
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, ledger_tags
 from spark_ledger.stream.model import UNPLACED, Compression, Segment, parse_compression
-from spark_ledger.stream.schema_book import Fit, SchemaBook
+from spark_ledger.stream.schema_registry import Fit, SchemaRegistry
 from spark_ledger.types import EntryId
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class SegmentWriter:
     def __init__(
         self,
         ledgers: Ledgers,
-        schemas: SchemaBook,
+        schemas: SchemaRegistry,
         *,
         merge_schema: bool = False,
         compression: str | Compression | None = None,

@@ -12,12 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from spark_ledger.errors import ConfigurationError, DataLossError, LedgerError
-from spark_ledger.stream.commit_log import CommitLog
-from spark_ledger.stream.commits import Proposal
-from spark_ledger.stream.committer import Committer
-from spark_ledger.stream.head_watch import HeadWatch
+from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.commit.commit_rules import Proposal
+from spark_ledger.stream.commit.committer import Committer
+from spark_ledger.stream.commit.head_watch import HeadWatch
+from spark_ledger.stream.format.metadata_column import PositionedBatch
+from spark_ledger.stream.format.schema import canonical_schema
 from spark_ledger.stream.ledgers import Ledgers
-from spark_ledger.stream.metadata_column import PositionedBatch
 from spark_ledger.stream.model import (
     UNPLACED,
     Commit,
@@ -36,8 +37,11 @@ from spark_ledger.stream.nodes import (
     check_transaction_id,
 )
 from spark_ledger.stream.reader import RangeReader
-from spark_ledger.stream.schema import canonical_schema
-from spark_ledger.stream.schema_book import STALE_READ_DELAY_S, STALE_READ_RETRIES, SchemaBook
+from spark_ledger.stream.schema_registry import (
+    STALE_READ_DELAY_S,
+    STALE_READ_RETRIES,
+    SchemaRegistry,
+)
 from spark_ledger.stream.segment_writer import PendingSegments, SegmentWriter
 from spark_ledger.types import Dlsn, Versioned
 
@@ -57,7 +61,7 @@ class Stream:
     ) -> None:
         self._ledgers = ledgers
         self._nodes = nodes
-        self._schemas = SchemaBook(nodes, config)
+        self._schemas = SchemaRegistry(nodes, config)
         self._log = CommitLog(ledgers, nodes, config.value.stream_id)
         self._committer = Committer(ledgers, nodes, self._log, self._schemas)
         self._watch = HeadWatch(nodes, config.value.stream_id)

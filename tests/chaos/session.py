@@ -14,7 +14,7 @@ from spark_ledger.aio import StreamClient
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ConflictError, LedgerError, RetryableError
 from spark_ledger.metadata.connect import open_store
-from spark_ledger.metadata.zookeeper import ZooKeeperStore
+from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from tests.chaos.recorder import Recorder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server.storage.posix_fs import PosixFileSystem
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from tests.chaos.volatile import VolatileFileSystem
 
 

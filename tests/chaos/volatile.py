@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bookie_server.storage.posix_fs import PosixFile, PosixFileSystem
-from bookie_server.storage.vfs import File
+from bookie_server.storage.fs.posix_fs import PosixFile, PosixFileSystem
+from bookie_server.storage.fs.vfs import File
 from tests.chaos import wall_clock
 
 SYNC_S = 0.01

@@ -58,7 +58,7 @@ class ScriptedBookie:
         self._held: list[Callable[[], None]] = []
         self._posted: list[Callable[[], None]] = []
 
-    def together(self) -> AbstractContextManager[None]:
+    def batch(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def add(

@@ -12,9 +12,11 @@ import pytest
 from spark_ledger.metadata.base import Create, MetadataStore, Operation
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.memory import MemoryTree
-from spark_ledger.stream import codec
-from spark_ledger.stream.commit_log import CommitLog
-from spark_ledger.stream.commits import Apply, Proposal, decide
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.commit.commit_rules import Apply, Proposal, decide
+from spark_ledger.stream.commit.summary_format import decode_summary, encode_summary
+from spark_ledger.stream.format import codec
 from spark_ledger.stream.model import Commit
 from spark_ledger.stream.nodes import (
     COMMITS_PER_BUCKET,
@@ -22,8 +24,6 @@ from spark_ledger.stream.nodes import (
     StreamNodes,
 )
 from spark_ledger.stream.stream import Stream
-from spark_ledger.stream.streams import Streams
-from spark_ledger.stream.summary import decode_summary, encode_summary
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, loose
 
@@ -40,7 +40,7 @@ class Session:
         self.store = store
         self.gets: list[str] = []
         self.ledgers = FakeLedgers(self)  # type: ignore[arg-type]
-        self.streams = Streams(self.ledgers)
+        self.streams = StreamCatalog(self.ledgers)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)

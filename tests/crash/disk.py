@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from bookie_server.storage.memory_fs import MemoryFileSystem, _Change, _Directory, _Inode
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem, _Change, _Directory, _Inode
 
 
 class PowerCut(NamedTuple):

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from tests.crash.disk import LOST, SECTORS, after_kill, after_power_cut
 from tests.crash.promises import Promises

@@ -18,8 +18,8 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
-from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from tests.crash.disk import LOST, POWER_CUTS, PowerCut, after_kill, after_power_cut
 from tests.crash.promises import Promises
 from tests.crash.workload import CONFIG, Workload

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from bookie_server.bookie import LedgerEnd
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.access import key_status
 from tests.unit.bookie_server.storage.support import Answer, Machine, frame
 
 LEDGER_COUNT = 5
@@ -145,9 +146,9 @@ class Promises:
     ) -> None:
         key = key_of(ledger_id)
         if promised:
-            wrong = machine.bookie.check_access(LedgerId(ledger_id), b"wrong")
+            wrong = key_status(machine.bookie, LedgerId(ledger_id), b"wrong")
             assert wrong is BookieStatus.UNAUTHORIZED, f"{where}: its key is lost"
-            right = machine.bookie.check_access(LedgerId(ledger_id), key)
+            right = key_status(machine.bookie, LedgerId(ledger_id), key)
             assert right is BookieStatus.OK, f"{where}: its key is another, {right.name}"
         if end.fenced:
             status = machine.add(ledger_id, [_NEVER_SENT], key=key)

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bookie_server.storage.entry_log import log_ids, log_path
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
-from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.ledgers.entry_log import log_ids, log_path
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import POWER_CUTS, PowerCut, after_kill, after_power_cut

@@ -11,7 +11,7 @@ import errno
 import random
 from functools import partial
 
-from bookie_server.storage.vfs import FileSystem
+from bookie_server.storage.fs.vfs import FileSystem
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId

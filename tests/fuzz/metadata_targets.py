@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.metadata import codec as ledgers
-from spark_ledger.stream import codec as streams
+from spark_ledger.stream.commit.summary_format import decode_summary, encode_summary
+from spark_ledger.stream.format import codec as streams
 from spark_ledger.stream.model import Commit, Head, Segment, SinkRecord, StreamConfig
-from spark_ledger.stream.summary import decode_summary, encode_summary
 from spark_ledger.types import (
     BookieId,
     BookieInfo,

@@ -6,18 +6,21 @@ from pathlib import Path
 
 from bookie_server.storage import records
 from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
-from bookie_server.storage.changes import (
+from bookie_server.storage.cookie import COOKIE_NAME, read_cookie
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.journal.changes import (
     access_key_body,
     decode_change,
     fence_body,
     last_add_confirmed_body,
 )
-from bookie_server.storage.cookie import COOKIE_NAME, read_cookie
-from bookie_server.storage.entry_log import EntryLogReader, EntryLogWriter, log_path
-from bookie_server.storage.index import BlockLocation
-from bookie_server.storage.journal import Journal
-from bookie_server.storage.journal_files import journal_path, read_batches
-from bookie_server.storage.lmdb_index import (
+from bookie_server.storage.journal.journal import Journal
+from bookie_server.storage.journal.journal_files import journal_path, read_batches
+from bookie_server.storage.journal.mark import Mark, pack_mark, unpack_mark
+from bookie_server.storage.journal.replay import START_OF_JOURNAL
+from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_path
+from bookie_server.storage.ledgers.index import BlockLocation
+from bookie_server.storage.ledgers.lmdb_index import (
     _KEY,
     _LEDGER_KEY,
     _ROW,
@@ -26,10 +29,7 @@ from bookie_server.storage.lmdb_index import (
     _sealed,
     _state,
 )
-from bookie_server.storage.mark import Mark, pack_mark, unpack_mark
-from bookie_server.storage.memory_fs import MemoryFileSystem
 from bookie_server.storage.records import RecordType
-from bookie_server.storage.replay import START_OF_JOURNAL
 from spark_ledger.errors import ConfigurationError, CorruptionError, DigestMismatchError
 from spark_ledger.limits import KIB
 from spark_ledger.runs import EntryRun

@@ -8,8 +8,8 @@ import decimal
 import pyarrow as pa
 
 from spark_ledger.errors import CorruptionError
-from spark_ledger.stream.entries import EntryEncoder, decode_entry, read_header
-from spark_ledger.stream.ipc_message import check_record_batch_message
+from spark_ledger.stream.format.entries import EntryEncoder, decode_entry, read_header
+from spark_ledger.stream.format.ipc_message import check_record_batch_message
 from spark_ledger.stream.model import Compression
 from tests.fuzz.target import Target
 

@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from bookie_server.config import parse as parse_bookie_config
-from connector import values
-from connector.offsets import (
+from connector import option_parsers
+from connector.options import read_options, write_options
+from connector.read.offsets import (
     ledger_offset,
     ledger_position,
     stream_offset,
     stream_place,
 )
-from connector.options import read_options, write_options
 from spark_ledger.cli.ddl import parse_columns
 from spark_ledger.cli.streams import position as parse_cli_position
 from spark_ledger.errors import ConfigurationError
@@ -61,12 +61,15 @@ _WRITE = (
      "ackQuorum": "1", "entryBytes": "1m", "createStream": "true"},
 )  # fmt: skip
 _VALUES = (
-    (values.parse_whole_number(0), ("0", "17", "+5")),
-    (values.parse_size_bytes(1), ("64k", "128m", "1 MiB", "1048576")),
-    (values.parse_duration_s, ("500ms", "10s", "1.5h", "15")),
-    (values.parse_boolean, ("true", "False")),
-    (values.parse_timestamp_ms, ("1700000000000", "2026-01-31T12:00:00Z", "2026-01-31")),
-    (values.parse_position, ("earliest", "latest", '{"segment": 3, "entry": 0, "slot": 2}')),
+    (option_parsers.parse_whole_number(0), ("0", "17", "+5")),
+    (option_parsers.parse_size_bytes(1), ("64k", "128m", "1 MiB", "1048576")),
+    (option_parsers.parse_duration_s, ("500ms", "10s", "1.5h", "15")),
+    (option_parsers.parse_boolean, ("true", "False")),
+    (option_parsers.parse_timestamp_ms, ("1700000000000", "2026-01-31T12:00:00Z", "2026-01-31")),
+    (
+        option_parsers.parse_position,
+        ("earliest", "latest", '{"segment": 3, "entry": 0, "slot": 2}'),
+    ),
 )
 _DDL = ("id bigint not null, name string", "price decimal(10,2), at timestamp")
 

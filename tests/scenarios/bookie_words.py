@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
-from bookie_server.storage.memory_fs import MemoryFileSystem
-from bookie_server.storage.memory_index import MemoryIndex
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.access import key_status
 from tests.scenarios.world import ranges_text
 from tests.unit.bookie_server.storage.support import JOURNAL, Machine, formatted, make_run
 
@@ -146,7 +147,7 @@ class BookieWords:
         """read 0..9 [ledger N] [password P]: up to the first that is not there."""
         given = _Options(words)
         first, _, last = span.partition("..")
-        access = self.machine.bookie.check_access(LedgerId(given.ledger_id), given.password)
+        access = key_status(self.machine.bookie, LedgerId(given.ledger_id), given.password)
         if access is not BookieStatus.OK:
             self._read = _plain(access)
             self._lines.append(f"read: {self._read}")

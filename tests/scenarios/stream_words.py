@@ -12,9 +12,9 @@ from typing import Any
 
 from spark_ledger.errors import ConfigurationError, LedgerError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.stream import Stream
-from spark_ledger.stream.streams import Streams
 from tests.scenarios.world import ranges_text
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, loose
@@ -43,7 +43,7 @@ class Driver:
     async def opened(self) -> Stream:
         """The stream as this driver opened it when it first needed it."""
         if self.stream is None:
-            self.stream = await Streams(self.ledgers).open(NAME)
+            self.stream = await StreamCatalog(self.ledgers).open(NAME)
         return self.stream
 
 
@@ -93,15 +93,15 @@ class StreamWords:
     def do_stream(self) -> None:
         """stream: a new, empty stream, and nobody at work."""
         self._begin()
-        self._do(Streams(self._ledgers).create(NAME, SCHEMA))
+        self._do(StreamCatalog(self._ledgers).create(NAME, SCHEMA))
 
     def do_delete(self) -> None:
         """delete: somebody deletes the stream."""
-        self._do(Streams(self._ledgers).delete(NAME))
+        self._do(StreamCatalog(self._ledgers).delete(NAME))
 
     def do_recreate(self) -> None:
         """recreate: somebody makes another stream of the same name."""
-        self._do(Streams(self._ledgers).create(NAME, SCHEMA))
+        self._do(StreamCatalog(self._ledgers).create(NAME, SCHEMA))
 
     def do_lose(self, what: str, driver: str) -> None:
         """lose request d1 | lose answer d1: of the next transaction of the driver."""
@@ -164,7 +164,7 @@ class StreamWords:
         self._lines.extend(self._do(self._shown()))
 
     async def _shown(self) -> list[str]:
-        stream = await Streams(self._ledgers).open(NAME)
+        stream = await StreamCatalog(self._ledgers).open(NAME)
         head = await stream.head()
         lines = [_plain(commit) for commit in await stream.commits(0, head.next_commit)]
         start = "" if head.earliest == (0, 0, 0) else f", readable from segment {head.earliest[0]}"
@@ -177,7 +177,7 @@ class StreamWords:
         self._lines.append(f"sink {sink_id}: {told}")
 
     async def _last(self, sink_id: str) -> Any:
-        stream = await Streams(self._ledgers).open(NAME)
+        stream = await StreamCatalog(self._ledgers).open(NAME)
         return await stream.last_transaction(sink_id)
 
     def do_expect(self, kind: str, *words: str) -> None:
@@ -192,7 +192,7 @@ class StreamWords:
             self._do(self._check_stream(kind, words))
 
     async def _check_stream(self, kind: str, words: tuple[str, ...]) -> None:
-        stream = await Streams(self._ledgers).open(NAME)
+        stream = await StreamCatalog(self._ledgers).open(NAME)
         head = await stream.head()
         commits = await stream.commits(0, head.next_commit)
         segments = [segment for commit in commits for segment in commit.segments]

@@ -13,10 +13,10 @@ from pathlib import Path, PosixPath
 from typing import Final, Self
 
 from bookie_server.storage.cookie import format_directories
-from bookie_server.storage.entry_log import log_path
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, failure
-from bookie_server.storage.index import BlockLocation
-from bookie_server.storage.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, failure
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.ledgers.entry_log import log_path
+from bookie_server.storage.ledgers.index import BlockLocation
 from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.types import BookieId
 from tests.sim.base import SimBase

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from itertools import permutations
 
-from bookie_server.storage.index import IndexRow
+from bookie_server.storage.ledgers.index import IndexRow
 from tests.sim.clients import Client, WriterClient
 from tests.sim.node import BookieNode
 from tests.sim.world import World

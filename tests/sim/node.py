@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from bookie_server.bookie import Bookie
 from bookie_server.storage.config import StorageConfig
-from bookie_server.storage.index import IndexRow
-from bookie_server.storage.journal_files import journal_path
-from bookie_server.storage.mark import Mark
-from bookie_server.storage.memory_index import MemoryIndex
+from bookie_server.storage.journal.journal_files import journal_path
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.index import IndexRow
+from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits import KIB
 from spark_ledger.metadata.bookies import BookieRegistry

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
-from spark_ledger.stream import commit_log, committer, nodes, summaries
+from spark_ledger.stream import nodes
+from spark_ledger.stream.commit import commit_log, committer, summary_store
 from spark_ledger.types import LedgerId, Quorums
 from spark_ledger.wire import frame
 from tests.history.checkers import check_all
@@ -277,7 +278,7 @@ def _adjusted(options: Options) -> Iterator[None]:
         }
     places = [
         (module, name)
-        for module in (commit_log, committer, frame, nodes, summaries)
+        for module in (commit_log, committer, frame, nodes, summary_store)
         for name in values
         if hasattr(module, name)
     ]

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import ConflictError, LedgerError, NotFoundError, OutcomeUnknownError
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Commit, ranges_between
 from spark_ledger.stream.segment_writer import SegmentWriter
 from spark_ledger.stream.stream import Stream
-from spark_ledger.stream.streams import Streams
 from spark_ledger.types import Dlsn
 from tests.history.final import FinalCommit, FinalStream
 from tests.history.model import Phase
@@ -54,7 +54,7 @@ class StreamClient(Client):
         size, write, ack = self.plan.quorums
         while True:
             try:
-                stream = await Streams(client).create(
+                stream = await StreamCatalog(client).create(
                     NAME,
                     SCHEMA,
                     ensemble_size=size,
@@ -248,7 +248,7 @@ async def read_stream(stream: Stream) -> tuple[str, ...]:
 async def judge_stream(client: LedgerClient) -> FinalStream:
     """The stream as a client finds it that took no part before."""
     try:
-        stream = await Streams(client).open(NAME)
+        stream = await StreamCatalog(client).open(NAME)
         head = await stream.head()
         commits = await stream.commits(0, head.next_commit)
         found = [await _judge_commit(stream, commit) for commit in commits]

@@ -24,11 +24,11 @@ import psutil
 from pyspark.sql.datasource import InputPartition
 
 from connector.datasource import LedgerDataSource
-from connector.messages import TaskWritten
 from connector.options import read_options, write_options
-from connector.stream_reader import LedgerStreamReader
-from connector.stream_writer import LedgerStreamWriter
-from spark_ledger.metadata.zookeeper import ZooKeeperStore
+from connector.read.stream_reader import LedgerStreamReader
+from connector.write.messages import TaskWritten
+from connector.write.stream_writer import LedgerStreamWriter
+from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 
 BEFORE_OFFSETS = "before-offsets"  # the end of the micro-batch is chosen, Spark has not noted it
 PLAN = "plan"  # Spark has noted the offsets

@@ -14,13 +14,14 @@ from bookie_server.bookie import Bookie, ReadOutcome
 from bookie_server.storage.blocks import RUN_FRAMES_BYTES_MAX
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
-from bookie_server.storage.entry_log import LOG_HEADER_BYTES, log_ids, log_path
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
-from bookie_server.storage.memory_fs import MemoryFileSystem
-from bookie_server.storage.posix_fs import PosixFileSystem
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, log_ids, log_path
 from spark_ledger.limits import MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from tests.access import key_status
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Answer,
@@ -146,13 +147,13 @@ def test_the_first_contact_decides_the_key(machine: Machine, files: MemoryFileSy
             assert one.add(7, [1], key=wrong) is BookieStatus.UNAUTHORIZED
             assert one.add(7, [1], key=wrong, recovery=True) is BookieStatus.UNAUTHORIZED
             assert one.fence(7, key=wrong) is BookieStatus.UNAUTHORIZED
-            assert one.bookie.check_access(L, wrong) is BookieStatus.UNAUTHORIZED
+            assert key_status(one.bookie, L, wrong) is BookieStatus.UNAUTHORIZED
         assert not one.is_fenced(7), "a wrong password fences nothing"
-        assert one.bookie.check_access(L, b"secret") is OK
+        assert key_status(one.bookie, L, b"secret") is OK
         assert one.held(7) == expected(7, [0]), "plain reads need no key"
         end = one.bookie.end_of_ledger(L, access_key=b"other")
         assert end.status is BookieStatus.UNAUTHORIZED and end.last_entry == -1
-    assert machine.bookie.check_access(LedgerId(8), b"any") is OK
+    assert key_status(machine.bookie, LedgerId(8), b"any") is OK
 
 
 def test_a_ledger_without_password_stays_one(machine: Machine) -> None:

@@ -7,6 +7,7 @@ import pytest
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.access import key_status
 from tests.unit.bookie_server.storage.support import Answer, Machine, expected, formatted
 
 OK = BookieStatus.OK
@@ -92,7 +93,7 @@ def test_a_wrong_key_opens_nothing_whatever_the_ledger_is_like(
     for wrong in (b"other", b"secret ", b"secre"):
         end = machine.bookie.end_of_ledger(L, access_key=wrong)
         assert end[:4] == (BookieStatus.UNAUTHORIZED, -1, -1, False)
-        assert machine.bookie.check_access(L, wrong) is BookieStatus.UNAUTHORIZED
+        assert key_status(machine.bookie, L, wrong) is BookieStatus.UNAUTHORIZED
         assert machine.fence(7, key=wrong) is BookieStatus.UNAUTHORIZED
         for recovery in (False, True):
             status = machine.add(7, [entries], key=wrong, recovery=recovery)

@@ -6,11 +6,12 @@ import errno
 
 import pytest
 
-from bookie_server.storage.engine import LedgerStorage
-from bookie_server.storage.entry_log import log_path
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.ledgers.entry_log import log_path
+from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from tests.access import key_status
 from tests.unit.bookie_server.storage.support import (
     JOURNAL,
     LEDGERS,
@@ -44,7 +45,7 @@ def test_a_ledger_whose_state_cannot_be_read_answers_with_an_error(
         )
         end = machine.bookie.end_of_ledger(LedgerId(7), access_key=b"")
         assert (end.status, end.fenced) == (IO_ERROR, False)
-        assert machine.bookie.check_access(LedgerId(7), b"") is IO_ERROR
+        assert key_status(machine.bookie, LedgerId(7), b"") is IO_ERROR
     assert answers == [(IO_ERROR, "bad sector")] * 3
     assert machine.held(7) == expected(7, [0]) and not machine.is_fenced(7)
 

@@ -18,17 +18,18 @@ import pytest
 
 from bookie_server.bookie import Bookie
 from bookie_server.storage.cookie import format_directories
-from bookie_server.storage.directory_store import DirectoryStore
-from bookie_server.storage.entry_log import EntryLogWriter
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
-from bookie_server.storage.index import IndexUpdate
-from bookie_server.storage.journal import Journal
-from bookie_server.storage.memory_fs import MemoryFileSystem
-from bookie_server.storage.memory_index import MemoryIndex
-from bookie_server.storage.posix_fs import PosixFileSystem
-from bookie_server.storage.write_cache import WriteCache
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.journal.journal import Journal
+from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.entry_log import EntryLogWriter
+from bookie_server.storage.ledgers.index import IndexUpdate
+from bookie_server.storage.ledgers.memory_index import MemoryIndex
+from bookie_server.storage.ledgers.write_cache import WriteCache
 from spark_ledger.limits import MIB
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
+from tests.access import key_status
 from tests.unit.bookie_server.storage.support import (
     BOOKIE_ID,
     JOURNAL,
@@ -158,7 +159,7 @@ def test_a_checkpoint_in_the_middle_of_a_change_takes_nothing_from_it(
         assert after.bookie.end_of_ledger(L, access_key=b"") == before
         assert after.held(L) == machine.held(L)
         for key in (b"", KEY):
-            assert after.bookie.check_access(L, key) is machine.bookie.check_access(L, key)
+            assert key_status(after.bookie, L, key) is key_status(machine.bookie, L, key)
 
     assert between.at_each_place(scenario) >= 4
 
@@ -170,7 +171,9 @@ def test_what_changes_while_a_flush_commits_is_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
     kept_states: int,
 ) -> None:
-    monkeypatch.setattr("bookie_server.storage.directory_store._CLEAN_STATES_MAX", kept_states)
+    monkeypatch.setattr(
+        "bookie_server.storage.ledgers.directory_store._CLEAN_STATES_MAX", kept_states
+    )
     indexes: list[MemoryIndex] = []
     machine = Machine(files, open_index=_kept(files, indexes))
     machine.add(L, [0])

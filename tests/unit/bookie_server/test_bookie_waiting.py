@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bookie_server.storage.directory_store import DirectoryStore
-from bookie_server.storage.mark import Mark
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from spark_ledger.types import BookieStatus, LedgerId
 from tests.unit.bookie_server.storage.support import Machine, formatted
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from connector.option_parsers import PositionJson, Secret
 from connector.options import (
     METADATA_ENVIRONMENT,
     OPTIONS,
@@ -15,7 +16,6 @@ from connector.options import (
     read_options,
     write_options,
 )
-from connector.values import PositionJson, Secret
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import Dlsn, Quorums
 

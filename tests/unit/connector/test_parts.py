@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
 
-from connector import patience, pyspark_ledger
+from connector import pyspark_ledger, retry
 from connector.datasource import LedgerDataSource
-from connector.messages import TaskWritten, in_partition_order
-from connector.partitions import LedgerPartition, StreamPartition
-from connector.planner import Plan
+from connector.read.partitions import LedgerPartition, StreamPartition
+from connector.read.planner import Plan
 from connector.schema import (
     METADATA_TYPE,
     arrow_schema_of,
@@ -23,14 +22,15 @@ from connector.schema import (
     read_schema,
     spark_schema_of,
 )
-from connector.task_identity import TaskIdentity, streaming_task
+from connector.write.messages import TaskWritten, in_partition_order
+from connector.write.task_identity import TaskIdentity, streaming_task
 from spark_ledger.errors import (
     ConfigurationError,
     MetadataUnavailableError,
     OutcomeUnknownError,
     SchemaMismatchError,
 )
-from spark_ledger.stream.metadata_column import ledger_type
+from spark_ledger.stream.format.metadata_column import ledger_type
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.types import EntryId, LedgerId
 from tests.unit.connector.fakes import make_segment
@@ -168,7 +168,7 @@ def test_declared_schemas() -> None:
 
 
 def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_PAUSE_S", (0.0,))
+    monkeypatch.setattr(retry, "_PAUSE_S", (0.0,))
     errors = [MetadataUnavailableError("gone"), MetadataUnavailableError("gone")]
 
     def call() -> int:
@@ -176,15 +176,15 @@ def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
             raise errors.pop()
         return 7
 
-    assert patience.patiently(call, "it") == 7
+    assert retry.patiently(call, "it") == 7
     errors.append(MetadataUnavailableError("gone"))
     with pytest.raises(MetadataUnavailableError):
-        patience.patiently(call, "it", patience_s=-1.0)
+        retry.patiently(call, "it", patience_s=-1.0)
     errors[:] = [OutcomeUnknownError("perhaps")]  # type: ignore[list-item]
     with pytest.raises(OutcomeUnknownError):
-        patience.patiently(call, "it")
+        retry.patiently(call, "it")
     errors[:] = [OutcomeUnknownError("perhaps")]  # type: ignore[list-item]
-    assert patience.patiently(call, "it", idempotent=True) == 7
+    assert retry.patiently(call, "it", idempotent=True) == 7
 
 
 def test_the_data_source_hides_option_values() -> None:
@@ -202,7 +202,8 @@ def test_automatic_registration_finds_the_source() -> None:
 
 def test_imports_stay_light() -> None:
     code = (
-        "import sys, connector, connector.pyspark_ledger, connector.planner, connector.offsets\n"
+        "import sys, connector, connector.pyspark_ledger\n"
+        "import connector.read.planner, connector.read.offsets\n"
         "heavy = {'pyspark', 'pyarrow', 'grpc', 'kazoo'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"
     )

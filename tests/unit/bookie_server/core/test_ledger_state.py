@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
+from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.core.ledger_state import hash_of, refuse_access, refuse_add
-from bookie_server.storage.index import LedgerState
 from spark_ledger.types import BookieStatus
 from spark_ledger.wire.frame import access_key_hash
 
@@ -30,7 +30,7 @@ def test_the_hash_is_the_one_in_the_metadata() -> None:
     ],
 )
 def test_access(known: bytes | None, shown: bytes, allowed: bool) -> None:
-    facts = None if known is None else LedgerState(access_key_hash=hash_of(known))
+    facts = None if known is None else LedgerRecord(access_key_hash=hash_of(known))
     refusal = refuse_access(7, facts, hash_of(shown))
     assert (refusal is None) == allowed
     if refusal is not None:
@@ -40,7 +40,7 @@ def test_access(known: bytes | None, shown: bytes, allowed: bool) -> None:
 @pytest.mark.parametrize("recovery", [False, True])
 @pytest.mark.parametrize("fenced", [None, False, True])
 def test_the_fence(fenced: bool | None, recovery: bool) -> None:
-    facts = None if fenced is None else LedgerState(fenced=fenced)
+    facts = None if fenced is None else LedgerRecord(fenced=fenced)
     refusal = refuse_add(7, facts, recovery=recovery)
     assert (refusal is not None) == (fenced is True and not recovery)
     if refusal is not None:
@@ -51,7 +51,7 @@ def test_the_fence(fenced: bool | None, recovery: bool) -> None:
 def test_a_key_is_compared_to_its_last_byte(place: int) -> None:
     right = hash_of(b"key")
     wrong = bytes(byte ^ (1 if at == place else 0) for at, byte in enumerate(right))
-    assert refuse_access(7, LedgerState(access_key_hash=right), right) is None
+    assert refuse_access(7, LedgerRecord(access_key_hash=right), right) is None
     for shown in (wrong, right[:place], right + b"\0"):
-        refusal = refuse_access(7, LedgerState(access_key_hash=right), shown)
+        refusal = refuse_access(7, LedgerRecord(access_key_hash=right), shown)
         assert refusal is not None and refusal.status is BookieStatus.UNAUTHORIZED

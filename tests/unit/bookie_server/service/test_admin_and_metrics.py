@@ -12,8 +12,8 @@ from bookie_server.bookie import StorageStats
 from bookie_server.service import admin
 from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.service.prometheus import exposition
-from bookie_server.storage.engine import EngineStats
-from bookie_server.storage.journal import JournalStats
+from bookie_server.storage.journal.journal import JournalStats
+from bookie_server.storage.ledgers.ledger_storage import EngineStats
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import BookieStatus
 

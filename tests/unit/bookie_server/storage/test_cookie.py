@@ -17,9 +17,9 @@ from bookie_server.storage.cookie import (
     lock_directories,
     read_cookie,
 )
-from bookie_server.storage.fault_fs import Fault, FaultFileSystem, Operation
-from bookie_server.storage.memory_fs import MemoryFileSystem
-from bookie_server.storage.posix_fs import PosixFileSystem
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.types import BookieId
 from tests.unit.bookie_server.storage.support import JOURNAL, LEDGERS, Machine, formatted

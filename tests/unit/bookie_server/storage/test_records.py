@@ -9,14 +9,14 @@ from google_crc32c import value as crc32c_value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_server.storage.changes import (
+from bookie_server.storage.journal.changes import (
     Change,
     access_key_body,
     decode_change,
     fence_body,
     last_add_confirmed_body,
 )
-from bookie_server.storage.mark import MARK_BYTES, Mark, pack_mark, unpack_mark
+from bookie_server.storage.journal.mark import MARK_BYTES, Mark, pack_mark, unpack_mark
 from bookie_server.storage.records import (
     BATCH_ALIGNMENT,
     BODY_BYTES_MAX,

@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.uri import parse_uri
-from spark_ledger.metadata.zookeeper_hosts import hosts_for_kazoo
+from spark_ledger.metadata.zookeeper.hosts import hosts_for_kazoo
 
 
 @pytest.mark.parametrize(

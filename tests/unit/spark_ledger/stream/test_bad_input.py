@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.stream.streams import Streams
+from spark_ledger.stream.catalog import StreamCatalog
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, run
 
@@ -30,8 +30,8 @@ def test_a_stream_that_could_not_be_opened_is_not_made(config: dict[str, Any]) -
     async def scenario() -> None:
         ledgers = FakeLedgers()
         with pytest.raises(ConfigurationError, match=next(iter(config))):
-            await Streams(ledgers).create("s", SCHEMA, **config)
-        assert await Streams(ledgers).names() == []
+            await StreamCatalog(ledgers).create("s", SCHEMA, **config)
+        assert await StreamCatalog(ledgers).names() == []
 
     run(scenario())
 
@@ -39,7 +39,7 @@ def test_a_stream_that_could_not_be_opened_is_not_made(config: dict[str, Any]) -
 def test_what_is_allowed_is_read_back() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        made = await Streams(ledgers).create(
+        made = await StreamCatalog(ledgers).create(
             "s", SCHEMA, segment_roll_bytes=2**63 - 1, segment_roll_age_s=1
         )
         assert (await another(ledgers)[1].open("s")).config == made.config
@@ -63,7 +63,7 @@ def test_what_is_allowed_is_read_back() -> None:
 def test_a_commit_that_could_not_be_read_is_not_made(who: dict[str, Any]) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        stream = await Streams(ledgers).create("s", SCHEMA)
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
         with pytest.raises(ConfigurationError, match=next(iter(who)).replace("_", " ")):
             await stream.commit_segments([loose()], **who)
         commit = await stream.commit_segments([loose()], run_id="é" * 200)

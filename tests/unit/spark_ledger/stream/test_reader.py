@@ -17,7 +17,8 @@ from spark_ledger.errors import (
     NoSuchStreamError,
 )
 from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET
-from spark_ledger.stream.metadata_column import ledger_type, with_ledger_column
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.format.metadata_column import ledger_type, with_ledger_column
 from spark_ledger.stream.model import SegmentRange, ranges_between
 from spark_ledger.stream.reader import (
     CHUNKS_AHEAD,
@@ -28,14 +29,13 @@ from spark_ledger.stream.reader import (
     prefetched,
 )
 from spark_ledger.stream.stream import Stream
-from spark_ledger.stream.streams import Streams
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers, run, table
 
 
 async def build(ledgers: FakeLedgers, shape: list[int], **config: int) -> Stream:
-    stream = await Streams(ledgers).create("s", SCHEMA, entry_bytes=KIB, **config)
+    stream = await StreamCatalog(ledgers).create("s", SCHEMA, entry_bytes=KIB, **config)
     first = 0
     for rows in shape:
         await stream.append(table(first, rows))
@@ -294,7 +294,7 @@ def test_deleting_or_truncating_under_a_reader_is_told_apart() -> None:
         ledgers.ledgers.pop(100)
         with pytest.raises(DataLossError, match="truncated"):
             [p async for p in stream.read_ranges(ranges)]
-        await Streams(ledgers).delete("s")
+        await StreamCatalog(ledgers).delete("s")
         with pytest.raises(NoSuchStreamError):
             [p async for p in stream.read_ranges(ranges)]
 

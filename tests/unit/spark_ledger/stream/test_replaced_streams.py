@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import NoSuchStreamError
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.stream import Stream
-from spark_ledger.stream.streams import Streams
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, run, table
 
@@ -31,20 +31,20 @@ def before_the_next(stream_or_streams: Any, name: str, act: Callable[[], Awaitab
     setattr(store, name, interposed)
 
 
-async def two_processes() -> tuple[FakeLedgers, Streams, Stream]:
+async def two_processes() -> tuple[FakeLedgers, StreamCatalog, Stream]:
     """A stream, this process's streams, and another process's handle of it."""
     ledgers = FakeLedgers()
-    streams = Streams(ledgers)
+    streams = StreamCatalog(ledgers)
     await streams.create("s", SCHEMA)
     return ledgers, streams, await another(ledgers)[1].open("s")
 
 
-async def replace_by_new(streams: Streams) -> None:
+async def replace_by_new(streams: StreamCatalog) -> None:
     await streams.delete("s")
     await streams.create("s", SCHEMA)
 
 
-async def check_untouched(streams: Streams, stale: Stream) -> None:
+async def check_untouched(streams: StreamCatalog, stale: Stream) -> None:
     new = await streams.open("s")
     assert new.config.stream_id != stale.config.stream_id
     assert new.schema == SCHEMA

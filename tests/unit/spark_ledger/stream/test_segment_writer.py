@@ -21,18 +21,18 @@ from spark_ledger.errors import (
     SchemaMismatchError,
 )
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, KIB
-from spark_ledger.stream.entries import decode_entry
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.format.entries import decode_entry
 from spark_ledger.stream.model import UNPLACED, Segment
 from spark_ledger.stream.segment_writer import SegmentWriter, as_batches
 from spark_ledger.stream.stream import Stream
-from spark_ledger.stream.streams import Streams
 from spark_ledger.types import Quorums
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
 from tests.unit.spark_ledger.stream.world import SCHEMA, run, table
 
 
 async def new_stream(ledgers: FakeLedgers, **config: Any) -> Stream:
-    return await Streams(ledgers).create("s", SCHEMA, entry_bytes=KIB, **config)
+    return await StreamCatalog(ledgers).create("s", SCHEMA, entry_bytes=KIB, **config)
 
 
 def rows_of(ledgers: FakeLedgers, stream: Stream, segments: list[Segment]) -> list[int]:

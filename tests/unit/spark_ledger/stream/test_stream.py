@@ -16,15 +16,15 @@ from spark_ledger.errors import (
     NoSuchStreamError,
     SchemaMismatchError,
 )
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.stream import Stream, parse_position
-from spark_ledger.stream.streams import Streams
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, numbers, run, table
 
 
 async def new(ledgers: FakeLedgers | None = None) -> Stream:
-    return await Streams(ledgers or FakeLedgers()).create("s", SCHEMA)
+    return await StreamCatalog(ledgers or FakeLedgers()).create("s", SCHEMA)
 
 
 def test_append_and_read_back() -> None:
@@ -283,10 +283,10 @@ def test_tail_fails_when_the_stream_is_deleted_and_when_it_falls_behind_truncati
         stream = await new(ledgers)
         follower = asyncio.ensure_future(numbers((await another(ledgers)[1].open("s")).tail()))
         await asyncio.sleep(0.01)
-        await Streams(ledgers).delete("s")
+        await StreamCatalog(ledgers).delete("s")
         with pytest.raises(NoSuchStreamError):
             await follower
-        stream = await Streams(ledgers).create("s", SCHEMA)
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
         await stream.append(table(0))
         batches = (await another(ledgers)[1].open("s")).tail("earliest")
         assert (await anext(batches)).num_rows == 1

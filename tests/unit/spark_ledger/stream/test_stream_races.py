@@ -7,9 +7,9 @@ import asyncio
 import pyarrow as pa
 
 from spark_ledger.limits import KIB
-from spark_ledger.stream.head_watch import HeadWatch
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit.head_watch import HeadWatch
 from spark_ledger.stream.model import Head
-from spark_ledger.stream.streams import Streams
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers, run, table
@@ -17,7 +17,7 @@ from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers
 
 def test_appends_at_the_same_time_keep_their_rows_together() -> None:
     async def scenario() -> None:
-        stream = await Streams(FakeLedgers()).create("s", SCHEMA, entry_bytes=KIB)
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA, entry_bytes=KIB)
         firsts = [1000 * n for n in range(6)]
         commits = await asyncio.gather(*(stream.append(table(first, 300)) for first in firsts))
         assert [commit.rows for commit in commits] == [300] * 6
@@ -34,7 +34,7 @@ def test_appends_at_the_same_time_keep_their_rows_together() -> None:
 def test_segments_of_a_schema_that_another_process_added_are_committed() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        driver = await Streams(ledgers).create("s", SCHEMA)
+        driver = await StreamCatalog(ledgers).create("s", SCHEMA)
         task = await another(ledgers)[1].open("s")
         writer = task.writer(merge_schema=True)
         await writer.write(pa.table({"n": [1], "text": ["x"], "more": [2.5]}))
@@ -51,7 +51,7 @@ def test_segments_of_a_schema_that_another_process_added_are_committed() -> None
 def test_a_change_while_the_head_is_read_is_not_slept_through() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        stream = await Streams(ledgers).create("s", SCHEMA)
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
         watch = HeadWatch(stream._nodes, stream.config.stream_id)
         inner = stream._nodes.head
 

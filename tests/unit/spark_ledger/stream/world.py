@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from spark_ledger.metadata.memory import Fault, Interpose, Outcome
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import UNPLACED, Segment
-from spark_ledger.stream.streams import Streams
 from spark_ledger.types import EntryId, LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 
@@ -55,11 +55,11 @@ async def numbers(batches: Any) -> list[int]:
 
 def another(
     ledgers: FakeLedgers, interpose: Interpose | None = None
-) -> tuple[FakeLedgers, Streams]:
+) -> tuple[FakeLedgers, StreamCatalog]:
     """Another process: its own metadata session, the same ledgers."""
     other = FakeLedgers(ledgers.store.tree.open_session(interpose=interpose))
     other.ledgers, other.writers = ledgers.ledgers, ledgers.writers
-    return other, Streams(other)
+    return other, StreamCatalog(other)
 
 
 class Faults:

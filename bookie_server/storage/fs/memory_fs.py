@@ -1,0 +1,263 @@
+"""A file system in memory that can crash: what was not synced is lost, wholly or in part.
+
+It keeps, beside what programs see, what would survive a power cut. ``crash_clone`` is the machine
+after one: without a seed everything unsynced is gone; with a seed a lottery decides, 512-byte block
+by block, and keeps for each directory a random number of the first of its unsynced changes.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bookie_server.storage.fs.vfs import File, Lock, check_aligned
+
+CRASH_BLOCK_BYTES: Final = 512
+"""The unit that a disk writes wholly or not at all."""
+
+
+class _Inode:
+    """Bytes as programs see them and as the disk holds them, and what a sync would write."""
+
+    def __init__(self, data: bytes | bytearray = b"") -> None:
+        self.data = bytearray(data)
+        self.durable = bytearray(data)
+        self.dirty: list[tuple[int, int]] = []
+
+    def write(self, content: bytes, offset: int) -> None:
+        end = offset + len(content)
+        if end > len(self.data):
+            _resize(self.data, end)
+        self.data[offset:end] = content
+        self.dirty.append((offset, end))
+
+    def sync(self) -> None:
+        if len(self.durable) != len(self.data):
+            _resize(self.durable, len(self.data))
+        for start, end in self.dirty:
+            self.durable[start:end] = self.data[start:end]
+        self.dirty.clear()
+
+    def after_crash(self, lottery: random.Random | None) -> _Inode:
+        if lottery is None or self.data == self.durable:
+            return _Inode(self.durable)
+        size = lottery.choice((len(self.data), len(self.durable)))
+        mixed = bytearray(self.durable[:size].ljust(size, b"\0"))
+        for start in range(0, size, CRASH_BLOCK_BYTES):
+            end = min(start + CRASH_BLOCK_BYTES, size)
+            block = bytes(self.data[start:end]).ljust(end - start, b"\0")
+            if block != mixed[start:end] and lottery.random() < 0.5:
+                mixed[start:end] = block
+        return _Inode(bytes(mixed))
+
+
+def _resize(data: bytearray, size: int) -> None:
+    del data[size:]
+    data.extend(bytes(size - len(data)))
+
+
+class _Change:
+    """A change of a directory that is not durable yet: names to inodes, None to remove."""
+
+    def __init__(self, names: dict[str, _Inode | None]) -> None:
+        self.names = names
+
+    def apply(self, entries: dict[str, _Inode]) -> None:
+        for name, inode in self.names.items():
+            if inode is None:
+                entries.pop(name, None)
+            else:
+                entries[name] = inode
+
+
+class _Directory:
+    """Names as programs see them, as the disk holds them, and the changes between."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Inode] = {}
+        self.durable: dict[str, _Inode] = {}
+        self.unsynced: list[_Change] = []
+        self.below: set[str] = set()
+        """Names of the directories in it."""
+
+    def change(self, names: dict[str, _Inode | None]) -> None:
+        change = _Change(names)
+        change.apply(self.entries)
+        self.unsynced.append(change)
+
+    def sync(self) -> None:
+        self.durable = dict(self.entries)
+        self.unsynced.clear()
+
+    def after_crash(self, lottery: random.Random | None) -> dict[str, _Inode]:
+        entries = dict(self.durable)
+        kept = lottery.randint(0, len(self.unsynced)) if lottery else 0
+        for change in self.unsynced[:kept]:
+            change.apply(entries)
+        return entries
+
+
+class MemoryFile:
+    """See ``vfs.File``."""
+
+    def __init__(self, path: Path, inode: _Inode, *, direct: bool = False) -> None:
+        self._path = path
+        self._inode = inode
+        self._direct = direct
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        content = b"".join(buffers)
+        if self._direct:  # and a cache of the disk may still lose it, as it may lose any other
+            check_aligned(offset, len(content))
+        self._inode.write(content, offset)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        assert offset >= 0
+        return bytes(self._inode.data[offset : offset + length])
+
+    def pread_split(self, cut: int, length: int, offset: int) -> tuple[bytes, bytes]:
+        data = self.pread(length, offset)
+        return data[:cut], data[cut:]
+
+    def fdatasync(self) -> None:
+        self._inode.sync()
+
+    def fail_sync(self) -> None:
+        """Do what a kernel does when a sync fails: the pages stay readable and count as clean, so
+        a later sync that succeeds does not write them."""
+        self._inode.dirty.clear()
+
+    def drop_cached(self, offset: int, length: int) -> None:
+        pass  # all of it is memory
+
+    def truncate(self, size: int) -> None:
+        self._inode.dirty = [(start, min(end, size)) for start, end in self._inode.dirty]
+        _resize(self._inode.data, size)
+
+    def preallocate(self, size: int) -> None:
+        _resize(self._inode.data, max(size, len(self._inode.data)))
+
+    def size(self) -> int:
+        return len(self._inode.data)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _MemoryLock:
+    def __init__(self, held: set[str], path: str) -> None:
+        self._held = held
+        self._path = path
+
+    def release(self) -> None:
+        self._held.discard(self._path)
+
+
+def _split(path: Path) -> tuple[str, str]:
+    """A path's directory and its name there. Texts are many times cheaper to compare than paths,
+    and simulations open files all the time."""
+    directory, _, name = str(path).rpartition("/")
+    return directory or "/", name
+
+
+class MemoryFileSystem:
+    """See ``vfs.FileSystem``. Directories are durable at once: they are made at format time."""
+
+    def __init__(self) -> None:
+        self._directories: dict[str, _Directory] = {}
+        self._locks: set[str] = set()
+
+    def create(self, path: Path, *, direct: bool = False) -> File:
+        place, name = _split(path)
+        directory = self._directory(place)
+        if name in directory.entries:
+            raise FileExistsError(errno.EEXIST, "file exists", str(path))
+        inode = _Inode()
+        directory.change({name: inode})
+        return MemoryFile(path, inode, direct=direct)
+
+    def open(self, path: Path, *, writable: bool = False, direct: bool = False) -> File:
+        return MemoryFile(path, self._inode(path), direct=direct)
+
+    def rename(self, source: Path, target: Path) -> None:
+        (place, old), (target_place, new) = _split(source), _split(target)
+        assert place == target_place, "renames stay in their directory"
+        inode = self._inode(source)
+        self._directory(place).change({old: None, new: inode})
+
+    def remove(self, path: Path) -> None:
+        self._inode(path)
+        place, name = _split(path)
+        self._directory(place).change({name: None})
+
+    def list(self, directory: Path) -> Sequence[str]:
+        found = self._directory(str(directory))
+        return sorted(found.entries.keys() | found.below)
+
+    def exists(self, path: Path) -> bool:
+        place, name = _split(path)
+        parent = self._directories.get(place)
+        return str(path) in self._directories or (parent is not None and name in parent.entries)
+
+    def mkdir(self, path: Path) -> None:
+        if str(path) in self._directories:
+            return
+        for directory in (*reversed(path.parents), path):
+            if str(directory) not in self._directories:
+                self._directories[str(directory)] = _Directory()
+                place, name = _split(directory)
+                if name:
+                    self._directories[place].below.add(name)
+
+    def sync_directory(self, path: Path) -> None:
+        self._directory(str(path)).sync()
+
+    def lock(self, path: Path) -> Lock:
+        self._directory(_split(path)[0])
+        if str(path) in self._locks:
+            raise BlockingIOError(errno.EWOULDBLOCK, "lock is held", str(path))
+        self._locks.add(str(path))
+        return _MemoryLock(self._locks, str(path))
+
+    def crash_clone(self, seed: int | None) -> MemoryFileSystem:
+        """What is on the disk after a power cut now; the file system itself stays as it is."""
+        lottery = None if seed is None else random.Random(seed)  # noqa: S311
+        clone = MemoryFileSystem()
+        survivors: dict[int, _Inode] = {}
+        for path in sorted(self._directories, key=lambda path: path.split("/")):
+            directory = self._directories[path]
+            copied = clone._directories[path] = _Directory()
+            copied.below = set(directory.below)
+            for name, inode in sorted(directory.after_crash(lottery).items()):
+                if id(inode) not in survivors:
+                    survivors[id(inode)] = inode.after_crash(lottery)
+                copied.entries[name] = survivors[id(inode)]
+            copied.sync()
+        return clone
+
+    def damage(self, path: Path, offset: int, content: bytes) -> None:
+        """Overwrite stored bytes, as a failing disk does."""
+        inode = self._inode(path)
+        assert offset + len(content) <= len(inode.data), "damage is inside the file"
+        inode.write(content, offset)
+        inode.sync()
+
+    def _directory(self, path: str) -> _Directory:
+        try:
+            return self._directories[path]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path) from None
+
+    def _inode(self, path: Path) -> _Inode:
+        place, name = _split(path)
+        inode = self._directory(place).entries.get(name)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        return inode

@@ -1,0 +1,146 @@
+"""Opening: bring the ledger directories up to the end of the journal.
+
+Every directory has its own mark, and gets only what lies behind it; the journal is read from the
+mark that is furthest behind. What was applied is flushed before anything is served or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
+from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.journal.changes import Change, decode_change
+from bookie_server.storage.journal.journal_files import (
+    JournalBatch,
+    journal_numbers,
+    journal_path,
+    read_batches,
+    remove_unfinished,
+    sync_files,
+)
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.write_cache import CachedRun
+from bookie_server.storage.records import FILE_HEADER_BYTES, RecordType
+from spark_ledger.errors import CorruptionError
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import EntryId
+
+START_OF_JOURNAL = Mark(0, FILE_HEADER_BYTES, 0, 0)
+"""Before the first file of a journal."""
+
+
+def replay_journal(
+    file_system: FileSystem,
+    directory: Path,
+    stores: Sequence[DirectoryStore],
+    *,
+    cache_bytes_max: int,
+) -> Mark:
+    """Apply what the stores lack, flush them, and return the mark of the journal's end.
+
+    Raises CorruptionError when the journal is damaged, or files that a store needs are missing;
+    OSError when the disk fails. Nothing of the journal is changed.
+
+    The files are synced before they are read: after a kill the page cache may show a batch that is
+    not on the disk, and a directory must not come to hold what the journal may still lose.
+    """
+    remove_unfinished(file_system, directory)
+    start = _start(file_system, directory, stores)
+    if start is None:
+        return START_OF_JOURNAL
+    sync_files(file_system, directory, start.file_number)
+    end = start
+    for batch in read_batches(file_system, directory, start):
+        end = batch.end
+        _apply(stores, batch, directory)
+        for store in stores:
+            if store.cache.byte_count >= cache_bytes_max:
+                store.flush(end)
+    for store in stores:
+        if store.mark is not None and store.mark.sequence > end.sequence:
+            raise CorruptionError(
+                f"journal file {journal_path(directory, end.file_number)}: ends or is damaged at "
+                f"offset {end.offset} behind batch {end.sequence}, but ledger directory "
+                f"{store.directory} holds batch {store.mark.sequence}: restore the file, or format "
+                "this bookie and let its ledgers be repaired"
+            )
+    for store in stores:
+        if store.mark is None or store.mark.is_behind(end):
+            store.flush(end)
+    last = journal_numbers(file_system, directory)[-1]
+    return end._replace(file_number=max(last, end.file_number))
+
+
+def _start(
+    file_system: FileSystem, directory: Path, stores: Sequence[DirectoryStore]
+) -> Mark | None:
+    """The mark furthest behind; None when nothing was ever stored."""
+    numbers = journal_numbers(file_system, directory)
+    unmarked = [store for store in stores if store.mark is None]
+    marks = [store.mark for store in stores if store.mark is not None]
+    if unmarked:
+        if not numbers and not marks:
+            return None
+        if not numbers or numbers[0] != 1:
+            raise CorruptionError(
+                f"ledger directory {unmarked[0].directory}: its index is empty, but the journal in "
+                f"{directory} has been trimmed: the index was lost or the directory exchanged; "
+                "restore it, or format this bookie and let its ledgers be repaired"
+            )
+        return START_OF_JOURNAL._replace(file_number=1)
+    return min(marks, key=lambda mark: (mark.sequence, mark.file_number))
+
+
+def _apply(stores: Sequence[DirectoryStore], batch: JournalBatch, directory: Path) -> None:
+    """Give each record to the store of its ledger, unless that has it."""
+    for record_type, body in batch.records:
+        if record_type == RecordType.RUN:
+            try:
+                run, last_add_confirmed = decode_block(body)
+            except BlockFormatError as error:
+                raise _unreadable(directory, batch.end, str(error)) from error
+            store = stores[run.ledger_id % len(stores)]
+            if _lacks(store, batch.end):
+                _apply_run(store, run, last_add_confirmed)
+            continue
+        change = decode_change(record_type, body)
+        if change is None:
+            what = f"record of type {record_type}, {len(body)} bytes"
+            raise _unreadable(directory, batch.end, what)
+        store = stores[change.ledger_id % len(stores)]
+        if _lacks(store, batch.end):
+            _apply_change(store, change)
+
+
+def _lacks(store: DirectoryStore, batch_end: Mark) -> bool:
+    return store.mark is None or store.mark.sequence < batch_end.sequence
+
+
+def _apply_run(store: DirectoryStore, run: EntryRun, last_add_confirmed: EntryId) -> None:
+    block = encode_run(run, last_add_confirmed)
+    store.cache.add(CachedRun(run, last_add_confirmed, block))
+    state = store.state(run.ledger_id) or LedgerRecord()
+    store.set_state(run.ledger_id, state.with_run(run.last_entry, last_add_confirmed))
+
+
+def _apply_change(store: DirectoryStore, change: Change) -> None:
+    state = store.state(change.ledger_id) or LedgerRecord()
+    state = LedgerRecord(
+        change.access_key_hash or state.access_key_hash,
+        change.fenced or state.fenced,
+        max(change.last_add_confirmed, state.last_add_confirmed),
+        state.last_entry,
+    )
+    store.set_state(change.ledger_id, state)
+
+
+def _unreadable(directory: Path, end: Mark, what: str) -> CorruptionError:
+    path = journal_path(directory, end.file_number)
+    return CorruptionError(
+        f"journal file {path}: batch {end.sequence} ending at offset {end.offset} is intact but "
+        f"not understood ({what}): it was written by a newer version"
+    )

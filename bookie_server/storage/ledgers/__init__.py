@@ -1,0 +1,1 @@
+"""Ledger directories: write cache, entry logs and index, and their checkpoints."""

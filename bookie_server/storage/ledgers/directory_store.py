@@ -1,0 +1,334 @@
+"""One ledger directory: write cache in front of entry logs and index, with its checkpoint mark.
+
+A flush turns the cached runs into blocks of the entry log, syncs it, and commits index rows,
+changed ledger states and the mark in one transaction; only then the runs leave the cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.blocks import encode_run
+from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.journal.journal_files import remove_unfinished
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.block_cache import BlockCache
+from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_ids
+from bookie_server.storage.ledgers.index import Index, IndexRow, IndexUpdate
+from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
+from bookie_server.storage.ledgers.slicing import holds, slice_run, take_places
+from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import KIB
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import EntryId, LedgerId
+
+logger = logging.getLogger(__name__)
+
+_JOIN_BELOW_BYTES: Final = 64 * KIB
+"""Runs below this are joined with their neighbours ..."""
+_JOINED_BYTES_MAX: Final = 256 * KIB
+"""... to blocks of about this size: fewer rows, fewer reads."""
+_CLEAN_STATES_MAX: Final = 100_000
+"""Ledger states kept in memory although the index has them, too."""
+
+
+class DirectoryStore:
+    """See the module. One thread (the service's) adds, one flushes, any reads."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        index: Index,
+        *,
+        entry_log_bytes: int,
+        entry_log_cached_bytes: int = 0,
+        block_cache_bytes: int,
+    ) -> None:
+        self.directory = directory
+        self.index = index
+        self.cache = WriteCache()
+        self.mark = index.mark()
+        self._file_system = file_system
+        self._entry_log_bytes = entry_log_bytes
+        self._entry_log_cached_bytes = entry_log_cached_bytes
+        self._reader = EntryLogReader(file_system, directory, direct=entry_log_cached_bytes == 0)
+        self._blocks = BlockCache(block_cache_bytes)
+        self._writer: EntryLogWriter | None = None
+        self._writer_is_indexed = False
+        self._lock = threading.Lock()
+        self._states: dict[LedgerId, LedgerRecord] = {}
+        self._dirty: set[LedgerId] = set()
+        self._frozen_mark: Mark | None = None
+        self._frozen_dirty: dict[LedgerId, LedgerRecord] = {}
+        remove_unfinished(file_system, directory)
+        self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
+        self.entry_log_bytes_written = 0
+
+    # -- states --------------------------------------------------------------------------------
+
+    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
+        """What is known of a ledger; any thread."""
+        state = self._states.get(ledger_id)
+        return self.index.state(ledger_id) if state is None else state
+
+    def set_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
+        """Change what is known of a ledger (service thread)."""
+        with self._lock:
+            self._states[ledger_id] = state
+            self._dirty.add(ledger_id)
+
+    def dirty_ledgers(self) -> set[LedgerId]:
+        """Ledgers whose state the index does not have yet; any thread."""
+        with self._lock:
+            return self._dirty | self._frozen_dirty.keys()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(
+        self,
+        ledger_id: LedgerId,
+        first: EntryId,
+        last: EntryId,
+        *,
+        stride: int,
+        max_bytes: int,
+    ) -> EntryRun | None:
+        """Entries first, first + stride, ... as far as one run holds them (see ``slice_run``).
+
+        None only if neither cache nor index has ``first``; CorruptionError or OSError if it is
+        stored and cannot be read. The cache is asked before the index: a flush fills the index
+        before it empties the cache, so no entry is ever in neither.
+        """
+        cached = self.cache.find(ledger_id, first)
+        if cached is not None:
+            return slice_run(cached, first, last, stride=stride, max_bytes=max_bytes)
+        row = self.index.row_at(ledger_id, first)
+        if row is None or first > row.last_entry:
+            return None
+        run = self._blocks.get(row.location) or self._read_block(row)
+        if not holds(run, first):
+            if not row.is_sparse:
+                raise CorruptionError(
+                    f"index {self.directory}: entry {first} of ledger {ledger_id} should be in "
+                    f"log {row.location.log_id} at offset {row.location.offset}, and is not"
+                )
+            return None
+        part = slice_run(run, first, last, stride=stride, max_bytes=max_bytes)
+        if part is not run:  # read in part: the rest is likely to be asked for next
+            if part.last_entry + stride > run.last_entry:
+                self._blocks.drop(row.location)
+            else:
+                self._blocks.put(row.location, run)
+        return part
+
+    def _read_block(self, row: IndexRow) -> EntryRun:
+        entries = 0 if row.is_sparse else row.last_entry - row.first_entry + 1
+        return self._reader.read(row.location, entries=entries)
+
+    def entry_ranges(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]]:
+        """Stretches of entries that are held, ascending, disjoint and not adjacent."""
+        ranges: list[tuple[EntryId, EntryId]] = []
+        for run in self.cache.runs_of(ledger_id):
+            ranges.extend(_ranges(run.ids()))
+        rows = self.index.rows(ledger_id)
+        for place, row in enumerate(rows):
+            end = rows[place + 1].first_entry if place + 1 < len(rows) else row.last_entry + 1
+            if row.is_sparse:
+                ids = self._reader.read(row.location).ids()
+                ranges.extend(_ranges([e for e in ids if row.first_entry <= e < end]))
+            else:
+                ranges.append((row.first_entry, EntryId(min(row.last_entry, end - 1))))
+        return _merge(ranges)
+
+    # -- flushing ------------------------------------------------------------------------------
+
+    def flush(self, mark: Mark) -> bool:
+        """Move cached runs and changed states into entry log and index; False when nothing to do.
+
+        ``mark`` was durable in the journal before this call, so all it covers is in the cache or
+        stored. OSError: nothing is lost from the cache, the mark has not moved, and the next
+        call tries again with a new entry log.
+        """
+        if self._frozen_mark is None:
+            if self.mark == mark and not self.cache.active_bytes and not self._dirty:
+                return False
+            self._freeze(mark)
+        assert self._frozen_mark is not None and self.cache.frozen is not None
+        update = self.index.begin()
+        committing = False
+        try:
+            for ledger_id, runs in sorted(self.cache.frozen.ledgers.items()):
+                self._store_ledger(update, ledger_id, runs)
+            if self._writer is not None and self.cache.frozen.run_count:
+                self._writer.sync()
+            for ledger_id, state in self._frozen_dirty.items():
+                update.put_state(ledger_id, state)
+            if self.mark is None or self.mark.is_behind(self._frozen_mark):
+                update.put_mark(self._frozen_mark)
+            committing = True
+            update.commit()
+        except BaseException:
+            update.abort()
+            self._abandon_writer(keep=committing or self._writer_is_indexed)
+            raise
+        self._after_commit(self.cache.frozen)
+        return True
+
+    def close(self) -> None:
+        """Finish the entry log and close the files; flush first."""
+        writer, self._writer = self._writer, None
+        try:
+            if writer is not None:
+                writer.finish()
+        finally:
+            self._reader.close()
+            self.index.close()
+
+    def _freeze(self, mark: Mark) -> None:
+        with self._lock:
+            self.cache.freeze()
+            self._frozen_mark = mark
+            self._frozen_dirty = {ledger_id: self._states[ledger_id] for ledger_id in self._dirty}
+            self._dirty = set()
+
+    def _after_commit(self, frozen: Generation) -> None:
+        assert self._frozen_mark is not None
+        if self.mark is None or self.mark.is_behind(self._frozen_mark):
+            self.mark = self._frozen_mark
+        self.entry_log_bytes_written += frozen.byte_count
+        self._writer_is_indexed = self._writer is not None
+        with self._lock:
+            self._frozen_mark = None
+            self._frozen_dirty = {}
+            if len(self._states) > _CLEAN_STATES_MAX:
+                self._states = {key: self._states[key] for key in self._dirty}
+        self.cache.drop_frozen()
+        if self._writer is not None and self._writer.size >= self._entry_log_bytes:
+            writer, self._writer = self._writer, None
+            writer.finish()
+
+    def _abandon_writer(self, *, keep: bool) -> None:
+        """Leave a log whose writing failed; its file goes if the index cannot name it."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        try:
+            writer.abandon(remove=not keep)
+        except OSError as error:  # costs space only, and the fault behind it is on its way up
+            logger.warning("entry log %d in %s stays: %s", writer.log_id, self.directory, error)
+
+    def _store_ledger(self, update: IndexUpdate, ledger_id: LedgerId, runs: LedgerRuns) -> None:
+        last = update.last_entry(ledger_id)
+        for cached in _joined(runs.ordered):  # disjoint: none is in another's way
+            if cached.run.first_entry > last:
+                self._store_run(update, cached)
+            else:
+                self._store_among(update, cached)
+        for cached in runs.overlapping:
+            self._store_among(update, cached)
+
+    def _store_run(self, update: IndexUpdate, cached: CachedRun) -> None:
+        run = cached.run
+        location = self._writer_for_block().append(run.ledger_id, cached.block)
+        row = IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
+        update.put_row(run.ledger_id, row)
+
+    def _store_among(self, update: IndexUpdate, cached: CachedRun) -> None:
+        """Store those entries of a run that are not stored yet, among those that are."""
+        run = cached.run
+        found = update.rows_in_range(run.ledger_id, run.first_entry, run.last_entry)
+        stored = [StoredRow(row.first_entry, self._stored_ids(row)) for row in found.rows]
+        for piece in plan_insert(run.ids(), stored, found.end):
+            part = take_places(run, piece.start, piece.stop)
+            block = cached.block if part is run else encode_run(part, cached.last_add_confirmed)
+            self._store_run(update, CachedRun(part, cached.last_add_confirmed, block))
+            if piece.resumed_row >= 0:
+                row = found.rows[piece.resumed_row]
+                resumed = row._replace(first_entry=EntryId(piece.resume_at))
+                update.put_row(run.ledger_id, resumed)
+
+    def _stored_ids(self, row: IndexRow) -> range | list[int]:
+        """Entries of a row's block from the row on."""
+        if not row.is_sparse:
+            return range(row.first_entry, row.last_entry + 1)
+        if self._writer is not None and row.location.log_id == self._writer.log_id:
+            self._writer.write_buffered()
+        return [e for e in self._reader.read(row.location).ids() if e >= row.first_entry]
+
+    def _writer_for_block(self) -> EntryLogWriter:
+        writer = self._writer
+        if writer is None:
+            log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1
+            writer = EntryLogWriter(
+                self._file_system,
+                self.directory,
+                log_id,
+                cached_bytes=self._entry_log_cached_bytes,
+            )
+            self._writer = writer
+            self._writer_is_indexed = False
+        return writer
+
+
+def _joined(runs: Iterable[CachedRun]) -> Iterator[CachedRun]:
+    """The runs in order, small ones that follow on one another joined into one."""
+    group: list[CachedRun] = []
+    group_bytes = 0
+    for cached in runs:
+        run, size = cached.run, cached.block.length
+        follows = bool(group) and run.first_entry == group[-1].run.last_entry + 1
+        small = size < _JOIN_BELOW_BYTES and run.entry_ids is None
+        if group and not (small and follows and group_bytes + size <= _JOINED_BYTES_MAX):
+            yield _join(group)
+            group, group_bytes = [], 0
+        if not small:
+            yield cached
+            continue
+        group.append(cached)
+        group_bytes += size
+    if group:
+        yield _join(group)
+
+
+def _join(group: list[CachedRun]) -> CachedRun:
+    if len(group) == 1:
+        return group[0]
+    first = group[0].run
+    sizes: list[int] = []
+    for cached in group:
+        sizes.extend(cached.run.sizes)
+    frames = b"".join([cached.run.frames for cached in group])
+    run = EntryRun(first.ledger_id, first.first_entry, None, sizes, frames)
+    last_add_confirmed = max(cached.last_add_confirmed for cached in group)
+    return CachedRun(run, last_add_confirmed, encode_run(run, last_add_confirmed))
+
+
+def _ranges(ids: Sequence[int]) -> list[tuple[EntryId, EntryId]]:
+    """Stretches of consecutive ids."""
+    if isinstance(ids, range):
+        return [(EntryId(ids[0]), EntryId(ids[-1]))]
+    ranges: list[tuple[EntryId, EntryId]] = []
+    for entry_id in map(EntryId, ids):
+        if ranges and ranges[-1][1] == entry_id - 1:
+            ranges[-1] = (ranges[-1][0], entry_id)
+        else:
+            ranges.append((entry_id, entry_id))
+    return ranges
+
+
+def _merge(ranges: list[tuple[EntryId, EntryId]]) -> list[tuple[EntryId, EntryId]]:
+    """The same entries as few, ascending stretches."""
+    merged: list[tuple[EntryId, EntryId]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged

@@ -1,0 +1,306 @@
+"""Entry log files: blocks one behind the other, and a map of bytes by ledger at the end.
+
+    offset  bytes  field
+    0       8      magic "SLELOG\\r\\n"
+    8       4      format version, 1, big endian, as all numbers
+    12      4      log id
+    16      4      CRC32C of the 16 bytes above
+    20      ..     zeros up to offset 4096
+    4096    ..     blocks: records of type RUN whose sequence is log id << 32 | offset
+
+What is written at once starts and ends at multiples of 4096 bytes, zeros fill the space: no
+sector is written twice. A log that was closed in order goes on with records of type LEDGER_MAP
+(pairs of ledger id, 8 bytes, and bytes of its records, 8 bytes) and ends, without zeros between,
+with a footer:
+
+    0       8      magic "SLEMAP\\r\\n"
+    8       8      offset of the first LEDGER_MAP record
+    16      4      CRC32C of the 16 bytes above
+
+A log without a footer was cut short by a crash or a fault; its blocks are read all the same. Logs
+are never appended to after a restart. A block is at the place the index names, or the log is
+damaged: that is CorruptionError, never "no such entry".
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from google_crc32c import extend as crc32c_extend
+from google_crc32c import value as crc32c_value
+
+from bookie_server.storage.blocks import (
+    BLOCK_BYTES_MAX,
+    HEADER_BYTES,
+    Block,
+    BlockFormatError,
+    consecutive_numbers_bytes,
+    decode_header,
+    decode_run,
+)
+from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, TEMPORARY_SUFFIX, File, FileSystem
+from bookie_server.storage.ledgers.index import BlockLocation
+from bookie_server.storage.records import (
+    BODY_BYTES_MAX,
+    RECORD_HEADER_BYTES,
+    RecordType,
+    pack_header,
+    parse_header,
+)
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import MIB
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import LedgerId
+
+_NAME = re.compile(r"entries-(\d{10})\.log")
+_HEAD = struct.Struct(">8sII")
+_FOOT = struct.Struct(">8sQ")
+_CRC = struct.Struct(">I")
+_PAIR = struct.Struct(">QQ")
+_HEAD_MAGIC: Final = b"SLELOG\r\n"
+_FOOT_MAGIC: Final = b"SLEMAP\r\n"
+_VERSION: Final = 1
+LOG_HEADER_BYTES: Final = DIRECT_ALIGNMENT
+FOOTER_BYTES: Final = _FOOT.size + _CRC.size
+_SEED: Final = 0
+_PAIRS_PER_RECORD: Final = BODY_BYTES_MAX // _PAIR.size
+_WRITE_BYTES: Final = 8 * MIB
+"""Blocks are gathered up to this many bytes, and written in one go."""
+_DROP_BYTES: Final = 4 * MIB
+"""What is to leave the page cache leaves it in pieces of this size or more."""
+_ZEROS: Final = bytes(DIRECT_ALIGNMENT)
+_OPEN_LOGS_MAX: Final = 256
+"""Open files of one directory; the one not used for longest is closed."""
+
+
+def log_path(directory: Path, log_id: int) -> Path:
+    """Where the entry log with this id is."""
+    return directory / f"entries-{log_id:010d}.log"
+
+
+def log_ids(file_system: FileSystem, directory: Path) -> list[int]:
+    """Ids of the entry logs that are there, ascending."""
+    matches = map(_NAME.fullmatch, file_system.list(directory))
+    return sorted(int(match.group(1)) for match in matches if match)
+
+
+class EntryLogWriter:
+    """The log that takes blocks. After an OSError it takes no more: ``abandon`` it."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        log_id: int,
+        *,
+        cached_bytes: int = 0,
+    ) -> None:
+        """Make the log file, durably; OSError if that fails.
+
+        The newest ``cached_bytes`` stay in the page cache for readers that follow closely; what
+        is older is dropped from it once it is durable. With 0 the log is written past it.
+        """
+        self._cached_bytes = cached_bytes
+        self._dropped_to = 0
+        self.log_id = log_id
+        self.ledger_bytes: dict[LedgerId, int] = {}
+        self._file_system = file_system
+        self._path = log_path(directory, log_id)
+        head = _HEAD.pack(_HEAD_MAGIC, _VERSION, log_id)
+        temporary = self._path.with_name(self._path.name + TEMPORARY_SUFFIX)
+        self._file = file_system.create(temporary, direct=cached_bytes == 0)
+        try:
+            header = (head + _CRC.pack(crc32c_value(head))).ljust(LOG_HEADER_BYTES, b"\0")
+            self._file.pwritev([header], 0)
+            self._file.fdatasync()
+            file_system.rename(temporary, self._path)
+            file_system.sync_directory(directory)
+        except OSError:
+            self._file.close()
+            raise
+        self._written = LOG_HEADER_BYTES
+        self._size = LOG_HEADER_BYTES
+        self._buffers: list[bytes] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log, buffered ones included."""
+        return self._size
+
+    def append(self, ledger_id: LedgerId, block: Block) -> BlockLocation:
+        """Add a block behind the others; it can be read after ``write_buffered``."""
+        record_bytes = RECORD_HEADER_BYTES + block.length
+        if self._size + record_bytes - self._written > _WRITE_BYTES:
+            self.write_buffered()
+        offset = self._size
+        sequence = self.log_id << 32 | offset
+        header = pack_header(RecordType.RUN, block.length, sequence, block.crc, _SEED)
+        self._buffers.append(header)
+        self._buffers.extend(block.buffers)
+        self._size += record_bytes
+        self.ledger_bytes[ledger_id] = self.ledger_bytes.get(ledger_id, 0) + record_bytes
+        return BlockLocation(self.log_id, offset, block.length)
+
+    def write_buffered(self) -> None:
+        """Hand buffered blocks to the file system."""
+        if self._buffers:
+            self._pad_for(0)
+            self._file.pwritev(self._buffers, self._written)
+            self._buffers = []
+            self._written = self._size
+
+    def sync(self) -> None:
+        """Make all blocks durable."""
+        self.write_buffered()
+        self._file.fdatasync()
+        drop_to = self._written - self._cached_bytes
+        if drop_to - self._dropped_to >= _DROP_BYTES:
+            self._file.drop_cached(self._dropped_to, drop_to - self._dropped_to)
+            self._dropped_to = drop_to
+
+    def finish(self) -> None:
+        """Write the map and the footer, durably, and close the file."""
+        pairs = sorted(self.ledger_bytes.items())
+        bodies = [
+            b"".join(_PAIR.pack(*pair) for pair in pairs[start : start + _PAIRS_PER_RECORD])
+            for start in range(0, len(pairs) or 1, _PAIRS_PER_RECORD)
+        ]
+        self._pad_for(sum(RECORD_HEADER_BYTES + len(body) for body in bodies) + FOOTER_BYTES)
+        map_offset = self._size
+        for body in bodies:
+            sequence = self.log_id << 32 | self._size
+            crc = crc32c_value(body)
+            head = pack_header(RecordType.LEDGER_MAP, len(body), sequence, crc, _SEED)
+            self._buffers += [head, body]
+            self._size += len(head) + len(body)
+        foot = _FOOT.pack(_FOOT_MAGIC, map_offset)
+        self._buffers.append(foot + _CRC.pack(crc32c_value(foot)))
+        self._size += FOOTER_BYTES
+        self.sync()
+        self._file.close()
+
+    def _pad_for(self, size: int) -> None:
+        """Put zeros behind the last block, so that ``size`` bytes more end at a boundary."""
+        zeros = -(self._size + size) % DIRECT_ALIGNMENT
+        self._buffers.append(_ZEROS[:zeros])
+        self._size += zeros
+
+    def abandon(self, *, remove: bool) -> None:
+        """Close without a map. ``remove`` deletes the file: no block of it is in the index."""
+        self._file.close()
+        if remove:
+            self._file_system.remove(self._path)
+
+
+class EntryLogReader:
+    """Reads blocks of all logs of one directory; any thread."""
+
+    def __init__(self, file_system: FileSystem, directory: Path, *, direct: bool = True) -> None:
+        """``direct``: read past the page cache, as the logs were written."""
+        self._file_system = file_system
+        self._directory = directory
+        self._direct = direct
+        self._lock = Lock()
+        self._files: OrderedDict[int, File] = OrderedDict()
+
+    def read(self, location: BlockLocation, *, entries: int = 0) -> EntryRun:
+        """The run in a block, verified. CorruptionError when it is not what it should be, OSError
+        when the disk fails. ``entries``: how many the block has, which saves a copy if it is right.
+        """
+        file = self._open(location.log_id)
+        start, length = location.offset, location.length
+        if length > BLOCK_BYTES_MAX:
+            raise _damaged(file.path, start, f"no block has {length} bytes")
+        cut = RECORD_HEADER_BYTES + min(length, consecutive_numbers_bytes(entries))
+        head, frames = file.pread_split(cut, RECORD_HEADER_BYTES + length, start)
+        record = parse_header(head[:RECORD_HEADER_BYTES], _SEED)
+        expected = (RecordType.RUN, length, location.log_id << 32 | start)
+        if record is None or record[:3] != expected:
+            raise _damaged(file.path, start, "no such record")
+        try:
+            prefix = head[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + HEADER_BYTES]
+            header = decode_header(prefix, length)
+            frames_start = RECORD_HEADER_BYTES + header.frames_offset
+            if frames_start != cut:
+                head += frames
+                head, frames = head[:frames_start], head[frames_start:]
+            numbers = head[RECORD_HEADER_BYTES:]
+            if crc32c_extend(crc32c_value(numbers), frames) != record.body_crc:
+                raise _damaged(file.path, start, "wrong checksum")
+            return decode_run(header, numbers, frames)
+        except BlockFormatError as error:
+            raise _damaged(file.path, start, str(error)) from error
+
+    def ledger_map(self, log_id: int) -> dict[LedgerId, int] | None:
+        """Bytes by ledger from the map at the end; None when the log was not closed in order."""
+        file = self._open(log_id)
+        end = file.size() - FOOTER_BYTES
+        footer = file.pread(FOOTER_BYTES, end) if end >= 0 else b""
+        if (
+            len(footer) < FOOTER_BYTES
+            or crc32c_value(footer[: _FOOT.size]) != (_CRC.unpack_from(footer, _FOOT.size)[0])
+        ):
+            return None
+        magic, offset = _FOOT.unpack_from(footer)
+        if magic != _FOOT_MAGIC:
+            return None
+        if not LOG_HEADER_BYTES <= offset < end:  # a map of nothing is a record too
+            raise _damaged(file.path, end, f"a ledger map at offset {offset}")
+        ledger_bytes: dict[LedgerId, int] = {}
+        while offset < end:
+            record = parse_header(file.pread(RECORD_HEADER_BYTES, offset), _SEED)
+            sequence = log_id << 32 | offset
+            if record is None or record[::2] != (RecordType.LEDGER_MAP, sequence):
+                raise _damaged(file.path, offset, "no ledger map")
+            body = file.pread(record.length, offset + RECORD_HEADER_BYTES)
+            if crc32c_value(body) != record.body_crc or len(body) % _PAIR.size:
+                raise _damaged(file.path, offset, "wrong checksum of the ledger map")
+            ledger_bytes.update(
+                (LedgerId(ledger_id), count) for ledger_id, count in _PAIR.iter_unpack(body)
+            )
+            offset += RECORD_HEADER_BYTES + record.length
+        return ledger_bytes
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            self._files.clear()
+
+    def _open(self, log_id: int) -> File:
+        with self._lock:
+            file = self._files.get(log_id)
+            if file is not None:
+                self._files.move_to_end(log_id)
+                return file
+            path = log_path(self._directory, log_id)
+            try:
+                file = self._file_system.open(path, direct=self._direct)
+            except FileNotFoundError as error:
+                raise CorruptionError(
+                    f"entry log {path} is missing, and the index names entries in it"
+                ) from error
+            _check_head(file, log_id)
+            self._files[log_id] = file
+            if len(self._files) > _OPEN_LOGS_MAX:
+                self._files.popitem(last=False)  # closed once the last reader lets it go
+            return file
+
+
+def _check_head(file: File, log_id: int) -> None:
+    size = _HEAD.size + _CRC.size
+    head = file.pread(size, 0)
+    if len(head) < size or _CRC.unpack_from(head, _HEAD.size)[0] != crc32c_value(
+        head[: _HEAD.size]
+    ):
+        raise _damaged(file.path, 0, "damaged file header")
+    if _HEAD.unpack_from(head) != (_HEAD_MAGIC, _VERSION, log_id):
+        raise _damaged(file.path, 0, f"not version {_VERSION} of log {log_id}")
+
+
+def _damaged(path: Path, offset: int, what: str) -> CorruptionError:
+    return CorruptionError(f"entry log {path}: damaged at offset {offset}: {what}")

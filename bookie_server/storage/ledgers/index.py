@@ -1,0 +1,96 @@
+"""What an index of a ledger directory does: blocks by entry, state by ledger, the mark.
+
+Implementations: ``lmdb_index`` and, for simulation and crash tests, ``memory_index``; one contract
+test covers both. Changes go through one update (a transaction) that is durable after ``commit``,
+or leaves no trace. Faults of the disk are OSError (ENOSPC when there is no room), damaged content
+is CorruptionError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.journal.mark import Mark
+from spark_ledger.types import EntryId, LedgerId
+
+
+class BlockLocation(NamedTuple):
+    """Where a block is: entry log, offset of its record, length of its body."""
+
+    log_id: int
+    offset: int
+    length: int
+
+
+class IndexRow(NamedTuple):
+    """Entries from ``first_entry`` up to the next row are in this block, or not stored.
+
+    ``last_entry`` is the last one of the block; ``is_sparse`` says that the block has gaps.
+    """
+
+    first_entry: EntryId
+    last_entry: EntryId
+    location: BlockLocation
+    is_sparse: bool
+
+
+class RowsInRange(NamedTuple):
+    """Rows that decide about a range, ascending, and the key of the row behind them, if any."""
+
+    rows: list[IndexRow]
+    end: EntryId | None
+
+
+class IndexUpdate(Protocol):
+    """A transaction. It sees its own changes; readers see them after ``commit``."""
+
+    def last_entry(self, ledger_id: LedgerId) -> EntryId:
+        """The highest entry of the ledger, NO_ENTRY when there is none."""
+
+    def rows_in_range(self, ledger_id: LedgerId, first: EntryId, last: EntryId) -> RowsInRange:
+        """The last row at or below ``first``, and all rows above it up to ``last``."""
+
+    def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        """Set a row by its first entry."""
+
+    def put_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
+        """Set a ledger's state."""
+
+    def put_mark(self, mark: Mark) -> None:
+        """Set the checkpoint mark."""
+
+    def commit(self) -> None:
+        """Make all changes durable and visible, together."""
+
+    def abort(self) -> None:
+        """Forget all changes. Does nothing after a commit or an abort."""
+
+
+class Index(Protocol):
+    """Reading methods may be called by any thread; one update at a time."""
+
+    def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
+        """The row that decides about an entry; None when there is none at or below it."""
+
+    def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
+        """All rows of a ledger, ascending."""
+
+    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
+        """A ledger's state, None when nothing is known of it."""
+
+    def states(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
+        """All ledgers, ascending."""
+
+    def ledger_count(self) -> int:
+        """Number of ledgers."""
+
+    def mark(self) -> Mark | None:
+        """The checkpoint mark; None in an index that was never committed to."""
+
+    def begin(self) -> IndexUpdate:
+        """Start an update."""
+
+    def close(self) -> None:
+        """Release the files. Closing twice is allowed."""

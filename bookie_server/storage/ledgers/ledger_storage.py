@@ -1,0 +1,191 @@
+"""LedgerStorage: the ledger directories of a bookie as one store, and their checkpoints.
+
+A ledger lives in the directory of its id modulo the number of directories. A checkpoint reads the
+journal's durable mark, flushes every directory up to it, and removes journal files that all of
+them contain. Adds go to memory before they go to the journal, so whatever a mark covers was in
+memory when the flush began.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.journal.journal import Journal
+from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.write_cache import CachedRun
+from spark_ledger.errors import CorruptionError
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import EntryId, LedgerId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start; bytes and seconds."""
+
+    ledgers: int
+    cache_bytes: int
+    entry_log_bytes_written: int
+    flushes: int
+    flush_time_s: float
+    last_flush_s: float
+
+
+class LedgerStorage:
+    """See the module. One thread (the service's) changes, any thread reads."""
+
+    def __init__(
+        self,
+        stores: Sequence[DirectoryStore],
+        journal: Journal,
+        *,
+        write_cache_bytes: int,
+        flush_interval_s: float,
+        on_flushed: Callable[[], None],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        """``on_flushed`` runs on the flush thread after every attempt, good or not, ``on_fatal`` if
+        that thread ends by a bug of ours."""
+        self._stores = tuple(stores)
+        self._journal = journal
+        self._active_bytes_max = write_cache_bytes // 2 // len(stores)
+        self._flush_interval_s = flush_interval_s
+        self._on_flushed = on_flushed
+        self._on_fatal = on_fatal
+        self._flush_lock = threading.Lock()
+        self._wanted = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        self._flushes = 0
+        self._flush_time_s = 0.0
+        self._last_flush_s = 0.0
+
+    def store_of(self, ledger_id: LedgerId) -> DirectoryStore:
+        """The directory a ledger lives in."""
+        return self._stores[ledger_id % len(self._stores)]
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last flush failed; None when it did not."""
+        return self._failure
+
+    def is_full(self, ledger_id: LedgerId) -> bool:
+        """Whether the ledger's directory takes no run before its flush has ended."""
+        cache = self.store_of(ledger_id).cache
+        return cache.is_frozen and cache.active_bytes >= self._active_bytes_max
+
+    def add(self, cached: CachedRun, state: LedgerRecord) -> None:
+        """Keep a run, and the state of its ledger with it."""
+        store = self.store_of(cached.run.ledger_id)
+        store.cache.add(cached)
+        store.set_state(cached.run.ledger_id, state)
+        if store.cache.active_bytes >= self._active_bytes_max:
+            self._wanted.set()
+
+    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
+        """What is known of a ledger, None when nothing is."""
+        return self.store_of(ledger_id).state(ledger_id)
+
+    def set_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
+        """Change what is known of a ledger."""
+        self.store_of(ledger_id).set_state(ledger_id, state)
+
+    def read(
+        self, ledger_id: LedgerId, first: EntryId, last: EntryId, *, stride: int, max_bytes: int
+    ) -> EntryRun | None:
+        """See ``DirectoryStore.read``."""
+        store = self.store_of(ledger_id)
+        return store.read(ledger_id, first, last, stride=stride, max_bytes=max_bytes)
+
+    def entry_ranges(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]]:
+        """See ``DirectoryStore.entry_ranges``."""
+        return self.store_of(ledger_id).entry_ranges(ledger_id)
+
+    def flush(self) -> None:
+        """One checkpoint of all directories. OSError or CorruptionError of the first that fails;
+        the others are flushed all the same."""
+        started = time.perf_counter()
+        failures: list[OSError | CorruptionError] = []
+        with self._flush_lock:
+            mark = self._journal.durable_mark
+            for store in self._stores:
+                try:
+                    store.flush(mark)
+                except (OSError, CorruptionError) as error:
+                    failures.append(error)
+            marks = [store.mark for store in self._stores]
+            if all(mark is not None for mark in marks):
+                self._journal.remove_before(min(mark.file_number for mark in marks if mark))
+        self._last_flush_s = time.perf_counter() - started
+        self._flush_time_s += self._last_flush_s
+        self._flushes += 1
+        self._failure = str(failures[0]) if failures else None
+        if failures:
+            raise failures[0]
+
+    def start(self) -> None:
+        """Flush on a thread of its own from now on: when a cache is full, and at intervals."""
+        assert self._thread is None, "started twice"
+        self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
+        self._thread.start()
+
+    def request_flush(self) -> None:
+        """Have the thread flush soon."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """End the thread, after the flush it is in."""
+        self._stopping = True
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Stop, flush what is left, close the files."""
+        self.stop()
+        try:
+            if self._journal.failure is None:
+                self.flush()
+        finally:
+            with ExitStack() as closing:
+                for store in self._stores:
+                    closing.callback(store.close)
+
+    def stats(self) -> EngineStats:
+        """Counters; any thread."""
+        known = 0
+        for store in self._stores:
+            known += store.index.ledger_count()
+            known += sum(store.index.state(ledger) is None for ledger in store.dirty_ledgers())
+        return EngineStats(
+            ledgers=known,
+            cache_bytes=sum(store.cache.byte_count for store in self._stores),
+            entry_log_bytes_written=sum(store.entry_log_bytes_written for store in self._stores),
+            flushes=self._flushes,
+            flush_time_s=self._flush_time_s,
+            last_flush_s=self._last_flush_s,
+        )
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wanted.wait(self._flush_interval_s)
+                self._wanted.clear()
+                if self._stopping:
+                    break
+                try:
+                    self.flush()
+                except (OSError, CorruptionError) as error:
+                    logger.warning("flush failed, it is tried again: %s", error)
+                self._on_flushed()
+        finally:
+            if not self._stopping:  # the traceback follows; adds would wait for room for ever
+                self._on_fatal("the flush thread ended unexpectedly")

@@ -1,0 +1,374 @@
+"""The index in LMDB: one environment per ledger directory, every commit synced.
+
+table     key (big endian)                  value (big endian)
+rows      ledger id (8), first entry (8)    log id (4), offset (4), length (4), flags (1:
+                                            bit 0 = sparse), last entry (8), checksum (4)
+ledgers   ledger id (8)                     flags (1: bit 0 = fenced, bit 1 = has access key),
+                                            SHA-256 of the access key or zeros (32),
+                                            last add confirmed (8), last entry (8), checksum (4)
+proofs    ledger id (8)                     count (8) and sum (8) of the checksums of the ledger's
+                                            rows, checksum (4)
+meta      "mark"                            see ``mark``, checksum (4)
+          "ledgers"                         count (8) and sum (8) of the checksums of all ledgers,
+                                            checksum (4)
+          "rows"                            the same of all rows
+
+LMDB has no checksums: a flipped bit can change a value, or hide keys. A checksum (CRC32C of key and
+value) makes a changed value an error. What is not found proves nothing by itself, and a bookie that
+denied an entry it holds would make a recovery cut a ledger. So an entry is denied only if the rows
+of its ledger add up to their proof, which is looked up once between two commits. Ledgers and proofs
+are added up when the index is opened, and the ids of the ledgers kept in memory: one of them that
+cannot be found later is an error as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import lmdb
+from google_crc32c import value as crc32c_value
+
+from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.journal.mark import MARK_BYTES, Mark, pack_mark, unpack_mark
+from bookie_server.storage.ledgers.index import (
+    BlockLocation,
+    IndexRow,
+    IndexUpdate,
+    RowsInRange,
+)
+from spark_ledger.errors import CorruptionError
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
+
+_KEY = struct.Struct(">QQ")
+_LEDGER_KEY = struct.Struct(">Q")
+_ROW = struct.Struct(">IIIBq")
+_STATE = struct.Struct(">B32sqq")
+_PROOF = struct.Struct(">QQ")
+_CHECKSUM = struct.Struct(">I")
+_MARK_KEY: Final = b"mark"
+_LEDGERS_KEY: Final = b"ledgers"
+_ROWS_KEY: Final = b"rows"
+_SUM_MASK: Final = 2**64 - 1
+_SPARSE: Final = 1
+_FENCED: Final = 1
+_HAS_KEY: Final = 2
+_PROVEN_MAX: Final = 256
+"""Ledgers that are remembered to add up; with more of them they are added up again."""
+_READERS_MAX: Final = 126
+"""Threads that read at once; the bookie's pools are far smaller."""
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turn LMDB's errors into OSError and CorruptionError that name the directory."""
+    try:
+        yield
+    except (lmdb.MapFullError, lmdb.DiskError) as error:
+        number = errno.ENOSPC if isinstance(error, lmdb.MapFullError) else errno.EIO
+        raise OSError(number, f"index {path}: {error} (see index_map_bytes)") from error
+    except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError) as error:
+        raise CorruptionError(f"index {path} is damaged: {error}") from error
+    except lmdb.Error as error:
+        raise OSError(errno.EIO, f"index {path}: {error}") from error
+
+
+class _Proof(NamedTuple):
+    """How many checksums there are, and their sum."""
+
+    values: int = 0
+    total: int = 0
+
+    def replacing(self, old: bytes | None, new: bytes) -> _Proof:
+        """The proof when one stored value takes the place of another, or of none."""
+        total = self.total + _checksum(new) - (0 if old is None else _checksum(old))
+        return _Proof(self.values + (old is None), total & _SUM_MASK)
+
+
+def _sealed(key: bytes, value: bytes) -> bytes:
+    """The stored form of a value."""
+    return value + _CHECKSUM.pack(crc32c_value(key + value))
+
+
+def _checksum(stored: bytes) -> int:
+    return int(_CHECKSUM.unpack_from(stored, len(stored) - _CHECKSUM.size)[0])
+
+
+def _opened(key: bytes, stored: bytes, size: int, what: str, path: Path) -> bytes:
+    """The value in its stored form."""
+    value = stored[: -_CHECKSUM.size]
+    if len(value) != size or crc32c_value(key + value) != _checksum(stored):
+        raise CorruptionError(f"index {path} is damaged: wrong checksum of {what}")
+    return value
+
+
+def _row(key: bytes, stored: bytes, path: Path) -> IndexRow:
+    value = _opened(key, stored, _ROW.size, "a row", path)
+    _ledger_id, first_entry = _KEY.unpack(key)
+    log_id, offset, length, flags, last_entry = _ROW.unpack(value)
+    location = BlockLocation(log_id, offset, length)
+    return IndexRow(EntryId(first_entry), EntryId(last_entry), location, bool(flags & _SPARSE))
+
+
+def _state(key: bytes, stored: bytes, path: Path) -> LedgerRecord:
+    value = _opened(key, stored, _STATE.size, "a ledger", path)
+    flags, key_hash, last_add_confirmed, last_entry = _STATE.unpack(value)
+    return LedgerRecord(
+        key_hash if flags & _HAS_KEY else b"",
+        bool(flags & _FENCED),
+        EntryId(last_add_confirmed),
+        EntryId(last_entry),
+    )
+
+
+def _proof(transaction: Any, table: Any, key: bytes, path: Path) -> _Proof:
+    stored = transaction.get(key, db=table)
+    if stored is None:
+        return _Proof()
+    return _Proof._make(_PROOF.unpack(_opened(key, stored, _PROOF.size, "a proof", path)))
+
+
+class LmdbIndex:
+    """See ``index.Index``."""
+
+    def __init__(self, path: Path, *, map_bytes: int) -> None:
+        """Open or make the index in directory ``path``; OSError or CorruptionError if it fails."""
+        self._path = path
+        path.mkdir(mode=0o750, exist_ok=True)
+        with _translated(path):
+            self._env = lmdb.open(
+                str(path), map_size=map_bytes, max_dbs=4, max_readers=_READERS_MAX, mode=0o640
+            )
+            self._rows = self._env.open_db(b"rows")
+            self._ledgers = self._env.open_db(b"ledgers")
+            self._proofs = self._env.open_db(b"proofs")
+            self._meta = self._env.open_db(b"meta")
+            self._env.sync(True)
+        self._proven: dict[LedgerId, tuple[int, array[int]]] = {}
+        """Ledgers whose rows added up: the snapshot they were seen in, and their first entries."""
+        self._known: set[LedgerId] = set()
+        try:
+            self._known.update(ledger_id for ledger_id, _state in self.states())
+            self._check_proofs()
+        except CorruptionError:
+            self.close()
+            raise
+
+    def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
+        with _translated(self._path), self._env.begin(db=self._rows) as transaction:
+            row = _row_at(transaction.cursor(), ledger_id, entry_id, self._path)
+            if row is None or row.is_sparse or entry_id > row.last_entry:
+                self._check_denial(transaction, ledger_id, entry_id, row)
+        return row
+
+    def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
+        with _translated(self._path), self._env.begin(db=self._rows) as transaction:
+            return self._all_rows(transaction, ledger_id)
+
+    def _all_rows(self, transaction: Any, ledger_id: LedgerId) -> list[IndexRow]:
+        """All rows of a ledger; CorruptionError unless they add up to their proof."""
+        found: list[IndexRow] = []
+        counted = _Proof()
+        prefix = _LEDGER_KEY.pack(ledger_id)
+        proof = _proof(transaction, self._proofs, prefix, self._path)
+        cursor = transaction.cursor()
+        if cursor.set_range(prefix):
+            for key, stored in cursor:
+                if not key.startswith(prefix):
+                    break
+                found.append(_row(key, stored, self._path))
+                counted = counted.replacing(None, stored)
+        if counted != proof:
+            raise CorruptionError(
+                f"index {self._path} is damaged: ledger {ledger_id} has {counted.values} rows, "
+                f"which do not add up to the {proof.values} that were stored"
+            )
+        return found
+
+    def _check_denial(
+        self, transaction: Any, ledger_id: LedgerId, entry_id: EntryId, row: IndexRow | None
+    ) -> None:
+        """CorruptionError unless ``row`` is the one that decides about the entry, also among all
+        rows of the ledger one by one: a damaged tree may lead a search elsewhere."""
+        snapshot = transaction.id()
+        known_snapshot, firsts = self._proven.get(ledger_id, (-1, array("q")))
+        if known_snapshot != snapshot:
+            rows = self._all_rows(transaction, ledger_id)
+            firsts = array("q", [each.first_entry for each in rows])
+            if len(self._proven) >= _PROVEN_MAX:
+                self._proven = {}
+            self._proven[ledger_id] = (snapshot, firsts)
+        place = bisect_right(firsts, entry_id) - 1
+        found = NO_ENTRY if row is None else row.first_entry
+        if found != (firsts[place] if place >= 0 else NO_ENTRY):
+            raise CorruptionError(
+                f"index {self._path} is damaged: searching entry {entry_id} of ledger {ledger_id} "
+                "leads to the wrong row"
+            )
+
+    def _check_proofs(self) -> None:
+        """CorruptionError unless the proofs of all ledgers add up."""
+        values = total = 0
+        with _translated(self._path), self._env.begin(db=self._proofs) as transaction:
+            expected = _proof(transaction, self._meta, _ROWS_KEY, self._path)
+            for key, _stored in transaction.cursor():
+                proof = _proof(transaction, self._proofs, key, self._path)
+                values, total = values + proof.values, total + proof.total
+        if (values, total & _SUM_MASK) != expected:
+            raise CorruptionError(
+                f"index {self._path} is damaged: {values} rows of all ledgers do not add up to the "
+                f"{expected.values} that were stored"
+            )
+
+    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
+        key = _LEDGER_KEY.pack(ledger_id)
+        with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
+            stored = transaction.get(key)
+        if stored is not None:
+            return _state(key, stored, self._path)
+        if ledger_id in self._known:
+            raise CorruptionError(f"index {self._path} is damaged: ledger {ledger_id} is lost")
+        return None
+
+    def states(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
+        counted = _Proof()
+        with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
+            proof = _proof(transaction, self._meta, _LEDGERS_KEY, self._path)
+            for key, stored in transaction.cursor():
+                state = _state(key, stored, self._path)
+                counted = counted.replacing(None, stored)
+                yield LedgerId(_LEDGER_KEY.unpack(key)[0]), state
+        if counted != proof:
+            raise CorruptionError(
+                f"index {self._path} is damaged: {counted.values} ledgers do not add up to the "
+                f"{proof.values} that were stored"
+            )
+
+    def ledger_count(self) -> int:
+        with _translated(self._path), self._env.begin() as transaction:
+            return int(transaction.stat(self._ledgers)["entries"])
+
+    def mark(self) -> Mark | None:
+        with _translated(self._path), self._env.begin(db=self._meta) as transaction:
+            stored = transaction.get(_MARK_KEY)
+        if stored is None:
+            return None
+        return unpack_mark(_opened(_MARK_KEY, stored, MARK_BYTES, "the mark", self._path))
+
+    def begin(self) -> IndexUpdate:
+        with _translated(self._path):
+            return _LmdbUpdate(self, self._env.begin(write=True))
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class _LmdbUpdate:
+    """A write transaction."""
+
+    def __init__(self, index: LmdbIndex, transaction: Any) -> None:
+        self._path = index._path
+        self._index = index
+        self._rows, self._ledgers, self._meta = index._rows, index._ledgers, index._meta
+        self._transaction = transaction
+        self._cursor = transaction.cursor(self._rows)
+        self._proofs: dict[LedgerId, _Proof] = {}
+        self._ledgers_proof: _Proof | None = None
+        self._rows_proof: _Proof | None = None
+        self._changed: set[LedgerId] = set()
+
+    def last_entry(self, ledger_id: LedgerId) -> EntryId:
+        with _translated(self._path):
+            row = _row_at(self._cursor, ledger_id, EntryId(2**63), self._path)
+        return NO_ENTRY if row is None else row.last_entry
+
+    def rows_in_range(self, ledger_id: LedgerId, first: EntryId, last: EntryId) -> RowsInRange:
+        rows: list[IndexRow] = []
+        prefix = _LEDGER_KEY.pack(ledger_id)
+        with _translated(self._path):
+            before = _row_at(self._cursor, ledger_id, first, self._path)
+            if before is not None:
+                rows.append(before)
+            if not self._cursor.set_range(_KEY.pack(ledger_id, first + 1)):
+                return RowsInRange(rows, None)
+            for key, value in self._cursor:
+                if not key.startswith(prefix):
+                    break
+                row = _row(key, value, self._path)
+                if row.first_entry > last:
+                    return RowsInRange(rows, row.first_entry)
+                rows.append(row)
+        return RowsInRange(rows, None)
+
+    def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        key = _KEY.pack(ledger_id, row.first_entry)
+        value = _ROW.pack(*row.location, _SPARSE if row.is_sparse else 0, row.last_entry)
+        stored = _sealed(key, value)
+        with _translated(self._path):
+            proof = self._proofs.get(ledger_id)
+            if proof is None:
+                ledger_key = _LEDGER_KEY.pack(ledger_id)
+                proof = _proof(self._transaction, self._index._proofs, ledger_key, self._path)
+            total = self._rows_proof
+            if total is None:
+                total = _proof(self._transaction, self._meta, _ROWS_KEY, self._path)
+            old = self._transaction.get(key, db=self._rows)
+            self._proofs[ledger_id] = proof.replacing(old, stored)
+            self._rows_proof = total.replacing(old, stored)
+            self._transaction.put(key, stored, db=self._rows)
+
+    def put_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
+        key = _LEDGER_KEY.pack(ledger_id)
+        key_hash = state.access_key_hash
+        flags = (_FENCED if state.fenced else 0) | (_HAS_KEY if key_hash else 0)
+        value = _STATE.pack(flags, key_hash, state.last_add_confirmed, state.last_entry)
+        stored = _sealed(key, value)
+        with _translated(self._path):
+            proof = self._ledgers_proof
+            if proof is None:
+                proof = _proof(self._transaction, self._meta, _LEDGERS_KEY, self._path)
+            old = self._transaction.get(key, db=self._ledgers)
+            self._ledgers_proof = proof.replacing(old, stored)
+            self._transaction.put(key, stored, db=self._ledgers)
+        self._changed.add(ledger_id)
+
+    def put_mark(self, mark: Mark) -> None:
+        with _translated(self._path):
+            stored = _sealed(_MARK_KEY, pack_mark(mark))
+            self._transaction.put(_MARK_KEY, stored, db=self._meta)
+
+    def commit(self) -> None:
+        with _translated(self._path):
+            for ledger_id, proof in self._proofs.items():
+                key = _LEDGER_KEY.pack(ledger_id)
+                stored = _sealed(key, _PROOF.pack(*proof))
+                self._transaction.put(key, stored, db=self._index._proofs)
+            for name, total in ((_LEDGERS_KEY, self._ledgers_proof), (_ROWS_KEY, self._rows_proof)):
+                if total is not None:
+                    stored = _sealed(name, _PROOF.pack(*total))
+                    self._transaction.put(name, stored, db=self._meta)
+            self._transaction.commit()
+        self._index._known.update(self._changed)
+
+    def abort(self) -> None:
+        self._transaction.abort()
+
+
+def _row_at(cursor: Any, ledger_id: int, entry_id: int, path: Path) -> IndexRow | None:
+    """The row with the largest key at or below (ledger, entry), if it is the ledger's."""
+    key = _KEY.pack(ledger_id, entry_id)
+    if cursor.set_range(key):
+        if cursor.key() != key and not cursor.prev():
+            return None
+    elif not cursor.last():
+        return None
+    found = cursor.key()
+    if not found.startswith(key[:8]):
+        return None
+    return _row(found, cursor.value(), path)

@@ -1,0 +1,155 @@
+"""The index held in memory and kept as one file, for simulation and crash tests.
+
+A commit writes everything to a new file, so it is as atomic and durable as the file system under
+it: a crashed copy of that file system holds the last committed state. The file begins with the
+CRC32C of the rest. Far too slow for a bookie.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from google_crc32c import value as crc32c_value
+
+from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.index import (
+    BlockLocation,
+    IndexRow,
+    IndexUpdate,
+    RowsInRange,
+)
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import GIB
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
+
+
+class _Content:
+    """Rows by ledger and first entry, states by ledger, the mark."""
+
+    def __init__(self) -> None:
+        self.rows: dict[LedgerId, dict[EntryId, IndexRow]] = {}
+        self.states: dict[LedgerId, LedgerRecord] = {}
+        self.mark: Mark | None = None
+
+    def copy(self) -> _Content:
+        content = _Content()
+        content.rows = {ledger_id: dict(rows) for ledger_id, rows in self.rows.items()}
+        content.states = dict(self.states)
+        content.mark = self.mark
+        return content
+
+    def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
+        rows = self.rows.get(ledger_id, {})
+        keys = sorted(rows)
+        place = bisect_right(keys, entry_id) - 1
+        return rows[keys[place]] if place >= 0 else None
+
+    def encode(self) -> bytes:
+        rows = [
+            (ledger_id, row.first_entry, row.last_entry, *row.location, row.is_sparse)
+            for ledger_id, by_key in self.rows.items()
+            for row in by_key.values()
+        ]
+        states = [
+            (ledger_id, state.access_key_hash.hex(), *state[1:])
+            for ledger_id, state in self.states.items()
+        ]
+        body = msgspec.json.encode({"rows": rows, "states": states, "mark": self.mark})
+        return int(crc32c_value(body)).to_bytes(4, "big") + body
+
+    @classmethod
+    def decode(cls, data: bytes, path: Path) -> _Content:
+        if crc32c_value(data[4:]) != int.from_bytes(data[:4], "big") or len(data) < 4:
+            raise CorruptionError(f"index {path} is damaged: wrong checksum")
+        stored: dict[str, Any] = msgspec.json.decode(data[4:])
+        content = cls()
+        for ledger_id, first, last, log_id, offset, length, is_sparse in stored["rows"]:
+            location = BlockLocation(log_id, offset, length)
+            row = IndexRow(first, last, location, is_sparse)
+            content.rows.setdefault(ledger_id, {})[first] = row
+        for ledger_id, key_hash, *rest in stored["states"]:
+            content.states[ledger_id] = LedgerRecord(bytes.fromhex(key_hash), *rest)
+        content.mark = Mark(*stored["mark"]) if stored["mark"] else None
+        return content
+
+
+class MemoryIndex:
+    """See ``index.Index``."""
+
+    def __init__(self, file_system: FileSystem, path: Path) -> None:
+        """Open or make the index in directory ``path``."""
+        file_system.mkdir(path)
+        self.file_system = file_system
+        self.file_path = path / "index.json"
+        self.content = _Content()
+        if file_system.exists(self.file_path):
+            data = read_file(file_system, self.file_path, size_max=GIB)
+            self.content = _Content.decode(data, self.file_path)
+
+    def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
+        return self.content.row_at(ledger_id, entry_id)
+
+    def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
+        return [row for _key, row in sorted(self.content.rows.get(ledger_id, {}).items())]
+
+    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
+        return self.content.states.get(ledger_id)
+
+    def states(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
+        return iter(sorted(self.content.states.items()))
+
+    def ledger_count(self) -> int:
+        return len(self.content.states)
+
+    def mark(self) -> Mark | None:
+        return self.content.mark
+
+    def begin(self) -> IndexUpdate:
+        return _MemoryUpdate(self)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class _MemoryUpdate:
+    """Works on a copy that becomes the content at commit."""
+
+    def __init__(self, index: MemoryIndex) -> None:
+        self._index = index
+        self._content = index.content.copy()
+
+    def last_entry(self, ledger_id: LedgerId) -> EntryId:
+        row = self._content.row_at(ledger_id, EntryId(2**63))
+        return NO_ENTRY if row is None else row.last_entry
+
+    def rows_in_range(self, ledger_id: LedgerId, first: EntryId, last: EntryId) -> RowsInRange:
+        before = self._content.row_at(ledger_id, first)
+        rows = [] if before is None else [before]
+        for key, row in sorted(self._content.rows.get(ledger_id, {}).items()):
+            if key > last:
+                return RowsInRange(rows, key)
+            if key > first:
+                rows.append(row)
+        return RowsInRange(rows, None)
+
+    def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        self._content.rows.setdefault(ledger_id, {})[row.first_entry] = row
+
+    def put_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
+        self._content.states[ledger_id] = state
+
+    def put_mark(self, mark: Mark) -> None:
+        self._content.mark = mark
+
+    def commit(self) -> None:
+        write_file_durably(self._index.file_system, self._index.file_path, self._content.encode())
+        self._index.content = self._content
+
+    def abort(self) -> None:
+        """The copy is dropped with this object."""

@@ -1,0 +1,1 @@
+"""Reading with Spark: positions, plans, and the tasks that fetch rows."""

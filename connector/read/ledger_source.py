@@ -1,0 +1,128 @@
+"""The driver's view of a raw ledger: entries up to its last add confirmed.
+
+A reader never recovers or fences the ledger, so reading disturbs no writer. A ledger that is closed
+ends; one that is open grows as its writer confirms entries.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from connector.option_parsers import Position, PositionJson
+from connector.options import ReadOptions
+from connector.read.offsets import OffsetJson, ledger_offset, ledger_position
+from connector.read.partitions import LedgerPartition
+from connector.read.planner import partition_count
+from connector.read.source import IDLE_WAIT_S
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.types import EntryId, LedgerId
+
+if TYPE_CHECKING:
+    from spark_ledger.client.blocking import BlockingReader
+
+
+class LedgerSource:
+    """A ``Source`` over a raw ledger. Used by one thread."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        reader: BlockingReader,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert options.ledger_id is not None, "the options name a ledger"
+        self._options = options
+        self._ledger_id: LedgerId = options.ledger_id
+        self._reader = reader
+        self._clock = clock
+        self._initial: EntryId | None = None
+        self._target: EntryId | None = None
+        self._entries_held_since = clock()
+
+    def _end(self) -> EntryId:
+        """The entry behind the last confirmed one, as far as this reader knows."""
+        return EntryId(self._reader.last_add_confirmed + 1)
+
+    def _refreshed_end(self) -> EntryId:
+        if not self._reader.is_closed:
+            self._reader.refresh()
+        return self._end()
+
+    def initial_offset(self) -> OffsetJson:
+        if self._initial is None:
+            self._initial = self._resolve(self._options.start, "startingPosition")
+        return ledger_offset(self._ledger_id, self._initial)
+
+    def final_offset(self) -> OffsetJson:
+        end = self._resolve(self._options.end, "endingPosition")
+        return ledger_offset(self._ledger_id, end)
+
+    def _resolve(self, position: Position, option: str) -> EntryId:
+        end = self._refreshed_end()
+        if isinstance(position, PositionJson):
+            if position.entry > end:
+                raise ConfigurationError(
+                    f"option {option}: entry {position.entry} of ledger {self._ledger_id} is not "
+                    f"confirmed yet; the last confirmed entry is {end - 1}"
+                )
+            return EntryId(position.entry)
+        return EntryId(0) if position == "earliest" else end
+
+    def pin_target(self) -> None:
+        self._target = self._refreshed_end()
+
+    def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> OffsetJson:
+        position = ledger_position(start, self._ledger_id)
+        end = self._target if self._target is not None else self._grown_end(position)
+        if end <= position:
+            return dict(start)
+        limits = self._options.trigger
+        if not unlimited and self._target is None and limits.min_rows is not None:
+            waited_s = self._clock() - self._entries_held_since
+            if end - position < limits.min_rows and waited_s < limits.max_delay_s:
+                time.sleep(min(IDLE_WAIT_S, limits.max_delay_s - waited_s))
+                return dict(start)
+        if not unlimited and limits.max_rows is not None:
+            end = EntryId(min(end, position + limits.max_rows))
+        self._entries_held_since = self._clock()
+        return ledger_offset(self._ledger_id, end)
+
+    def _grown_end(self, position: EntryId) -> EntryId:
+        """The end; when nothing is new, asked again after a moment."""
+        end = self._refreshed_end()
+        if end > position:
+            return end
+        time.sleep(IDLE_WAIT_S)
+        return self._refreshed_end()
+
+    def newest_offset(self) -> OffsetJson | None:
+        return ledger_offset(self._ledger_id, self._end())
+
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[LedgerPartition]:
+        """Equal shares by entries; how many follows from the bytes, which each entry counts."""
+        first = ledger_position(start, self._ledger_id)
+        stop = ledger_position(end, self._ledger_id)
+        if first >= stop:
+            return []
+        if stop > self._end():
+            self._reader.refresh()
+        size_bytes = self._length_at(stop - 1) - (self._length_at(first - 1) if first else 0)
+        entries = stop - first
+        count = partition_count(size_bytes, entries, self._options.plan)
+        cuts = [first + entries * index // count for index in range(count + 1)]
+        return [
+            LedgerPartition(self._ledger_id, EntryId(low), EntryId(high - 1), index)
+            for index, (low, high) in enumerate(pairwise(cuts))
+        ]
+
+    def _length_at(self, entry_id: int) -> int:
+        """Payload bytes of the ledger up to and with an entry; every entry carries that number."""
+        (entry,) = self._reader.read(EntryId(entry_id), EntryId(entry_id))
+        return entry.length
+
+    def forget(self, end: Mapping[str, Any]) -> None:
+        """Nothing is cached."""

@@ -1,0 +1,1 @@
+"""The metadata store on ZooKeeper: operations, watches, transactions, identity, errors."""

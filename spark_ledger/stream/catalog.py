@@ -1,0 +1,259 @@
+"""Creates, opens, lists and deletes streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from spark_ledger.errors import (
+    ConflictError,
+    NoSuchLedgerError,
+    NoSuchStreamError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryableError,
+)
+from spark_ledger.metadata.base import Check, Create, Delete
+from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.format import codec
+from spark_ledger.stream.format.schema import canonical_schema
+from spark_ledger.stream.ledgers import TAG_STREAM_ID, Ledgers
+from spark_ledger.stream.model import (
+    ENTRY_BYTES_DEFAULT,
+    SEGMENT_ROLL_AGE_S_DEFAULT,
+    SEGMENT_ROLL_BYTES_DEFAULT,
+    Compression,
+    Head,
+    StreamConfig,
+    parse_compression,
+)
+from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
+from spark_ledger.stream.stream import Stream
+from spark_ledger.types import LedgerId, Quorums, Versioned
+
+T = TypeVar("T")
+
+_DELETES_AT_ONCE = 64
+"""Ledgers deleted in parallel, and nodes deleted in one transaction."""
+
+_DELETE_ATTEMPTS = 20
+_DELETE_DELAY_S = 0.05
+
+
+class StreamCatalog:
+    """The streams of a cluster."""
+
+    def __init__(self, ledgers: Ledgers) -> None:
+        self._ledgers = ledgers
+        self._store = ledgers.store
+
+    async def create(
+        self,
+        name: str,
+        schema: Any,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        compression: str | Compression = Compression.LZ4,
+        entry_bytes: int = ENTRY_BYTES_DEFAULT,
+        segment_roll_bytes: int = SEGMENT_ROLL_BYTES_DEFAULT,
+        segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT,
+        exist_ok: bool = False,
+    ) -> Stream:
+        """Create a stream for rows of an Arrow schema.
+
+        Types are normalised to those Spark has (``schema.canonical_schema``). Raises
+        ``ConflictError`` when the name is taken (with ``exist_ok`` the existing stream is opened
+        instead, whatever its configuration), ``ConfigurationError`` and ``SchemaMismatchError``.
+        """
+        nodes = StreamNodes(self._store, name)
+        config = StreamConfig(
+            name=name,
+            stream_id=uuid.uuid4().hex,
+            schemas=(canonical_schema(schema),),
+            quorums=Quorums(ensemble_size, write_quorum, ack_quorum),
+            compression=parse_compression(compression),
+            entry_bytes=entry_bytes,
+            segment_roll_bytes=segment_roll_bytes,
+            segment_roll_age_s=segment_roll_age_s,
+            created_ms=time.time_ns() // 1_000_000,
+        )
+        try:
+            await self._create_nodes(nodes, config)
+        except ConflictError as error:
+            existing = await self._existing(nodes)
+            if existing is not None and existing.value.stream_id == config.stream_id:
+                return Stream(self._ledgers, nodes, existing)  # our own, whose reply was lost
+            if existing is not None and existing.value.deleted:
+                raise ConflictError(
+                    f"stream {name!r} is being deleted; delete it again to finish that, "
+                    "then create it"
+                ) from error
+            if existing is not None and exist_ok:
+                return Stream(self._ledgers, nodes, existing)
+            raise ConflictError(
+                f"stream {name!r} exists already; open it, or choose another name"
+            ) from error
+        return Stream(self._ledgers, nodes, Versioned(config, 0))
+
+    async def _create_nodes(self, nodes: StreamNodes, config: StreamConfig) -> None:
+        operations = [
+            Create(nodes.root, b""),
+            Create(nodes.identity_path(config.stream_id), b""),
+            Create(nodes.config_path, codec.encode_config(config)),
+            Create(nodes.head_path, codec.encode_head(Head(stream_id=config.stream_id))),
+            Create(nodes.sinks_path, b""),
+            Create(nodes.commits_path, b""),
+        ]
+        while True:
+            try:
+                await self._store.transaction(operations)
+            except NotFoundError:  # the first stream of the cluster
+                try:
+                    await self._store.create(STREAMS_ROOT, b"")
+                except (ConflictError, OutcomeUnknownError):
+                    continue
+            except OutcomeUnknownError:
+                continue  # a repetition conflicts with what was created, and the id tells whose
+            else:
+                return
+
+    async def _existing(self, nodes: StreamNodes) -> Versioned[StreamConfig] | None:
+        try:
+            return await nodes.config()
+        except NoSuchStreamError:
+            return None  # deleted in between
+
+    async def open(self, name: str) -> Stream:
+        """Open a stream. Raises ``NoSuchStreamError``."""
+        nodes = StreamNodes(self._store, name)
+        config = await nodes.config()
+        if config.value.deleted:
+            raise nodes.no_such_stream()
+        return Stream(self._ledgers, nodes, config)
+
+    async def names(self) -> list[str]:
+        """The names of all streams, sorted."""
+        names = await self._store.children(STREAMS_ROOT)
+        found = await asyncio.gather(
+            *(self._existing(StreamNodes(self._store, name)) for name in names)
+        )
+        return [
+            name
+            for name, config in zip(names, found, strict=True)
+            if config is not None and not config.value.deleted
+        ]
+
+    async def delete(self, name: str) -> None:
+        """Delete a stream with its rows. Raises ``NoSuchStreamError``.
+
+        It is marked first, so that no commit and no reader gets in between; then go the ledgers
+        that its commits name, then the nodes. After a crash a second call finishes the work.
+        """
+        nodes = StreamNodes(self._store, name)
+        config = await self._mark_deleted(nodes)
+        for ledger_ids in _batches(sorted(await self._named_ledgers(nodes, config.value))):
+            await asyncio.gather(
+                *(self._delete_ledger(ledger_id, config.value) for ledger_id in ledger_ids)
+            )
+        await self._delete_nodes(nodes, config)
+
+    async def _mark_deleted(self, nodes: StreamNodes) -> Versioned[StreamConfig]:
+        while True:
+            config = await nodes.config()
+            if config.value.deleted:
+                return config
+            marked = replace(config.value, deleted=True)
+            try:
+                await nodes.replace_config(
+                    codec.encode_config(marked), marked.stream_id, config.version
+                )
+            except (ConflictError, NotFoundError, OutcomeUnknownError):
+                continue
+            return Versioned(marked, config.version + 1)
+
+    async def _named_ledgers(self, nodes: StreamNodes, config: StreamConfig) -> set[LedgerId]:
+        """The ledgers that commits name, also those that hold segment lists."""
+        log = CommitLog(self._ledgers, nodes, config.stream_id)
+
+        async def named_by(number: int) -> set[LedgerId]:
+            ledger_ids: set[LedgerId] = set()
+            try:
+                _, pointer = await nodes.commit(number)
+                if pointer is not None:
+                    ledger_ids.add(pointer.ledger_id)
+                ledger_ids |= {part.ledger_id for part in (await log.get(number)).segments}
+            except (NoSuchLedgerError, NotFoundError):
+                pass  # an interrupted or concurrent deletion was here, and took what it names
+            return ledger_ids
+
+        result: set[LedgerId] = set()
+        for bucket in await self._store.children(nodes.commits_path):
+            commits = await self._store.children(f"{nodes.commits_path}/{bucket}")
+            for numbers in _batches(int(commit) for commit in commits):
+                result.update(*await asyncio.gather(*map(named_by, numbers)))
+        return result
+
+    async def _delete_ledger(self, ledger_id: LedgerId, config: StreamConfig) -> None:
+        """Delete a ledger, unless it belongs to another stream, which may name it as well."""
+        try:
+            metadata = await self._ledgers.ledger_metadata(ledger_id)
+        except NoSuchLedgerError:
+            return
+        if metadata.custom_metadata.get(TAG_STREAM_ID) == config.stream_id:
+            await self._ledgers.delete_ledger(ledger_id)
+
+    async def _delete_nodes(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
+        """Delete the nodes, until they are gone or belong to a new stream of that name."""
+        for _ in range(_DELETE_ATTEMPTS):
+            try:
+                return await self._try_delete_nodes(nodes, config.value.stream_id)
+            except (ConflictError, NotFoundError, OutcomeUnknownError):
+                # Another deletion is at work, a commit's nodes came last, or a reply was lost.
+                existing = await self._existing(nodes)
+                if existing is None or existing.value.stream_id != config.value.stream_id:
+                    return None
+                await asyncio.sleep(_DELETE_DELAY_S)
+        raise RetryableError(
+            f"stream {nodes.name!r}: its nodes keep changing while it is deleted; try again"
+        )
+
+    async def _try_delete_nodes(self, nodes: StreamNodes, stream_id: str) -> None:
+        """Every step is on condition that this is still the stream that was marked: a second
+        deletion may have finished meanwhile, and the name may be in use again."""
+        identity = nodes.identity_path(stream_id)
+        paths: list[str] = []
+        for bucket in await self._store.children(nodes.commits_path):
+            parent = f"{nodes.commits_path}/{bucket}"
+            paths += [f"{parent}/{commit}" for commit in await self._store.children(parent)]
+            paths.append(parent)
+        sinks = await self._store.children(nodes.sinks_path)
+        paths += [f"{nodes.sinks_path}/{sink}" for sink in sinks]
+        for batch in _batches(paths):
+            await self._store.transaction([Check(identity, 0), *(Delete(path) for path in batch)])
+        await self._store.transaction(
+            [
+                Delete(nodes.sinks_path),
+                Delete(nodes.commits_path),
+                Delete(nodes.head_path),
+                Delete(nodes.config_path),
+                Delete(identity),
+                Delete(nodes.root),
+            ]
+        )
+
+
+def _batches(items: Iterable[T]) -> Iterable[list[T]]:
+    batch: list[T] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == _DELETES_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

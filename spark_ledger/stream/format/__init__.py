@@ -1,0 +1,1 @@
+"""How a stream is stored: schemas, entries of Arrow batches, metadata nodes. Pure."""

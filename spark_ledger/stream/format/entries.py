@@ -1,0 +1,271 @@
+"""Entries of a stream: record batches to payload bytes and back. Pure.
+
+    offset  bytes  field
+    0       4      magic and format: b"SLE1"
+    4       2      flags, big endian as all numbers here; none is defined, all must be 0
+    6       2      compression of the buffers: 0 none, 1 LZ4 frame, 2 ZSTD
+    8       4      schema version
+    12      4      rows
+    16      n      Arrow IPC record batch message, without schema
+
+The bytes behind the header are Arrow's own encapsulated message format; the schema is in the
+stream's configuration, once, not in every entry. Sixteen bytes keep Arrow's buffers aligned.
+
+Entries are digest protected, so damage is found before it comes here. Still nothing here trusts a
+length: a malicious writer must not make a reader allocate or crash.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from spark_ledger.errors import CorruptionError, EntryTooLargeError
+from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, MIB
+from spark_ledger.stream.format.ipc_message import check_record_batch_message
+from spark_ledger.stream.model import Compression
+
+HEADER = struct.Struct(">4sHHII")
+HEADER_BYTES = HEADER.size
+MAGIC = b"SLE1"
+_END_OF_STREAM_BYTES = 8
+"""What Arrow writes at the end of a stream; it tells how long the schema message before it is."""
+
+_CODES = {Compression.NONE: 0, Compression.LZ4: 1, Compression.ZSTD: 2}
+
+DECODED_BYTES_MAX = 256 * MIB
+"""Arrow bytes of one entry, however well they compress: what a reader must be ready to hold."""
+
+ENCODE_BYTES_AT_ONCE = 8 * MIB
+"""Arrow bytes a caller should hand over in one ``add`` (see ``in_pieces``)."""
+
+
+class EncodedEntry(NamedTuple):
+    """An entry ready to append."""
+
+    payload: bytes
+    rows: int
+
+
+class EntryHeader(NamedTuple):
+    """What the first 16 bytes say."""
+
+    schema_version: int
+    rows: int
+    compression: int
+
+
+class EntryEncoder:
+    """Cuts and glues batches of one schema version into entries of about ``entry_bytes``.
+
+    ``add`` returns entries that are full, ``flush`` the rest. Row counts are chosen from the mean
+    row size of each batch, and a slice that is still too large is halved, so no work is done per
+    row. Small batches are held (at most ``entry_bytes`` of them) and glued.
+    """
+
+    def __init__(
+        self, schema: Any, schema_version: int, *, compression: Compression, entry_bytes: int
+    ) -> None:
+        self.schema = schema
+        self.schema_version = schema_version
+        self._code = _CODES[compression]
+        codec = None if compression is Compression.NONE else compression.value
+        self._options = pa.ipc.IpcWriteOptions(compression=codec)
+        self._prefix_bytes = self._schema_message_bytes()
+        self._entry_bytes = entry_bytes
+        self._held: list[Any] = []
+        self._held_bytes = 0
+        self._rows_done = 0
+        """Rows in entries made so far; it makes the row number in errors."""
+
+    def _schema_message_bytes(self) -> int:
+        sink = pa.BufferOutputStream()
+        pa.ipc.RecordBatchStreamWriter(sink, self.schema, options=self._options).close()
+        return int(sink.tell()) - _END_OF_STREAM_BYTES
+
+    @property
+    def held_rows(self) -> int:
+        """Rows that were added and are in no entry yet."""
+        return sum(batch.num_rows for batch in self._held)
+
+    def add(self, batch: Any) -> list[EncodedEntry]:
+        """Take a batch of the schema. Raises ``EntryTooLargeError`` naming the row."""
+        assert batch.schema.equals(self.schema, check_metadata=False), "the caller has cast it"
+        if batch.num_rows == 0:
+            return []
+        self._held.append(batch)
+        self._held_bytes += batch.nbytes
+        if self._held_bytes < self._entry_bytes:
+            return []
+        return self._encode_held(keep_rest=True)
+
+    def flush(self) -> list[EncodedEntry]:
+        """Entries with all rows that are held."""
+        return self._encode_held(keep_rest=False) if self._held else []
+
+    def _encode_held(self, *, keep_rest: bool) -> list[EncodedEntry]:
+        held, self._held, self._held_bytes = self._held, [], 0
+        slices = list(self._slices(held))
+        last = slices[-1]
+        if keep_rest and len(slices) > 1 and last.nbytes < self._entry_bytes // 2:
+            self._held, self._held_bytes = [last], last.nbytes
+            slices.pop()
+        entries = self._write(slices, self._rows_done)
+        for entry in entries:
+            self._rows_done += entry.rows
+        return entries
+
+    def _slices(self, held: list[Any]) -> Iterator[Any]:
+        """The held batches as slices of about ``entry_bytes``: neighbours that are small glued,
+        large ones cut."""
+        limit = self._entry_bytes + self._entry_bytes // 2
+        small: list[Any] = []
+        small_bytes = 0
+        for batch in held:
+            rest, rest_bytes = batch, batch.nbytes
+            if small and small_bytes + rest_bytes > limit:
+                if small_bytes < self._entry_bytes // 2:  # fill up with the first rows of the next
+                    room = self._entry_bytes - small_bytes
+                    rows = max(1, room * rest.num_rows // rest_bytes)
+                    small.append(rest.slice(0, rows))
+                    rest = rest.slice(rows)
+                    rest_bytes = rest.nbytes
+                yield from self._halve(pa.concat_batches(small))
+                small, small_bytes = [], 0
+            if rest_bytes > limit:
+                yield from self._cut(rest, rest_bytes)
+            elif rest.num_rows > 0:
+                small.append(rest)
+                small_bytes += rest_bytes
+        if small:
+            yield pa.concat_batches(small) if len(small) > 1 else small[0]
+
+    def _cut(self, batch: Any, size_bytes: int) -> Iterator[Any]:
+        """A large batch in slices; one with uneven rows is halved until it fits or is one row."""
+        pieces = -(-size_bytes // self._entry_bytes)
+        step = max(1, -(-batch.num_rows // pieces))
+        for offset in range(0, batch.num_rows, step):
+            piece = batch.slice(offset, step)
+            yield from self._halve(piece)
+
+    def _halve(self, piece: Any) -> Iterator[Any]:
+        if piece.nbytes <= 2 * self._entry_bytes or piece.num_rows == 1:
+            yield piece
+            return
+        middle = piece.num_rows // 2
+        yield from self._halve(piece.slice(0, middle))
+        yield from self._halve(piece.slice(middle))
+
+    def _write(self, slices: Iterable[Any], first_row: int) -> list[EncodedEntry]:
+        """Encode slices one after the other into one buffer, and cut it into entries."""
+        sink = pa.BufferOutputStream()
+        writer = pa.ipc.RecordBatchStreamWriter(sink, self.schema, options=self._options)
+        bounds: list[tuple[int, int, Any]] = []
+        start = self._prefix_bytes  # the writer puts the schema before the first batch
+        for piece in slices:
+            writer.write_batch(piece)
+            bounds.append((start, sink.tell(), piece))
+            start = sink.tell()
+        buffer = sink.getvalue()
+        entries: list[EncodedEntry] = []
+        for start, end, piece in bounds:
+            if max(end - start + HEADER_BYTES, piece.nbytes // 16) > ENTRY_PAYLOAD_BYTES_MAX:
+                entries += self._split(piece, max(end - start, piece.nbytes), first_row)
+            else:
+                header = HEADER.pack(MAGIC, 0, self._code, self.schema_version, piece.num_rows)
+                payload = b"".join((header, buffer.slice(start, end - start)))
+                entries.append(EncodedEntry(payload, piece.num_rows))
+            first_row += piece.num_rows
+        return entries
+
+    def _split(self, piece: Any, size_bytes: int, first_row: int) -> list[EncodedEntry]:
+        """A slice whose entry came out too large: two halves, or the error when it is one row."""
+        if piece.num_rows == 1:
+            raise EntryTooLargeError(
+                f"row {first_row} (counted from 0) takes {size_bytes} bytes; an entry holds at "
+                f"most {ENTRY_PAYLOAD_BYTES_MAX} bytes ({DECODED_BYTES_MAX} before compression), "
+                "and a row cannot be divided: store large values elsewhere, or split them"
+            )
+        middle = piece.num_rows // 2
+        return self._write([piece.slice(0, middle), piece.slice(middle)], first_row)
+
+
+def in_pieces(batch: Any, size_bytes: int = ENCODE_BYTES_AT_ONCE) -> Iterator[Any]:
+    """A batch in slices of about ``size_bytes``, without copying: encoding takes bounded memory."""
+    pieces = -(-batch.nbytes // size_bytes)
+    step = max(1, -(-batch.num_rows // max(1, pieces)))
+    for offset in range(0, batch.num_rows, step):
+        yield batch.slice(offset, step)
+
+
+def read_header(payload: bytes, where: str) -> EntryHeader:
+    """The header of an entry; ``where`` names the entry in errors."""
+    if len(payload) < HEADER_BYTES:
+        raise CorruptionError(f"{where}: {len(payload)} bytes are too short for an entry")
+    magic, flags, code, schema_version, rows = HEADER.unpack_from(payload)
+    if magic != MAGIC:
+        raise CorruptionError(f"{where}: not an entry of a stream (begins with {magic!r})")
+    if flags != 0 or code not in _CODES.values():
+        raise CorruptionError(
+            f"{where}: unknown flags {flags:#x} or compression {code}; "
+            "a newer program wrote it, or it is damaged"
+        )
+    if rows == 0:
+        raise CorruptionError(f"{where}: an entry without rows")
+    return EntryHeader(schema_version, rows, code)
+
+
+def decode_entry(payload: bytes, schema: Any, where: str) -> Any:
+    """The batch (``pyarrow.RecordBatch``) in an entry, in the schema of its version.
+
+    Raises ``CorruptionError`` unless the batch is sound in every buffer: lengths and offsets are
+    verified (a tenth of a millisecond per MiB), so no use of the batch reads outside of it. Text
+    may be any bytes, as in Spark, which does not check the strings it makes of files or of
+    ``CAST(binary AS string)``; Parquet and Kafka keep such strings too.
+    """
+    header = read_header(payload, where)
+    message = pa.py_buffer(payload).slice(HEADER_BYTES)
+    reason = check_record_batch_message(
+        memoryview(message),
+        rows=header.rows,
+        compression=header.compression,
+        decoded_bytes_max=DECODED_BYTES_MAX,
+    )
+    if reason:
+        raise CorruptionError(f"{where}: {reason}")
+    try:
+        batch = pa.ipc.read_record_batch(message, schema)
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid:  # then all but the encoding of text has to hold
+            pa.ipc.read_record_batch(message, _text_as_bytes(schema)).validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise CorruptionError(f"{where}: damaged Arrow data: {error}") from error
+    if batch.num_rows != header.rows:
+        raise CorruptionError(f"{where}: {batch.num_rows} rows, but the header says {header.rows}")
+    return batch
+
+
+def _text_as_bytes(schema: Any) -> Any:
+    """A stored schema whose text is binary; the buffers of both are the same."""
+    return pa.schema([field.with_type(_type_as_bytes(field.type)) for field in schema])
+
+
+def _type_as_bytes(type_: Any) -> Any:
+    if pat.is_string(type_):
+        return pa.binary()
+    if pat.is_list(type_):
+        element = type_.value_field
+        return pa.list_(element.with_type(_type_as_bytes(element.type)))
+    if pat.is_map(type_):
+        key, value = type_.key_field, type_.item_field
+        return pa.map_(
+            key.with_type(_type_as_bytes(key.type)), value.with_type(_type_as_bytes(value.type))
+        )
+    if pat.is_struct(type_):
+        return pa.struct([child.with_type(_type_as_bytes(child.type)) for child in type_])
+    return type_

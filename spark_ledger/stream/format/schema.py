@@ -1,0 +1,371 @@
+"""Schemas of a stream: the types that are stored, what fits them, and casts between versions. Pure.
+
+Stored types are exactly the Arrow types Spark uses for its own (``pyspark.sql.pandas.types``), so
+that a reader never has to guess: timestamps are microseconds in UTC or without a zone, text is
+``string``, bytes are ``binary``, list items are called ``element``, nothing is dictionary encoded.
+Everything else is normalised to one of these without losing a value, or refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from spark_ledger.errors import ConfigurationError, SchemaMismatchError
+from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
+
+_TEXT = (pat.is_string, pat.is_large_string, pat.is_string_view)
+_BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
+_LISTS = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list)
+"""Not the views: Arrow's casts make invalid lists of them, which nobody could read again."""
+
+_AS_THEY_ARE = (
+    pat.is_null,
+    pat.is_boolean,
+    pat.is_int8,
+    pat.is_int16,
+    pat.is_int32,
+    pat.is_int64,
+    pat.is_float32,
+    pat.is_float64,
+    pat.is_decimal128,
+    pat.is_date32,
+)
+_WIDENED = (
+    (pat.is_uint8, pa.int16()),
+    (pat.is_uint16, pa.int32()),
+    (pat.is_uint32, pa.int64()),
+    (pat.is_uint64, pa.decimal128(20, 0)),
+    (pat.is_float16, pa.float32()),
+    (pat.is_date64, pa.date32()),
+    (pat.is_time, pa.time64("ns")),
+    (pat.is_duration, pa.duration("us")),
+)
+
+
+def canonical_schema(schema: Any) -> Any:
+    """The stored schema for an Arrow schema; metadata of fields stays, of the schema goes.
+
+    Raises ``SchemaMismatchError`` for a type that cannot be stored, a column named ``_ledger`` and
+    for names (also of the fields of a struct) that are equal but for their case, and
+    ``ConfigurationError`` for a schema without columns.
+    """
+    if not isinstance(schema, pa.Schema):
+        raise ConfigurationError(
+            f"schema: needs a pyarrow.Schema, not {type(schema).__name__} "
+            "(for Spark schemas use pyspark.sql.pandas.types.to_arrow_schema)"
+        )
+    if len(schema) == 0:
+        raise ConfigurationError("schema: a stream needs at least one column")
+    _refuse_duplicates([field.name for field in schema], "schema")
+    for field in schema:
+        if field.name.lower() == LEDGER_COLUMN:  # Spark compares names without case
+            raise SchemaMismatchError(
+                f"field {field.name!r}: no stream has a column of this name, because readers that "
+                "ask for metadata (Spark option includeMetadata) find them there; drop or rename it"
+            )
+    return pa.schema([_canonical_field(field, field.name) for field in schema])
+
+
+def _refuse_duplicates(names: Sequence[str], where: str) -> None:
+    """Names that differ in case only count as equal: Spark could not tell them apart."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.get(name.lower())
+        seen[name.lower()] = name
+        if other is None:
+            continue
+        if other == name:
+            raise SchemaMismatchError(f"{where}: the name {name!r} occurs twice; rename one")
+        raise SchemaMismatchError(
+            f"{where}: the names {other!r} and {name!r} differ in case only, and Spark (by its "
+            "default spark.sql.caseSensitive=false) cannot tell them apart; rename one"
+        )
+
+
+def _canonical_field(field: Any, path: str, name: str | None = None) -> Any:
+    return pa.field(
+        field.name if name is None else name,
+        canonical_type(field.type, path),
+        nullable=field.nullable or pat.is_null(field.type),  # as Spark's array() and map() are
+        metadata=field.metadata,
+    )
+
+
+def canonical_type(type_: Any, path: str) -> Any:
+    """The stored type for an Arrow type; ``path`` names the field in errors."""
+    if any(test(type_) for test in _AS_THEY_ARE):
+        return type_
+    if any(test(type_) for test in _TEXT):
+        return pa.string()
+    if any(test(type_) for test in _BYTES):
+        return pa.binary()
+    for test, wider in _WIDENED:
+        if test(type_):
+            return wider
+    if pat.is_timestamp(type_):
+        return pa.timestamp("us", tz="UTC" if type_.tz is not None else None)
+    if pat.is_decimal(type_) and type_.precision <= 38:
+        return pa.decimal128(type_.precision, type_.scale)
+    if pat.is_dictionary(type_):
+        return canonical_type(type_.value_type, path)
+    if isinstance(type_, pa.BaseExtensionType):
+        return canonical_type(type_.storage_type, path)
+    return _canonical_nested(type_, path)
+
+
+def _canonical_nested(type_: Any, path: str) -> Any:
+    if any(test(type_) for test in _LISTS):
+        return pa.list_(_canonical_field(type_.value_field, f"{path}.element", "element"))
+    if pat.is_map(type_):
+        key = _canonical_field(type_.key_field, f"{path}.key", "key")
+        value = _canonical_field(type_.item_field, f"{path}.value", "value")
+        return pa.map_(key.with_nullable(False), value)
+    if pat.is_struct(type_):
+        fields = [type_.field(index) for index in range(type_.num_fields)]
+        _refuse_duplicates([field.name for field in fields], f"field {path}")
+        return pa.struct([_canonical_field(f, f"{path}.{f.name}") for f in fields])
+    raise SchemaMismatchError(
+        f"field {path}: type {type_} cannot be stored; cast it to a type that Spark has"
+    )
+
+
+# -- compatibility ---------------------------------------------------------------------------------
+
+
+def mismatch(stored: Any, offered: Any) -> str | None:
+    """Why rows of the canonical schema ``offered`` are not rows of ``stored``, or None.
+
+    Columns match by name, in any order. A column of type null fits every nullable column: it
+    holds nothing but nulls. Nullable data in a not-null column are decided by the data
+    (``conform``), because Spark declares most columns nullable.
+    """
+    for field in stored:
+        index = offered.get_field_index(field.name)
+        if index < 0:
+            return f"field {field.name!r} of type {field.type} is missing in the data" + _near(
+                field.name, offered, "the data have"
+            )
+        reason = _type_mismatch(field.type, offered.field(index).type, field.name)
+        if reason:
+            return reason
+    for field in offered:
+        if stored.get_field_index(field.name) < 0:
+            return (
+                f"field {field.name!r} of type {field.type} is not a column of the stream; "
+                "append with merge_schema (Spark option mergeSchema) to add it"
+            )
+    return None
+
+
+def _near(name: str, schema: Any, who: str) -> str:
+    """A hint at a column whose name differs in case only: Spark could not tell both apart."""
+    near = [other for other in schema.names if other.lower() == name.lower()]
+    return f"; {who} {near[0]!r}, and names match with their case" if near else ""
+
+
+def _type_mismatch(stored: Any, offered: Any, path: str) -> str | None:
+    if stored.equals(offered) or pat.is_null(offered):
+        return None
+    if pat.is_list(stored) and pat.is_list(offered):
+        return _type_mismatch(stored.value_type, offered.value_type, f"{path}.element")
+    if pat.is_map(stored) and pat.is_map(offered):
+        return _type_mismatch(stored.key_type, offered.key_type, f"{path}.key") or _type_mismatch(
+            stored.item_type, offered.item_type, f"{path}.value"
+        )
+    if pat.is_struct(stored) and pat.is_struct(offered):
+        ours = [stored.field(index) for index in range(stored.num_fields)]
+        theirs = [offered.field(index) for index in range(offered.num_fields)]
+        if [field.name for field in ours] == [field.name for field in theirs]:
+            for a, b in zip(ours, theirs, strict=True):
+                reason = _type_mismatch(a.type, b.type, f"{path}.{a.name}")
+                if reason:
+                    return reason
+            return None
+    return f"field {path!r}: the stream has type {stored}, the data have type {offered}"
+
+
+def merge_schema(stored: Any, offered: Any) -> Any:
+    """The stored schema with the columns that only ``offered`` has appended, all nullable.
+
+    Columns of both must fit, and no names may differ in case only; otherwise
+    ``SchemaMismatchError``. ``stored`` itself when nothing is
+    new. A column of type null cannot be added, because its real type is not known yet.
+    """
+    fields = list(stored)
+    for field in offered:
+        index = stored.get_field_index(field.name)
+        if index < 0:
+            near = _near(field.name, stored, "the stream has")
+            if near:
+                raise SchemaMismatchError(f"field {field.name!r} is not added{near}: rename it")
+            if not pat.is_null(field.type):
+                fields.append(field.with_nullable(True))
+            continue
+        reason = _type_mismatch(stored.field(index).type, field.type, field.name)
+        if reason:
+            raise SchemaMismatchError(f"{reason}; merge_schema only adds new columns")
+    return stored if len(fields) == len(stored) else pa.schema(fields)
+
+
+# -- casts -----------------------------------------------------------------------------------------
+
+
+_Convert = Callable[[Any, Any], Any]
+"""Turns an array into one of a field's type."""
+
+
+class Projection:
+    """Casts batches of one schema to another, by name; missing nullable columns become null.
+
+    Made once per pair of schemas, because the decision is the same for every batch. Columns the
+    target does not name are left out. Values never change silently: a cast that would lose
+    something is ``SchemaMismatchError`` that names the field.
+    """
+
+    def __init__(self, source: Any, target: Any) -> None:
+        self.source = source
+        self.target = target
+        self._is_identity = source.equals(target, check_metadata=False)
+        self._columns = [_column_plan(source, field) for field in target]
+
+    def apply(self, batch: Any) -> Any:
+        """The ``pyarrow.RecordBatch`` in the target schema; copied only where it must be."""
+        if self._is_identity:
+            return batch
+        columns = []
+        for field, (index, convert, checks_nulls) in zip(self.target, self._columns, strict=True):
+            if index < 0:
+                columns.append(pa.nulls(batch.num_rows, field.type))
+                continue
+            column = batch.column(index)
+            if checks_nulls:
+                _refuse_nulls(column, field, field.name)
+            columns.append(convert(column, field) if convert else column)
+        return pa.RecordBatch.from_arrays(columns, schema=self.target)
+
+
+def _column_plan(source: Any, field: Any) -> tuple[int, _Convert | None, bool]:
+    """(index in the source or -1, how to convert, whether to look for nulls)."""
+    index = source.get_field_index(field.name)
+    if index < 0:
+        if not field.nullable:
+            raise SchemaMismatchError(
+                f"field {field.name!r} is not null in the schema asked for, "
+                "but a stored schema version lacks it; declare it nullable"
+            )
+        return -1, None, False
+    offered = source.field(index)
+    convert: _Convert | None = _cast
+    if offered.type.equals(field.type, check_metadata=False):
+        convert = None
+    elif _with_nulls(offered.type).equals(_with_nulls(field.type)):
+        convert = _retyped
+    return index, convert, _has_required(field) and not offered.equals(field)
+
+
+def _with_nulls(type_: Any) -> Any:
+    """The type with everything in it nullable, but the keys of maps."""
+    if pat.is_list(type_):
+        return pa.list_(pa.field("element", _with_nulls(type_.value_type)))
+    if pat.is_map(type_):
+        return pa.map_(_with_nulls(type_.key_type), _with_nulls(type_.item_type))
+    if pat.is_struct(type_):
+        return pa.struct([pa.field(child.name, _with_nulls(child.type)) for child in type_])
+    return type_
+
+
+def _has_required(field: Any) -> bool:
+    """Whether a field or any below it must not be null."""
+    if not field.nullable:
+        return True
+    type_ = field.type
+    if pat.is_list(type_):
+        return _has_required(type_.value_field)
+    if pat.is_map(type_):
+        return _has_required(type_.item_field) or any(
+            _has_required(type_.key_type.field(i)) for i in range(type_.key_type.num_fields)
+        )
+    if pat.is_struct(type_):
+        return any(_has_required(type_.field(i)) for i in range(type_.num_fields))
+    return False
+
+
+def _refuse_nulls(column: Any, field: Any, path: str) -> None:
+    """Look for nulls where the target forbids them; Arrow's own casts do not."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if not field.nullable and column.null_count > 0:
+        raise SchemaMismatchError(f"field {path!r} must not be null, but the data have a null")
+    if pat.is_null(column.type):
+        return
+    type_ = field.type
+    if pat.is_list(type_) and _has_required(type_.value_field):
+        _refuse_nulls(column.flatten(), type_.value_field, f"{path}.element")
+    elif pat.is_map(type_) and pat.is_map(column.type):
+        entries = _map_entries(column)
+        _refuse_nulls(entries.field(0), type_.key_field, f"{path}.key")
+        _refuse_nulls(entries.field(1), type_.item_field, f"{path}.value")
+    elif pat.is_struct(type_) and pat.is_struct(column.type):
+        present = column.drop_null() if column.null_count else column
+        children = present.flatten()
+        for index in range(type_.num_fields):
+            child = type_.field(index)
+            source_index = column.type.get_field_index(child.name)
+            if source_index >= 0 and _has_required(child):
+                _refuse_nulls(children[source_index], child, f"{path}.{child.name}")
+
+
+def _map_entries(column: Any) -> Any:
+    """The (key, value) structs of the maps that are not null, respecting slices."""
+    if column.null_count:
+        column = column.drop_null()
+    offsets = column.offsets
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    keys = column.keys.slice(first, last - first)
+    items = column.items.slice(first, last - first)
+    return pa.StructArray.from_arrays([keys, items], names=["key", "value"])
+
+
+class _Retyped:
+    """The buffers of an array under another type of the same layout."""
+
+    def __init__(self, array: Any, type_: Any) -> None:
+        self._array = array
+        self._type = type_
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self._type.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]
+
+
+def _retyped(column: Any, field: Any) -> Any:
+    """The column under a type that differs in what may be null only. Arrow's cast refuses some of
+    these: below a null struct, what must not be null is null all the same."""
+    return pa.array(_Retyped(column, field.type))
+
+
+def _cast(column: Any, field: Any) -> Any:
+    try:
+        if isinstance(column, pa.ExtensionArray):
+            column = column.storage
+        return column.cast(field.type)
+    except (pa.ArrowException, ValueError) as error:
+        raise SchemaMismatchError(
+            f"field {field.name!r}: a value of type {column.type} does not fit {field.type}: "
+            f"{error}"
+        ) from error
+
+
+def conform(batches_schema: Any, stored: Any) -> Projection:
+    """How to turn batches as a user gives them into batches of a stored schema.
+
+    Raises ``SchemaMismatchError`` when the types do not fit; nulls in not-null columns are found
+    when it is applied.
+    """
+    reason = mismatch(stored, canonical_schema(batches_schema))
+    if reason:
+        raise SchemaMismatchError(reason)
+    return Projection(batches_schema, stored)

@@ -1,0 +1,123 @@
+"""The schema versions of a stream as this process knows them, and which one a batch fits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from spark_ledger.errors import (
+    ConflictError,
+    CorruptionError,
+    NotFoundError,
+    OutcomeUnknownError,
+    SchemaMismatchError,
+)
+from spark_ledger.stream.format import codec
+from spark_ledger.stream.format.schema import Projection, canonical_schema, merge_schema, mismatch
+from spark_ledger.stream.model import StreamConfig
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.types import Versioned
+
+STALE_READ_RETRIES = 40
+STALE_READ_DELAY_S = 0.05
+"""A metadata server may lag behind the one that another process wrote to: what was announced by
+the other process is looked for again for two seconds before it counts as absent."""
+
+
+class Fit(NamedTuple):
+    """The schema version that takes batches of some schema, and how they are turned into it."""
+
+    schema_version: int
+    schema: Any
+    projection: Projection
+
+
+class SchemaRegistry:
+    """Configuration of one stream, read again when it turns out to be stale."""
+
+    def __init__(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
+        self._nodes = nodes
+        self._config = config
+        self._last: tuple[Any, bool, Fit] | None = None
+
+    @property
+    def versioned(self) -> Versioned[StreamConfig]:
+        """The configuration with the version of its node."""
+        return self._config
+
+    @property
+    def config(self) -> StreamConfig:
+        """The configuration as last read."""
+        return self._config.value
+
+    async def refresh(self) -> StreamConfig:
+        """Read the configuration again. Raises ``NoSuchStreamError`` when the stream was deleted,
+        also when another one has its name now."""
+        found = await self._nodes.config()
+        if found.value.deleted or found.value.stream_id != self.config.stream_id:
+            raise self._nodes.no_such_stream()
+        self._config = found
+        return found.value
+
+    async def schema(self, version: int) -> Any:
+        """The schema of a version."""
+        for _ in range(STALE_READ_RETRIES):
+            if version < len(self.config.schemas):
+                return self.config.schemas[version]
+            await self.refresh()
+            if version >= len(self.config.schemas):
+                await asyncio.sleep(STALE_READ_DELAY_S)
+        raise CorruptionError(
+            f"stream {self.config.name!r}: an entry has schema version {version}, but the newest "
+            f"is {self.config.schema_version}"
+        )
+
+    async def fit(self, schema: Any, *, merge: bool) -> Fit:
+        """Where batches of an Arrow schema go; with ``merge`` new columns are added first.
+
+        Raises ``SchemaMismatchError`` that names the field.
+        """
+        if self._last is not None and self._last[1] == merge and self._last[0].equals(schema):
+            return self._last[2]
+        offered = canonical_schema(schema)
+        fit = self._find(schema, offered)
+        if fit is None:
+            await self.refresh()
+            fit = self._find(schema, offered)
+        if fit is None and merge:
+            stored = await self.merge(offered)
+            fit = Fit(self.config.schemas.index(stored), stored, Projection(schema, stored))
+        if fit is None:
+            reason = mismatch(self.config.schema, offered)
+            raise SchemaMismatchError(f"stream {self.config.name!r}: {reason}")
+        self._last = (schema, merge, fit)
+        return fit
+
+    def _find(self, schema: Any, offered: Any) -> Fit | None:
+        """The newest version with exactly these columns: a writer that does not know of a column
+        added since goes on writing the version before it."""
+        for version in range(self.config.schema_version, -1, -1):
+            stored = self.config.schemas[version]
+            if mismatch(stored, offered) is None:
+                return Fit(version, stored, Projection(schema, stored))
+        return None
+
+    async def merge(self, offered: Any) -> Any:
+        """Add the columns of a canonical schema that the stream lacks; the newest schema then.
+
+        Raises ``SchemaMismatchError`` when a column of both has different types.
+        """
+        while True:
+            merged = merge_schema(self.config.schema, offered)
+            if merged is self.config.schema:
+                return merged
+            after = replace(self.config, schemas=(*self.config.schemas, merged))
+            data = codec.encode_config(after)
+            try:
+                await self._nodes.replace_config(data, after.stream_id, self._config.version)
+            except (ConflictError, NotFoundError, OutcomeUnknownError):
+                await self.refresh()  # somebody, maybe we, changed it: look, and decide again
+                continue
+            self._config = Versioned(after, self._config.version + 1)
+            return merged

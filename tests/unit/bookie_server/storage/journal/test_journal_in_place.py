@@ -1,0 +1,231 @@
+"""What a journal commits in place, on the thread that appends, and what its own thread does."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.vfs import File, FileSystem
+from bookie_server.storage.journal.changes import fence_body
+from bookie_server.storage.journal.journal import Journal
+from bookie_server.storage.journal.replay import START_OF_JOURNAL
+from bookie_server.storage.records import RecordType
+from spark_ledger.limits import KIB
+from spark_ledger.types import BookieStatus, LedgerId
+from tests.unit.bookie_server.storage.journal.test_journal import DIRECTORY, read
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    memory = MemoryFileSystem()
+    memory.mkdir(DIRECTORY)
+    return memory
+
+
+class Gathering:
+    """A journal with its thread, fed by gathered appends; each tells who answered it."""
+
+    def __init__(
+        self, files: FileSystem, *, sync_s: float = 0.001, clock: Iterator[float] | None = None
+    ) -> None:
+        self.answered_by: list[str] = []
+        self.statuses: list[BookieStatus] = []
+        self.fatal: list[str] = []
+        self._answered = threading.Semaphore(0)
+        # Unless told otherwise, each look at the clock takes as long as a sync.
+        now = clock or (number * sync_s for number in itertools.count())
+        self.journal = Journal(
+            files,
+            DIRECTORY,
+            end=START_OF_JOURNAL,
+            file_bytes=256 * KIB,
+            batch_bytes_max=1 << 20,
+            post=lambda run: run(),
+            on_fatal=self.fatal.append,
+            clock=lambda: next(now),
+        )
+        self.journal.start()
+
+    def append(self, first: int, count: int = 1) -> None:
+        """Append together, and wait for the answers."""
+        with self.journal.batch():
+            for ledger in range(first, first + count):
+                self.append_alone(ledger)
+        for _ in range(count):
+            assert self._answered.acquire(timeout=10), "an append without an answer"
+
+    def append_alone(self, ledger: int) -> None:
+        """Append, and do not wait."""
+        self.journal.append(RecordType.FENCE, fence_body(LedgerId(ledger)), self._done)
+
+    def _done(self, status: BookieStatus, _message: str) -> None:
+        self.statuses.append(status)
+        self.answered_by.append(threading.current_thread().name)
+        self._answered.release()
+
+    @property
+    def in_place(self) -> int:
+        """How many appends the appending thread committed."""
+        return self.answered_by.count(threading.current_thread().name)
+
+
+def test_what_is_gathered_is_one_batch_and_little_of_it_is_committed_in_place(
+    files: MemoryFileSystem,
+) -> None:
+    gathering = Gathering(files)
+    batches = 0
+    while gathering.in_place < 9:
+        gathering.append(3 * batches, 3)
+        batches += 1
+        assert batches < 60, "nothing is committed in place"
+    gathering.journal.close()
+    assert gathering.statuses == [BookieStatus.OK] * 3 * batches
+    assert gathering.answered_by[:3] == ["journal"] * 3, "how fast the disk is was not known yet"
+    assert read(files) == [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(batches)]
+
+
+def test_a_slow_disk_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+    gathering = Gathering(files, sync_s=0.003)
+    for number in range(40):
+        gathering.append(number)
+    gathering.journal.close()
+    assert gathering.answered_by == ["journal"] * 40
+
+
+def test_a_journal_that_has_no_rest_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+    def only_syncs_take_time() -> Iterator[float]:
+        yield from (0.0, 0.001)
+        for number in itertools.count(1):
+            looked_at_rest = before_sync = number * 0.001
+            yield from (looked_at_rest, before_sync, before_sync + 0.001)
+
+    gathering = Gathering(files, clock=only_syncs_take_time())
+    for number in range(40):
+        gathering.append(number)
+    gathering.journal.close()
+    assert gathering.answered_by == ["journal"] * 40
+
+
+def test_a_new_file_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+    gathering = Gathering(files)
+    creators: list[str] = []
+    create = files.create
+
+    def watched(path: Path, *, direct: bool = False) -> File:
+        creators.append(threading.current_thread().name)
+        return create(path, direct=direct)
+
+    files.create = watched  # type: ignore[method-assign]
+    for number in range(200):
+        gathering.append(number)
+    gathering.journal.close()
+    assert gathering.in_place
+    assert creators and set(creators) == {"journal"}
+    assert read(files) == [[number] for number in range(200)]
+
+
+def test_while_the_thread_syncs_nothing_is_committed_in_place(files: MemoryFileSystem) -> None:
+    syncing, go_on = threading.Event(), threading.Event()
+    blocked = False
+
+    def plan(operation: Operation) -> None:
+        if blocked and operation.kind == "fdatasync":
+            syncing.set()
+            assert go_on.wait(10)
+
+    gathering = Gathering(FaultFileSystem(files, plan))
+    number = 0
+    while not gathering.in_place:
+        gathering.append(number)
+        number += 1
+    blocked = True
+    gathering.append_alone(number)
+    assert syncing.wait(10)
+    in_place = gathering.in_place
+    with gathering.journal.batch():
+        gathering.append_alone(number + 1)
+    assert len(gathering.statuses) == number, "it waits for the batch before it"
+    go_on.set()
+    gathering.journal.close()
+    assert gathering.statuses == [BookieStatus.OK] * (number + 2)
+    assert gathering.in_place == in_place
+    assert read(files) == [[ledger] for ledger in range(number + 2)]
+
+
+def test_much_at_once_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+    gathering = Gathering(files)
+    number = 0
+    while not gathering.in_place:
+        gathering.append(number)
+        number += 1
+    before = gathering.in_place
+    gathering.append(number, 64 * KIB // 8 + 1)
+    gathering.journal.close()
+    assert gathering.in_place == before
+
+
+def test_a_failure_in_place_is_final_too(files: MemoryFileSystem) -> None:
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if failing and operation.kind == "fdatasync" else None
+
+    gathering = Gathering(FaultFileSystem(files, plan))
+    number = 0
+    while not gathering.in_place:
+        gathering.append(number)
+        number += 1
+        assert number < 1000
+    failing = True
+    gathering.append(number)
+    failing = False
+    gathering.append(number + 1)
+    gathering.journal.close()
+    assert gathering.statuses == [BookieStatus.OK] * number + [BookieStatus.IO_ERROR] * 2
+    assert len(gathering.fatal) == 1
+    assert read(files.crash_clone(None)) == [[ledger] for ledger in range(number)]
+
+
+def test_a_bug_in_place_leaves_nobody_waiting(files: MemoryFileSystem) -> None:
+    def broken(operation: Operation) -> None:
+        assert not is_broken or operation.kind != "fdatasync", "a bug"
+
+    is_broken = False
+    gathering = Gathering(FaultFileSystem(files, broken))
+    number = 0
+    while not gathering.in_place:
+        gathering.append(number)
+        number += 1
+        assert number < 1000
+    is_broken = True
+    with pytest.raises(AssertionError, match="a bug"), gathering.journal.batch():
+        gathering.append_alone(number)
+    is_broken = False
+    assert gathering.statuses == [BookieStatus.OK] * number + [BookieStatus.IO_ERROR]
+    assert len(gathering.fatal) == 1
+    gathering.journal.close()
+
+
+def test_what_an_answer_in_place_appends_is_committed_too(files: MemoryFileSystem) -> None:
+    """The journal's thread sleeps then, and has to be woken."""
+    gathering = Gathering(files)
+    answered_by: list[str] = []
+    for number in range(60):
+
+        def answered(_status: BookieStatus, _message: str, ledger: int = number) -> None:
+            answered_by.append(threading.current_thread().name)
+            gathering.append_alone(1000 + ledger)
+
+        with gathering.journal.batch():
+            gathering.journal.append(RecordType.FENCE, fence_body(LedgerId(number)), answered)
+        assert gathering._answered.acquire(timeout=10), "nobody commits it"
+    gathering.journal.close()
+    assert threading.current_thread().name in answered_by, "nothing was committed in place"
+    assert read(files) == [[ledger] for number in range(60) for ledger in (number, 1000 + number)]

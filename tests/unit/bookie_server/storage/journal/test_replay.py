@@ -1,0 +1,315 @@
+"""A bookie over faults and restarts: sticky failure, marks, lost and damaged files."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+from google_crc32c import value as crc32c_value
+
+from bookie_server.storage.blocks import Block
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX
+from bookie_server.storage.journal.journal import Journal
+from bookie_server.storage.journal.journal_files import journal_numbers, journal_path
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.entry_log import EntryLogReader, log_ids
+from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
+from bookie_server.storage.records import RecordType
+from spark_ledger.errors import CorruptionError
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.access import key_status
+from tests.unit.bookie_server.storage.support import (
+    JOURNAL,
+    LEDGERS,
+    Answer,
+    Machine,
+    expected,
+    formatted,
+)
+
+OK = BookieStatus.OK
+L = LedgerId(7)
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    return formatted()
+
+
+@pytest.fixture
+def machine(files: MemoryFileSystem) -> Machine:
+    return Machine(files)
+
+
+def test_a_failed_journal_answers_nobody_ok(files: MemoryFileSystem) -> None:
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if failing and operation.kind == "fdatasync" else None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    assert machine.add(7, [0]) is OK
+    assert machine.fence(9) is OK
+    failing = True
+    add, fence = machine.start_add(7, [1]), machine.start_fence(8)
+    machine.settle()
+    failing = False
+    assert [answers[0][0] for answers in (add, fence)] == [BookieStatus.IO_ERROR] * 2
+    assert len(machine.fatal) == 1 and "restart" in machine.fatal[0]
+    assert machine.add(7, [2]) is BookieStatus.IO_ERROR
+    for ledger_id in (7, 8, 9):
+        assert machine.fence(ledger_id) is BookieStatus.IO_ERROR
+    answers: list[Answer] = []
+    machine.bookie.write_last_confirmed(
+        L, EntryId(0), access_key=b"", done=lambda *answer: answers.append(answer)
+    )
+    assert answers[0][0] is BookieStatus.IO_ERROR
+    assert machine.bookie.append_bytes_in_flight == 0
+    machine.close()
+    again = Machine(files.crash_clone(None))
+    assert again.held(7) == expected(7, [0])
+
+
+def test_threads_that_end_by_a_bug_are_fatal(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)
+    for class_name, method in ((LedgerStorage, "flush"), (Journal, "commit_pending")):
+        machine = Machine(files)
+        with monkeypatch.context() as patch:
+            patch.setattr(class_name, method, raise_bug)
+            part = machine.bookie._storage if method == "flush" else machine.bookie._journal
+            add = machine.start_add(7, [0])
+            part.start()
+            machine.bookie._storage.request_flush()
+            assert part._thread is not None
+            part._thread.join(10)
+            while machine.posted:
+                machine.posted.popleft()()
+        assert len(machine.fatal) == 1 and "ended unexpectedly" in machine.fatal[0]
+        assert not add or add[0][0] is BookieStatus.IO_ERROR
+        files = files.crash_clone(None)
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), CorruptionError("damaged")])
+def test_the_flush_thread_outlives_a_flush_that_fails(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    storage = machine.bookie._storage
+    tried = threading.Semaphore(0)
+    working = LedgerStorage.flush
+
+    def fail(_storage: LedgerStorage) -> None:
+        tried.release()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerStorage, "flush", fail)
+        storage.start()
+        for _again in range(2):
+            storage.request_flush()
+            assert tried.acquire(timeout=10)
+    assert LedgerStorage.flush is working
+    machine.close()
+    assert not machine.fatal
+
+
+def raise_bug(*_arguments: object) -> None:
+    raise AssertionError("a bug")
+
+
+def test_two_directories_have_their_own_marks(files: MemoryFileSystem) -> None:
+    """One directory flushes, the other cannot: the journal keeps what the other lacks."""
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        in_second = LEDGERS[1] in operation.path.parents
+        return Fault(errno.ENOSPC) if failing and in_second and operation.kind != "pread" else None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    failing = True
+    for entry_id in range(40):  # more than one journal file
+        assert machine.add(6, [entry_id]) is OK
+        assert machine.add(7, [entry_id]) is OK
+        if entry_id % 10 == 9:
+            with pytest.raises(OSError, match="No space"):
+                machine.flush()
+    assert machine.fence(7) is OK
+    again = Machine(files.crash_clone(None))
+    assert again.held(6) == expected(6, range(40))
+    assert again.held(7) == expected(7, range(40))
+    assert again.is_fenced(7)
+
+
+def test_each_change_of_a_ledger_is_replayed_onto_those_before(
+    machine: Machine, files: MemoryFileSystem
+) -> None:
+    assert machine.add(7, range(5), lac=3, key=b"secret") is OK
+    assert machine.fence(7, key=b"secret") is OK
+    again = Machine(files.crash_clone(None))
+    end = again.bookie.end_of_ledger(L, access_key=b"secret")
+    assert end == (OK, 3, 4, True, "")
+    machine.bookie.write_last_confirmed(
+        L, EntryId(4), access_key=b"secret", done=lambda *_answer: None
+    )
+    machine.settle()
+    again = Machine(files.crash_clone(None))
+    assert again.bookie.end_of_ledger(L, access_key=b"secret") == (OK, 4, 4, True, "")
+    assert key_status(again.bookie, L, b"other") is BookieStatus.UNAUTHORIZED
+
+
+def test_more_than_the_cache_holds_is_replayed_in_parts(
+    machine: Machine, files: MemoryFileSystem
+) -> None:
+    for entry_id in range(50):  # 200 KiB, and 32 KiB for each directory
+        assert machine.add(7, [entry_id], size=4096) is OK
+    for entry_id in range(50):
+        assert machine.add(6, [entry_id]) is OK
+    again = Machine(files.crash_clone(None))
+    assert again.held(7) == expected(7, range(50), 4096)
+    assert again.held(6) == expected(6, range(50))
+    assert len(again.bookie._storage.store_of(L).index.rows(L)) > 3
+
+
+@pytest.mark.parametrize("record_type", [RecordType.FENCE, RecordType.RUN])
+def test_a_record_that_is_not_understood_refuses_to_open(
+    machine: Machine, files: MemoryFileSystem, record_type: RecordType
+) -> None:
+    body = Block((b"new",), 3, crc32c_value(b"new"))
+    machine.bookie._journal.append(record_type, body, lambda *_answer: None)
+    machine.settle()
+    with pytest.raises(CorruptionError, match="written by a newer version"):
+        Machine(files.crash_clone(None))
+
+
+def test_logs_are_closed_in_order_and_never_written_again(
+    machine: Machine, files: MemoryFileSystem
+) -> None:
+    for start in range(3):
+        for entry_id in range(4 * start, 4 * start + 4):
+            assert machine.add(7, [entry_id], size=4096) is OK
+            machine.flush()
+        before = log_ids(files, LEDGERS[1])
+        machine.close()
+        reader = EntryLogReader(files, LEDGERS[1])
+        assert all(reader.ledger_map(log_id) for log_id in before)
+        machine = Machine(files)
+        for entry_id in range(4 * start + 4):
+            outcome = machine.bookie.read(
+                L, EntryId(entry_id), EntryId(entry_id), stride=1, max_bytes=1
+            )
+            assert outcome.status is OK
+        assert machine.add(7, [100 + start]) is OK
+        machine.flush()
+        assert log_ids(files, LEDGERS[1]) == [*before, before[-1] + 1]
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), CorruptionError("damaged")])
+def test_the_other_directories_are_flushed_when_one_cannot_be(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    for ledger_id in (6, 7):
+        assert machine.add(ledger_id, [0]) is OK
+    storage = machine.bookie._storage
+    broken, sound = storage.store_of(LedgerId(6)), storage.store_of(LedgerId(7))
+
+    def fail(_mark: Mark) -> bool:
+        raise error
+
+    monkeypatch.setattr(broken, "flush", fail)
+    with pytest.raises(type(error)):
+        machine.flush()
+    assert sound.cache.byte_count == 0 and broken.cache.byte_count > 0
+    assert machine.bookie.stats().failure == str(error)
+
+
+def test_what_was_left_unfinished_is_removed(files: MemoryFileSystem) -> None:
+    for directory in (JOURNAL, *LEDGERS):
+        files.create(directory / f"left{TEMPORARY_SUFFIX}").close()
+    assert Machine(files).add(7, [0]) is OK
+    for directory in (JOURNAL, *LEDGERS):
+        assert not files.exists(directory / f"left{TEMPORARY_SUFFIX}")
+
+
+def test_the_journal_is_trimmed(machine: Machine, files: MemoryFileSystem) -> None:
+    for entry_id in range(40):
+        machine.add(7, [entry_id])
+    assert len(journal_numbers(files, JOURNAL)) == 3
+    machine.flush()
+    assert len(journal_numbers(files, JOURNAL)) == 1
+    machine.close()
+    assert Machine(files).held(7) == expected(7, range(40))
+
+
+def test_a_lost_journal_file_refuses_to_open(machine: Machine, files: MemoryFileSystem) -> None:
+    machine.add(7, [0])
+    number = journal_numbers(files, JOURNAL)[-1]
+    files.remove(journal_path(JOURNAL, number))
+    files.sync_directory(JOURNAL)
+    with pytest.raises(CorruptionError, match=rf"{number:016d}\.log is missing"):
+        Machine(files.crash_clone(None))
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_journal_that_lost_what_a_directory_has_refuses(
+    files: MemoryFileSystem, lost: int
+) -> None:
+    """Zeros at its end are not a torn tail if another directory proves they were synced."""
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if failing and LEDGERS[1] in operation.path.parents else None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    assert machine.add(7, [0]) is OK
+    assert machine.add(6, [0]) is OK
+    failing = True
+    with pytest.raises(OSError, match="Input/output"):
+        machine.flush()
+    path = journal_path(JOURNAL, journal_numbers(files, JOURNAL)[-1])
+    files.damage(path, (3 - lost) * 4096, bytes(lost * 4096))
+    with pytest.raises(CorruptionError, match=f"but ledger directory {LEDGERS[0]} holds batch 2"):
+        Machine(files.crash_clone(None))
+
+
+def test_a_lost_index_is_replayed_or_refused(files: MemoryFileSystem) -> None:
+    """The journal can stand in for an empty index only while it still has its first file."""
+    for ledger_count, message in ((1, ""), (40, "index was lost")):
+        files = formatted()
+        machine = Machine(files)
+        for entry_id in range(ledger_count):
+            assert machine.add(7, [entry_id]) is OK
+        machine.close()
+        files.remove(LEDGERS[1] / "index" / "index.json")
+        if message:
+            with pytest.raises(CorruptionError, match=f"{LEDGERS[1]}.*{message}"):
+                Machine(files)
+        else:
+            assert Machine(files).held(7) == expected(7, [0])
+
+
+def test_a_lost_index_without_any_journal_is_refused(files: MemoryFileSystem) -> None:
+    machine = Machine(files)
+    for ledger_id in (6, 7):
+        assert machine.add(ledger_id, [0]) is OK
+    machine.close()
+    files.remove(LEDGERS[1] / "index" / "index.json")
+    for number in journal_numbers(files, JOURNAL):
+        files.remove(journal_path(JOURNAL, number))
+    with pytest.raises(CorruptionError, match=f"{LEDGERS[1]}.*index was lost"):
+        Machine(files)
+
+
+def test_logs_are_finished_when_they_are_full(machine: Machine, files: MemoryFileSystem) -> None:
+    for entry_id in range(12):
+        machine.add(7, [entry_id], size=4000)
+        machine.flush()
+    machine.close()
+    store = Machine(files).bookie._storage.store_of(L)
+    logs = log_ids(files, LEDGERS[1])
+    assert len(logs) == 4
+    totals = [store._reader.ledger_map(log_id) for log_id in logs]
+    assert all(total is not None and total.keys() == {7} for total in totals)

@@ -1,0 +1,283 @@
+"""One directory: any runs in any order with checkpoints between are what a dict says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.blocks import encode_run
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.entry_log import log_ids
+from bookie_server.storage.ledgers.index import Index
+from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
+from bookie_server.storage.ledgers.memory_index import MemoryIndex
+from bookie_server.storage.ledgers.write_cache import CachedRun
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import MIB
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
+from tests.unit.bookie_server.storage.support import expected, make_run
+
+DIRECTORY = Path("/ledgers")
+L = LedgerId(7)
+
+
+def open_store(files: FileSystem, directory: Path, index: Index) -> DirectoryStore:
+    return DirectoryStore(
+        files, directory, index, entry_log_bytes=4096, block_cache_bytes=64 * 1024
+    )
+
+
+@pytest.fixture
+def store() -> DirectoryStore:
+    files = MemoryFileSystem()
+    files.mkdir(DIRECTORY)
+    return open_store(files, DIRECTORY, MemoryIndex(files, DIRECTORY / "index"))
+
+
+def add(store: DirectoryStore, ids: list[int], size: int = 40) -> None:
+    run = make_run(L, ids, size)
+    store.cache.add(CachedRun(run, NO_ENTRY, encode_run(run, NO_ENTRY)))
+    store.set_state(L, LedgerRecord(last_entry=run.last_entry))
+
+
+def mark(sequence: int) -> Mark:
+    return Mark(1, 4096 * (sequence + 1), sequence, 0)
+
+
+def held(store: DirectoryStore) -> dict[int, bytes]:
+    """Every entry up to 60, looked up one by one."""
+    found: dict[int, bytes] = {}
+    for entry_id in range(60):
+        run = store.read(L, EntryId(entry_id), EntryId(entry_id), stride=1, max_bytes=MIB)
+        if run is not None:
+            assert list(run.ids()) == [entry_id]
+            found[entry_id] = run.frames
+    return found
+
+
+def check(store: DirectoryStore, stored: set[int]) -> None:
+    assert held(store) == expected(L, sorted(stored))
+    listed = [e for first, last in store.entry_ranges(L) for e in range(first, last + 1)]
+    assert listed == sorted(stored)
+    ranges = store.entry_ranges(L)
+    assert all(a[1] + 1 < b[0] for a, b in pairwise(ranges))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    adds=st.lists(
+        st.tuples(st.sets(st.integers(0, 50), min_size=1, max_size=10), st.booleans()), max_size=10
+    ),
+    real=st.booleans(),
+)
+def test_a_dict_says_the_same(
+    adds: list[tuple[set[int], bool]], real: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    index: Index
+    files: FileSystem
+    if real:
+        directory = tmp_path_factory.mktemp("store")
+        files, index = PosixFileSystem(), LmdbIndex(directory / "index", map_bytes=8 * MIB)
+    else:
+        memory, directory = MemoryFileSystem(), DIRECTORY
+        memory.mkdir(directory)
+        files, index = memory, MemoryIndex(memory, directory / "index")
+    store = open_store(files, directory, index)
+    stored: set[int] = set()
+    for number, (ids, flush) in enumerate(adds):
+        add(store, sorted(ids))
+        stored |= ids
+        if flush:
+            store.flush(mark(number + 1))
+        check(store, stored)
+    store.flush(mark(len(adds) + 1))
+    check(store, stored)
+    total = sum(store._reader.read(row.location).count for row in distinct(store))
+    assert total == len(stored), "each entry is stored once"
+    store.close()
+
+
+def distinct(store: DirectoryStore) -> list:  # type: ignore[type-arg]
+    """One row for each block."""
+    return list({row.location: row for row in store.index.rows(L)}.values())
+
+
+def test_a_block_resumes_behind_what_was_added_into_its_gap(store: DirectoryStore) -> None:
+    add(store, [0, 10, 20])
+    store.flush(mark(1))
+    add(store, [5, 6])
+    store.flush(mark(2))
+    check(store, {0, 5, 6, 10, 20})
+    assert [row.first_entry for row in store.index.rows(L)] == [0, 5, 10]
+    assert len(distinct(store)) == 2
+
+
+def test_runs_across_rows_of_an_interrupted_block_are_all_found(store: DirectoryStore) -> None:
+    stored: set[int] = set()
+    for number, ids in enumerate(([0, 10], [5], [3, 7], [1, 4, 6, 9, 12], [2, 8, 11])):
+        add(store, ids)
+        store.flush(mark(number + 1))
+        stored |= set(ids)
+        check(store, stored)
+
+
+def test_an_entry_sent_again_at_a_border_is_stored_once(store: DirectoryStore) -> None:
+    for number, ids in enumerate(([5, 6, 7], [7, 8], [4, 5], [8], [9]), start=1):
+        add(store, ids)
+        store.flush(mark(number))
+    check(store, set(range(4, 10)))
+    assert sum(store._reader.read(row.location).count for row in distinct(store)) == 6
+
+
+def test_small_runs_become_few_blocks(store: DirectoryStore) -> None:
+    for entry_id in range(50):
+        add(store, [entry_id])
+    store.flush(mark(1))
+    assert [(row.first_entry, row.last_entry) for row in store.index.rows(L)] == [(0, 49)]
+    check(store, set(range(50)))
+    for first in (50, 52, 56):
+        add(store, [first, first + 1])
+    store.flush(mark(2))
+    rows = [(row.first_entry, row.last_entry) for row in store.index.rows(L)]
+    assert rows == [(0, 49), (50, 53), (56, 57)]
+
+
+def test_an_entry_that_is_not_where_the_index_says_is_damage(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, [1, 2])
+    store.flush(mark(1))
+    row = store.index.rows(L)[0]._replace(last_entry=EntryId(5))
+    monkeypatch.setattr(store.index, "row_at", lambda _ledger_id, _entry_id: row)
+    with pytest.raises(CorruptionError, match="entry 4 of ledger 7 should be in log 1"):
+        store.read(L, EntryId(4), EntryId(4), stride=1, max_bytes=MIB)
+
+
+def test_large_runs_are_blocks_of_their_own(store: DirectoryStore) -> None:
+    for entry_id in range(3):
+        add(store, [entry_id], 70_000)
+    store.flush(mark(1))
+    assert len(store.index.rows(L)) == 3
+
+
+def test_marks_and_idle_flushes(store: DirectoryStore) -> None:
+    assert store.flush(mark(1)) and store.mark == mark(1) == store.index.mark()
+    assert not store.flush(mark(1)), "nothing to do"
+    assert store.flush(mark(2)), "the mark moves although nothing was added"
+    assert store.mark == mark(2)
+    store.set_state(L, LedgerRecord(fenced=True))
+    assert store.dirty_ledgers() == {L}
+    assert store.flush(mark(2)), "a state is flushed although the mark stays"
+    assert store.index.state(L) == LedgerRecord(fenced=True)
+    assert store.dirty_ledgers() == set()
+    add(store, [1])
+    assert store.flush(mark(1)) and store.mark == mark(2), "a mark never moves back"
+    assert store.index.mark() == mark(2)
+
+
+def test_a_failed_flush_keeps_its_mark_for_the_next(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was frozen for mark 1 is not all that mark 2 covers."""
+    add(store, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryIndex, "begin", failing_begin(MemoryIndex.begin))
+        with pytest.raises(OSError, match="no room"):
+            store.flush(mark(1))
+    assert store.mark is None and log_ids(store._file_system, DIRECTORY) == [1]
+    check(store, {1})
+    add(store, [2])
+    store.flush(mark(2))
+    assert store.mark == mark(1)
+    check(store, {1, 2})
+    store.flush(mark(2))
+    assert store.mark == mark(2)
+    check(store, {1, 2})
+
+
+def test_a_flush_that_fails_early_keeps_the_log_that_the_index_names(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_entry_log_bytes", MIB)  # the log takes another flush
+    add(store, [1])
+    store.flush(mark(1))
+    add(store, [2])
+    with monkeypatch.context() as patch:
+        patch.setattr("bookie_server.storage.ledgers.entry_log.EntryLogWriter.sync", no_room)
+        for _again in range(2):
+            with pytest.raises(OSError, match="no room"):
+                store.flush(mark(2))
+            assert log_ids(store._file_system, DIRECTORY) == [1], "a new one holds nothing"
+    check(store, {1, 2})
+    store.flush(mark(2))
+    check(store, {1, 2})
+
+
+def no_room(*_arguments: object) -> None:
+    raise OSError("no room")
+
+
+def failing_begin(real: Callable[[MemoryIndex], object]) -> Callable[[MemoryIndex], object]:
+    def commit() -> None:
+        raise OSError("no room")
+
+    def begin(index: MemoryIndex) -> object:
+        update = real(index)
+        update.commit = commit  # type: ignore[attr-defined]
+        return update
+
+    return begin
+
+
+def test_clean_states_are_not_kept_for_ever(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bookie_server.storage.ledgers.directory_store._CLEAN_STATES_MAX", 3)
+    for ledger_id in range(6):
+        store.set_state(LedgerId(ledger_id), LedgerRecord(last_entry=EntryId(ledger_id)))
+    store.flush(mark(1))
+    assert not store._states
+    for ledger_id in range(6):
+        assert store.state(LedgerId(ledger_id)) == LedgerRecord(last_entry=EntryId(ledger_id))
+
+
+def test_readers_see_every_entry_while_flushes_run(tmp_path: Path) -> None:
+    """No moment between cache and index in which an entry is in neither."""
+    store = open_store(
+        PosixFileSystem(), tmp_path, LmdbIndex(tmp_path / "index", map_bytes=8 * MIB)
+    )
+    newest = [-1]
+    missing: list[int] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            for entry_id in range(max(0, newest[0] - 20), newest[0] + 1):
+                found = store.read(L, EntryId(entry_id), EntryId(entry_id), stride=1, max_bytes=MIB)
+                if found is None:
+                    missing.append(entry_id)
+
+    threads = [threading.Thread(target=look) for _number in range(2)]
+    for thread in threads:
+        thread.start()
+    for entry_id in range(300):
+        add(store, [entry_id])
+        newest[0] = entry_id
+        if entry_id % 3 == 0:
+            store.flush(mark(entry_id + 1))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    store.close()
+    assert not missing

@@ -1,0 +1,241 @@
+"""Entry logs: fixed bytes, blocks verified, a map at the end, damage is never "not there"."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+
+import pytest
+from google_crc32c import value as crc32c_value
+
+from bookie_server.storage.blocks import encode_run
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem
+from bookie_server.storage.fs.memory_fs import MemoryFile, MemoryFileSystem
+from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT
+from bookie_server.storage.ledgers.entry_log import (
+    LOG_HEADER_BYTES,
+    EntryLogReader,
+    EntryLogWriter,
+    log_ids,
+    log_path,
+)
+from bookie_server.storage.ledgers.index import BlockLocation
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import MIB
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import NO_ENTRY, LedgerId
+from tests.unit.bookie_server.storage.support import make_run
+
+DIRECTORY = Path("/ledgers")
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    memory = MemoryFileSystem()
+    memory.mkdir(DIRECTORY)
+    return memory
+
+
+def put(writer: EntryLogWriter, run: EntryRun) -> BlockLocation:
+    return writer.append(run.ledger_id, encode_run(run, NO_ENTRY))
+
+
+def entries(run: EntryRun) -> list[tuple[int, bytes]]:
+    return [(entry_id, bytes(frame)) for entry_id, frame in run.split()]
+
+
+def test_golden_bytes(files: MemoryFileSystem) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 258)
+    location = put(writer, make_run(7, [0], 2))
+    writer.finish()
+    assert location == BlockLocation(258, 4096, 42)
+    data = files.open(log_path(DIRECTORY, 258)).pread(10_000, 0)
+    assert len(data) == 8192 and not any(data[20:4096]) and not any(data[4162:8132])
+    assert (data[:20] + data[4096:4162] + data[8132:]).hex() == (
+        "534c454c4f470d0a0000000100000102f551a58c"  # file header
+        "010000000000002a000001020000100070d91b756ff2c9a7"  # record header
+        "00000000000000070000000000000000ffffffffffffffff"  # block
+        "000000010000000000000002020000003c37"
+        "10000000000000100000010200001fc4255039bb5f0a3d99"  # record header of the map
+        "00000000000000070000000000000042"  # map: ledger 7, 66 bytes
+        "534c454d41500d0a0000000000001fc44d179e8e"  # footer
+    )
+
+
+def test_blocks_come_back(files: MemoryFileSystem) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    runs = [
+        make_run(7, [0, 1, 2]),
+        make_run(8, [0, 5, 9], 100),
+        make_run(7, range(3, 3000), 11),  # numbers longer than the first read
+        make_run(9, [4], 100_000),  # frames longer than the first read
+    ]
+    locations = [put(writer, run) for run in runs]
+    writer.write_buffered()
+    reader = EntryLogReader(files, DIRECTORY)
+    for location, run in zip(locations, runs, strict=True):
+        found = reader.read(location)
+        assert found.ledger_id == run.ledger_id
+        assert entries(found) == entries(run)
+    end = locations[-1].offset + 24 + locations[-1].length
+    assert writer.size == files.open(log_path(DIRECTORY, 1)).size() == end + -end % 4096
+    reader.close()
+    assert entries(reader.read(locations[0])) == entries(runs[0]), "it opens again"
+
+
+def test_the_map_counts_bytes_by_ledger(files: MemoryFileSystem) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    first = put(writer, make_run(7, [0, 1, 2]))
+    second = put(writer, make_run(8, [0]))
+    third = put(writer, make_run(7, [3]))
+    reader = EntryLogReader(files, DIRECTORY)
+    writer.sync()
+    assert reader.ledger_map(1) is None, "not closed yet"
+    writer.finish()
+    assert reader.ledger_map(1) == {7: first.length + third.length + 48, 8: second.length + 24}
+    assert entries(reader.read(third)) == entries(make_run(7, [3]))
+    data = files.open(log_path(DIRECTORY, 1)).pread(1 << 20, 0)
+    files.damage(log_path(DIRECTORY, 1), len(data) - 20 - 3, b"\xff")
+    with pytest.raises(CorruptionError, match="ledger map"):
+        reader.ledger_map(1)
+    for place in range(1, 21):
+        files.damage(log_path(DIRECTORY, 1), len(data) - place, bytes([data[-place] ^ 1]))
+        assert reader.ledger_map(1) is None, "no footer, as if it had not been closed"
+        files.damage(log_path(DIRECTORY, 1), len(data) - place, data[-place:][:1])
+
+
+@pytest.mark.parametrize("cut", [DIRECT_ALIGNMENT, 24])
+def test_a_map_that_is_not_where_the_footer_says_is_damage(
+    files: MemoryFileSystem, cut: int
+) -> None:
+    """Bytes are missing before the footer: its own checksum is right, what it says is not."""
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    put(writer, make_run(7, [0, 1, 2], size=3000))
+    writer.finish()
+    path = log_path(DIRECTORY, 1)
+    data = files.open(path).pread(1 << 20, 0)
+    files.remove(path)
+    files.create(path).pwritev([data[: -20 - cut] + data[-20:]], 0)
+    with pytest.raises(CorruptionError, match="ledger map"):
+        EntryLogReader(files, DIRECTORY).ledger_map(1)
+
+
+@pytest.mark.parametrize("ledgers", [0, 1, 2, 3, 5])
+def test_a_map_of_any_number_of_ledgers(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, ledgers: int
+) -> None:
+    monkeypatch.setattr("bookie_server.storage.ledgers.entry_log._PAIRS_PER_RECORD", 2)
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    sizes = {number: put(writer, make_run(number, [0])).length + 24 for number in range(ledgers)}
+    writer.finish()
+    assert EntryLogReader(files, DIRECTORY).ledger_map(1) == sizes
+
+
+def test_a_footer_that_names_a_block_names_no_map(files: MemoryFileSystem) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    put(writer, make_run(7, [0, 1, 2], size=3000))
+    writer.finish()
+    path = log_path(DIRECTORY, 1)
+    end = files.open(path).size() - 20
+    body = files.open(path).pread(8, end) + struct.pack(">Q", LOG_HEADER_BYTES)
+    files.damage(path, end, body + struct.pack(">I", crc32c_value(body)))
+    with pytest.raises(CorruptionError, match="no ledger map"):
+        EntryLogReader(files, DIRECTORY).ledger_map(1)
+
+
+def test_a_finished_log_is_durable(files: MemoryFileSystem) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    location = put(writer, make_run(7, [0]))
+    writer.finish()
+    reader = EntryLogReader(files.crash_clone(None), DIRECTORY)
+    assert entries(reader.read(location)) == entries(make_run(7, [0]))
+    assert reader.ledger_map(1) is not None
+
+
+def test_every_flipped_byte_of_a_block_is_named(files: MemoryFileSystem) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    put(writer, make_run(7, [0]))
+    location = put(writer, make_run(7, [1, 3, 4]))
+    writer.finish()
+    data = files.open(log_path(DIRECTORY, 1)).pread(1 << 20, 0)
+    for place in range(location.offset, location.offset + 24 + location.length):
+        clone = files.crash_clone(None)
+        clone.damage(log_path(DIRECTORY, 1), place, bytes([data[place] ^ 0x10]))
+        with pytest.raises(CorruptionError) as caught:
+            EntryLogReader(clone, DIRECTORY).read(location)
+        assert f"offset {location.offset}" in str(caught.value)
+        assert str(log_path(DIRECTORY, 1)) in str(caught.value)
+
+
+def test_what_is_not_where_the_index_says_is_damage(files: MemoryFileSystem) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    location = put(writer, make_run(7, [0]))
+    writer.finish()
+    reader = EntryLogReader(files, DIRECTORY)
+    for wrong in (
+        location._replace(offset=location.offset + 1),
+        location._replace(length=location.length - 1),
+        location._replace(offset=1 << 20),
+    ):
+        with pytest.raises(CorruptionError, match="damaged at offset"):
+            reader.read(wrong)
+    with pytest.raises(CorruptionError, match="missing"):
+        reader.read(location._replace(log_id=2))
+    other = EntryLogWriter(files, DIRECTORY, 2)
+    put(other, make_run(7, [0]))
+    other.finish()
+    files.rename(log_path(DIRECTORY, 2), log_path(DIRECTORY, 3))
+    with pytest.raises(CorruptionError, match="not version 1 of log 3"):
+        reader.read(BlockLocation(3, LOG_HEADER_BYTES, location.length))
+    files.damage(log_path(DIRECTORY, 3), 3, b"x")
+    with pytest.raises(CorruptionError, match="damaged file header"):
+        reader.read(BlockLocation(3, LOG_HEADER_BYTES, location.length))
+
+
+def test_an_error_of_the_disk_is_an_os_error(files: MemoryFileSystem) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    location = put(writer, make_run(7, [0]))
+    writer.finish()
+    failing = FaultFileSystem(
+        files, lambda op: Fault(errno.EIO) if op.kind == "pread" and op.number > 2 else None
+    )
+    with pytest.raises(OSError, match="Input/output"):
+        EntryLogReader(failing, DIRECTORY).read(location)
+
+
+def test_abandoned_logs_go_or_stay(files: MemoryFileSystem) -> None:
+    EntryLogWriter(files, DIRECTORY, 1).abandon(remove=True)
+    EntryLogWriter(files, DIRECTORY, 2).abandon(remove=False)
+    assert log_ids(files, DIRECTORY) == [2]
+
+
+def test_few_files_stay_open(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookie_server.storage.ledgers.entry_log._OPEN_LOGS_MAX", 2)
+    locations = []
+    for log_id in (1, 2, 3):
+        writer = EntryLogWriter(files, DIRECTORY, log_id)
+        locations.append(put(writer, make_run(log_id, [0])))
+        writer.finish()
+    reader = EntryLogReader(files, DIRECTORY)
+    for location in locations * 2:
+        assert reader.read(location).ledger_id == LedgerId(location.log_id)
+        assert len(reader._files) <= 2
+
+
+def test_old_synced_bytes_leave_the_page_cache(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        MemoryFile, "drop_cached", lambda self, offset, length: dropped.append((offset, length))
+    )
+    window = 8 * MIB
+    writer = EntryLogWriter(files, DIRECTORY, 1, cached_bytes=window)
+    for number in range(5):
+        put(writer, make_run(7, [number], 5 * MIB))
+        writer.sync()
+    ends = [offset + length for offset, length in dropped]
+    assert [offset for offset, _ in dropped] == [0, *ends[:-1]], "without gaps or repetition"
+    assert ends[-1] <= writer.size - window, "the newest bytes stay"
+    assert writer.size - window - ends[-1] < 5 * MIB, "and only they"

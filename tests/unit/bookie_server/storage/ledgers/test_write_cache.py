@@ -1,0 +1,69 @@
+"""The write cache finds every run in either generation, whatever order they came in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie_server.storage.blocks import encode_run
+from bookie_server.storage.ledgers.write_cache import CachedRun, LedgerRuns, WriteCache
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
+from tests.unit.bookie_server.storage.support import expected, make_run
+
+
+def cached(ledger_id: int, ids: list[int]) -> CachedRun:
+    run = make_run(ledger_id, ids)
+    return CachedRun(run, NO_ENTRY, encode_run(run, NO_ENTRY))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.sets(st.integers(0, 20), min_size=1)), max_size=12),
+    st.integers(0, 12),
+)
+def test_every_entry_is_found(adds: list[tuple[int, set[int]]], freeze_after: int) -> None:
+    cache = WriteCache()
+    stored: dict[int, set[int]] = {0: set(), 1: set()}
+    for number, (ledger_id, ids) in enumerate(adds):
+        cache.add(cached(ledger_id, sorted(ids)))
+        stored[ledger_id] |= ids
+        if number == freeze_after:
+            cache.freeze()
+    for ledger_id in (0, 1):
+        for entry_id in range(22):
+            found = cache.find(LedgerId(ledger_id), EntryId(entry_id))
+            assert (found is not None) == (entry_id in stored[ledger_id])
+            if found is not None:
+                frames = {e: bytes(f) for e, f in found.split()}
+                assert frames[entry_id] == expected(ledger_id, [entry_id])[entry_id]
+        listed = {e for run in cache.runs_of(LedgerId(ledger_id)) for e in run.ids()}
+        assert listed == stored[ledger_id]
+
+
+def test_generations() -> None:
+    cache = WriteCache()
+    cache.add(cached(1, [0, 1]))
+    size = cache.active_bytes
+    assert size == cached(1, [0, 1]).block.length == cache.byte_count
+    frozen = cache.freeze()
+    assert (cache.active_bytes, cache.byte_count, frozen.run_count) == (0, size, 1)
+    assert cache.frozen is frozen and cache.is_frozen
+    assert cache.find(LedgerId(1), EntryId(1)) is not None
+    cache.add(cached(1, [2]))
+    with pytest.raises(AssertionError, match="dropped first"):
+        cache.freeze()
+    cache.drop_frozen()
+    assert cache.find(LedgerId(1), EntryId(1)) is None
+    assert cache.find(LedgerId(1), EntryId(2)) is not None
+
+
+def test_only_runs_that_share_entries_or_places_are_kept_apart() -> None:
+    runs = LedgerRuns()
+    for ids in ([10, 11], [20, 21], [14, 15], [0], [22, 23], [12, 13], [16, 19]):
+        runs.add(cached(1, ids))
+    firsts = [one.run.first_entry for one in runs.ordered]
+    assert (firsts, runs.overlapping) == ([0, 10, 12, 14, 16, 20, 22], [])
+    for ids in ([11, 12], [17, 18], [23, 24], [9, 10], [0, 30]):
+        runs.add(cached(1, ids))
+    assert [one.run.first_entry for one in runs.ordered] == firsts
+    assert [one.run.first_entry for one in runs.overlapping] == [11, 17, 23, 9, 0]

@@ -1,0 +1,279 @@
+"""The driver's view of a stream: starts, ends, triggers, lost data, replays."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from connector.options import read_options
+from connector.read.offsets import OffsetJson
+from connector.read.stream_source import CommitCache, StreamSource
+from spark_ledger.errors import ConfigurationError, DataLossError
+from spark_ledger.types import Dlsn
+from tests.unit.connector.fakes import FakeStream
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def source(stream: FakeStream, *, clock: Clock | None = None, **options: str) -> StreamSource:
+    batch = {"endingPosition", "endingTimestamp"} & set(options)
+    checked = read_options({"metadata": "zk://h/l", "stream": "s", **options}, streaming=not batch)
+    return StreamSource(checked, stream, clock=clock or Clock(), sleep=lambda s: None)  # type: ignore[arg-type]
+
+
+def offset(segment: int, entry: int = 0, stream: str = "fake", **slot: int) -> OffsetJson:
+    return {"entry": entry, "segment": segment, **slot, "stream": stream}
+
+
+def drain(reader: StreamSource, start: OffsetJson) -> list[OffsetJson]:
+    """The ends of all triggers until nothing is left."""
+    ends = []
+    while (end := reader.latest_offset(start, unlimited=False)) != start:
+        ends.append(end)
+        start = end
+    return ends
+
+
+@pytest.fixture
+def stream() -> FakeStream:
+    made = FakeStream()
+    made.grow((3, 3, 3), time_ms=1000)
+    made.grow((3, 3), (5,), time_ms=2000)
+    return made
+
+
+def test_where_a_query_starts(stream: FakeStream) -> None:
+    assert source(stream).initial_offset() == offset(0)
+    assert source(stream, startingPosition="latest").initial_offset() == offset(3)
+    for text, expected in {
+        '{"segment": 1}': offset(1),
+        '{"segment": 0, "entry": 2}': offset(0, 2),
+        '{"segment": 0, "entry": 2, "slot": 1}': offset(0, 2, slot=1),
+        '{"segment": 0, "entry": 0, "slot": 3}': offset(0, 1),
+        '{"segment": 0, "entry": 2, "slot": 3}': offset(1),
+        '{"segment": 0, "entry": 9}': offset(1),
+        '{"segment": 3}': offset(3),
+    }.items():
+        assert source(stream, startingPosition=text).initial_offset() == expected, text
+
+
+def test_the_start_is_resolved_once(stream: FakeStream) -> None:
+    reader = source(stream, startingPosition="latest")
+    before = reader.initial_offset()
+    stream.grow((1,))
+    assert reader.initial_offset() == before == offset(3)
+
+
+def test_starting_by_time(stream: FakeStream) -> None:
+    for time_ms, expected in {"0": 0, "1000": 0, "1001": 1, "2000": 1, "2001": 3}.items():
+        assert source(stream, startingTimestamp=time_ms).initial_offset() == offset(expected)
+    with pytest.raises(
+        ConfigurationError, match="startingTimestamp = 9999999999999 lies in the fu"
+    ):
+        source(stream, startingTimestamp="9999999999999").initial_offset()
+
+
+def test_a_start_behind_the_end_is_an_error(stream: FakeStream) -> None:
+    with pytest.raises(ConfigurationError, match=r"startingPosition \(4, 0, 0\) lies behind"):
+        source(stream, startingPosition='{"segment": 4}').initial_offset()
+
+
+def test_a_start_that_was_truncated(stream: FakeStream, caplog: pytest.LogCaptureFixture) -> None:
+    stream.truncate(Dlsn(1, 1))
+    with pytest.raises(
+        DataLossError, match=r"lies before the first row kept.*failOnDataLoss=false"
+    ):
+        source(stream, startingPosition='{"segment": 0}').initial_offset()
+    lenient = source(stream, startingPosition='{"segment": 0}', failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        assert lenient.initial_offset() == offset(1, 1)
+    assert "lies before the first row kept" in caplog.text
+    assert source(stream).initial_offset() == offset(1, 1)
+
+
+def test_where_a_batch_ends(stream: FakeStream) -> None:
+    assert source(stream, endingPosition="latest").final_offset() == offset(3)
+    assert source(stream, endingPosition='{"segment": 1, "entry": 1}').final_offset() == offset(
+        1, 1
+    )
+    assert source(stream, endingTimestamp="2000").final_offset() == offset(1)
+    with pytest.raises(ConfigurationError, match="lies behind"):
+        source(stream, endingPosition='{"segment": 4}').final_offset()
+    with pytest.raises(ConfigurationError, match="endingPosition = 'earliest'"):
+        source(stream, endingPosition="earliest").final_offset()
+    bounds = {"startingPosition": '{"segment": 2}', "endingPosition": '{"segment": 1}'}
+    with pytest.raises(ConfigurationError, match=r"\(1, 0, 0\) lies before startingPosition"):
+        source(stream, **bounds).final_offset()
+
+
+def test_a_trigger_without_limits_takes_everything(stream: FakeStream) -> None:
+    assert source(stream).latest_offset(offset(0), unlimited=False) == offset(3)
+
+
+def test_limits_cut_at_entries(stream: FakeStream) -> None:
+    limited = source(stream, maxRowsPerTrigger="6")
+    assert drain(limited, offset(0)) == [offset(0, 2), offset(1, 1), offset(2), offset(3)]
+    by_bytes = source(stream, maxBytesPerTrigger="200")
+    assert drain(by_bytes, offset(0)) == [offset(0, 2), offset(1, 1), offset(3)]
+
+
+def test_read_all_available_is_obeyed(stream: FakeStream) -> None:
+    limited = source(stream, maxRowsPerTrigger="6")
+    assert limited.latest_offset(offset(0), unlimited=True) == offset(3)
+
+
+def test_an_idle_stream_gives_the_start_back_and_waits(stream: FakeStream) -> None:
+    reader = source(stream)
+    start = offset(3)
+    assert reader.latest_offset(start, unlimited=False) == start
+    assert stream.waits == 1
+
+
+def test_available_now_stops_at_its_target(stream: FakeStream) -> None:
+    reader = source(stream, maxRowsPerTrigger="6", minRowsPerTrigger="5")
+    reader.pin_target()
+    stream.grow((7,))
+    assert drain(reader, offset(0))[-1] == offset(3)
+    assert stream.waits == 0
+    assert reader.newest_offset() == offset(4)
+
+
+def test_minimum_rows_wait_for_more_or_for_the_delay(stream: FakeStream) -> None:
+    clock = Clock()
+    reader = source(stream, clock=clock, minRowsPerTrigger="25", maxTriggerDelay="0.01s")
+    assert reader.latest_offset(offset(0), unlimited=False) == offset(0)
+    stream.grow((5,))
+    assert reader.latest_offset(offset(0), unlimited=False) == offset(4)
+    stream.grow((5,))
+    assert reader.latest_offset(offset(4), unlimited=False) == offset(4)
+    clock.now += 1
+    assert reader.latest_offset(offset(4), unlimited=False) == offset(5)
+
+
+def test_plans_are_repeatable_and_complete(stream: FakeStream) -> None:
+    plans = source(stream, minPartitions="3").plan(offset(0, 1), offset(3))
+    again = source(stream, minPartitions="3").plan(offset(0, 1), offset(3))
+    assert plans == again
+    assert len(plans) == 3
+    assert sum(part.rows for one in plans for part in one.plan.ranges) == 6 + 6 + 5
+
+
+def test_an_empty_range_has_no_partitions(stream: FakeStream) -> None:
+    assert source(stream).plan(offset(1), offset(1)) == []
+
+
+def test_rows_that_are_lost_under_a_running_query(stream: FakeStream) -> None:
+    strict, lenient = source(stream), source(stream, failOnDataLoss="false")
+    stream.truncate(Dlsn(2))
+    with pytest.raises(DataLossError, match="position of the checkpoint"):
+        strict.latest_offset(offset(0), unlimited=False)
+    with pytest.raises(DataLossError, match="position of the checkpoint"):
+        strict.plan(offset(0), offset(3))
+    assert lenient.latest_offset(offset(0), unlimited=False) == offset(3)
+    (plan,) = lenient.plan(offset(0), offset(3))
+    assert [part.segment.number for part in plan.plan.ranges] == [2]
+    assert lenient.plan(offset(0), offset(1)) == []
+
+
+def test_limits_with_lost_rows(stream: FakeStream) -> None:
+    lenient = source(stream, failOnDataLoss="false", maxRowsPerTrigger="5")
+    stream.truncate(Dlsn(2))
+    assert drain(lenient, offset(0)) == [offset(3)]
+
+
+MADE_AGAIN = (
+    r"stream 's' was deleted and created again.*Use a new checkpoint location; "
+    r"or set failOnDataLoss=false"
+)
+
+
+def test_a_stream_that_was_made_again(stream: FakeStream, caplog: pytest.LogCaptureFixture) -> None:
+    strict, lenient = source(stream), source(stream, failOnDataLoss="false")
+    before = offset(2, stream="former")
+    with pytest.raises(DataLossError, match=MADE_AGAIN):
+        strict.latest_offset(before, unlimited=False)
+    with pytest.raises(DataLossError, match=MADE_AGAIN):
+        strict.plan(before, offset(3))
+    with pytest.raises(DataLossError, match=MADE_AGAIN):
+        strict.plan(before, offset(3, stream="former"))
+    with caplog.at_level(logging.WARNING):
+        assert lenient.latest_offset(before, unlimited=False) == offset(3)
+    assert "was deleted and created again" in caplog.text
+    (plan,) = lenient.plan(before, offset(3))
+    assert [part.segment.number for part in plan.plan.ranges] == [0, 1, 2]
+    assert lenient.plan(offset(0, stream="former"), before) == []
+    lenient.forget(before)
+
+
+def test_a_limited_trigger_in_a_stream_that_was_made_again(stream: FakeStream) -> None:
+    lenient = source(stream, failOnDataLoss="false", maxRowsPerTrigger="6")
+    ends = drain(lenient, offset(7, stream="former"))
+    assert ends == [offset(0, 2), offset(1, 1), offset(2), offset(3)]
+
+
+def test_an_empty_stream_that_was_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    lenient, before = source(FakeStream(), failOnDataLoss="false"), offset(7, stream="former")
+    with caplog.at_level(logging.WARNING):
+        assert lenient.latest_offset(before, unlimited=False) == before
+        assert lenient.latest_offset(before, unlimited=False) == before
+    assert len(caplog.records) == 1
+
+
+def test_an_offset_without_an_id_is_one_of_this_stream(stream: FakeStream) -> None:
+    reader, start = source(stream), {"entry": 0, "segment": 1}
+    assert reader.latest_offset(start, unlimited=False) == offset(3)
+    (plan,) = reader.plan(start, {"entry": 0, "segment": 2})
+    assert [part.segment.number for part in plan.plan.ranges] == [1]
+
+
+def test_an_offset_as_a_position_of_the_options(stream: FakeStream) -> None:
+    ours = '{"entry": 2, "segment": 0, "stream": "fake"}'
+    former = ours.replace("fake", "x")
+    bounded = source(stream, startingPosition=ours, endingPosition=ours)
+    assert bounded.initial_offset() == bounded.final_offset() == offset(0, 2)
+    with pytest.raises(ConfigurationError, match="startingPosition: the position is one of the st"):
+        source(stream, startingPosition=former).initial_offset()
+    with pytest.raises(ConfigurationError, match="endingPosition: the position is one of the str"):
+        source(stream, endingPosition=former).final_offset()
+
+
+def test_a_position_that_the_metadata_no_longer_reach(stream: FakeStream) -> None:
+    reader: Any = source(stream)
+    with pytest.raises(ConfigurationError, match="new checkpoint"):
+        reader.plan(offset(7), offset(9))
+    with pytest.raises(ConfigurationError, match="new checkpoint"):
+        reader.latest_offset(offset(7), unlimited=False)
+
+
+def test_commits_are_fetched_once_and_forgotten() -> None:
+    made = FakeStream()
+    for _ in range(10):
+        made.grow((1,), (1,))
+    cache = CommitCache(made)  # type: ignore[arg-type]
+    assert [c.number for c in cache.between(3, 7)] == [1, 2, 3]
+    assert [c.number for c in cache.between(4, 6)] == [2]
+    assert [c.number for c in cache.between(4, 20)] == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert made.fetches == [(3, 7), (8, 20)]
+    cache.forget_before(8)
+    assert [s.number for s in cache.segments(9, 11)] == [9, 10]
+    assert len(made.fetches) == 2
+    assert [c.number for c in cache.between(0, 2)] == [0]
+    assert made.fetches[-1] == (0, 2)
+    assert cache.between(5, 5) == []
+
+
+def test_a_far_behind_query_fetches_no_more_than_a_trigger_needs() -> None:
+    made = FakeStream()
+    for _ in range(3000):
+        made.grow((10,))
+    assert source(made, maxRowsPerTrigger="50").latest_offset(offset(0), unlimited=False) == offset(
+        5
+    )
+    assert made.fetches == [(0, 1024)]

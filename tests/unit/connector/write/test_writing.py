@@ -1,0 +1,109 @@
+"""Writing in a task: what fails for a passing reason is written again, in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from connector import retry, sessions
+from connector.options import write_options
+from connector.write import writing
+from connector.write.writing import write_segments
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    EnsembleLostError,
+    LedgerError,
+    LedgerTakenOverError,
+    NotEnoughBookiesError,
+    SchemaMismatchError,
+)
+from spark_ledger.stream.model import Segment
+from tests.unit.connector.fakes import make_segment
+
+
+class FakeWriter:
+    """Fails as told: an error for the n-th call of ``write``, or at ``finish``."""
+
+    def __init__(self) -> None:
+        self.errors: list[tuple[int, LedgerError]] = []
+        self.rows: list[int] = []
+        self.abandoned = 0
+        self._calls = 0
+
+    def _call(self, number: int) -> None:
+        if self.errors and self.errors[0][0] == number:
+            raise self.errors.pop(0)[1]
+
+    def write(self, batch: Any) -> None:
+        self._call(self._calls)
+        self._calls += 1
+        self.rows += batch.column(0).to_pylist()
+
+    def finish(self) -> list[Segment]:
+        self._call(-1)
+        return [make_segment(0, (len(self.rows),))]
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+        self.rows, self._calls = [], 0
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> FakeWriter:
+    made = FakeWriter()
+    monkeypatch.setattr(sessions, "segment_writer", lambda *given, **named: made)
+    monkeypatch.setattr(retry, "_PAUSE_S", (0.0,))
+    return made
+
+
+def batches() -> Iterator[Any]:
+    for first in (0, 10, 10, 20):
+        yield pa.record_batch({"id": pa.array(range(first, first + (10 if first != 10 else 5)))})
+
+
+ALL = [*range(10), *range(10, 15), *range(10, 15), *range(20, 30)]
+
+
+def write() -> tuple[Segment, ...]:
+    options = write_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
+    return write_segments(options, "id", batches())
+
+
+@pytest.mark.parametrize("call", [-1, 0, 1, 3])
+@pytest.mark.parametrize(
+    "kind",
+    [BookieUnavailableError, NotEnoughBookiesError, EnsembleLostError, LedgerTakenOverError],
+)
+def test_all_rows_are_written_again(writer: FakeWriter, call: int, kind: type[LedgerError]) -> None:
+    writer.errors = [(call, kind("down")), (2, kind("down again"))]
+    (segment,) = write()
+    assert writer.rows == ALL and segment.rows == len(ALL)
+    assert writer.abandoned == 2
+
+
+def test_what_is_too_large_to_keep_is_left_to_spark(
+    writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "KEPT_BYTES_MAX", 150)
+    writer.errors = [(1, EnsembleLostError("down"))]
+    assert write() and writer.abandoned == 1, "two batches are small enough"
+    writer.abandon()
+    writer.errors = [(3, EnsembleLostError("down"))]
+    with pytest.raises(EnsembleLostError):
+        write()
+
+
+def test_what_does_not_pass_is_not_repeated(
+    writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.errors = [(1, SchemaMismatchError("never"))]
+    with pytest.raises(SchemaMismatchError):
+        write()
+    monkeypatch.setattr(writing, "TASK_PATIENCE_S", -1.0)
+    writer.errors = [(1, NotEnoughBookiesError("for good"))]
+    with pytest.raises(NotEnoughBookiesError, match="for good"):
+        write()
+    assert writer.abandoned == 2 and not writer.rows
