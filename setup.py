@@ -43,7 +43,11 @@ EXTRAS = {
         "pytest>=8.3",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
+        "pyarrow-stubs>=20",
         "ruff>=0.9",
+        "types-grpcio>=1.85",
+        "types-protobuf>=7.35",
+        "types-psutil>=7",
     ],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
