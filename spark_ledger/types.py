@@ -73,14 +73,14 @@ class DigestType(Enum):
 
 
 class Fragment(NamedTuple):
-    """Entries from ``first_entry`` up to the next fragment, and their bookies in slot order."""
+    """Entries from ``first_entry`` up to the next fragment, and their bookies in index order."""
 
     first_entry: EntryId
     bookies: tuple[BookieId, ...]
 
 
 class Ensemble(tuple[BookieId, ...]):
-    """The bookies of a fragment in slot order. Equals a list of the same names, as users write."""
+    """The bookies of a fragment in index order. Equals a list of the same names, as users write."""
 
     __slots__ = ()
 
@@ -150,7 +150,7 @@ class LedgerMetadata:
         previous = -1
         for fragment in self.fragments:
             assert fragment.first_entry > previous, "fragments are in strictly increasing order"
-            assert len(fragment.bookies) == self.quorums.ensemble_size, "an ensemble has E slots"
+            assert len(fragment.bookies) == self.quorums.ensemble_size, "an ensemble has E members"
             assert len(set(fragment.bookies)) == len(fragment.bookies), "bookies are distinct"
             previous = fragment.first_entry
 

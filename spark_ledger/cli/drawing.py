@@ -88,14 +88,14 @@ def draw_ledger(picture: LedgerPicture) -> None:
 
     print_rich("\nFragments", style="bold")
     silent = {h.bookie_id for h in picture.holdings if h.silent}
-    slots = [f"slot {slot}" for slot in range(metadata.quorums.ensemble_size)]
+    bookies = [f"bookie {index}" for index in range(metadata.quorums.ensemble_size)]
     print_table(
-        ("first#", "last#", *slots),
+        ("first#", "last#", *bookies),
         (
             (
                 first,
                 last if last >= first else "",
-                *(_slot(b, b in silent) for b in fragment.bookies),
+                *(_bookie(b, b in silent) for b in fragment.bookies),
             )
             for fragment, first, last in fragment_ranges(metadata, _last_entry(picture, zones))
         ),
@@ -113,7 +113,7 @@ def draw_ledger(picture: LedgerPicture) -> None:
             print_rich(_silence(holding), style="red")
 
 
-def _slot(bookie_id: str, is_silent: bool) -> str:
+def _bookie(bookie_id: str, is_silent: bool) -> str:
     return f"{bookie_id} (silent)" if is_silent else bookie_id
 
 

@@ -89,22 +89,26 @@ class ClientContext:
         return {bookie for bookie, until in self._suspects.items() if until > now}
 
     async def replacements(self, command: ChooseBookies) -> dict[int, BookieId]:
-        """Bookies for the failed slots of an ensemble, as far as there are any.
+        """Bookies for the failed members of an ensemble, as far as there are any.
 
-        Others are preferred. A failed bookie that answers again may return to its own slot.
+        Others are preferred. A failed bookie that answers again may return to its own index.
         """
         taken = set(command.members)
         found: dict[int, BookieId] = {}
-        for slot in command.slots:
+        for bookie_index in command.indexes:
             chosen = await self._choose(1, exclude=frozenset(taken))
             if chosen is not None:
-                found[slot] = chosen[0]
+                found[bookie_index] = chosen[0]
                 taken.add(chosen[0])
         writable = {info.bookie_id for info in self.directory.writable()}
-        for slot in command.slots:
-            bookie_id = command.failed[slot]
-            if slot not in found and bookie_id in writable and await self._answers(bookie_id):
-                found[slot] = bookie_id
+        for bookie_index in command.indexes:
+            bookie_id = command.failed[bookie_index]
+            if (
+                bookie_index not in found
+                and bookie_id in writable
+                and await self._answers(bookie_id)
+            ):
+                found[bookie_index] = bookie_id
         return found
 
     async def _choose(

@@ -344,17 +344,17 @@ async def read_last_confirmed(
     """The last add confirmed of a ledger that is not closed, without fencing it."""
     round_ = LastConfirmedRead(metadata, fence=False)
 
-    async def ask(slot: int, bookie_id: BookieId) -> LastConfirmedAnswer:
+    async def ask(bookie_index: int, bookie_id: BookieId) -> LastConfirmedAnswer:
         told = await context.transport.read_last_confirmed(
             bookie_id,
             metadata.ledger_id,
             access_key=access_key,
             timeout_s=context.config.read_timeout_s,
         )
-        return LastConfirmedAnswer(slot, told.status, told.last_add_confirmed, told.message)
+        return LastConfirmedAnswer(bookie_index, told.status, told.last_add_confirmed, told.message)
 
     questions = [c for c in round_.start() if isinstance(c, ReadLastConfirmed)]
-    tasks = [asyncio.ensure_future(ask(q.slot, q.bookie_id)) for q in questions]
+    tasks = [asyncio.ensure_future(ask(q.bookie_index, q.bookie_id)) for q in questions]
     try:
         for answer in asyncio.as_completed(tasks):
             if round_.answer(await answer):

@@ -99,10 +99,10 @@ class Recovery:
             case ReadLastConfirmed():
                 self._driver.answer(self._read_last_confirmed(command))
             case ReadEntries():
-                key = (command.slot, command.lane)
+                key = (command.bookie_index, command.lane)
                 self._reads[key] = self._driver.spawn(self._read(command))
             case CancelRead():
-                task = self._reads.pop((command.slot, command.lane), None)
+                task = self._reads.pop((command.bookie_index, command.lane), None)
                 if task is not None:
                     task.cancel()
             case DeliverEntries():
@@ -112,7 +112,7 @@ class Recovery:
             case OpenAppender():
                 self._appenders.open(command)
             case CloseAppender():
-                self._appenders.close(command.slot)
+                self._appenders.close(command.bookie_index)
             case ChooseBookies():
                 self._driver.answer(self._choose(command))
             case WriteMetadata():
@@ -136,10 +136,12 @@ class Recovery:
             access_key=self._access_key,
             timeout_s=self._context.config.read_timeout_s,
         )
-        return LastConfirmedAnswer(command.slot, told.status, told.last_add_confirmed, told.message)
+        return LastConfirmedAnswer(
+            command.bookie_index, told.status, told.last_add_confirmed, told.message
+        )
 
     async def _read(self, command: ReadEntries) -> None:
-        key, me = (command.slot, command.lane), asyncio.current_task()
+        key, me = (command.bookie_index, command.lane), asyncio.current_task()
         expected, ended = int(command.first), None
         async for chunk in self._context.transport.read(
             command.bookie_id,
@@ -162,7 +164,7 @@ class Recovery:
                 expected = entries[-1].entry_id + command.stride
                 self._fetched[key] = frames
                 self._driver.feed(
-                    EntriesRead(command.slot, command.lane, EntryId(entries[-1].entry_id))
+                    EntriesRead(command.bookie_index, command.lane, EntryId(entries[-1].entry_id))
                 )
             if ended is not None:
                 break
@@ -173,7 +175,7 @@ class Recovery:
             )
 
     def _deliver(self, command: DeliverEntries) -> None:
-        frames = self._fetched[command.slot, command.lane]
+        frames = self._fetched[command.bookie_index, command.lane]
         stride = lanes(self._machine.metadata.quorums)[command.lane].stride
         for entry_id in range(command.first, command.last + 1, stride):
             self._found[entry_id] = frames[entry_id]
@@ -189,8 +191,8 @@ class Recovery:
         while self._next_entry in self._found:
             self._frames.add([self._found.pop(self._next_entry)])
             self._next_entry += 1
-        runs = self._frames.runs(command.slot, command.first, command.last)
-        self._appenders.send(command.slot, runs)
+        runs = self._frames.runs(command.bookie_index, command.first, command.last)
+        self._appenders.send(command.bookie_index, runs)
 
     async def _choose(self, command: ChooseBookies) -> Event:
         return BookiesChosen(await self._context.replacements(command))

@@ -111,7 +111,7 @@ class LedgerWriter:
             context, self.ledger_id, self._driver.feed, access_key=access_key, recovery=False
         )
         self._counted = list(self._machine.bookies)
-        """Whom the client counts as used, by slot; not all that were chosen come into use."""
+        """Whom the client counts as used, by index; not all that were chosen come into use."""
         context.use(self._counted, +1)
         context.writers.add(self)
         self._driver.start(self._machine.start())
@@ -144,9 +144,9 @@ class LedgerWriter:
         return self._machine.length + self._queue_bytes
 
     @property
-    def failed_slots(self) -> frozenset[int]:
+    def failed_indexes(self) -> frozenset[int]:
         """Places in the ensemble whose bookie failed and could not be replaced yet."""
-        return self._machine.failed_slots
+        return self._machine.failed_indexes
 
     @property
     def is_closed(self) -> bool:
@@ -257,14 +257,14 @@ class LedgerWriter:
     def _perform(self, command: Command) -> None:
         match command:
             case SendEntries():
-                runs = self._frames.runs(command.slot, command.first, command.last)
-                self._appenders.send(command.slot, runs)
+                runs = self._frames.runs(command.bookie_index, command.first, command.last)
+                self._appenders.send(command.bookie_index, runs)
             case ConfirmEntries():
                 self._confirm(command.last)
             case OpenAppender():
                 self._appenders.open(command)
             case CloseAppender():
-                self._appenders.close(command.slot)
+                self._appenders.close(command.bookie_index)
             case ChooseBookies():
                 self._driver.answer(self._choose(command))
             case WriteMetadata():
@@ -297,8 +297,8 @@ class LedgerWriter:
     async def _choose(self, command: ChooseBookies) -> Event:
         found = await self._context.replacements(command)
         self._context.use(self._counted, -1)
-        for slot, bookie_id in found.items():
-            self._counted[slot] = bookie_id
+        for bookie_index, bookie_id in found.items():
+            self._counted[bookie_index] = bookie_id
         self._context.use(self._counted, +1)
         return BookiesChosen(found)
 

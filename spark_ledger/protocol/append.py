@@ -5,7 +5,7 @@ The rules are DESIGN section 5, 2 to 4 and 8. In short:
 * An entry is confirmed when all before it are, AQ bookies of its write set hold it, no ensemble
   change is in progress, and its ensemble is the one in the metadata.
 * A bookie that fails is replaced from LAC + 1 on: choose, compare-and-set, clear the replaced
-  slots, resend, and only then confirm again, also when nothing could be replaced.
+  indexes, resend, and only then confirm again, also when nothing could be replaced.
 * Without a replacement the writer goes on while AQ is in reach and looks again later.
 * Failures with nothing pending wait for the next add.
 * A writer that finds its ledger taken over withdraws; it never overrides.
@@ -32,7 +32,7 @@ from spark_ledger.limits import (
     SLOW_BOOKIE_GRACE_S,
     WRITER_BYTES_IN_FLIGHT_MAX,
 )
-from spark_ledger.protocol.ensemble import closed, replace_slots, with_ensemble
+from spark_ledger.protocol.ensemble import closed, replace_bookies, with_ensemble
 from spark_ledger.protocol.events import (
     AddAcknowledged,
     AddFailed,
@@ -129,13 +129,13 @@ class AppendMachine:
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
-        """The current ensemble in slot order."""
+        """The current ensemble in index order."""
         return self._replication.bookies
 
     @property
-    def failed_slots(self) -> frozenset[int]:
+    def failed_indexes(self) -> frozenset[int]:
         """Slots whose bookie failed and has not been replaced."""
-        return self._replication.failed_slots
+        return self._replication.failed_indexes
 
     @property
     def held_by_all(self) -> int:
@@ -209,7 +209,9 @@ class AppendMachine:
         return commands + self._change_if_needed(now)
 
     def _on_acknowledged(self, event: AddAcknowledged, now: float) -> list[Command]:
-        if not self._replication.acknowledge(event.slot, event.bookie_id, event.last_entry, now):
+        if not self._replication.acknowledge(
+            event.bookie_index, event.bookie_id, event.last_entry, now
+        ):
             return []
         return self._confirm()
 
@@ -229,7 +231,7 @@ class AppendMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self.phase in (Phase.CLOSING, Phase.CLOSED):
             return []  # its appenders are closed; only the metadata store has a say now
-        commands = self._fail_slot(event.slot, event.bookie_id, now)
+        commands = self._fail_member(event.bookie_index, event.bookie_id, now)
         if not commands:
             return []
         where = f"ledger {self.metadata.ledger_id}: bookie {event.bookie_id}"
@@ -243,7 +245,7 @@ class AppendMachine:
             )
         return commands + self._change_if_needed(now)
 
-    def _fail_slot(self, index: int, bookie_id: BookieId, now: float) -> list[Command]:
+    def _fail_member(self, index: int, bookie_id: BookieId, now: float) -> list[Command]:
         retry_s = self._limits.replacement_retry_s
         failed = self._replication.fail(index, bookie_id, now, retry_s)
         return [CloseAppender(index)] if failed else []
@@ -264,12 +266,12 @@ class AppendMachine:
     def _choose(self, due: tuple[int, ...]) -> list[Command]:
         self.phase = Phase.CHOOSING
         self._asked = due
-        slots = self._replication.slots
+        indexes = self._replication.members
         return [
             ChooseBookies(
-                slots=due,
-                members=frozenset(slot.bookie_id for slot in slots),
-                failed={index: slots[index].bookie_id for index in due},
+                indexes=due,
+                members=frozenset(index.bookie_id for index in indexes),
+                failed={index: indexes[index].bookie_id for index in due},
             )
         ]
 
@@ -278,17 +280,17 @@ class AppendMachine:
             return []
         for index in self._asked:
             if index not in event.replacements:
-                self._replication.slots[index].retry_at = now + self._limits.replacement_retry_s
+                self._replication.members[index].retry_at = now + self._limits.replacement_retry_s
         self._replacements = {
-            slot: bookie
-            for slot, bookie in event.replacements.items()
-            if slot in self._replication.failed_slots
+            bookie_index: bookie
+            for bookie_index, bookie in event.replacements.items()
+            if bookie_index in self._replication.failed_indexes
         }
         return self._write_change(now) if self._replacements else self._end_change(now)
 
     def _write_change(self, now: float) -> list[Command]:
         """Write the new ensemble, from LAC + 1 on, into the metadata."""
-        bookies = replace_slots(self._replication.bookies, self._replacements)
+        bookies = replace_bookies(self._replication.bookies, self._replacements)
         first_entry = EntryId(self.last_add_confirmed + 1)
         if first_entry < self.metadata.last_fragment.first_entry:
             return self._stop(
@@ -324,7 +326,7 @@ class AppendMachine:
     def _give_up(self, reason: str) -> list[Command]:
         """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC."""
         quorums = self.metadata.quorums
-        failed = sorted(self._replication.slots[i].bookie_id for i in self.failed_slots)
+        failed = sorted(self._replication.members[i].bookie_id for i in self.failed_indexes)
         error = EnsembleLostError(
             f"ledger {self.metadata.ledger_id} ({quorums}): bookies {', '.join(failed)} failed and "
             f"{reason}; the ledger ends at entry {self.last_add_confirmed}. Start bookies, then "
@@ -454,14 +456,14 @@ class AppendMachine:
         if self.error is not None or self._close_requested:
             return []
         limits = self._limits
-        silent_slots = set(self._replication.silent_slots(now, limits.add_timeout_s))
+        silent_indexes = set(self._replication.silent_indexes(now, limits.add_timeout_s))
         if not self.has_room:
-            silent_slots.update(
-                self._replication.dispensable_slots(now, limits.slow_bookie_grace_s)
+            silent_indexes.update(
+                self._replication.dispensable_indexes(now, limits.slow_bookie_grace_s)
             )
         commands: list[Command] = []
-        for index in sorted(silent_slots):
-            commands += self._fail_slot(index, self._replication.slots[index].bookie_id, now)
+        for index in sorted(silent_indexes):
+            commands += self._fail_member(index, self._replication.members[index].bookie_id, now)
         commands += self._change_if_needed(now)  # one change for all of them
         idle = (
             self.last_add_pushed == self.last_add_confirmed

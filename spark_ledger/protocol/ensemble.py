@@ -33,12 +33,14 @@ def fragment_ranges(
     return ranges
 
 
-def replace_slots(
+def replace_bookies(
     bookies: Sequence[BookieId], replacements: Mapping[int, BookieId]
 ) -> tuple[BookieId, ...]:
-    """An ensemble with some slots given to other bookies; the rest keep their place."""
-    changed = tuple(replacements.get(slot, bookie) for slot, bookie in enumerate(bookies))
-    assert len(set(changed)) == len(changed), "a bookie stands in one slot only"
+    """An ensemble with some indexes given to other bookies; the rest stay."""
+    changed = tuple(
+        replacements.get(bookie_index, bookie) for bookie_index, bookie in enumerate(bookies)
+    )
+    assert len(set(changed)) == len(changed), "a bookie stands at one index only"
     return changed
 
 

@@ -23,24 +23,24 @@ class Append(NamedTuple):
 
 
 class AddAcknowledged(NamedTuple):
-    """The bookie in a slot holds all of the slot's entries up to ``last_entry``, durably."""
+    """The bookie at an index holds all of its entries up to ``last_entry``, durably."""
 
-    slot: int
+    bookie_index: int
     bookie_id: BookieId
     last_entry: EntryId
 
 
 class AddFailed(NamedTuple):
-    """The bookie in a slot refused or did not answer; its appender reports nothing more."""
+    """The bookie at an index refused or did not answer; its appender reports nothing more."""
 
-    slot: int
+    bookie_index: int
     bookie_id: BookieId
     status: BookieStatus
     message: str = ""
 
 
 class BookiesChosen(NamedTuple):
-    """Replacements for slots, as far as there are any. Answers ``ChooseBookies``."""
+    """Replacements for indexes, as far as there are any. Answers ``ChooseBookies``."""
 
     replacements: Mapping[int, BookieId]
 
@@ -80,7 +80,7 @@ class Tick(NamedTuple):
 class LastConfirmedAnswer(NamedTuple):
     """A bookie's last add confirmed. Answers ``ReadLastConfirmed``."""
 
-    slot: int
+    bookie_index: int
     status: BookieStatus
     last_add_confirmed: EntryId
     message: str = ""
@@ -89,7 +89,7 @@ class LastConfirmedAnswer(NamedTuple):
 class EntriesRead(NamedTuple):
     """A replica returned the lane's entries from the one it was asked for up to ``last_entry``."""
 
-    slot: int
+    bookie_index: int
     lane: int
     last_entry: EntryId
 
@@ -100,7 +100,7 @@ class ReadEnded(NamedTuple):
     Otherwise ``entry_id`` is the entry it could not return. Damaged bytes are IO_ERROR.
     """
 
-    slot: int
+    bookie_index: int
     lane: int
     status: BookieStatus
     entry_id: EntryId
@@ -140,22 +140,22 @@ Event = (
 
 
 class OpenAppender(NamedTuple):
-    """Open an appender to a bookie for a slot, in place of the slot's earlier one."""
+    """Open an appender to the bookie at an index, instead of the earlier one there."""
 
-    slot: int
+    bookie_index: int
     bookie_id: BookieId
 
 
 class CloseAppender(NamedTuple):
-    """The slot's appender is of no more use."""
+    """The appender at the index is of no more use."""
 
-    slot: int
+    bookie_index: int
 
 
 class SendEntries(NamedTuple):
-    """Send the slot's entries from ``first`` to ``last``, both included, through its appender."""
+    """Send the index its entries from ``first`` to ``last``, both included, by its appender."""
 
-    slot: int
+    bookie_index: int
     first: EntryId
     last: EntryId
 
@@ -173,9 +173,9 @@ class FailEntries(NamedTuple):
 
 
 class ChooseBookies(NamedTuple):
-    """Find bookies for slots: not ``members``, and one of ``failed`` only if it works again."""
+    """Find bookies for indexes: not ``members``, and one of ``failed`` only if it works again."""
 
-    slots: tuple[int, ...]
+    indexes: tuple[int, ...]
     members: frozenset[BookieId]
     failed: Mapping[int, BookieId]
 
@@ -197,7 +197,7 @@ class AnnounceLastConfirmed(NamedTuple):
 class ReadLastConfirmed(NamedTuple):
     """Ask a bookie for its last add confirmed."""
 
-    slot: int
+    bookie_index: int
     bookie_id: BookieId
     fence: bool
 
@@ -205,7 +205,7 @@ class ReadLastConfirmed(NamedTuple):
 class ReadEntries(NamedTuple):
     """Ask a replica for entries of a lane: ``first, first + stride, ...`` up to ``last``."""
 
-    slot: int
+    bookie_index: int
     lane: int
     bookie_id: BookieId
     first: EntryId
@@ -217,14 +217,14 @@ class ReadEntries(NamedTuple):
 class CancelRead(NamedTuple):
     """A read is of no more use."""
 
-    slot: int
+    bookie_index: int
     lane: int
 
 
 class DeliverEntries(NamedTuple):
     """Take the lane's entries from ``first`` to ``last`` out of what this replica returned."""
 
-    slot: int
+    bookie_index: int
     lane: int
     first: EntryId
     last: EntryId

@@ -38,24 +38,28 @@ class LastConfirmedRead:
     def start(self) -> list[Command]:
         """Ask every bookie of the last fragment."""
         return [
-            ReadLastConfirmed(slot, bookie_id, self._fence)
-            for slot, bookie_id in enumerate(self._metadata.last_fragment.bookies)
+            ReadLastConfirmed(bookie_index, bookie_id, self._fence)
+            for bookie_index, bookie_id in enumerate(self._metadata.last_fragment.bookies)
         ]
 
     def answer(self, event: LastConfirmedAnswer) -> bool:
         """Take in one answer. True: the round is over, ``result`` or ``error`` is set."""
-        if self.result is not None or self.error is not None or event.slot in self._answered:
+        if (
+            self.result is not None
+            or self.error is not None
+            or event.bookie_index in self._answered
+        ):
             return False
-        self._answered.add(event.slot)
+        self._answered.add(event.bookie_index)
         quorums, name = self._metadata.quorums, f"ledger {self._metadata.ledger_id}"
-        bookie_id = self._metadata.last_fragment.bookies[event.slot]
+        bookie_id = self._metadata.last_fragment.bookies[event.bookie_index]
         if event.status is BookieStatus.UNAUTHORIZED:
             self.error = UnauthorizedError(f"{name}: bookie {bookie_id} refuses the password")
             return True
         if event.status is BookieStatus.OK:
             self._highest = max(self._highest, event.last_add_confirmed)
         if event.status is BookieStatus.OK or event.status.is_negative:
-            self._known.add(event.slot)
+            self._known.add(event.bookie_index)
         else:
             self._last_problem = f"bookie {bookie_id}: {event.status.name.lower()} {event.message}"
         if is_covered(frozenset(self._known), quorums):

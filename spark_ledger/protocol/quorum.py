@@ -3,9 +3,9 @@
 Nothing else in the project computes with E, WQ and AQ. The rules are those of BookKeeper; the
 terms (coverage, ack quorum) are those of its TLA+ specification.
 
-An entry e of a fragment goes to the slots ``(e + i) % E`` for ``i < WQ``: its *write set*. All
+An entry e of a fragment goes to the indexes ``(e + i) % E`` for ``i < WQ``: its *write set*. All
 entries with the same remainder ``e % E`` share one write set; such a class of entries is a
-*lane*. When E == WQ every entry has every slot in its write set, and there is only one lane.
+*lane*. When E == WQ every entry has every index in its write set, and there is only one lane.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from spark_ledger.types import EntryId, Quorums
 
 
 def write_set(entry_id: int, quorums: Quorums) -> tuple[int, ...]:
-    """The slots that store an entry, in read preference order."""
+    """The indexes that store an entry, in read preference order."""
     e = quorums.ensemble_size
     return tuple((entry_id + i) % e for i in range(quorums.write_quorum))
 
 
-def slot_holds(slot: int, entry_id: int, quorums: Quorums) -> bool:
-    """Whether an entry's write set contains a slot."""
-    return (slot - entry_id) % quorums.ensemble_size < quorums.write_quorum
+def in_write_set(bookie_index: int, entry_id: int, quorums: Quorums) -> bool:
+    """Whether an entry's write set contains an index."""
+    return (bookie_index - entry_id) % quorums.ensemble_size < quorums.write_quorum
 
 
-def slot_entries(slot: int, first: int, last: int, quorums: Quorums) -> Sequence[int]:
-    """The entries from ``first`` to ``last``, both included, that a slot stores; ascending."""
+def entries_of_index(bookie_index: int, first: int, last: int, quorums: Quorums) -> Sequence[int]:
+    """The entries of ``first..last`` that the bookie at an index stores; ascending."""
     if quorums.ensemble_size == quorums.write_quorum:
         return range(first, last + 1)
-    return [e for e in range(first, last + 1) if slot_holds(slot, e, quorums)]
+    return [e for e in range(first, last + 1) if in_write_set(bookie_index, e, quorums)]
 
 
-def last_slot_entry(slot: int, last: int, quorums: Quorums) -> int:
-    """The highest entry up to ``last`` that a slot stores; may be below 0 when there is none."""
-    # A slot's entries are those whose distance to it is below WQ: at most E - WQ steps back.
-    distance = (slot - last) % quorums.ensemble_size
+def last_entry_of_index(bookie_index: int, last: int, quorums: Quorums) -> int:
+    """The highest entry up to ``last`` that an index stores; below 0 if there is none."""
+    # An index's entries are those whose distance to it is below WQ: at most E - WQ steps back.
+    distance = (bookie_index - last) % quorums.ensemble_size
     if distance < quorums.write_quorum:
         return last
     return last - (quorums.ensemble_size - distance)
 
 
 class Lane(NamedTuple):
-    """Entries ``residue, residue + stride, ...`` and the slots that each of them is stored on."""
+    """Entries ``residue, residue + stride, ...`` and the indexes that each of them is stored on."""
 
     residue: int
     stride: int
-    slots: tuple[int, ...]
+    indexes: tuple[int, ...]
 
     def first_at_or_after(self, entry_id: int) -> int:
         """The lane's first entry that is not below ``entry_id``."""
@@ -68,37 +68,38 @@ def lanes(quorums: Quorums) -> tuple[Lane, ...]:
 def confirmed_end(acked: Sequence[int], last_pushed: int, quorums: Quorums) -> EntryId:
     """The highest entry L such that every entry up to L has AQ acknowledgements.
 
-    ``acked[s]`` says that slot s holds all of its entries up to that id. Bookies answer a writer
-    in order, so one number per slot is all there is to know, and the cost of confirming does not
-    grow with the number of entries.
+    ``acked[i]`` says that the bookie at index i holds all of its entries up to that id. Bookies
+    answer a writer in order (rule P3), so one number per bookie is all there is to know, and the
+    cost of confirming does not grow with the number of entries.
     """
-    assert len(acked) == quorums.ensemble_size, "one number per slot"
+    assert len(acked) == quorums.ensemble_size, "one number per bookie"
     end = last_pushed
     for lane in lanes(quorums):
-        in_order = sorted((acked[slot] for slot in lane.slots), reverse=True)
+        in_order = sorted((acked[index] for index in lane.indexes), reverse=True)
+
         stored = in_order[quorums.ack_quorum - 1]
         first_missing = lane.first_at_or_after(stored + 1)
         end = min(end, first_missing - 1)
     return EntryId(end)
 
 
-def can_confirm(failed_slots: frozenset[int], quorums: Quorums) -> bool:
-    """Whether every write set still has AQ slots that are not failed."""
+def can_confirm(failed_indexes: frozenset[int], quorums: Quorums) -> bool:
+    """Whether every write set still has AQ indexes that are not failed."""
     return all(
-        sum(slot not in failed_slots for slot in lane.slots) >= quorums.ack_quorum
+        sum(index not in failed_indexes for index in lane.indexes) >= quorums.ack_quorum
         for lane in lanes(quorums)
     )
 
 
-def is_covered(known_slots: frozenset[int], quorums: Quorums) -> bool:
-    """Whether so many slots answered that no AQ of one write set can be among the silent ones.
+def is_covered(known_indexes: frozenset[int], quorums: Quorums) -> bool:
+    """Whether so many indexes answered that no AQ of one write set can be among the silent ones.
 
     "Answered" means OK or definitely negative; an error is silence (DESIGN 5.6). Once all the
     answering bookies are fenced, the old writer can confirm nothing more; and one of them knows
     every entry that was confirmed before.
     """
     return all(
-        sum(slot not in known_slots for slot in lane.slots) < quorums.ack_quorum
+        sum(index not in known_indexes for index in lane.indexes) < quorums.ack_quorum
         for lane in lanes(quorums)
     )
 

@@ -35,8 +35,8 @@ from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
 class ReadMachine:
     """Reads one lane of one fragment.
 
-    ``order`` lists the lane's slots, preferred first. ``handle`` returns ``Done`` after the last
-    entry was delivered, or ``Failed``. ``slow_slots`` were overtaken by speculation: callers put
+    ``order`` lists the lane's indexes, preferred first. ``handle`` returns ``Done`` after the last
+    entry was delivered, or ``Failed``. ``slow_indexes`` were overtaken by speculation: callers put
     their bookies to the back of later orders.
     """
 
@@ -54,7 +54,7 @@ class ReadMachine:
         speculative_delay_s: float,
         now: float,
     ) -> None:
-        assert sorted(order) == sorted(lane.slots), "the order names every replica once"
+        assert sorted(order) == sorted(lane.indexes), "the order names every replica once"
         assert lane.first_at_or_after(first) == first, "the first entry is one of the lane"
         self._metadata, self._version = metadata, version
         self._bookies = bookies
@@ -70,7 +70,7 @@ class ReadMachine:
         self._speculative_delay_s = speculative_delay_s
         self._progress_at = now
         self._finished = False
-        self.slow_slots: set[int] = set()
+        self.slow_indexes: set[int] = set()
 
     def start(self, now: float) -> list[Command]:
         """Ask the preferred replica."""
@@ -91,10 +91,10 @@ class ReadMachine:
                 raise AssertionError(f"not an event of a reader: {event!r}")
 
     def _on_entries(self, event: EntriesRead, now: float) -> list[Command]:
-        if event.slot not in self._reading:
+        if event.bookie_index not in self._reading:
             return []
         stride = self._lane.stride
-        self._reading[event.slot] = event.last_entry + stride
+        self._reading[event.bookie_index] = event.last_entry + stride
         if event.last_entry < self._next:
             return []
         first, self._next = self._next, event.last_entry + stride
@@ -102,28 +102,28 @@ class ReadMachine:
         self._problems.clear()
         lane = self._lane_index
         commands: list[Command] = [
-            DeliverEntries(event.slot, lane, EntryId(first), event.last_entry)
+            DeliverEntries(event.bookie_index, lane, EntryId(first), event.last_entry)
         ]
         if self._next > self._last:
             return commands + self._finish(Done(self._metadata, self._version))
-        for slot in [s for s in self._reading if s != event.slot]:
+        for bookie_index in [s for s in self._reading if s != event.bookie_index]:
             # Speculation is over: the faster one goes on alone.
-            self._retire(slot)
-            self.slow_slots.add(slot)
-            commands.append(CancelRead(slot, lane))
+            self._retire(bookie_index)
+            self.slow_indexes.add(bookie_index)
+            commands.append(CancelRead(bookie_index, lane))
         return commands
 
     def _on_ended(self, event: ReadEnded, now: float) -> list[Command]:
-        if event.slot not in self._reading:
+        if event.bookie_index not in self._reading:
             return []
-        brought_up_to = self._reading[event.slot]
-        self._retire(event.slot)
-        came_to_nothing = brought_up_to == self._asked_for[event.slot]
+        brought_up_to = self._reading[event.bookie_index]
+        self._retire(event.bookie_index)
+        came_to_nothing = brought_up_to == self._asked_for[event.bookie_index]
         if event.status is BookieStatus.OK and not came_to_nothing:
-            self._waiting.remove(event.slot)
-            self._waiting.insert(0, event.slot)  # the byte cap: the same replica goes on
+            self._waiting.remove(event.bookie_index)
+            self._waiting.insert(0, event.bookie_index)  # the byte cap: the same replica goes on
         elif brought_up_to >= self._next:
-            self._problems[event.slot] = event
+            self._problems[event.bookie_index] = event
         if self._reading:
             return []  # another replica is at work on it
         return self._ask_next(now)
@@ -131,26 +131,26 @@ class ReadMachine:
     def _on_tick(self, now: float) -> list[Command]:
         if now - self._progress_at < self._speculative_delay_s:
             return []
-        self.slow_slots.update(self._reading)
+        self.slow_indexes.update(self._reading)
         self._progress_at = now
         return self._ask_next(now) if self._candidates() else []
 
     def _candidates(self) -> list[int]:
-        return [slot for slot in self._waiting if slot not in self._problems]
+        return [index for index in self._waiting if index not in self._problems]
 
     def _ask_next(self, now: float) -> list[Command]:
         candidates = self._candidates()
         if not candidates:
             return self._finish(Failed(self._failure()))
-        slot = candidates[0]
-        self._waiting.remove(slot)
-        self._reading[slot] = self._asked_for[slot] = self._next
+        bookie_index = candidates[0]
+        self._waiting.remove(bookie_index)
+        self._reading[bookie_index] = self._asked_for[bookie_index] = self._next
         self._progress_at = now
         return [
             ReadEntries(
-                slot,
+                bookie_index,
                 self._lane_index,
-                self._bookies[slot],
+                self._bookies[bookie_index],
                 EntryId(self._next),
                 EntryId(self._last),
                 self._lane.stride,
@@ -158,13 +158,14 @@ class ReadMachine:
             )
         ]
 
-    def _retire(self, slot: int) -> None:
-        del self._reading[slot]
-        self._waiting.append(slot)
+    def _retire(self, bookie_index: int) -> None:
+        del self._reading[bookie_index]
+        self._waiting.append(bookie_index)
 
     def _finish(self, outcome: Done | Failed) -> list[Command]:
         self._finished = True
-        cancelled = [CancelRead(slot, self._lane_index) for slot in self._reading]
+        cancelled = [CancelRead(index, self._lane_index) for index in self._reading]
+
         return [*cancelled, outcome]
 
     def _failure(self) -> LedgerError:
@@ -173,7 +174,7 @@ class ReadMachine:
         name = f"ledger {self._metadata.ledger_id} entry {self._next}"
         problems = list(self._problems.values())
         told = ", ".join(
-            f"{self._bookies[p.slot]}: {p.status.name.lower()} {p.message}".strip()
+            f"{self._bookies[p.bookie_index]}: {p.status.name.lower()} {p.message}".strip()
             for p in problems
         )
         if all(p.status.is_negative for p in problems):
@@ -181,5 +182,7 @@ class ReadMachine:
         damaged = [p for p in problems if p.status is BookieStatus.IO_ERROR]
         if all(p.status.is_negative or p in damaged for p in problems):
             return DigestMismatchError(f"{name}: no intact copy could be read ({told})")
-        also = f"; the copy of {self._bookies[damaged[0].slot]} is damaged" if damaged else ""
+        also = (
+            f"; the copy of {self._bookies[damaged[0].bookie_index]} is damaged" if damaged else ""
+        )
         return BookieUnavailableError(f"{name}: no replica could be read ({told}){also}")

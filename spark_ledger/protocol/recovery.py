@@ -21,7 +21,7 @@ from enum import Enum, auto
 
 from spark_ledger.errors import FencedError, LedgerError, RecoveryError, UnauthorizedError
 from spark_ledger.limits import ADD_TIMEOUT_S
-from spark_ledger.protocol.ensemble import closed, in_recovery, replace_slots, with_ensemble
+from spark_ledger.protocol.ensemble import closed, in_recovery, replace_bookies, with_ensemble
 from spark_ledger.protocol.events import (
     AddAcknowledged,
     AddFailed,
@@ -176,29 +176,34 @@ class RecoveryMachine:
         for index, lane in enumerate(self._lanes):
             tail = _Tail(lane, lane.first_at_or_after(last_confirmed + 1))
             self._tails.append(tail)
-            for slot in lane.slots:
-                commands.append(self._read(index, slot))
+            for bookie_index in lane.indexes:
+                commands.append(self._read(index, bookie_index))
         return commands
 
-    def _read(self, lane_index: int, slot: int) -> ReadEntries:
+    def _read(self, lane_index: int, bookie_index: int) -> ReadEntries:
         tail = self._tails[lane_index]
-        tail.asked(slot)
-        bookie_id = self.metadata.last_fragment.bookies[slot]
+        tail.asked(bookie_index)
+        bookie_id = self.metadata.last_fragment.bookies[bookie_index]
         first = EntryId(tail.next_entry)
-        return ReadEntries(slot, lane_index, bookie_id, first, _FAR, tail.lane.stride, fence=True)
+        return ReadEntries(
+            bookie_index, lane_index, bookie_id, first, _FAR, tail.lane.stride, fence=True
+        )
 
     def _on_entries(self, event: EntriesRead, now: float) -> list[Command]:
         if self.phase is not Phase.READING:
             return []
         tail = self._tails[event.lane]
-        tail.brought(event.slot)
+        tail.brought(event.bookie_index)
         if event.last_entry < tail.next_entry or self._end is not None:
             return []
         first = EntryId(tail.next_entry)
         tail.found(event.last_entry)
-        commands: list[Command] = [DeliverEntries(event.slot, event.lane, first, event.last_entry)]
+        commands: list[Command] = [
+            DeliverEntries(event.bookie_index, event.lane, first, event.last_entry)
+        ]
         # Replicas that said "no" to an earlier entry are asked about the new next one.
-        commands += [self._read(event.lane, slot) for slot in tail.idle_slots()]
+        commands += [self._read(event.lane, index) for index in tail.idle_indexes()]
+
         return commands + self._write_back(now) + self._find_end(now)
 
     def _on_read_ended(self, event: ReadEnded, now: float) -> list[Command]:
@@ -211,7 +216,7 @@ class RecoveryMachine:
                 )
             )
         if self._tails[event.lane].ended(event) and self._end is None:
-            return [self._read(event.lane, event.slot)]
+            return [self._read(event.lane, event.bookie_index)]
         return self._find_end(now)
 
     def _find_end(self, now: float) -> list[Command]:
@@ -226,9 +231,9 @@ class RecoveryMachine:
             return [] if tail.is_waiting else self._failed(self._too_few_answers(tail))
         self._end = tail.next_entry - 1
         commands: list[Command] = [
-            CancelRead(slot, index)
+            CancelRead(bookie_index, index)
             for index, tail in enumerate(self._tails)
-            for slot in tail.reading
+            for bookie_index in tail.reading
         ]
         return commands + self._write_back(now) + self._end_if_complete()
 
@@ -252,7 +257,9 @@ class RecoveryMachine:
     def _on_acknowledged(self, event: AddAcknowledged, now: float) -> list[Command]:
         if self._replication is None or self.phase is not Phase.READING:
             return []
-        if not self._replication.acknowledge(event.slot, event.bookie_id, event.last_entry, now):
+        if not self._replication.acknowledge(
+            event.bookie_index, event.bookie_id, event.last_entry, now
+        ):
             return []
         return self._confirm()
 
@@ -265,9 +272,11 @@ class RecoveryMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self._replication is None or self.phase is not Phase.READING:
             return []  # all is stored: only the metadata store has a say now
-        if not self._replication.fail(event.slot, event.bookie_id, now, self._add_timeout_s):
+        if not self._replication.fail(
+            event.bookie_index, event.bookie_id, now, self._add_timeout_s
+        ):
             return []
-        commands: list[Command] = [CloseAppender(event.slot)]
+        commands: list[Command] = [CloseAppender(event.bookie_index)]
         if event.status is BookieStatus.UNAUTHORIZED:
             return commands + self._failed(
                 UnauthorizedError(
@@ -294,12 +303,12 @@ class RecoveryMachine:
                 )
             )
         self._choosing, self._asked = True, due
-        slots = self._replication.slots
+        indexes = self._replication.members
         return [
             ChooseBookies(
-                slots=due,
-                members=frozenset(slot.bookie_id for slot in slots),
-                failed={index: slots[index].bookie_id for index in due},
+                indexes=due,
+                members=frozenset(index.bookie_id for index in indexes),
+                failed={index: indexes[index].bookie_id for index in due},
             )
         ]
 
@@ -309,13 +318,13 @@ class RecoveryMachine:
         self._choosing = False
         for index in self._asked:
             if index not in event.replacements:
-                self._replication.slots[index].retry_at = now + self._add_timeout_s
-        failed = self._replication.failed_slots
+                self._replication.members[index].retry_at = now + self._add_timeout_s
+        failed = self._replication.failed_indexes
         replacements = {s: b for s, b in event.replacements.items() if s in failed}
         commands: list[Command] = []
         if replacements:
             # In memory only, until the closing compare-and-set (BOOKKEEPER-355).
-            bookies = replace_slots(self._replication.bookies, replacements)
+            bookies = replace_bookies(self._replication.bookies, replacements)
             first = EntryId(self.last_add_confirmed + 1)
             self._fragments = with_ensemble(self._fragments, first, bookies)
             commands = self._replication.install(replacements, self.last_add_confirmed, now)
@@ -390,8 +399,8 @@ class RecoveryMachine:
         if self._replication is None or self.phase is not Phase.READING:
             return []
         commands: list[Command] = []
-        for index in self._replication.silent_slots(now, self._add_timeout_s):
-            bookie_id = self._replication.slots[index].bookie_id
+        for index in self._replication.silent_indexes(now, self._add_timeout_s):
+            bookie_id = self._replication.members[index].bookie_id
             self._replication.fail(index, bookie_id, now, self._add_timeout_s)
             commands.append(CloseAppender(index))
         return commands + self._replace_failed(now)
@@ -403,7 +412,8 @@ class RecoveryMachine:
         self.phase = Phase.ENDED
         closing: list[Command] = self._replication.close_all() if self._replication else []
         for index, tail in enumerate(self._tails):
-            closing += [CancelRead(slot, index) for slot in tail.reading]
+            closing += [CancelRead(bookie_index, index) for bookie_index in tail.reading]
+
         return [*closing, outcome]
 
 
@@ -423,30 +433,30 @@ class _Tail:
     def is_waiting(self) -> bool:
         return bool(self.reading)
 
-    def asked(self, slot: int) -> None:
-        self.reading.add(slot)
-        self._came_to_nothing.add(slot)
-        self._answers.pop(slot, None)
+    def asked(self, bookie_index: int) -> None:
+        self.reading.add(bookie_index)
+        self._came_to_nothing.add(bookie_index)
+        self._answers.pop(bookie_index, None)
 
-    def brought(self, slot: int) -> None:
-        self._came_to_nothing.discard(slot)
+    def brought(self, bookie_index: int) -> None:
+        self._came_to_nothing.discard(bookie_index)
 
     def found(self, last: EntryId) -> None:
         """Entries up to ``last`` exist; what was said of them does not matter any more."""
         self.next_entry = last + self.lane.stride
         self._answers.clear()
 
-    def idle_slots(self) -> list[int]:
-        return [slot for slot in self.lane.slots if slot not in self.reading]
+    def idle_indexes(self) -> list[int]:
+        return [index for index in self.lane.indexes if index not in self.reading]
 
     def ended(self, event: ReadEnded) -> bool:
         """Take in how a read ended. True: ask the replica again, it has more to say."""
-        self.reading.discard(event.slot)
-        if event.status is BookieStatus.OK and event.slot not in self._came_to_nothing:
+        self.reading.discard(event.bookie_index)
+        if event.status is BookieStatus.OK and event.bookie_index not in self._came_to_nothing:
             return True  # the byte cap
         if event.status is not BookieStatus.OK and event.entry_id < self.next_entry:
             return True  # what it says is of an entry that was found elsewhere meanwhile
-        self._answers[event.slot] = event
+        self._answers[event.bookie_index] = event
         return False
 
     def is_settled(self, metadata: LedgerMetadata) -> bool:
@@ -458,4 +468,6 @@ class _Tail:
         return is_not_written(negatives, metadata.quorums)
 
     def told(self) -> str:
-        return ", ".join(f"slot {s}: {a.status.name.lower()}" for s, a in self._answers.items())
+        return ", ".join(
+            f"bookie_index {s}: {a.status.name.lower()}" for s, a in self._answers.items()
+        )

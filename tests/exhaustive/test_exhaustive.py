@@ -34,8 +34,8 @@ def test_recovery_reads_that_do_not_fence_are_found(monkeypatch: pytest.MonkeyPa
     """The first defect that the TLA+ specification of BookKeeper found."""
     read = RecoveryMachine._read
 
-    def read_without_fence(self: RecoveryMachine, lane: int, slot: int) -> ReadEntries:
-        return read(self, lane, slot)._replace(fence=False)
+    def read_without_fence(self: RecoveryMachine, lane: int, bookie_index: int) -> ReadEntries:
+        return read(self, lane, bookie_index)._replace(fence=False)
 
     monkeypatch.setattr(RecoveryMachine, "_read", read_without_fence)
     for name in ("pair-ack-2", "stripe"):

@@ -40,9 +40,9 @@ def payload(number: int) -> bytes:
     return b"entry %d" % number
 
 
-def index_of(cluster: LocalCluster, writer: BlockingWriter, slot: int) -> int:
-    """Which bookie of the cluster stands in a slot of the writer's ensemble."""
-    return list(cluster.bookie_ids).index(writer.metadata.last_fragment.bookies[slot])
+def index_of(cluster: LocalCluster, writer: BlockingWriter, bookie_index: int) -> int:
+    """Which bookie of the cluster stands at an index of the writer's ensemble."""
+    return list(cluster.bookie_ids).index(writer.metadata.last_fragment.bookies[bookie_index])
 
 
 def append(writer: BlockingWriter, count: int) -> None:
@@ -74,7 +74,7 @@ def test_killed_bookies_are_replaced_and_nothing_is_lost(
     cluster.kill_bookie(first)
     append(writer, 500)
     dead = cluster.bookie_ids[first]
-    assert dead not in writer.metadata.last_fragment.bookies, "the spare took the slot"
+    assert dead not in writer.metadata.last_fragment.bookies, "the spare took its index"
     second = index_of(cluster, writer, 1)
     cluster.kill_bookie(second)
     append(writer, 500)  # no spare is left: two of three copies are enough

@@ -52,7 +52,7 @@ class Recoverer(Client):
         match command:
             case DeliverEntries():
                 stride = lanes(self.machine.metadata.quorums)[command.lane].stride
-                read = self.reads[command.slot, command.lane]
+                read = self.reads[command.bookie_index, command.lane]
                 for entry_id in range(command.first, command.last + 1, stride):
                     self._found[entry_id] = read.entries[entry_id]
             case ReadLength():
@@ -71,8 +71,8 @@ class Recoverer(Client):
             return
         metadata = self.machine.metadata
         bookies = fragment_of(metadata, entry_id).bookies
-        slots = write_set(entry_id, metadata.quorums)
-        self._ask_length(entry_id, [bookies[slot] for slot in slots])
+        indexes = write_set(entry_id, metadata.quorums)
+        self._ask_length(entry_id, [bookies[index] for index in indexes])
 
     def _ask_length(self, entry_id: int, bookies: list[BookieId]) -> None:
         if not bookies:
@@ -214,7 +214,7 @@ class Reader(Client):
             lane,
             EntryId(first),
             EntryId(last),
-            order=read_order(lane.slots, fragment.bookies, first, slow=self.slow, gone=gone),
+            order=read_order(lane.indexes, fragment.bookies, first, slow=self.slow, gone=gone),
             speculative_delay_s=0.5,
             now=self.world.now,
         )
@@ -226,7 +226,7 @@ class Reader(Client):
         match command:
             case DeliverEntries():
                 stride = lanes(self.world.metadata.value.quorums)[command.lane].stride
-                read = self.reads[command.slot, command.lane]
+                read = self.reads[command.bookie_index, command.lane]
                 for entry_id in range(command.first, command.last + 1, stride):
                     self._got[entry_id] = read.entries[entry_id]
             case Done():
@@ -243,7 +243,8 @@ class Reader(Client):
                 super().perform_one(command)
 
     def _note_slow(self) -> None:
-        slow = {self._fragment.bookies[slot] for slot in self._lane_machine.slow_slots}
+        slow = {self._fragment.bookies[index] for index in self._lane_machine.slow_indexes}
+
         for bookie in sorted(slow - self.slow):
             self.world.say(f"{self.name} puts {bookie} behind the others: it was slow")
         self.slow |= slow

@@ -100,10 +100,10 @@ class Writer(Client):
 
     def state(self) -> str:
         machine = self.machine
-        failed = machine.failed_slots
+        failed = machine.failed_indexes
         bookies = " ".join(
-            f"{bookie}(failed)" if slot in failed else bookie
-            for slot, bookie in enumerate(machine.bookies)
+            f"{bookie}(failed)" if bookie_index in failed else bookie
+            for bookie_index, bookie in enumerate(machine.bookies)
         )
         room = "" if machine.has_room else ", producers wait"
         text = (
