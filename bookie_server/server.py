@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
+from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
     check_identity,
@@ -222,7 +223,7 @@ class BookieServer:
         storage = self._config.storage_config(
             BookieId(self._cookie.bookie_id), self._cookie.cluster_id
         )
-        bookie = await asyncio.to_thread(Bookie.open, storage, post=post, on_fatal=self._on_fatal)
+        bookie = await asyncio.to_thread(open_bookie, storage, post=post, on_fatal=self._on_fatal)
         _log.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
 

@@ -18,7 +18,7 @@ import grpc.aio
 
 from bookie_server.service.api import BookieApi
 from bookie_server.service.metrics import ServiceMetrics
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -164,7 +164,7 @@ class AppendSession:
     async def _take(self, data: bytes) -> None:
         try:
             adds = decode_append_request(data)
-        except ConfigurationError as error:
+        except MalformedMessageError as error:
             await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         now = time.perf_counter()
         with self._bookie.batch():

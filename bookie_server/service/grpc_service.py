@@ -19,7 +19,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from bookie_server.service.api import BookieApi, Done, LedgerEnd
+from bookie_server.core.answers import Done, LedgerEnd, Refusal
+from bookie_server.service.api import BookieApi
 from bookie_server.service.append_session import AppendGate, AppendSession
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
@@ -33,8 +34,6 @@ READ_THREADS: Final = 4
 
 _RANGES_PER_MESSAGE: Final = 10_000
 """About 100 KB of a ListEntries answer."""
-
-Refusal = tuple[BookieStatus, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from spark_ledger.errors import (
     FencedError,
     LedgerClosedError,
     LedgerError,
+    MalformedMessageError,
     MetadataUnavailableError,
     NoSuchEntryError,
     NoSuchLedgerError,
@@ -56,11 +57,11 @@ NEXT_STEPS: tuple[tuple[type[LedgerError], str], ...] = (
     (OutcomeUnknownError, "look what has happened before you repeat it"),
     (LedgerClosedError, "write to a new ledger"),
     (ConflictError, "look at the present state, then decide whether to repeat it"),
+    (MalformedMessageError, "check the versions of this program and of the bookies"),
     (CorruptionError, "see which bookies hold the ledger with: ledger ledgers show"),
     (NotEnoughBookiesError, "see which bookies are up with: ledger bookies list"),
     (ConfigurationError, ""),
 )
-
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 

@@ -18,7 +18,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerClosedError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConfigurationError,
+    LedgerClosedError,
+    MalformedMessageError,
+)
 from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import (
     AddResult,
@@ -176,7 +181,7 @@ class GrpcTransport:
             if _is_cancelled_by_caller():
                 raise
             yield ReadChunk(BookieStatus.UNAVAILABLE, None, wanted, _cut(bookie_id))
-        except ConfigurationError as error:
+        except MalformedMessageError as error:
             yield ReadChunk(BookieStatus.IO_ERROR, None, wanted, _about(bookie_id, str(error)))
         finally:
             call.cancel()

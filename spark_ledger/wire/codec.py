@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from google.protobuf.message import DecodeError
 
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits import ENTRY_FRAME_OVERHEAD_BYTES_MAX, ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
@@ -86,7 +86,10 @@ def encode_append_request(adds: Iterable[AddCommand]) -> bytes:
 
 
 def decode_append_request(data: bytes) -> list[ReceivedAdd]:
-    """The adds of an AppendRequest, each checked. Raises ConfigurationError if it is not one."""
+    """The adds of an AppendRequest, each checked.
+
+    Raises MalformedMessageError if the bytes are not an AppendRequest.
+    """
     adds = []
     try:
         for key, start, end in _fields(data, 0, len(data)):
@@ -97,7 +100,9 @@ def decode_append_request(data: bytes) -> list[ReceivedAdd]:
             run, problem = _checked_run(data, *run_range)
             adds.append(ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem))
     except (DecodeError, IndexError, ValueError) as error:
-        raise ConfigurationError(f"an append request of {len(data)} bytes is malformed") from error
+        raise MalformedMessageError(
+            f"an append request of {len(data)} bytes is malformed"
+        ) from error
     return adds
 
 
@@ -118,15 +123,16 @@ def encode_read_end(status: BookieStatus, entry_id: EntryId, message: str) -> by
 def decode_read_response(data: bytes) -> tuple[Any, EntryRun | None]:
     """A ReadResponse without its run (protobuf), and the run, whose frames are copied once.
 
-    The run is not checked: frames carry a digest, which readers verify. Raises ConfigurationError
-    if the bytes are not a ReadResponse.
+    The run is not checked: frames carry a digest, which readers verify.
+
+    Raises MalformedMessageError if the bytes are not a ReadResponse.
     """
     try:
         rest, (start, end) = _cut_field(data, 0, len(data), _RESPONSE_RUN)
         response = pb.ReadResponse.FromString(rest)
         run = _decode_run(*_cut_frames(data, start, end)) if end > start else None
     except (DecodeError, IndexError, ValueError) as error:
-        raise ConfigurationError(f"a read response of {len(data)} bytes is malformed") from error
+        raise MalformedMessageError(f"a read response of {len(data)} bytes is malformed") from error
     return response, run
 
 

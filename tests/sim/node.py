@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bookie_server.bookie import Bookie
+from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.journal.journal_files import journal_path
 from bookie_server.storage.journal.mark import Mark
@@ -103,7 +104,7 @@ class BookieNode:
         self._inbox.clear()
         self._batches.clear()
         try:
-            self.bookie = Bookie.open(
+            self.bookie = open_bookie(
                 config,
                 post=partial(self._post, process),
                 on_fatal=partial(self._fatal, process),
@@ -244,7 +245,7 @@ class BookieNode:
             bookie.flush()
         except (OSError, CorruptionError) as error:
             self.say(f"{self.name} cannot flush: {error}")
-            bookie._post(bookie._on_flushed)
+            bookie._post(bookie.on_flushed)
         finally:
             self.disk.meanwhile = None
 

@@ -107,9 +107,16 @@ RULES = {
         libraries="lmdb msgspec google_crc32c",
         banned="asyncio",
     ),
+    "bookie_server.watchers": rule(*VALUES, banned=IMPURE),
     "bookie_server.bookie": rule(
-        *VALUES, "spark_ledger.wire", "bookie_server.core", "bookie_server.storage"
+        *VALUES,
+        "spark_ledger.wire",
+        "bookie_server.core",
+        "bookie_server.storage",
+        "bookie_server.watchers",
+        banned="asyncio threading",
     ),
+    "bookie_server.opening": rule(*VALUES, "bookie_server.bookie", "bookie_server.storage"),
     "bookie_server.service": rule(
         *PUBLIC,
         "spark_ledger.wire",

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bookie_server.core.answers import Done
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX, File, FileSystem
 from bookie_server.storage.journal.journal_files import (
@@ -51,7 +52,6 @@ from spark_ledger.types import BookieStatus
 
 logger = logging.getLogger(__name__)
 
-Done = Callable[[BookieStatus, str], None]
 Post = Callable[[Callable[[], None]], None]
 
 _ZEROS = bytes(FILE_HEADER_BYTES)

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from bookie_server.core.answers import Done
 from bookie_server.service import append_session
 from bookie_server.service.append_session import AppendGate
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.codec import AddCommand, encode_append_request
 from spark_ledger.wire.frame import HEADER, Crc32cDigest
-from tests.contracts.scripted_bookie import Done, ScriptedBookie
+from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.frames import seal
 from tests.unit.bookie_server.service.test_append_session import Fixture, on_loop, settle
 
