@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from spark_ledger.local import LocalCluster
 from tests.effort import ONLY_IN_PROOF
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("proof")]
 
 
-class _ByFile(LoadScopeScheduling):
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
     """What shares fixtures runs in one process: a file, and all tests of Spark with its session."""
 
     def _split_scope(self, nodeid: str) -> str:
