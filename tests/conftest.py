@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from spark_ledger.local import LocalCluster
+from tests.effort import ONLY_IN_PROOF
 
 _roots = itertools.count()
 
@@ -31,13 +32,26 @@ def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin what takes longest."""
+@pytest.hookimpl(tryfirst=True)  # before -m looks at marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, and leave to ``make proof`` what is marked so.
+
+    Whoever names a test, or selects by -k or -m, gets what was asked for.
+    """
     ranks = {folder: rank for rank, folder in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(_folder(item), len(ranks)))
+    for item in items:
+        if item.nodeid.partition("[")[0] in ONLY_IN_PROOF:
+            item.add_marker("proof")
+    selects = config.option.markexpr or config.option.keyword
+    if selects or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("proof")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("proof")]
 
 
-class _ByFile(LoadScopeScheduling):
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
     """What shares fixtures runs in one process: a file, and all tests of Spark with its session."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -15,8 +15,9 @@ import pytest
 from tests.chaos.faults import MIXES
 from tests.chaos.report import table
 from tests.chaos.run import Chaos, run
+from tests.effort import CHAOS_SECONDS
 
-SECONDS = 60.0
+SECONDS = float(CHAOS_SECONDS.test)
 APPENDS_PER_S = 100.0
 
 STALL_BOUND_S = 30.0

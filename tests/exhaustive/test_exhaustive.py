@@ -7,6 +7,7 @@ import pytest
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadEntries
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
 from spark_ledger.protocol.recovery import RecoveryMachine
+from tests.effort import SCOPES, in_shares
 from tests.exhaustive.scopes import QUICK, Scope, named
 from tests.exhaustive.search import Search
 
@@ -21,7 +22,7 @@ STATES_MIN = {
 }
 
 
-@pytest.mark.parametrize("scope", QUICK, ids=lambda scope: scope.name)
+@pytest.mark.parametrize("scope", in_shares(QUICK, SCOPES), ids=lambda scope: scope.name)
 def test_every_schedule_keeps_the_promises(scope: Scope) -> None:
     found = Search(scope).run(STATES_MAX)
     assert not found.violation, "\n".join([found.violation, *found.trace])

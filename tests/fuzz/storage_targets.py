@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from bookie_server.storage import records
 from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
@@ -151,7 +152,7 @@ def _blocks() -> list[Target]:
     corpus = [b"".join(encode_run(run, EntryId(run.first_entry - 1)).buffers) for run in RUNS]
 
     def again(value: object) -> bytes:
-        run, last_add_confirmed = value  # type: ignore[misc]
+        run, last_add_confirmed = cast("tuple[EntryRun, EntryId]", value)
         return b"".join(encode_run(run, last_add_confirmed).buffers)
 
     judge = written_again_it_is_the_same(again)

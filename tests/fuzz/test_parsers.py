@@ -1,4 +1,4 @@
-"""A million malformed inputs to every parser, and proof that the loop sees what is wrong."""
+"""Malformed inputs to every parser, and proof that the loop sees what is wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bookie_server.storage import records
+from tests.effort import FUZZED_INPUTS
 from tests.fuzz import loop
 from tests.fuzz.loop import FuzzError, fuzz
 from tests.fuzz.metadata_targets import metadata_targets
@@ -18,7 +19,6 @@ from tests.fuzz.targets import all_targets
 from tests.fuzz.text_targets import text_targets
 from tests.fuzz.wire_targets import wire_targets
 
-INPUTS = 1_000_000
 SEED = 4
 
 
@@ -29,7 +29,7 @@ SEED = 4
 def test_every_parser(targets: Callable[[], list[Target]]) -> None:
     group = targets()
     share = sum(target.share for target in group) / sum(target.share for target in all_targets())
-    wanted = int(INPUTS * share) + 1
+    wanted = int(FUZZED_INPUTS.test * share) + 1
     outcomes = fuzz(group, inputs=wanted, seed=SEED)
     print(f"seed {SEED}", *outcomes, sep="\n")
     assert sum(outcome.inputs for outcome in outcomes) >= wanted

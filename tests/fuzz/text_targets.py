@@ -125,7 +125,7 @@ def _text(parse: Any) -> Parse:
             text = data.decode("utf-8")
         except UnicodeDecodeError:
             text = data.decode("latin-1")
-        return parse(text)  # type: ignore[no-any-return]
+        return parse(text)
 
     return parse_text
 
@@ -140,7 +140,7 @@ def _json(parse: Any) -> Parse:
             raise _NotTextError from error
         if not isinstance(found, dict):
             raise _NotTextError
-        return parse(found)  # type: ignore[no-any-return]
+        return parse(found)
 
     return parse_json
 

@@ -12,13 +12,15 @@ from typing import Final
 
 import pytest
 
+from tests import effort
 from tests.sim.options import FAULTS
 from tests.sim.regressions import saved
 from tests.sim.running import Totals, differing_seeds, run_many
 from tests.sim.schedule import run_schedule
 
-SCHEDULES: Final = int(os.environ.get("SPARK_LEDGER_SIM_SCHEDULES", "5000"))
-SEEDS_REPEATED: Final = 100
+SCHEDULES: Final = int(
+    os.environ.get("SPARK_LEDGER_SIM_SCHEDULES", str(effort.SIMULATED_SCHEDULES.test))
+)
 
 PER_THOUSAND_AT_LEAST: Final = {
     "adds during a flush": 300,
@@ -76,7 +78,7 @@ def test_schedules_are_hostile(totals: Totals) -> None:
 @pytest.mark.timeout(300)
 def test_a_seed_is_a_schedule() -> None:
     """The same trace here and in a process whose sets are in another order."""
-    different = differing_seeds(0, SEEDS_REPEATED)
+    different = differing_seeds(0, effort.SIMULATED_TWICE.test)
     assert not different, f"these seeds do not repeat: {different}"
 
 

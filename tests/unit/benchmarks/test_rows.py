@@ -86,10 +86,8 @@ def test_a_field_that_nobody_agreed_on_is_refused(tmp_path: Path) -> None:
 
 def test_ratios_are_above_one_when_ours_is_faster_or_stops_shorter() -> None:
     assert ratio_of(_row("spark-ledger", 300), _row("kafka", 100)) == 3.0
-    short, long = (
-        Row(bench="raw", system=system, op="failover", longest_gap_ms=gap)
-        for system, gap in (("spark-ledger", 10.0), ("kafka", 40.0))
-    )
+    short = Row(bench="raw", system="spark-ledger", op="failover", longest_gap_ms=10.0)
+    long = Row(bench="raw", system="kafka", op="failover", longest_gap_ms=40.0)
     assert ratio_of(short, long) == 4.0
     assert ratio_of(short, _row("kafka", 100)) is None
 
