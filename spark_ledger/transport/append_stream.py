@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -25,6 +25,9 @@ from spark_ledger.transport.channel import failure_of
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import AddCommand, encode_append_request, status_from_wire
+
+AppendCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
+"""The gRPC call below one stream. Messages are encoded here, so gRPC sees bytes."""
 
 
 class StreamAppender:
@@ -137,7 +140,7 @@ class AppendStream:
     def __init__(
         self,
         bookie_id: BookieId,
-        open_call: Callable[[], Any],
+        open_call: Callable[[], AppendCall],
         newest_messages: NewestMessages,
         *,
         connect_timeout_s: float,
@@ -157,7 +160,7 @@ class AppendStream:
         self._idle: asyncio.Future[None] | None = None
         """What the sender waits on while nothing is queued."""
         self._broken = broken
-        self._call: Any = None
+        self._call: AppendCall | None = None
         self._tasks: list[asyncio.Task[None]] = []
         if not broken:
             self._start(self._send_all())
@@ -235,7 +238,7 @@ class AppendStream:
 
     # -- the two tasks -----------------------------------------------------------------------------
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start(self, coroutine: Coroutine[object, None, None]) -> None:
         task = self._loop.create_task(coroutine)
         task.add_done_callback(self._task_ended)
         self._tasks.append(task)
@@ -266,13 +269,14 @@ class AppendStream:
             # InvalidStateError: the call ended between two writes; the reader may know the reason.
             self._break(failure_of(error)[1] if isinstance(error, grpc.RpcError) else str(error))
 
-    async def _receive_all(self, call: Any) -> None:
+    async def _receive_all(self, call: AppendCall) -> None:
         try:
             while True:
                 message = await call.read()
                 if message is grpc.aio.EOF:
                     self._break("the bookie ended the stream")
                     return
+                assert isinstance(message, bytes), "the call has no deserializer"
                 self._dispatch(message)
         except grpc.RpcError as error:
             self._break(failure_of(error)[1])
