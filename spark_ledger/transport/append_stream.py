@@ -31,7 +31,7 @@ AppendCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 
 class StreamAppender:
-    """One ledger's lane on an AppendStream; see ``transport.base.Appender``."""
+    """One ledger's part of an AppendStream; see ``transport.base.Appender``."""
 
     __slots__ = (
         "_ended",
@@ -80,7 +80,7 @@ class StreamAppender:
             self._end()
 
     def report(self, status: BookieStatus, last_entry: EntryId, message: str) -> None:
-        """Take a result from the stream and hand it on, unless this lane has ended."""
+        """Take a result from the stream and hand it on, unless this appender has ended."""
         if self._ended:
             return
         if status is BookieStatus.OK:
@@ -129,7 +129,7 @@ class NewestMessages:
         return encoded
 
     def forget(self) -> None:
-        """Nothing is under way that would send one again: give the memory back."""
+        """Drop all: nothing is in flight, so no other bookie will be sent one of them."""
         self._messages.clear()
         self.size_bytes = 0
 
@@ -178,7 +178,7 @@ class AppendStream:
         recovery: bool,
         on_result: Callable[[AddResult], None],
     ) -> StreamAppender:
-        """A lane for one ledger."""
+        """An appender for one ledger."""
         appender = StreamAppender(
             self,
             next(self._tags),
@@ -191,7 +191,7 @@ class AppendStream:
         return appender
 
     def queue(self, appender: StreamAppender, run: EntryRun) -> None:
-        """Send a run after those queued before. On a broken stream its appender is failed soon."""
+        """Send a run after those queued before. A broken stream fails its appender, soon."""
         self.bytes_in_flight += len(run.frames)
         if self._broken:
             self._loop.call_soon(appender.fail, self._broken)
@@ -201,14 +201,14 @@ class AppendStream:
             self._idle.set_result(None)
 
     def forget(self, size_bytes: int) -> None:
-        """So many bytes were answered or given up."""
+        """Count ``size_bytes`` as no longer in flight: they were answered or given up."""
         self.bytes_in_flight -= size_bytes
         assert self.bytes_in_flight >= 0, "each byte is answered or given up once"
         if not self.bytes_in_flight:
             self._newest_messages.forget()
 
     def drop(self, appender: StreamAppender) -> None:
-        """The appender has ended: its results go nowhere, what it has queued is not sent."""
+        """The appender has ended: drop what it has queued and the results that still arrive."""
         self._appenders.pop(appender.tag, None)
         if self._queue:
             self._queue = deque(item for item in self._queue if item[0] is not appender)
