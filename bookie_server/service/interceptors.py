@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
 from bookie_server.service.metrics import ServiceMetrics
 
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 
-class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+
+class MetricsInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all services; see ``ServiceMetrics.calls``."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
@@ -19,9 +22,12 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails],
+            Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None],
+        ],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

@@ -84,7 +84,8 @@ def _data_type(match: re.Match[str]) -> pyarrow.DataType:
         if kind == "timestamp_ntz":
             return pyarrow.timestamp("us")
         if kind in _PLAIN_TYPES:
-            return getattr(pyarrow, _PLAIN_TYPES[kind])()
+            made: pyarrow.DataType = getattr(pyarrow, _PLAIN_TYPES[kind])()
+            return made
     raise ConfigurationError(
         f"column {match['name']!r}: unknown type {match['type']!r}; valid are {_VALID}"
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from spark_ledger.cli.inspection import Holding, LedgerPicture
 from spark_ledger.cli.output import print_rich, print_table, size_text, time_text
 from spark_ledger.cli.zones import Safety, Zone, fragment_ranges, safety_zones
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 BAR_COLUMNS = 60
 MARKS = {
@@ -27,7 +30,7 @@ def _last_entry(picture: LedgerPicture, zones: list[Zone]) -> int:
     return zones[-1].last_entry if zones else picture.last_add_confirmed
 
 
-def ledger_fields(picture: LedgerPicture) -> dict[str, Any]:
+def ledger_fields(picture: LedgerPicture) -> dict[str, object]:
     """The picture for scripts."""
     metadata, zones = picture.metadata, zones_of(picture)
     return {
@@ -127,7 +130,7 @@ def _zone_row(zone: Zone) -> tuple[object, ...]:
     return (mark, zone.first_entry, zone.last_entry, count, zone.copies_min, zone.safety.value)
 
 
-def _bar(zones: list[Zone]) -> Any:
+def _bar(zones: list[Zone]) -> Text:
     """All entries from left to right; a zone has at least one column, so none is hidden."""
     from rich.text import Text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -189,7 +189,7 @@ def position_text(position: Dlsn) -> str:
     return f"{position.segment}:{position.entry}:{position.slot}"
 
 
-def stream_fields(config: StreamConfig, head: Head, commits: list[Commit]) -> dict[str, Any]:
+def stream_fields(config: StreamConfig, head: Head, commits: list[Commit]) -> dict[str, object]:
     """A stream for scripts."""
     return {
         "stream": config.name,
