@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import (
 )
 
 from spark_ledger.errors import SchemaMismatchError
+from spark_ledger.stream.format.arrow_types import ArrowField
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
 from spark_ledger.stream.format.schema import canonical_schema
 
@@ -75,7 +76,7 @@ def _nullable(data_type: spark.DataType) -> Any:
     return data_type
 
 
-def _arrow_field(field: spark.StructField) -> pa.Field:
+def _arrow_field(field: spark.StructField) -> ArrowField:
     arrow_type = _arrow_type(field)
     metadata = dict(to_arrow_metadata(field.metadata) or {})
     if from_arrow_type(arrow_type) != field.dataType:
@@ -85,7 +86,7 @@ def _arrow_field(field: spark.StructField) -> pa.Field:
 
 def _arrow_type(field: spark.StructField) -> pa.DataType:
     try:
-        return to_arrow_type(field.dataType, timezone="UTC")
+        arrow_type: pa.DataType = to_arrow_type(field.dataType, timezone="UTC")
     except PySparkException as error:
         hint = "cast it to int (months)" if "YearMonth" in repr(field.dataType) else "cast it first"
         raise SchemaMismatchError(
@@ -97,6 +98,7 @@ def _arrow_type(field: spark.StructField) -> pa.DataType:
             f"column {field.name!r} has the type {field.dataType.simpleString()}, which cannot be "
             "stored: cast it, such as an empty map() to map<string,string>"
         ) from error
+    return arrow_type
 
 
 def spark_schema_of(schema: pa.Schema, *, include_metadata: bool) -> spark.StructType:
@@ -107,7 +109,7 @@ def spark_schema_of(schema: pa.Schema, *, include_metadata: bool) -> spark.Struc
     return spark.StructType(fields)
 
 
-def _spark_field(field: pa.Field) -> spark.StructField:
+def _spark_field(field: ArrowField) -> spark.StructField:
     metadata = field.metadata or {}
     data_type = from_arrow_type(field.type)
     if TYPE_KEY in metadata:
@@ -154,7 +156,7 @@ def check_declared(
         _check_widens(stored.field(index), field, subject)
 
 
-def _check_widens(stored: pa.Field, declared: spark.StructField, subject: str) -> None:
+def _check_widens(stored: ArrowField, declared: spark.StructField, subject: str) -> None:
     wanted = _arrow_type(declared)
     if stored.type.equals(wanted, check_metadata=False):
         return

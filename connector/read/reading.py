@@ -18,6 +18,7 @@ from connector.retry import TASK_PATIENCE_S, Patience
 from connector.schema import read_schema
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
 from spark_ledger.limits import MIB
+from spark_ledger.stream.format.arrow_types import ArrowArray, concat_batches
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN, PositionedBatch, ledger_array
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.types import Dlsn
@@ -169,7 +170,7 @@ class _LedgerRead:
             replica_hint=self._partition.rotation,
         )
         while group := _group(entries):
-            columns = {
+            columns: dict[str, ArrowArray] = {
                 "ledger_id": pa.repeat(pa.scalar(ledger_id, pa.int64()), len(group)),
                 "entry_id": pa.array([entry.entry_id for entry in group], pa.int64()),
                 "payload": pa.array([entry.payload for entry in group], pa.binary()),
@@ -215,4 +216,4 @@ def _sized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _glued(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return batches[0] if len(batches) == 1 else concat_batches(batches)
