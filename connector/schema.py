@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import (
 )
 
 from spark_ledger.errors import SchemaMismatchError
+from spark_ledger.stream.format.arrow_types import ArrowField
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
 from spark_ledger.stream.format.schema import canonical_schema
 
@@ -57,8 +58,7 @@ def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
     Raises SchemaMismatchError naming the column if its type cannot be stored.
     """
     fields = [_arrow_field(field) for field in _nullable_struct(schema).fields]
-    stored: pa.Schema = canonical_schema(pa.schema(fields))
-    return stored
+    return canonical_schema(pa.schema(fields))
 
 
 def _nullable_struct(schema: spark.StructType) -> spark.StructType:
@@ -81,7 +81,7 @@ def _nullable(data_type: spark.DataType) -> spark.DataType:
     return data_type
 
 
-def _arrow_field(field: spark.StructField) -> pa.Field[pa.DataType]:
+def _arrow_field(field: spark.StructField) -> ArrowField:
     arrow_type = _arrow_type(field)
     metadata = dict(to_arrow_metadata(field.metadata) or {})
     if from_arrow_type(arrow_type) != field.dataType:
@@ -113,7 +113,7 @@ def spark_schema_of(schema: pa.Schema, *, include_metadata: bool) -> spark.Struc
     return spark.StructType(fields)
 
 
-def _spark_field(field: pa.Field[pa.DataType]) -> spark.StructField:
+def _spark_field(field: ArrowField) -> spark.StructField:
     metadata = field.metadata or {}
     data_type = from_arrow_type(field.type)
     if TYPE_KEY in metadata:
@@ -160,7 +160,7 @@ def check_declared(
         _check_widens(stored.field(index), field, subject)
 
 
-def _check_widens(stored: pa.Field[pa.DataType], declared: spark.StructField, subject: str) -> None:
+def _check_widens(stored: ArrowField, declared: spark.StructField, subject: str) -> None:
     wanted = _arrow_type(declared)
     if stored.type.equals(wanted, check_metadata=False):
         return

@@ -27,6 +27,7 @@ from spark_ledger.limits import (
     SPARK_BATCH_BYTES_MAX,
     SPARK_BATCH_BYTES_TARGET,
 )
+from spark_ledger.stream.format.arrow_types import ArrowArray, concat_batches
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN, PositionedBatch, ledger_array
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.types import Dlsn, Entry
@@ -149,7 +150,7 @@ def ranges_after(
 def _with_metadata(
     positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int
 ) -> pa.RecordBatch:
-    batch: pa.RecordBatch = positioned.batch
+    batch = positioned.batch
     if metadata_index < 0:
         return batch
     columns = list(batch.columns)
@@ -182,7 +183,7 @@ class _LedgerRead:
             replica_hint=self._partition.rotation,
         )
         while group := _next_group(entries):
-            columns: dict[str, pa.Array[pa.Scalar[pa.DataType]]] = {
+            columns: dict[str, ArrowArray] = {
                 "ledger_id": pa.repeat(pa.scalar(ledger_id, pa.int64()), len(group)),
                 "entry_id": pa.array([entry.entry_id for entry in group], pa.int64()),
                 "payload": pa.array([entry.payload for entry in group], pa.binary()),
@@ -228,4 +229,4 @@ def _resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return batches[0] if len(batches) == 1 else concat_batches(batches)

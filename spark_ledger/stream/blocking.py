@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow as pa
 from spark_ledger.client.blocking import BlockingPortal, LedgerConnection
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.format.arrow_types import Rows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import (
     ENTRY_BYTES_DEFAULT,
@@ -58,7 +59,7 @@ class StreamConnection(LedgerConnection):
     def create_stream(
         self,
         name: str,
-        schema: Any,
+        schema: pa.Schema,
         *,
         ensemble_size: int = 3,
         write_quorum: int = 3,
@@ -112,7 +113,7 @@ class Stream:
         self._stream = stream
         self._handles = handles
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    def _call(self, work: Coroutine[object, object, T]) -> T:
         return self._portal.call(work)
 
     @property
@@ -126,7 +127,7 @@ class Stream:
         return self._stream.config
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         """The newest schema known (``pyarrow.Schema``), in stored types."""
         return self._stream.schema
 
@@ -138,7 +139,7 @@ class Stream:
 
     def append(
         self,
-        data: Any,
+        data: Rows,
         *,
         sink_id: str | None = None,
         transaction_id: int | None = None,
@@ -203,11 +204,11 @@ class Stream:
         self._handles.add(writer)
         return writer
 
-    def check_schema(self, schema: Any) -> None:
+    def check_schema(self, schema: pa.Schema) -> None:
         """Raise ``SchemaMismatchError`` when data of a schema cannot be appended as they are."""
         self._call(self._stream.check_schema(schema))
 
-    def merge_schema(self, schema: Any) -> Any:
+    def merge_schema(self, schema: pa.Schema) -> pa.Schema:
         """Add the columns that the stream lacks, as nullable ones; the newest schema then."""
         return self._call(self._stream.merge_schema(schema))
 
@@ -265,9 +266,9 @@ class Stream:
         start: Position = "earliest",
         end: Position = "latest",
         *,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[pa.RecordBatch]:
         """The rows from ``start`` (inclusive) to ``end`` (exclusive) as record batches."""
         chunks = self._stream.read_chunks(start, end, schema=schema, columns=columns)
         return _flatten(self._portal.iterate(chunks))
@@ -277,16 +278,20 @@ class Stream:
         start: Position = "latest",
         *,
         idle_timeout: float | None = None,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[pa.RecordBatch]:
         """Rows from ``start`` on, also those to come, until none came for ``idle_timeout`` s."""
         return self._portal.iterate(
             self._stream.tail(start, idle_timeout=idle_timeout, schema=schema, columns=columns)
         )
 
     def read_ranges(
-        self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
+        self,
+        ranges: Iterable[SegmentRange],
+        *,
+        schema: pa.Schema | None = None,
+        replica_hint: int = 0,
     ) -> Iterator[PositionedBatch]:
         """The rows of ranges that a planner made, each batch with its position."""
         chunks = self._stream.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
@@ -316,11 +321,10 @@ def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
         chunks.close()  # type: ignore[attr-defined]  # it is a generator of the portal
 
 
-async def _in_thread(data: Any) -> AsyncGenerator[Any, None]:
+async def _in_thread(data: Rows) -> AsyncGenerator[pa.RecordBatch, None]:
     """The batches of an iterable, drawn in a thread: it may block, even on this very portal."""
     batches = as_batches(data)
-    end = object()
-    while (batch := await asyncio.to_thread(next, batches, end)) is not end:
+    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
         yield batch
 
 
@@ -331,7 +335,7 @@ class SegmentWriter:
         self._portal = portal
         self._writer = writer
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Rows) -> int:
         """Append rows to the micro-batch; how many. Waits only while too much is in flight.
 
         An iterable is drawn on in the caller's thread, as it may block.

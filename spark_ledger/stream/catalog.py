@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from spark_ledger.errors import (
     ConflictError,
@@ -35,6 +35,9 @@ from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, Quorums, Versioned
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 T = TypeVar("T")
 
 _DELETES_AT_ONCE = 64
@@ -54,7 +57,7 @@ class StreamCatalog:
     async def create(
         self,
         name: str,
-        schema: Any,
+        schema: pa.Schema,
         *,
         ensemble_size: int = 3,
         write_quorum: int = 3,

@@ -12,12 +12,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, GIB, KIB, MIB
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ENTRY_BYTES_DEFAULT = 1 * MIB
 """Arrow bytes of an entry before compression: large enough to make the work per entry small,
@@ -70,7 +72,7 @@ class StreamConfig:
 
     name: str
     stream_id: str
-    schemas: tuple[Any, ...]
+    schemas: tuple[pa.Schema, ...]
     quorums: Quorums = field(default_factory=Quorums)
     compression: Compression = Compression.LZ4
     entry_bytes: int = ENTRY_BYTES_DEFAULT
@@ -102,7 +104,7 @@ class StreamConfig:
             )
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         """The newest schema (``pyarrow.Schema``)."""
         return self.schemas[-1]
 
@@ -323,15 +325,3 @@ def ranges_between(commits: Sequence[Commit], start: Dlsn, end: Dlsn) -> list[Se
                     SegmentRange(segment, bounds[0], bounds[1], commit.number, commit.time_ms)
                 )
     return ranges
-
-
-def position_after_rows(segment: Segment, start: tuple[int, int], rows: int) -> Dlsn:
-    """The position ``rows`` rows behind ``start``, but not beyond the start of the next segment."""
-    assert segment.number >= 0, "the segment is placed"
-    wanted = rows + start[1]
-    ends = list(accumulate(segment.entry_rows[start[0] :]))
-    for offset, rows_to_here in enumerate(ends):
-        if wanted < rows_to_here:
-            before = rows_to_here - segment.entry_rows[start[0] + offset]
-            return Dlsn(segment.number, start[0] + offset, wanted - before)
-    return Dlsn(segment.number + 1, 0, 0)

@@ -12,7 +12,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -36,6 +36,9 @@ from spark_ledger.stream.schema_registry import (
     SchemaRegistry,
 )
 from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -79,7 +82,7 @@ class RangeReader:
         self,
         ranges: AsyncIterator[SegmentRange] | Iterable[SegmentRange],
         *,
-        schema: Any,
+        schema: pa.Schema,
         replica_hint: int = 0,
     ) -> AsyncGenerator[PositionedBatch, None]:
         """The rows of the ranges, in order, cast to ``schema``; a batch lies within one entry.
@@ -99,7 +102,7 @@ class RangeReader:
         self,
         ranges: AsyncIterator[SegmentRange] | Iterable[SegmentRange],
         *,
-        schema: Any,
+        schema: pa.Schema,
         replica_hint: int = 0,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """As ``read``, in lists of about one MiB: for callers to whom each item costs."""
@@ -108,7 +111,7 @@ class RangeReader:
     async def _chunks(
         self,
         ranges: AsyncIterator[SegmentRange] | Iterable[SegmentRange],
-        schema: Any,
+        schema: pa.Schema,
         replica_hint: int,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         how = _How(asyncio.get_running_loop().time(), replica_hint)
@@ -217,7 +220,7 @@ class RangeReader:
 class _Decoder:
     """Entries with their places to batches in the schema wanted; off the loop when it is much."""
 
-    def __init__(self, stream_name: str, schemas: SchemaRegistry, target: Any) -> None:
+    def __init__(self, stream_name: str, schemas: SchemaRegistry, target: pa.Schema) -> None:
         self._stream_name = stream_name
         self._schemas = schemas
         self._target = target
@@ -319,7 +322,7 @@ async def bundled(
         yield bundle
 
 
-async def _together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
+async def _together(work: list[Coroutine[object, object, T]]) -> list[T]:
     """The results of all; the first failure, in order, ends the others."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:

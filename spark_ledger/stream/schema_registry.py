@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from spark_ledger.errors import (
     ConflictError,
@@ -19,6 +19,9 @@ from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import Versioned
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 STALE_READ_RETRIES = 40
 STALE_READ_DELAY_S = 0.05
 """A metadata server may lag behind the one that another process wrote to: what was announced by
@@ -29,7 +32,7 @@ class Fit(NamedTuple):
     """The schema version that takes batches of some schema, and how they are turned into it."""
 
     schema_version: int
-    schema: Any
+    schema: pa.Schema
     projection: Projection
 
 
@@ -39,7 +42,7 @@ class SchemaRegistry:
     def __init__(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
         self._nodes = nodes
         self._config = config
-        self._last: tuple[Any, bool, Fit] | None = None
+        self._last: tuple[pa.Schema, bool, Fit] | None = None
 
     @property
     def versioned(self) -> Versioned[StreamConfig]:
@@ -60,7 +63,7 @@ class SchemaRegistry:
         self._config = found
         return found.value
 
-    async def schema(self, version: int) -> Any:
+    async def schema(self, version: int) -> pa.Schema:
         """The schema of a version."""
         for _ in range(STALE_READ_RETRIES):
             if version < len(self.config.schemas):
@@ -73,7 +76,7 @@ class SchemaRegistry:
             f"is {self.config.schema_version}"
         )
 
-    async def fit(self, schema: Any, *, merge: bool) -> Fit:
+    async def fit(self, schema: pa.Schema, *, merge: bool) -> Fit:
         """Where batches of an Arrow schema go; with ``merge`` new columns are added first.
 
         Raises ``SchemaMismatchError`` that names the field.
@@ -94,7 +97,7 @@ class SchemaRegistry:
         self._last = (schema, merge, fit)
         return fit
 
-    def _find(self, schema: Any, offered: Any) -> Fit | None:
+    def _find(self, schema: pa.Schema, offered: pa.Schema) -> Fit | None:
         """The newest version with exactly these columns: a writer that does not know of a column
         added since goes on writing the version before it."""
         for version in range(self.config.schema_version, -1, -1):
@@ -103,7 +106,7 @@ class SchemaRegistry:
                 return Fit(version, stored, Projection(schema, stored))
         return None
 
-    async def merge(self, offered: Any) -> Any:
+    async def merge(self, offered: pa.Schema) -> pa.Schema:
         """Add the columns of a canonical schema that the stream lacks; the newest schema then.
 
         Raises ``SchemaMismatchError`` when a column of both has different types.

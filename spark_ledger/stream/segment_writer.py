@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -25,6 +24,7 @@ from spark_ledger.errors import (
     RetryableError,
 )
 from spark_ledger.limits import KIB
+from spark_ledger.stream.format.arrow_types import AsyncRows, Rows
 from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder, in_pieces
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, ledger_tags
 from spark_ledger.stream.model import UNPLACED, Compression, Segment, parse_compression
@@ -37,7 +37,7 @@ ENCODE_IN_THREAD_BYTES_MIN = 256 * KIB
 """From this size on encoding takes longer than handing it to a thread, and the loop stays free."""
 
 
-def as_batches(data: Any) -> Iterator[Any]:
+def as_batches(data: Rows) -> Iterator[pa.RecordBatch]:
     """The record batches of a ``pyarrow`` RecordBatch, Table or RecordBatchReader, or of an
     iterable of them. Raises ``ConfigurationError`` for anything else."""
     if isinstance(data, pa.RecordBatch):
@@ -59,7 +59,7 @@ def as_batches(data: Any) -> Iterator[Any]:
         )
 
 
-async def _drawn(data: Any) -> AsyncIterator[Any]:
+async def _drawn(data: AsyncRows) -> AsyncIterator[pa.RecordBatch]:
     """The batches of data; those of an async iterable as they come."""
     if isinstance(data, AsyncIterable):
         async for item in data:
@@ -174,7 +174,7 @@ class SegmentWriter:
         """The ledger that takes entries now, if one is open."""
         return None if self._ledger is None else self._ledger.ledger_id
 
-    async def write(self, data: Any, *, merge_schema: bool | None = None) -> int:
+    async def write(self, data: AsyncRows, *, merge_schema: bool | None = None) -> int:
         """Append rows to the micro-batch; how many. Returns once they are pushed or held.
 
         ``data``: see ``as_batches``; an async iterable of such is drawn on as it comes.
@@ -193,7 +193,7 @@ class SegmentWriter:
             raise
         return rows
 
-    async def _write_batch(self, batch: Any, merge: bool) -> None:
+    async def _write_batch(self, batch: pa.RecordBatch, merge: bool) -> None:
         fit = await self._schemas.fit(batch.schema, merge=merge)
         encoder = await self._encoder_for(fit.schema_version, fit.schema)
         for piece in in_pieces(batch):
@@ -255,7 +255,7 @@ class SegmentWriter:
         if self._ledger is ledger:
             self._retire()
 
-    async def _encoder_for(self, schema_version: int, schema: Any) -> EntryEncoder:
+    async def _encoder_for(self, schema_version: int, schema: pa.Schema) -> EntryEncoder:
         """The encoder of a version. A change of version ends the entry, as a segment has one."""
         encoder = self._encoder
         if encoder is not None and encoder.schema_version != schema_version:
@@ -327,7 +327,7 @@ class SegmentWriter:
         task.add_done_callback(self._closing.discard)
 
 
-def _encode(encoder: EntryEncoder, fit: Fit, batch: Any) -> list[EncodedEntry]:
+def _encode(encoder: EntryEncoder, fit: Fit, batch: pa.RecordBatch) -> list[EncodedEntry]:
     return encoder.add(fit.projection.apply(batch))
 
 

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -16,6 +15,7 @@ from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.committer import Committer
 from spark_ledger.stream.commit.head_watch import HeadWatch
+from spark_ledger.stream.format.arrow_types import AsyncRows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.format.schema import canonical_schema
 from spark_ledger.stream.ledgers import Ledgers
@@ -81,7 +81,7 @@ class Stream:
         return self._schemas.config
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         """The newest schema known (``pyarrow.Schema``), in stored types."""
         return self.config.schema
 
@@ -103,7 +103,7 @@ class Stream:
 
     async def append(
         self,
-        data: Any,
+        data: AsyncRows,
         *,
         sink_id: str | None = None,
         transaction_id: int | None = None,
@@ -140,7 +140,7 @@ class Stream:
             return None
         return replace(await self._log.get(record.commit), applied=False)
 
-    async def _write(self, data: Any, *, merge_schema: bool) -> list[Segment]:
+    async def _write(self, data: AsyncRows, *, merge_schema: bool) -> list[Segment]:
         """The data as confirmed segments.
 
         Data at hand go through one writer: concurrent appends push one after the other, so that
@@ -231,11 +231,11 @@ class Stream:
             entry_bytes=entry_bytes,
         )
 
-    async def check_schema(self, schema: Any) -> None:
+    async def check_schema(self, schema: pa.Schema) -> None:
         """Raise ``SchemaMismatchError`` when data of a schema cannot be appended as they are."""
         await self._schemas.fit(schema, merge=False)
 
-    async def merge_schema(self, schema: Any) -> Any:
+    async def merge_schema(self, schema: pa.Schema) -> pa.Schema:
         """Add the columns that the stream lacks, as nullable ones; the newest schema then."""
         return await self._schemas.merge(canonical_schema(schema))
 
@@ -300,9 +300,9 @@ class Stream:
         start: Position = "earliest",
         end: Position = "latest",
         *,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """The rows from ``start`` (inclusive) to ``end`` (exclusive) as record batches, in order.
 
         ``schema`` casts them (missing columns are null); ``columns`` picks some of the newest
@@ -319,9 +319,9 @@ class Stream:
         start: Position = "earliest",
         end: Position = "latest",
         *,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> AsyncGenerator[list[Any], None]:
+    ) -> AsyncGenerator[list[pa.RecordBatch], None]:
         """As ``read``, in lists of about one MiB: for callers to whom each item costs."""
         target = await self._target_schema(schema, columns)
         first, last = await self._resolve(start, end)
@@ -334,9 +334,9 @@ class Stream:
         start: Position = "latest",
         *,
         idle_timeout: float | None = None,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Rows from ``start`` on, also those to come. Ends after ``idle_timeout`` seconds without
         a new one (None: never)."""
         target = await self._target_schema(schema, columns)
@@ -356,7 +356,11 @@ class Stream:
             end = head.end
 
     def read_ranges(
-        self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
+        self,
+        ranges: Iterable[SegmentRange],
+        *,
+        schema: pa.Schema | None = None,
+        replica_hint: int = 0,
     ) -> AsyncGenerator[PositionedBatch, None]:
         """The rows of ranges that a planner made, each batch with its position.
 
@@ -367,14 +371,18 @@ class Stream:
         return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
 
     def read_range_chunks(
-        self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
+        self,
+        ranges: Iterable[SegmentRange],
+        *,
+        schema: pa.Schema | None = None,
+        replica_hint: int = 0,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """As ``read_ranges``, in lists of about one MiB: for callers to whom each item costs."""
         target = self.schema if schema is None else schema
         return self._reader.read_chunks(ranges, schema=target, replica_hint=replica_hint)
 
     def _chunks_between(
-        self, start: Dlsn, end: Dlsn, target: Any
+        self, start: Dlsn, end: Dlsn, target: pa.Schema
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         return self._reader.read_chunks(self._ranges(start, end), schema=target)
 
@@ -395,7 +403,9 @@ class Stream:
                 return
             number, step = number + step, min(2 * step, _COMMITS_PER_STEP_MAX)
 
-    async def _target_schema(self, schema: Any, columns: Sequence[str] | None) -> Any:
+    async def _target_schema(
+        self, schema: pa.Schema | None, columns: Sequence[str] | None
+    ) -> pa.Schema:
         if schema is not None and columns is not None:
             raise ConfigurationError("read: give schema or columns, not both")
         if columns is None:
@@ -444,7 +454,7 @@ class Stream:
             raise _truncated(self.name, position, head)
 
 
-async def _push(writer: SegmentWriter, data: Any, merge_schema: bool) -> PendingSegments:
+async def _push(writer: SegmentWriter, data: AsyncRows, merge_schema: bool) -> PendingSegments:
     try:
         await writer.write(data, merge_schema=merge_schema)
         return await writer.seal()

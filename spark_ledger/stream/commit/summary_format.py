@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -28,7 +29,7 @@ SUMMARY_BYTES_MAX = 256 * KIB
 of small micro-batches take a tenth of it."""
 
 _ROWS_BYTES_MAX = 256 * MIB
-_CODEC = "zstd"
+_CODEC: Final = "zstd"
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

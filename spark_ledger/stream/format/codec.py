@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -186,7 +186,7 @@ def decode_config(data: bytes, path: str) -> StreamConfig:
         raise CorruptionError(f"metadata node {path}: {error}") from error
 
 
-def encode_schema(schema: Any) -> str:
+def encode_schema(schema: pa.Schema) -> str:
     """An Arrow schema as text; a long one is compressed, as its columns resemble each other."""
     data = schema.serialize().to_pybytes()
     if len(data) < SCHEMA_COMPRESSED_FROM_BYTES:
@@ -194,7 +194,7 @@ def encode_schema(schema: Any) -> str:
     return _COMPRESSED + base64.b64encode(zlib.compress(data)).decode("ascii")
 
 
-def decode_schema(text: str, path: str) -> Any:
+def decode_schema(text: str, path: str) -> pa.Schema:
     """The Arrow schema in a text."""
     try:
         data = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_ledger.errors import CorruptionError, EntryTooLargeError
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, MIB
+from spark_ledger.stream.format.arrow_types import concat_batches, map_type
 from spark_ledger.stream.format.ipc_message import check_record_batch_message
 from spark_ledger.stream.model import Compression
 
@@ -68,7 +69,7 @@ class EntryEncoder:
     """
 
     def __init__(
-        self, schema: Any, schema_version: int, *, compression: Compression, entry_bytes: int
+        self, schema: pa.Schema, schema_version: int, *, compression: Compression, entry_bytes: int
     ) -> None:
         self.schema = schema
         self.schema_version = schema_version
@@ -77,7 +78,7 @@ class EntryEncoder:
         self._options = pa.ipc.IpcWriteOptions(compression=codec)
         self._prefix_bytes = self._schema_message_bytes()
         self._entry_bytes = entry_bytes
-        self._held: list[Any] = []
+        self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._rows_done = 0
         """Rows in entries made so far; it makes the row number in errors."""
@@ -87,12 +88,7 @@ class EntryEncoder:
         pa.ipc.RecordBatchStreamWriter(sink, self.schema, options=self._options).close()
         return int(sink.tell()) - _END_OF_STREAM_BYTES
 
-    @property
-    def held_rows(self) -> int:
-        """Rows that were added and are in no entry yet."""
-        return sum(batch.num_rows for batch in self._held)
-
-    def add(self, batch: Any) -> list[EncodedEntry]:
+    def add(self, batch: pa.RecordBatch) -> list[EncodedEntry]:
         """Take a batch of the schema. Raises ``EntryTooLargeError`` naming the row."""
         assert batch.schema.equals(self.schema, check_metadata=False), "the caller has cast it"
         if batch.num_rows == 0:
@@ -119,11 +115,11 @@ class EntryEncoder:
             self._rows_done += entry.rows
         return entries
 
-    def _slices(self, held: list[Any]) -> Iterator[Any]:
+    def _slices(self, held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The held batches as slices of about ``entry_bytes``: neighbours that are small glued,
         large ones cut."""
         limit = self._entry_bytes + self._entry_bytes // 2
-        small: list[Any] = []
+        small: list[pa.RecordBatch] = []
         small_bytes = 0
         for batch in held:
             rest, rest_bytes = batch, batch.nbytes
@@ -134,7 +130,7 @@ class EntryEncoder:
                     small.append(rest.slice(0, rows))
                     rest = rest.slice(rows)
                     rest_bytes = rest.nbytes
-                yield from self._halve(pa.concat_batches(small))
+                yield from self._halve(concat_batches(small))
                 small, small_bytes = [], 0
             if rest_bytes > limit:
                 yield from self._cut(rest, rest_bytes)
@@ -142,9 +138,9 @@ class EntryEncoder:
                 small.append(rest)
                 small_bytes += rest_bytes
         if small:
-            yield pa.concat_batches(small) if len(small) > 1 else small[0]
+            yield concat_batches(small) if len(small) > 1 else small[0]
 
-    def _cut(self, batch: Any, size_bytes: int) -> Iterator[Any]:
+    def _cut(self, batch: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
         """A large batch in slices; one with uneven rows is halved until it fits or is one row."""
         pieces = -(-size_bytes // self._entry_bytes)
         step = max(1, -(-batch.num_rows // pieces))
@@ -152,7 +148,7 @@ class EntryEncoder:
             piece = batch.slice(offset, step)
             yield from self._halve(piece)
 
-    def _halve(self, piece: Any) -> Iterator[Any]:
+    def _halve(self, piece: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if piece.nbytes <= 2 * self._entry_bytes or piece.num_rows == 1:
             yield piece
             return
@@ -160,11 +156,11 @@ class EntryEncoder:
         yield from self._halve(piece.slice(0, middle))
         yield from self._halve(piece.slice(middle))
 
-    def _write(self, slices: Iterable[Any], first_row: int) -> list[EncodedEntry]:
+    def _write(self, slices: Iterable[pa.RecordBatch], first_row: int) -> list[EncodedEntry]:
         """Encode slices one after the other into one buffer, and cut it into entries."""
         sink = pa.BufferOutputStream()
         writer = pa.ipc.RecordBatchStreamWriter(sink, self.schema, options=self._options)
-        bounds: list[tuple[int, int, Any]] = []
+        bounds: list[tuple[int, int, pa.RecordBatch]] = []
         start = self._prefix_bytes  # the writer puts the schema before the first batch
         for piece in slices:
             writer.write_batch(piece)
@@ -182,7 +178,7 @@ class EntryEncoder:
             first_row += piece.num_rows
         return entries
 
-    def _split(self, piece: Any, size_bytes: int, first_row: int) -> list[EncodedEntry]:
+    def _split(self, piece: pa.RecordBatch, size_bytes: int, first_row: int) -> list[EncodedEntry]:
         """A slice whose entry came out too large: two halves, or the error when it is one row."""
         if piece.num_rows == 1:
             raise EntryTooLargeError(
@@ -194,7 +190,9 @@ class EntryEncoder:
         return self._write([piece.slice(0, middle), piece.slice(middle)], first_row)
 
 
-def in_pieces(batch: Any, size_bytes: int = ENCODE_BYTES_AT_ONCE) -> Iterator[Any]:
+def in_pieces(
+    batch: pa.RecordBatch, size_bytes: int = ENCODE_BYTES_AT_ONCE
+) -> Iterator[pa.RecordBatch]:
     """A batch in slices of about ``size_bytes``, without copying: encoding takes bounded memory."""
     pieces = -(-batch.nbytes // size_bytes)
     step = max(1, -(-batch.num_rows // max(1, pieces)))
@@ -219,7 +217,7 @@ def read_header(payload: bytes, where: str) -> EntryHeader:
     return EntryHeader(schema_version, rows, code)
 
 
-def decode_entry(payload: bytes, schema: Any, where: str) -> Any:
+def decode_entry(payload: bytes, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """The batch (``pyarrow.RecordBatch``) in an entry, in the schema of its version.
 
     Raises ``CorruptionError`` unless the batch is sound in every buffer: lengths and offsets are
@@ -250,12 +248,12 @@ def decode_entry(payload: bytes, schema: Any, where: str) -> Any:
     return batch
 
 
-def _text_as_bytes(schema: Any) -> Any:
+def _text_as_bytes(schema: pa.Schema) -> pa.Schema:
     """A stored schema whose text is binary; the buffers of both are the same."""
     return pa.schema([field.with_type(_type_as_bytes(field.type)) for field in schema])
 
 
-def _type_as_bytes(type_: Any) -> Any:
+def _type_as_bytes(type_: pa.DataType) -> pa.DataType:
     if pat.is_string(type_):
         return pa.binary()
     if pat.is_list(type_):
@@ -263,7 +261,7 @@ def _type_as_bytes(type_: Any) -> Any:
         return pa.list_(element.with_type(_type_as_bytes(element.type)))
     if pat.is_map(type_):
         key, value = type_.key_field, type_.item_field
-        return pa.map_(
+        return map_type(
             key.with_type(_type_as_bytes(key.type)), value.with_type(_type_as_bytes(value.type))
         )
     if pat.is_struct(type_):

@@ -9,19 +9,23 @@ Everything else is normalised to one of these without losing a value, or refused
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_ledger.errors import ConfigurationError, SchemaMismatchError
+from spark_ledger.stream.format.arrow_types import (
+    ArrowArray,
+    ArrowField,
+    ArrowMap,
+    map_type,
+    with_type,
+)
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
 
 _TEXT = (pat.is_string, pat.is_large_string, pat.is_string_view)
 _BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
-_LISTS = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list)
-"""Not the views: Arrow's casts make invalid lists of them, which nobody could read again."""
-
+_LIST_ARRAYS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
 _AS_THEY_ARE = (
     pat.is_null,
     pat.is_boolean,
@@ -46,7 +50,7 @@ _WIDENED = (
 )
 
 
-def canonical_schema(schema: Any) -> Any:
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
     """The stored schema for an Arrow schema; metadata of fields stays, of the schema goes.
 
     Raises ``SchemaMismatchError`` for a type that cannot be stored, a column named ``_ledger`` and
@@ -86,7 +90,7 @@ def _refuse_duplicates(names: Sequence[str], where: str) -> None:
         )
 
 
-def _canonical_field(field: Any, path: str, name: str | None = None) -> Any:
+def _canonical_field(field: ArrowField, path: str, name: str | None = None) -> ArrowField:
     return pa.field(
         field.name if name is None else name,
         canonical_type(field.type, path),
@@ -95,7 +99,7 @@ def _canonical_field(field: Any, path: str, name: str | None = None) -> Any:
     )
 
 
-def canonical_type(type_: Any, path: str) -> Any:
+def canonical_type(type_: pa.DataType, path: str) -> pa.DataType:
     """The stored type for an Arrow type; ``path`` names the field in errors."""
     if any(test(type_) for test in _AS_THEY_ARE):
         return type_
@@ -117,13 +121,14 @@ def canonical_type(type_: Any, path: str) -> Any:
     return _canonical_nested(type_, path)
 
 
-def _canonical_nested(type_: Any, path: str) -> Any:
-    if any(test(type_) for test in _LISTS):
+def _canonical_nested(type_: pa.DataType, path: str) -> pa.DataType:
+    if pat.is_list(type_) or pat.is_large_list(type_) or pat.is_fixed_size_list(type_):
+        # Not the list views: Arrow's casts make invalid lists of them, which nobody could read.
         return pa.list_(_canonical_field(type_.value_field, f"{path}.element", "element"))
     if pat.is_map(type_):
         key = _canonical_field(type_.key_field, f"{path}.key", "key")
         value = _canonical_field(type_.item_field, f"{path}.value", "value")
-        return pa.map_(key.with_nullable(False), value)
+        return map_type(key.with_nullable(False), value)
     if pat.is_struct(type_):
         fields = [type_.field(index) for index in range(type_.num_fields)]
         _refuse_duplicates([field.name for field in fields], f"field {path}")
@@ -136,7 +141,7 @@ def _canonical_nested(type_: Any, path: str) -> Any:
 # -- compatibility ---------------------------------------------------------------------------------
 
 
-def mismatch(stored: Any, offered: Any) -> str | None:
+def mismatch(stored: pa.Schema, offered: pa.Schema) -> str | None:
     """Why rows of the canonical schema ``offered`` are not rows of ``stored``, or None.
 
     Columns match by name, in any order. A column of type null fits every nullable column: it
@@ -161,13 +166,13 @@ def mismatch(stored: Any, offered: Any) -> str | None:
     return None
 
 
-def _near(name: str, schema: Any, who: str) -> str:
+def _near(name: str, schema: pa.Schema, who: str) -> str:
     """A hint at a column whose name differs in case only: Spark could not tell both apart."""
     near = [other for other in schema.names if other.lower() == name.lower()]
     return f"; {who} {near[0]!r}, and names match with their case" if near else ""
 
 
-def _type_mismatch(stored: Any, offered: Any, path: str) -> str | None:
+def _type_mismatch(stored: pa.DataType, offered: pa.DataType, path: str) -> str | None:
     if stored.equals(offered) or pat.is_null(offered):
         return None
     if pat.is_list(stored) and pat.is_list(offered):
@@ -188,7 +193,7 @@ def _type_mismatch(stored: Any, offered: Any, path: str) -> str | None:
     return f"field {path!r}: the stream has type {stored}, the data have type {offered}"
 
 
-def merge_schema(stored: Any, offered: Any) -> Any:
+def merge_schema(stored: pa.Schema, offered: pa.Schema) -> pa.Schema:
     """The stored schema with the columns that only ``offered`` has appended, all nullable.
 
     Columns of both must fit, and no names may differ in case only; otherwise
@@ -214,7 +219,7 @@ def merge_schema(stored: Any, offered: Any) -> Any:
 # -- casts -----------------------------------------------------------------------------------------
 
 
-_Convert = Callable[[Any, Any], Any]
+_Convert = Callable[[ArrowArray, ArrowField], ArrowArray]
 """Turns an array into one of a field's type."""
 
 
@@ -226,13 +231,13 @@ class Projection:
     something is ``SchemaMismatchError`` that names the field.
     """
 
-    def __init__(self, source: Any, target: Any) -> None:
+    def __init__(self, source: pa.Schema, target: pa.Schema) -> None:
         self.source = source
         self.target = target
         self._is_identity = source.equals(target, check_metadata=False)
         self._columns = [_column_plan(source, field) for field in target]
 
-    def apply(self, batch: Any) -> Any:
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The ``pyarrow.RecordBatch`` in the target schema; copied only where it must be."""
         if self._is_identity:
             return batch
@@ -248,7 +253,7 @@ class Projection:
         return pa.RecordBatch.from_arrays(columns, schema=self.target)
 
 
-def _column_plan(source: Any, field: Any) -> tuple[int, _Convert | None, bool]:
+def _column_plan(source: pa.Schema, field: ArrowField) -> tuple[int, _Convert | None, bool]:
     """(index in the source or -1, how to convert, whether to look for nulls)."""
     index = source.get_field_index(field.name)
     if index < 0:
@@ -267,7 +272,7 @@ def _column_plan(source: Any, field: Any) -> tuple[int, _Convert | None, bool]:
     return index, convert, _has_required(field) and not offered.equals(field)
 
 
-def _with_nulls(type_: Any) -> Any:
+def _with_nulls(type_: pa.DataType) -> pa.DataType:
     """The type with everything in it nullable, but the keys of maps."""
     if pat.is_list(type_):
         return pa.list_(pa.field("element", _with_nulls(type_.value_type)))
@@ -278,7 +283,7 @@ def _with_nulls(type_: Any) -> Any:
     return type_
 
 
-def _has_required(field: Any) -> bool:
+def _has_required(field: ArrowField) -> bool:
     """Whether a field or any below it must not be null."""
     if not field.nullable:
         return True
@@ -294,7 +299,7 @@ def _has_required(field: Any) -> bool:
     return False
 
 
-def _refuse_nulls(column: Any, field: Any, path: str) -> None:
+def _refuse_nulls(column: ArrowArray, field: ArrowField, path: str) -> None:
     """Look for nulls where the target forbids them; Arrow's own casts do not."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
@@ -303,13 +308,14 @@ def _refuse_nulls(column: Any, field: Any, path: str) -> None:
     if pat.is_null(column.type):
         return
     type_ = field.type
-    if pat.is_list(type_) and _has_required(type_.value_field):
-        _refuse_nulls(column.flatten(), type_.value_field, f"{path}.element")
-    elif pat.is_map(type_) and pat.is_map(column.type):
+    if pat.is_list(type_) and isinstance(column, _LIST_ARRAYS):
+        if _has_required(type_.value_field):
+            _refuse_nulls(column.flatten(), type_.value_field, f"{path}.element")
+    elif pat.is_map(type_) and isinstance(column, pa.MapArray):
         entries = _map_entries(column)
         _refuse_nulls(entries.field(0), type_.key_field, f"{path}.key")
         _refuse_nulls(entries.field(1), type_.item_field, f"{path}.value")
-    elif pat.is_struct(type_) and pat.is_struct(column.type):
+    elif pat.is_struct(type_) and isinstance(column, pa.StructArray):
         present = column.drop_null() if column.null_count else column
         children = present.flatten()
         for index in range(type_.num_fields):
@@ -319,7 +325,7 @@ def _refuse_nulls(column: Any, field: Any, path: str) -> None:
                 _refuse_nulls(children[source_index], child, f"{path}.{child.name}")
 
 
-def _map_entries(column: Any) -> Any:
+def _map_entries(column: ArrowMap) -> pa.StructArray:
     """The (key, value) structs of the maps that are not null, respecting slices."""
     if column.null_count:
         column = column.drop_null()
@@ -330,24 +336,13 @@ def _map_entries(column: Any) -> Any:
     return pa.StructArray.from_arrays([keys, items], names=["key", "value"])
 
 
-class _Retyped:
-    """The buffers of an array under another type of the same layout."""
-
-    def __init__(self, array: Any, type_: Any) -> None:
-        self._array = array
-        self._type = type_
-
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        return self._type.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]
-
-
-def _retyped(column: Any, field: Any) -> Any:
+def _retyped(column: ArrowArray, field: ArrowField) -> ArrowArray:
     """The column under a type that differs in what may be null only. Arrow's cast refuses some of
     these: below a null struct, what must not be null is null all the same."""
-    return pa.array(_Retyped(column, field.type))
+    return with_type(column, field.type)
 
 
-def _cast(column: Any, field: Any) -> Any:
+def _cast(column: ArrowArray, field: ArrowField) -> ArrowArray:
     try:
         if isinstance(column, pa.ExtensionArray):
             column = column.storage
@@ -359,7 +354,7 @@ def _cast(column: Any, field: Any) -> Any:
         ) from error
 
 
-def conform(batches_schema: Any, stored: Any) -> Projection:
+def conform(batches_schema: pa.Schema, stored: pa.Schema) -> Projection:
     """How to turn batches as a user gives them into batches of a stored schema.
 
     Raises ``SchemaMismatchError`` when the types do not fit; nulls in not-null columns are found

@@ -23,7 +23,6 @@ from spark_ledger.stream.model import (
     check_stream_name,
     cut,
     parse_compression,
-    position_after_rows,
     ranges_between,
     segment_error,
 )
@@ -85,16 +84,6 @@ def test_ranges_between_cuts_exactly_the_rows_of_the_positions() -> None:
 def test_a_slot_behind_the_last_row_means_the_next_entry() -> None:
     assert cut(segment(0, (2, 2)), Dlsn(0, 0, 2), None) == ((1, 0), (2, 0))
     assert cut(segment(0, (2, 2)), Dlsn(0, 2, 0), None) == ()
-
-
-def test_position_after_rows_walks_over_entries() -> None:
-    part = segment(3, (2, 3, 1))
-    rows = [*rows_of(part), Dlsn(4, 0, 0)]
-    for first in range(6):
-        start = rows[first]
-        for step in range(8):
-            expected = rows[min(first + step, 6)]
-            assert position_after_rows(part, (start.entry, start.slot), step) == expected
 
 
 def test_a_segment_with_contradicting_fields_cannot_be_made() -> None:

@@ -18,7 +18,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.format.metadata_column import ledger_type, with_ledger_column
+from spark_ledger.stream.format.metadata_column import ledger_array, ledger_type
 from spark_ledger.stream.model import SegmentRange, ranges_between
 from spark_ledger.stream.reader import (
     CHUNKS_AHEAD,
@@ -164,9 +164,9 @@ def test_the_ledger_column_says_where_each_row_is() -> None:
         commits = await stream.commits(0, 2)
         ranges = ranges_between(commits, Dlsn(0, 0, 1), Dlsn(2))
         rows = [
-            row["_ledger"]
+            row
             async for positioned in stream.read_ranges(ranges)
-            for row in with_ledger_column(positioned).to_pylist()
+            for row in ledger_array(positioned).to_pylist()
         ]
         assert [(row["segment"], row["entry"], row["slot"]) for row in rows] == [
             (0, 0, 1),
