@@ -15,11 +15,12 @@ import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from connector.option_parsers import (
     NO_SECRET,
     Position,
+    PositionJson,
     Secret,
     parse_boolean,
     parse_duration_s,
@@ -32,25 +33,30 @@ from connector.option_parsers import (
     parse_whole_number,
 )
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX, KIB
+from spark_ledger.limits import (
+    ENSEMBLE_SIZE_MAX,
+    ENTRY_PAYLOAD_BYTES_MAX,
+    KIB,
+    TRIGGER_DELAY_S_DEFAULT,
+)
 from spark_ledger.stream.model import ENTRY_BYTES_MIN
 from spark_ledger.types import LedgerId, Quorums
 
 METADATA_ENVIRONMENT: Final = "SPARK_LEDGER_METADATA"
 """Environment variable that stands in for the option ``metadata``."""
 
-MAX_TRIGGER_DELAY_S_DEFAULT: Final = 900.0
-"""How long ``minRowsPerTrigger`` may hold rows back; 15 minutes, as in Spark's Kafka source."""
+T = TypeVar("T")
 
 READ, WRITE = "read", "write"
 STREAM, BATCH = "streaming", "batch"
 
 
 class Option(NamedTuple):
-    """One row of the table. Empty ``direction`` or ``mode`` means both."""
+    """One row of the table. Empty ``direction`` or ``mode`` means both; ``instead`` is the advice
+    to a user who gives the option in the other mode."""
 
     name: str
-    parse: Callable[[str], Any]
+    parse: Callable[[str], object]
     direction: str = ""
     mode: str = ""
     instead: str = ""
@@ -166,7 +172,7 @@ class TriggerLimits:
     max_rows: int | None = None
     max_bytes: int | None = None
     min_rows: int | None = None
-    max_delay_s: float = MAX_TRIGGER_DELAY_S_DEFAULT
+    max_delay_s: float = TRIGGER_DELAY_S_DEFAULT
 
     @property
     def unlimited(self) -> bool:
@@ -226,19 +232,35 @@ class WriteOptions:
     fail_on_data_loss: bool = True
 
 
-class _Values:
-    """Parsed options by name, with the questions the checks below ask."""
+class _ParsedOptions:
+    """Parsed options by name, with the questions that the checks below ask."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, object]) -> None:
         self._values = values
 
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._values.get(name.lower(), default)
+    def get(self, name: str, kind: type[T]) -> T | None:
+        """The value of an option, None if it was not given. ``kind`` is what its parser makes."""
+        value = self._values.get(name.lower())
+        assert value is None or isinstance(value, kind), f"the parser of {name} makes another type"
+        return value
+
+    def get_or(self, name: str, default: T) -> T:
+        """The value of an option, or a default of the same type."""
+        value = self.get(name, type(default))
+        return default if value is None else value
+
+    def position_or(self, name: str, default: Position) -> Position:
+        """A position as its parser makes it: a word or a PositionJson."""
+        value = self.get(name, object)
+        if value is None:
+            return default
+        assert value == "earliest" or value == "latest" or isinstance(value, PositionJson)
+        return value
 
     def has(self, name: str) -> bool:
         return name.lower() in self._values
 
-    def refuse_together(self, one: str, other: str) -> None:
+    def refuse_both(self, one: str, other: str) -> None:
         if self.has(one) and self.has(other):
             raise ConfigurationError(f"options {one} and {other} exclude each other: give one")
 
@@ -253,13 +275,14 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
 
     ``streaming`` None: not known yet, as when Spark asks for a schema.
 
-    Raises ConfigurationError naming the option and what is allowed.
+    Raises ConfigurationError naming the option and what is allowed if one is wrong.
     """
     values = _parse(raw, READ, "" if streaming is None else STREAM if streaming else BATCH)
-    values.refuse_together("startingPosition", "startingTimestamp")
-    values.refuse_together("endingPosition", "endingTimestamp")
-    values.refuse_together("stream", "ledgerId")
-    ledger_id = values.get("ledgerId")
+    values.refuse_both("startingPosition", "startingTimestamp")
+    values.refuse_both("endingPosition", "endingTimestamp")
+    values.refuse_both("stream", "ledgerId")
+    number = values.get("ledgerId", int)
+    ledger_id = None if number is None else LedgerId(number)
     if ledger_id is None:
         _refuse_password(values)
     stream = None if ledger_id is not None else _stream_name(values, or_ledger=True)
@@ -271,19 +294,19 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
         ledger_id=ledger_id,
         start=_position(values, "startingPosition", "earliest", ledger_id),
         end=_position(values, "endingPosition", "latest", ledger_id),
-        start_timestamp_ms=values.get("startingTimestamp"),
-        end_timestamp_ms=values.get("endingTimestamp"),
+        start_timestamp_ms=values.get("startingTimestamp", int),
+        end_timestamp_ms=values.get("endingTimestamp", int),
         trigger=_trigger_limits(values),
-        plan=PlanLimits(values.get("minPartitions", 1), values.get("maxBytesPerPartition")),
-        fail_on_data_loss=values.get("failOnDataLoss", True),
-        include_metadata=values.get("includeMetadata", False),
+        plan=PlanLimits(values.get_or("minPartitions", 1), values.get("maxBytesPerPartition", int)),
+        fail_on_data_loss=values.get_or("failOnDataLoss", True),
+        include_metadata=values.get_or("includeMetadata", False),
     )
 
 
 def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     """Check the options of a write.
 
-    Raises ConfigurationError naming the option and what is allowed.
+    Raises ConfigurationError naming the option and what is allowed if one is wrong.
     """
     if "ledgerid" in {key.lower() for key in raw}:
         raise ConfigurationError(
@@ -293,7 +316,7 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     values = _parse(raw, WRITE, STREAM if streaming else BATCH)
     values.require_both("txnAppId", "txnVersion")
     _refuse_password(values)
-    create = values.get("createStream", True)
+    create = values.get_or("createStream", True)
     for name in ("ensembleSize", "writeQuorum", "ackQuorum"):
         if values.has(name) and not create:
             raise ConfigurationError(
@@ -305,18 +328,18 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         stream=_stream_name(values, or_ledger=False),
         create_stream=create,
         quorums=_quorums(values),
-        merge_schema=values.get("mergeSchema", False),
-        compression=values.get("compression"),
-        entry_bytes=values.get("entryBytes"),
-        transaction_app=values.get("txnAppId"),
-        transaction_version=values.get("txnVersion"),
-        sink_id=values.get("sinkId"),
-        fail_on_data_loss=values.get("failOnDataLoss", True),
+        merge_schema=values.get_or("mergeSchema", False),
+        compression=values.get("compression", str),
+        entry_bytes=values.get("entryBytes", int),
+        transaction_app=values.get("txnAppId", str),
+        transaction_version=values.get("txnVersion", int),
+        sink_id=values.get("sinkId", str),
+        fail_on_data_loss=values.get_or("failOnDataLoss", True),
     )
 
 
-def _parse(raw: Mapping[str, str], direction: str, mode: str) -> _Values:
-    values: dict[str, Any] = {}
+def _parse(raw: Mapping[str, str], direction: str, mode: str) -> _ParsedOptions:
+    values: dict[str, object] = {}
     for given in raw:
         if given.lower() in _REFUSED:
             raise _unknown(given)
@@ -339,10 +362,10 @@ def _parse(raw: Mapping[str, str], direction: str, mode: str) -> _Values:
                 f"option {option.name} is for {option.mode} queries only: {option.instead}"
             )
         values[key] = _parse_one(option, text)
-    return _Values(values)
+    return _ParsedOptions(values)
 
 
-def _parse_one(option: Option, text: str) -> Any:
+def _parse_one(option: Option, text: str) -> object:
     try:
         return option.parse(text)
     except ValueError as error:
@@ -363,8 +386,8 @@ def _unknown(given: str) -> ConfigurationError:
     return ConfigurationError(f"unknown option {given!r}; the options are {names}")
 
 
-def _connection(values: _Values) -> ConnectionOptions:
-    metadata = values.get("metadata") or os.environ.get(METADATA_ENVIRONMENT, "")
+def _connection(values: _ParsedOptions) -> ConnectionOptions:
+    metadata = values.get("metadata", str) or os.environ.get(METADATA_ENVIRONMENT, "")
     if not metadata:
         raise ConfigurationError(
             "option metadata is missing: give the cluster's URI, such as zk://host:2181/ledgers, "
@@ -377,33 +400,33 @@ def _connection(values: _Values) -> ConnectionOptions:
     values.require_both("tls.certFile", "tls.keyFile")
     return ConnectionOptions(
         metadata=metadata,
-        read_timeout_s=values.get("readTimeout"),
-        speculative_read_delay_s=values.get("speculativeReadDelay"),
-        password=values.get("ledger.password", NO_SECRET),
-        auth_token=values.get("ledger.auth.token", NO_SECRET),
-        ca_file=values.get("tls.caFile", ""),
-        cert_file=values.get("tls.certFile", ""),
-        key_file=values.get("tls.keyFile", ""),
-        key_password=values.get("tls.keyPassword", NO_SECRET),
+        read_timeout_s=values.get("readTimeout", float),
+        speculative_read_delay_s=values.get("speculativeReadDelay", float),
+        password=values.get_or("ledger.password", NO_SECRET),
+        auth_token=values.get_or("ledger.auth.token", NO_SECRET),
+        ca_file=values.get_or("tls.caFile", ""),
+        cert_file=values.get_or("tls.certFile", ""),
+        key_file=values.get_or("tls.keyFile", ""),
+        key_password=values.get_or("tls.keyPassword", NO_SECRET),
     )
 
 
-def _stream_name(values: _Values, *, or_ledger: bool) -> str:
-    stream, path = values.get("stream"), values.get("path")
+def _stream_name(values: _ParsedOptions, *, or_ledger: bool) -> str:
+    stream, path = values.get("stream", str), values.get("path", str)
     if stream is not None and path is not None and stream != path:
         raise ConfigurationError(
             f"option stream = {stream!r} and the path {path!r} name different streams: give one"
         )
-    name: str | None = stream if stream is not None else path
+    name = stream if stream is not None else path
     if name is None:
         also = f", or a raw ledger with the option ledgerId. {_TABLE_HINT}" if or_ledger else ""
         raise ConfigurationError(f"option stream is missing: name the stream{also}")
     return name
 
 
-def _check_ledger_read(values: _Values) -> None:
+def _check_ledger_read(values: _ParsedOptions) -> None:
     for name in ("startingTimestamp", "endingTimestamp", "includeMetadata"):
-        if values.get(name):
+        if values.get(name, int):  # includeMetadata=false asks for nothing
             raise ConfigurationError(
                 f"option {name} is for streams: the entries of a raw ledger (option ledgerId) "
                 "have an id and a payload only; use startingPosition and endingPosition"
@@ -417,7 +440,7 @@ def _check_ledger_read(values: _Values) -> None:
         raise ConfigurationError("option ledgerId and a path exclude each other: give one")
 
 
-def _refuse_password(values: _Values) -> None:
+def _refuse_password(values: _ParsedOptions) -> None:
     if values.has("ledger.password"):
         raise ConfigurationError(
             "option ledger.password is for raw ledgers (option ledgerId): streams have no password"
@@ -425,9 +448,9 @@ def _refuse_password(values: _Values) -> None:
 
 
 def _position(
-    values: _Values, name: str, default: Position, ledger_id: LedgerId | None
+    values: _ParsedOptions, name: str, default: Position, ledger_id: LedgerId | None
 ) -> Position:
-    position: Position = values.get(name, default)
+    position = values.position_or(name, default)
     if isinstance(position, str):
         return position
     if ledger_id is None and position.segment is None:
@@ -440,12 +463,12 @@ def _position(
     return position
 
 
-def _trigger_limits(values: _Values) -> TriggerLimits:
+def _trigger_limits(values: _ParsedOptions) -> TriggerLimits:
     limits = TriggerLimits(
-        max_rows=values.get("maxRowsPerTrigger"),
-        max_bytes=values.get("maxBytesPerTrigger"),
-        min_rows=values.get("minRowsPerTrigger"),
-        max_delay_s=values.get("maxTriggerDelay", MAX_TRIGGER_DELAY_S_DEFAULT),
+        max_rows=values.get("maxRowsPerTrigger", int),
+        max_bytes=values.get("maxBytesPerTrigger", int),
+        min_rows=values.get("minRowsPerTrigger", int),
+        max_delay_s=values.get_or("maxTriggerDelay", TRIGGER_DELAY_S_DEFAULT),
     )
     if values.has("maxTriggerDelay") and limits.min_rows is None:
         raise ConfigurationError("option maxTriggerDelay needs option minRowsPerTrigger as well")
@@ -457,10 +480,11 @@ def _trigger_limits(values: _Values) -> TriggerLimits:
     return limits
 
 
-def _quorums(values: _Values) -> Quorums:
-    """What is given, and for the rest the default narrowed to it (2 bookies: 2 copies, 2 acks)."""
+def _quorums(values: _ParsedOptions) -> Quorums:
+    """The quorums that are given; for the others the default, narrowed to those given: with
+    ensembleSize=2 alone, two copies and two acknowledgements."""
     standard = Quorums()
-    given = [values.get(name) for name in ("ensembleSize", "writeQuorum", "ackQuorum")]
+    given = [values.get(name, int) for name in ("ensembleSize", "writeQuorum", "ackQuorum")]
     write_quorum = given[1] or min(standard.write_quorum, given[0] or standard.write_quorum)
     ensemble_size = given[0] or max(standard.ensemble_size, write_quorum)
     ack_quorum = given[2] or min(standard.ack_quorum, write_quorum)

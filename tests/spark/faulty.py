@@ -25,9 +25,9 @@ from pyspark.sql.datasource import InputPartition
 
 from connector.datasource import LedgerDataSource
 from connector.options import read_options, write_options
-from connector.read.stream_reader import LedgerStreamReader
-from connector.write.messages import TaskWritten
-from connector.write.stream_writer import LedgerStreamWriter
+from connector.read.readers import LedgerStreamReader
+from connector.write.task import TaskWritten
+from connector.write.writers import LedgerStreamWriter
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 
 BEFORE_OFFSETS = "before-offsets"  # the end of the micro-batch is chosen, Spark has not noted it

@@ -22,8 +22,7 @@ from connector.schema import (
     read_schema,
     spark_schema_of,
 )
-from connector.write.messages import TaskWritten, in_partition_order
-from connector.write.task_identity import TaskIdentity, streaming_task
+from connector.write.task import TaskIdentity, TaskWritten, segments_by_partition, streaming_task
 from spark_ledger.errors import (
     ConfigurationError,
     MetadataUnavailableError,
@@ -74,7 +73,7 @@ def test_segments_follow_the_partitions() -> None:
         TaskWritten(0, 1, "id", (one, two)),
         TaskWritten(1, 0, "id"),
     ]
-    assert in_partition_order(messages) == (one, two, three)
+    assert segments_by_partition(messages) == (one, two, three)
 
 
 def test_partitions_survive_pickling() -> None:
@@ -168,7 +167,7 @@ def test_declared_schemas() -> None:
 
 
 def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_PAUSE_S", (0.0,))
+    monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
     errors = [MetadataUnavailableError("gone"), MetadataUnavailableError("gone")]
 
     def call() -> int:
@@ -176,15 +175,15 @@ def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
             raise errors.pop()
         return 7
 
-    assert retry.patiently(call, "it") == 7
+    assert retry.retry_transient(call, "it") == 7
     errors.append(MetadataUnavailableError("gone"))
     with pytest.raises(MetadataUnavailableError):
-        retry.patiently(call, "it", patience_s=-1.0)
+        retry.retry_transient(call, "it", budget_s=-1.0)
     errors[:] = [OutcomeUnknownError("perhaps")]  # type: ignore[list-item]
     with pytest.raises(OutcomeUnknownError):
-        retry.patiently(call, "it")
+        retry.retry_transient(call, "it")
     errors[:] = [OutcomeUnknownError("perhaps")]  # type: ignore[list-item]
-    assert retry.patiently(call, "it", idempotent=True) == 7
+    assert retry.retry_transient(call, "it", idempotent=True) == 7
 
 
 def test_the_data_source_hides_option_values() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from connector.read.offsets import ledger_offset, ledger_position, stream_offset, stream_place
+from connector.read.offsets import ledger_offset, ledger_position, stream_offset, stream_position
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
@@ -21,11 +21,11 @@ def test_text_of_a_stream_offset() -> None:
 @pytest.mark.parametrize("position", [Dlsn(0), Dlsn(3, 5), Dlsn(3, 5, 7)])
 def test_round_trip_through_json(position: Dlsn) -> None:
     offset = json.loads(json.dumps(stream_offset(position, "ab")))
-    assert stream_place(offset) == (position, "ab")
+    assert stream_position(offset) == (position, "ab")
 
 
 def test_an_offset_without_an_id_is_one_of_an_unknown_stream() -> None:
-    assert stream_place({"entry": 5, "segment": 3}) == (Dlsn(3, 5), "")
+    assert stream_position({"entry": 5, "segment": 3}) == (Dlsn(3, 5), "")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_an_offset_without_an_id_is_one_of_an_unknown_stream() -> None:
 )
 def test_a_foreign_stream_offset_is_refused(offset: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="use a new checkpoint"):
-        stream_place(offset)
+        stream_position(offset)
 
 
 def test_a_foreign_ledger_offset_is_refused() -> None:

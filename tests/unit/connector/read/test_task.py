@@ -14,10 +14,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from connector import retry, sessions
 from connector.options import read_options
-from connector.read import reading
+from connector.read import task
 from connector.read.partitions import LedgerPartition, StreamPartition
 from connector.read.planner import Plan
-from connector.read.reading import _sized, read_partition
+from connector.read.task import _resized, read_partition
 from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
 from spark_ledger.errors import BookieUnavailableError, DataLossError, NoSuchStreamError
 from spark_ledger.limits import KIB, MIB
@@ -48,7 +48,7 @@ def batch(rows: int, size: int = 8) -> pa.RecordBatch:
 )
 def test_batches_get_a_good_size(sizes: list[tuple[int, int]], expected: list[int]) -> None:
     given = [batch(rows, size) for rows, size in sizes]
-    made = list(_sized(given))
+    made = list(_resized(given))
     assert [one.num_rows for one in made] == expected
     assert pa.Table.from_batches(made, batch(0).schema) == pa.Table.from_batches(
         given, batch(0).schema
@@ -156,7 +156,7 @@ class FlakyStream(FakeStream):
 
 def flaky(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int]:
     monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: FlakyStream(failures))
-    monkeypatch.setattr(retry, "_PAUSE_S", (0.0,))
+    monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
     options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
     ranges = (
         SegmentRange(make_segment(0, (3, 3)), (0, 1), (2, 0), 0, 0),
@@ -176,7 +176,7 @@ def test_an_outage_in_the_middle_loses_and_doubles_nothing(
 
 
 def test_an_outage_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "TASK_PATIENCE_S", -1.0)
+    monkeypatch.setattr(task, "RETRY_IN_TASK_S", -1.0)
     with pytest.raises(BookieUnavailableError, match="all replicas are down"):
         flaky(monkeypatch, [3])
 
@@ -226,8 +226,8 @@ class FlakyReader(FakeReader):
 def raw_ids(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int]:
     reader = FlakyReader(failures)
     monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: reader)
-    monkeypatch.setattr(retry, "_PAUSE_S", (0.0,))
-    monkeypatch.setattr(reading, "ENTRIES_PER_BATCH", 3)
+    monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
+    monkeypatch.setattr(task, "RAW_ENTRIES_PER_BATCH", 3)
     options = read_options({"metadata": "zk://h/l", "ledgerId": "5"}, streaming=True)
     partition = LedgerPartition(LedgerId(5), EntryId(2), EntryId(11), 0)
     batches = read_partition(options, LEDGER_SCHEMA, partition)
@@ -243,7 +243,7 @@ def test_an_outage_in_a_raw_ledger_loses_and_doubles_nothing(
 
 
 def test_an_outage_of_a_raw_ledger_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "TASK_PATIENCE_S", -1.0)
+    monkeypatch.setattr(task, "RETRY_IN_TASK_S", -1.0)
     with pytest.raises(BookieUnavailableError, match="are down"):
         raw_ids(monkeypatch, [3])
 

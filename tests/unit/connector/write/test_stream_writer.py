@@ -10,9 +10,9 @@ import pytest
 
 from connector import sessions
 from connector.options import write_options
-from connector.write import stream_writer
-from connector.write.messages import TaskWritten
-from connector.write.stream_writer import LedgerStreamWriter
+from connector.write import replay, writers
+from connector.write.task import TaskWritten
+from connector.write.writers import LedgerStreamWriter
 from spark_ledger.errors import ConfigurationError, ConflictError
 from spark_ledger.stream.model import Commit, SinkRecord
 from tests.unit.connector.fakes import make_segment
@@ -57,8 +57,8 @@ class FakeStream:
 def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
     made = FakeStream()
     monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: made)
-    monkeypatch.setattr(stream_writer, "prepare_stream", lambda options, schema: "id")
-    stream_writer._FIRST_BATCH_OF_RUN.clear()
+    monkeypatch.setattr(writers, "prepare_stream", lambda options, schema: "id")
+    replay._FIRST_BATCH_OF_RUN.clear()
     return made
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from connector import retry, sessions
 from connector.options import write_options
-from connector.write import writing
-from connector.write.writing import write_segments
+from connector.write import task
+from connector.write.task import write_segments
 from spark_ledger.errors import (
     BookieUnavailableError,
     EnsembleLostError,
@@ -55,7 +55,7 @@ class FakeWriter:
 def writer(monkeypatch: pytest.MonkeyPatch) -> FakeWriter:
     made = FakeWriter()
     monkeypatch.setattr(sessions, "segment_writer", lambda *given, **named: made)
-    monkeypatch.setattr(retry, "_PAUSE_S", (0.0,))
+    monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
     return made
 
 
@@ -87,7 +87,7 @@ def test_all_rows_are_written_again(writer: FakeWriter, call: int, kind: type[Le
 def test_what_is_too_large_to_keep_is_left_to_spark(
     writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "KEPT_BYTES_MAX", 150)
+    monkeypatch.setattr(task, "TASK_KEPT_BYTES_MAX", 150)
     writer.errors = [(1, EnsembleLostError("down"))]
     assert write() and writer.abandoned == 1, "two batches are small enough"
     writer.abandon()
@@ -102,7 +102,7 @@ def test_what_does_not_pass_is_not_repeated(
     writer.errors = [(1, SchemaMismatchError("never"))]
     with pytest.raises(SchemaMismatchError):
         write()
-    monkeypatch.setattr(writing, "TASK_PATIENCE_S", -1.0)
+    monkeypatch.setattr(task, "RETRY_IN_TASK_S", -1.0)
     writer.errors = [(1, NotEnoughBookiesError("for good"))]
     with pytest.raises(NotEnoughBookiesError, match="for good"):
         write()

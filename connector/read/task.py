@@ -1,11 +1,15 @@
-"""Reads a partition inside a task: batches in the schema Spark declared, of about 1 to 2 MB."""
+"""What a reading task does on an executor: fetch the rows of its partition as Arrow batches.
+
+The batches have the schema that Spark declared and about 1 to 2 MB. Reading goes on after a
+transient error where it stopped, so no row is delivered twice or left out.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -14,53 +18,52 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.options import ReadOptions
 from connector.read.partitions import LedgerPartition, StreamPartition
-from connector.retry import TASK_PATIENCE_S, Patience
+from connector.retry import RetryBudget
 from connector.schema import read_schema
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
-from spark_ledger.limits import MIB
+from spark_ledger.limits import (
+    RAW_ENTRIES_PER_BATCH,
+    RETRY_IN_TASK_S,
+    SPARK_BATCH_BYTES_MAX,
+    SPARK_BATCH_BYTES_TARGET,
+)
 from spark_ledger.stream.format.arrow_types import ArrowArray, concat_batches
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN, PositionedBatch, ledger_array
 from spark_ledger.stream.model import SegmentRange
-from spark_ledger.types import Dlsn
+from spark_ledger.types import Dlsn, Entry
 
-_LOG: Final = logging.getLogger(__name__)
-
-BATCH_BYTES_TARGET: Final = 1 * MIB
-"""Smaller batches are glued up to this: Spark moves batches of 1 to 2 MB fastest."""
-
-BATCH_BYTES_MAX: Final = 4 * MIB
-"""Larger ones are cut into slices of the target."""
-
-ENTRIES_PER_BATCH: Final = 4096
-"""Raw entries of a few bytes are handed over in batches of this many."""
+logger = logging.getLogger(__name__)
 
 
 def read_partition(
     options: ReadOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition. A partition without a plan, as Spark makes for an empty read, has
-    none."""
+    """The rows of a partition. An empty read has one partition of Spark's own, without rows."""
     wanted = read_schema(schema)
     if isinstance(partition, StreamPartition):
-        return _sized(_stream_batches(options, wanted, partition))
+        return _resized(_stream_batches(options, wanted, partition))
     if isinstance(partition, LedgerPartition):
-        return _sized(_patiently_read(options, _LedgerRead(options, wanted, partition).rest))
+        return _resized(_read_with_retries(options, _LedgerRead(options, wanted, partition)))
     return iter(())
 
 
-def _patiently_read(
-    options: ReadOptions, rest: Callable[[], Iterator[pa.RecordBatch]]
-) -> Iterator[pa.RecordBatch]:
-    """The batches of ``rest``, which is asked again for what is left when it fails for a passing
-    reason."""
-    patience = Patience(f"{options.subject}: reading", TASK_PATIENCE_S)
+class _ResumableRead(Protocol):
+    """A read that knows what it has delivered."""
+
+    def remaining(self) -> Iterator[pa.RecordBatch]:
+        """The batches that were not delivered yet. May be called again after an error."""
+
+
+def _read_with_retries(options: ReadOptions, read: _ResumableRead) -> Iterator[pa.RecordBatch]:
+    """All batches of a read, which is resumed after transient errors."""
+    budget = RetryBudget(f"{options.subject}: reading", RETRY_IN_TASK_S)
     while True:
         try:
-            for batch in rest():
-                patience.succeeded()
+            for batch in read.remaining():
+                budget.reset()
                 yield batch
         except RetryableError as error:
-            patience.pause_or_raise(error)
+            budget.pause_or_raise(error)
         else:
             return
 
@@ -68,9 +71,13 @@ def _patiently_read(
 def _stream_batches(
     options: ReadOptions, wanted: pa.Schema, partition: StreamPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a stream's partition; of a stream that was deleted after it was planned, none."""
+    """The rows of a stream's partition.
+
+    Raises DataLossError if the stream was deleted after the read was planned; with
+    failOnDataLoss=false the rows that are left are skipped.
+    """
     try:
-        yield from _patiently_read(options, _StreamRead(options, wanted, partition).rest)
+        yield from _read_with_retries(options, _StreamRead(options, wanted, partition))
     except NoSuchStreamError as error:
         lost = f"{options.subject} was deleted after this read was planned, and its rows are gone"
         if options.fail_on_data_loss:
@@ -79,11 +86,11 @@ def _stream_batches(
                 "checkpoint location, or failOnDataLoss=false to go on from the earliest row of "
                 "the new stream"
             ) from error
-        _LOG.warning("%s; going on without them, because failOnDataLoss=false", lost)
+        logger.warning("%s; going on without them, because failOnDataLoss=false", lost)
 
 
 class _StreamRead:
-    """A stream's partition, and what is left of it."""
+    """A stream's partition, and which of its ranges are not delivered yet. Lives in one task."""
 
     def __init__(self, options: ReadOptions, wanted: pa.Schema, partition: StreamPartition) -> None:
         self._options = options
@@ -91,10 +98,14 @@ class _StreamRead:
         self._partition = partition
         self._ranges: tuple[SegmentRange, ...] = partition.plan.ranges
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """The rows that were not delivered yet."""
+    def remaining(self) -> Iterator[pa.RecordBatch]:
+        """The rows that were not delivered yet.
+
+        Raises DataLossError for rows that are gone, unless they were truncated and failOnDataLoss
+        is false.
+        """
         options, wanted = self._options, self._wanted
-        assert options.stream is not None, "a stream's partition comes of a read of a stream"
+        assert options.stream is not None, "only the read of a stream has such a partition"
         stream = sessions.stream(options.connection, options.stream, self._partition.stream_id)
         metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
         stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
@@ -104,7 +115,7 @@ class _StreamRead:
                     self._ranges, schema=stored, replica_hint=self._partition.plan.rotation
                 ):
                     yield _with_metadata(positioned, wanted, metadata_index)
-                    self._ranges = ranges_behind(
+                    self._ranges = ranges_after(
                         self._ranges, positioned.position, positioned.batch.num_rows
                     )
             except DataLossError as error:
@@ -112,64 +123,66 @@ class _StreamRead:
                 kept = tuple(p for p in self._ranges if p.segment.number >= earliest.segment)
                 if options.fail_on_data_loss or len(kept) == len(self._ranges):
                     raise
-                _LOG.warning("%s; going on behind it, because failOnDataLoss=false", error)
+                logger.warning("%s; going on behind it, because failOnDataLoss=false", error)
                 self._ranges = kept
             else:
                 return
 
 
-def ranges_behind(
+def ranges_after(
     ranges: Sequence[SegmentRange], position: Dlsn, rows: int
 ) -> tuple[SegmentRange, ...]:
-    """What is left of ranges once ``rows`` rows of the entry at ``position`` were delivered."""
-    rest = list(ranges)
-    while rest and rest[0].segment.number < position.segment:
-        del rest[0]
-    if rest and rest[0].segment.number == position.segment:
+    """The rest of ranges after ``rows`` rows of one entry, from ``position`` on, were delivered."""
+    left = list(ranges)
+    while left and left[0].segment.number < position.segment:
+        del left[0]
+    if left and left[0].segment.number == position.segment:
         entry, slot = position.entry, position.slot + rows
-        if slot >= rest[0].segment.entry_rows[entry]:
+        if slot >= left[0].segment.entry_rows[entry]:
             entry, slot = entry + 1, 0
-        if (entry, slot) < rest[0].end:
-            rest[0] = rest[0]._replace(start=(entry, slot))
+        if (entry, slot) < left[0].end:
+            left[0] = left[0]._replace(start=(entry, slot))
         else:
-            del rest[0]
-    return tuple(rest)
+            del left[0]
+    return tuple(left)
 
 
 def _with_metadata(
     positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int
 ) -> pa.RecordBatch:
+    batch = positioned.batch
     if metadata_index < 0:
-        return positioned.batch
-    columns = list(positioned.batch.columns)
+        return batch
+    columns = list(batch.columns)
     columns.insert(metadata_index, ledger_array(positioned))
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
 class _LedgerRead:
-    """A raw ledger's partition, and where it goes on."""
+    """A raw ledger's partition, and the next entry to deliver. Lives in one task."""
 
     def __init__(self, options: ReadOptions, wanted: pa.Schema, partition: LedgerPartition) -> None:
         self._options = options
         self._wanted = wanted
         self._partition = partition
-        self._following = int(partition.first_entry)
+        self._next_entry = int(partition.first_entry)
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
+    def remaining(self) -> Iterator[pa.RecordBatch]:
         """The entries that were not delivered yet."""
         ledger_id, last = self._partition.ledger_id, self._partition.last_entry
-        if self._following > last:
+        if self._next_entry > last:
             return
         reader = sessions.ledger_reader(self._options.connection, ledger_id)
         if last > reader.last_add_confirmed:
             reader.refresh()
         entries = reader.read(
-            self._following,
+            self._next_entry,
             last,
-            unconfirmed=not reader.is_closed,  # the driver knows that they are confirmed
+            # The driver's plan has only confirmed entries. This reader may know an older LAC.
+            unconfirmed=not reader.is_closed,
             replica_hint=self._partition.rotation,
         )
-        while group := _group(entries):
+        while group := _next_group(entries):
             columns: dict[str, ArrowArray] = {
                 "ledger_id": pa.repeat(pa.scalar(ledger_id, pa.int64()), len(group)),
                 "entry_id": pa.array([entry.entry_id for entry in group], pa.int64()),
@@ -177,43 +190,43 @@ class _LedgerRead:
             }
             wanted = self._wanted
             yield pa.RecordBatch.from_arrays([columns[n] for n in wanted.names], schema=wanted)
-            self._following = group[-1].entry_id + 1
+            self._next_entry = group[-1].entry_id + 1
 
 
-def _group(entries: Iterator[Any]) -> list[Any]:
-    """The next entries, up to a batch's size."""
-    group: list[Any] = []
+def _next_group(entries: Iterator[Entry]) -> list[Entry]:
+    """The next entries, up to the size of a batch; empty at the end."""
+    group: list[Entry] = []
     size_bytes = 0
-    for entry in islice(entries, ENTRIES_PER_BATCH):
+    for entry in islice(entries, RAW_ENTRIES_PER_BATCH):
         group.append(entry)
         size_bytes += len(entry.payload)
-        if size_bytes >= BATCH_BYTES_TARGET:
+        if size_bytes >= SPARK_BATCH_BYTES_TARGET:
             break
     return group
 
 
-def _sized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a good size; neither many tiny ones nor a few huge ones."""
+def _resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of a size that Spark moves fast: joined if small, cut if large."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
         size_bytes = batch.nbytes
-        if held and held_bytes + size_bytes > BATCH_BYTES_MAX:
-            yield _glued(held)
+        if held and held_bytes + size_bytes > SPARK_BATCH_BYTES_MAX:
+            yield _joined(held)
             held, held_bytes = [], 0
-        if size_bytes > BATCH_BYTES_MAX:
-            step = max(1, batch.num_rows * BATCH_BYTES_TARGET // size_bytes)
+        if size_bytes > SPARK_BATCH_BYTES_MAX:
+            step = max(1, batch.num_rows * SPARK_BATCH_BYTES_TARGET // size_bytes)
             for offset in range(0, batch.num_rows, step):
                 yield batch.slice(offset, step)
             continue
         held.append(batch)
         held_bytes += size_bytes
-        if held_bytes >= BATCH_BYTES_TARGET:
-            yield _glued(held)
+        if held_bytes >= SPARK_BATCH_BYTES_TARGET:
+            yield _joined(held)
             held, held_bytes = [], 0
     if held:
-        yield _glued(held)
+        yield _joined(held)
 
 
-def _glued(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else concat_batches(batches)
