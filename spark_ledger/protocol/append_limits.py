@@ -18,7 +18,11 @@ from spark_ledger.limits import (
 
 @dataclass(frozen=True, slots=True)
 class AppendLimits:
-    """When a silent bookie counts as failed, and how much may be in flight."""
+    """When a silent bookie counts as failed, and how much may be in flight (rule P11).
+
+    ``slow_bookie_grace_s`` is meant to be below ``add_timeout_s``: it applies only while producers
+    wait for room, and only to bookies that the ack quorum can do without.
+    """
 
     add_timeout_s: float = ADD_TIMEOUT_S
     slow_bookie_grace_s: float = SLOW_BOOKIE_GRACE_S

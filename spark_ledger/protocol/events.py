@@ -97,11 +97,19 @@ class Abandon(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """Time passed. The shell sends one now and then while a machine is at work."""
+    """Time passed. The shell sends one now and then while a machine is at work.
+
+    Machines keep no timers: what is due follows from the time that comes with the event, so a late
+    tick delays things and changes nothing else.
+    """
 
 
 class LastConfirmedAnswer(NamedTuple):
-    """A bookie's last add confirmed. Answers ``ReadLastConfirmed``."""
+    """A bookie's last add confirmed. Answers ``ReadLastConfirmed``.
+
+    A hint that never lies but may lag (rule P5). If the question fenced, OK and every definite "no"
+    mean that the fence is durable (rule P12).
+    """
 
     bookie_index: int
     status: BookieStatus
@@ -185,7 +193,7 @@ class SendEntries(NamedTuple):
 
 
 class ConfirmEntries(NamedTuple):
-    """Every entry up to ``last`` is confirmed: tell the application, in entry order."""
+    """Every entry up to ``last`` is confirmed: tell the application, in entry order (rule P4)."""
 
     last: EntryId
 

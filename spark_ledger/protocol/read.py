@@ -138,7 +138,7 @@ class ReadMachine:
 
     def _on_entries(self, event: EntriesRead, now: float) -> list[Command]:
         if event.bookie_index not in self._reading:
-            return []
+            return []  # it was overtaken, and its cancellation was on the way
         stride, lane_index = self._wanted.lane.stride, self._wanted.lane_index
         self._reading[event.bookie_index] = event.last_entry + stride
         if event.last_entry < self._next:
@@ -153,7 +153,8 @@ class ReadMachine:
         if self._next > self._wanted.last:
             return commands + self._finish(Done(self._ledger.value, self._ledger.version))
         for index in [i for i in self._reading if i != event.bookie_index]:
-            # Speculation is over: the faster one goes on alone.
+            # Speculation is over: the faster one goes on alone, or every entry of the rest of the
+            # range would be read from two bookies.
             self._retire(index)
             self._slow_indexes.add(index)
             commands.append(CancelRead(index, lane_index))
@@ -189,6 +190,10 @@ class ReadMachine:
         return self._ask_next(now) if self._candidates() else []
 
     def _candidates(self) -> list[int]:
+        """Replicas that are not asked now and have not said why they cannot bring the next entry.
+
+        One that failed at an earlier entry is among them: it may well hold this one (rule P19).
+        """
         return [index for index in self._waiting if index not in self._problems]
 
     def _ask_next(self, now: float) -> list[Command]:
@@ -213,6 +218,7 @@ class ReadMachine:
         ]
 
     def _retire(self, index: int) -> None:
+        """The replica is not asked any more; it waits behind the others."""
         del self._reading[index]
         self._waiting.append(index)
 

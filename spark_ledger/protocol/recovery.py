@@ -199,6 +199,11 @@ class RecoveryMachine:
         return WriteMetadata(wanted, self._version)
 
     def _fence(self) -> list[Command]:
+        """Fence every bookie of the last fragment: only there can the old writer confirm anything.
+
+        Earlier fragments are complete: all of their entries were confirmed before the next one was
+        written (rule P7), and the mark keeps the writer from writing another (rule P6).
+        """
         self._enter(Phase.FENCING)
         self._fragments = self._metadata.fragments
         self._fencing = LastConfirmedRead(self._metadata, fence=True)
@@ -257,13 +262,16 @@ class RecoveryMachine:
         tail = self._tails[event.lane]
         tail.on_entries(event.bookie_index)
         if event.last_entry < tail.next_entry or self._end is not None:
+            # Another replica was faster. Or the end is decided: a copy that turns up behind it was
+            # on fewer than AQ bookies when the others denied it, so nobody was promised it.
             return []
         first = EntryId(tail.next_entry)
         tail.on_found(event.last_entry)
         commands: list[Command] = [
             DeliverEntries(event.bookie_index, event.lane, first, event.last_entry)
         ]
-        # Replicas that said "no" to an earlier entry are asked about the new next one.
+        # Replicas that said "no" to an earlier entry are asked about the new next one: a bookie
+        # that lacks one entry may hold those behind it, and its "no" was about that one (rule P14).
         commands += [self._read(event.lane, index) for index in tail.idle_indexes()]
         return commands + self._write_back(now) + self._find_end(now)
 
@@ -271,6 +279,8 @@ class RecoveryMachine:
         if self._phase is not Phase.READING:
             return []
         if event.status is BookieStatus.UNAUTHORIZED:
+            # The password is the ledger's, so the other bookies refuse it too (rule P20). Going on
+            # would end in "too few answers", which hides what is wrong.
             return self._failed(
                 UnauthorizedError(
                     f"ledger {self._metadata.ledger_id}: a bookie refuses the password"
@@ -301,6 +311,8 @@ class RecoveryMachine:
         return commands + self._write_back(now) + self._end_if_complete()
 
     def _unknown_end(self, tail: LaneTail) -> RecoveryError:
+        """All replicas have answered and do not suffice. Cutting the ledger here might lose a
+        confirmed entry, so the ledger stays as it is until more bookies are back (rule P14)."""
         return RecoveryError(
             f"ledger {self._metadata.ledger_id} ({self._metadata.quorums}): too few bookies tell "
             f"whether entry {tail.next_entry} was written ({tail.describe(self._metadata)}). Start "
@@ -332,6 +344,8 @@ class RecoveryMachine:
         return self._confirm()
 
     def _confirm(self) -> list[Command]:
+        """Count what is written back. Not while bookies are chosen, as in the writer: the new
+        fragment will begin behind what is confirmed when they are installed (rule P7)."""
         if self._replication is None or self._replication.is_choosing:
             return []
         end = self._replication.confirmed_end()
@@ -346,6 +360,8 @@ class RecoveryMachine:
         ):
             return []
         commands: list[Command] = [CloseAppender(event.bookie_index)]
+        # FENCED is an ordinary failure here: adds of a recovery pass the fence (rule P12), so a
+        # bookie that answers so is broken, and the ledger's end does not depend on it.
         if event.status is BookieStatus.UNAUTHORIZED:
             return commands + self._failed(
                 UnauthorizedError(
@@ -356,7 +372,11 @@ class RecoveryMachine:
         return commands + self._replace_failed(now)
 
     def _replace_failed(self, now: float) -> list[Command]:
-        """Replace bookies that failed, if there is something to write to them (rule P9)."""
+        """Replace bookies that failed, if there is something to write to them (rule P9).
+
+        A recovery does not wait for bookies to come back, as a writer may: when AQ of a write set
+        are out of reach it fails, keeps the ledger unclosed, and can be started again.
+        """
         replication = self._replication
         assert replication is not None, "Nobody fails to store before something is written back."
         nothing_to_write = replication.last_pushed == self._last_add_confirmed
@@ -439,10 +459,12 @@ class RecoveryMachine:
 
     def _on_conflict(self, event: MetadataConflict) -> list[Command]:
         if self._phase not in (Phase.MARKING, Phase.CLOSING):
-            return []  # nothing was asked: reads keep to the metadata that recovery began with
+            return []  # nothing was asked: reads keep to the metadata as they began (rule P15)
         stored = event.metadata
         old, self._metadata, self._version = self._metadata, stored, event.version
         if stored.is_closed:  # somebody else was faster; or it was us, and the reply was lost
+            # Either way it is closed for good, and both recoveries found every confirmed entry:
+            # the first close holds (rule P17).
             return self._ended(Done(stored, event.version))
         if self._phase is Phase.MARKING:
             return self.start()
@@ -451,7 +473,8 @@ class RecoveryMachine:
             return self._failed(
                 FencedError(f"ledger {stored.ledger_id}: its ensemble changed during recovery")
             )
-        # Re-replication rewrote older fragments meanwhile: keep its work, add ours.
+        # Re-replication rewrote older fragments meanwhile: keep its work, add ours. The bookies
+        # that it took out may be gone: writing them again would lose their entries (rule P6).
         ours = self._fragments[len(old.fragments) - 1 :]
         self._fragments = (*stored.fragments[:-1], *ours)
         return [self._write(self._closed_value())]
