@@ -59,6 +59,9 @@ ADD_TIMEOUT_S: Final = 5.0
 SLOW_BOOKIE_GRACE_S: Final = 1.0
 """A bookie that is silent this long *and* over the byte bound is failed, if the others suffice."""
 
+REPLACEMENT_RETRY_S: Final = 1.0
+"""A failed bookie that nobody could replace is looked at again after this long."""
+
 READ_TIMEOUT_S: Final = 10.0
 """One read request to one bookie."""
 

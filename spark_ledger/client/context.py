@@ -28,7 +28,7 @@ from spark_ledger.protocol.events import (
     MetadataWritten,
     WriteMetadata,
 )
-from spark_ledger.protocol.placement import choose_bookies, too_few
+from spark_ledger.protocol.placement import choose_bookies, shortage
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId, LedgerId
 
@@ -82,7 +82,7 @@ class ClientContext:
 
     def why_no_ensemble(self, count: int) -> str:
         """What ``new_ensemble`` lacked a moment ago, and what to do."""
-        return too_few(self.directory.all(), count, silent=self._suspects_now())
+        return shortage(self.directory.all(), count, silent=self._suspects_now())
 
     def _suspects_now(self) -> set[BookieId]:
         now = asyncio.get_running_loop().time()

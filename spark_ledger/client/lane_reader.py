@@ -10,6 +10,7 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import READ_REQUEST_BYTES_MAX
+from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.protocol.events import (
     CancelRead,
     Command,
@@ -21,7 +22,6 @@ from spark_ledger.protocol.events import (
     ReadEntries,
 )
 from spark_ledger.protocol.placement import read_order
-from spark_ledger.protocol.quorum import Lane
 from spark_ledger.protocol.read import ReadMachine
 from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.transport.base import ReadChunk
@@ -29,7 +29,6 @@ from spark_ledger.types import (
     BookieStatus,
     Entry,
     EntryId,
-    Fragment,
     LedgerId,
     LedgerMetadata,
     Versioned,
@@ -48,35 +47,26 @@ class LaneReader:
         context: ClientContext,
         ledger: Versioned[LedgerMetadata],
         digest: Digest,
-        fragment: Fragment,
-        lane_index: int,
-        lane: Lane,
-        first: EntryId,
-        last: EntryId,
+        wanted: LaneRange,
         *,
         replica_hint: int,
     ) -> None:
         self._context = context
         self._ledger = ledger.value
         self._digest = digest
-        self._fragment = fragment
+        self._bookies = wanted.bookies
         loop = asyncio.get_running_loop()
         directory = context.directory
         order = read_order(
-            lane.indexes,
-            fragment.bookies,
+            wanted.lane.indexes,
+            wanted.bookies,
             replica_hint,
             slow=context.slow_now(),
-            gone=[b for b in fragment.bookies if directory.get(b) is None],
+            gone=[b for b in wanted.bookies if directory.get(b) is None],
         )
         self._machine = ReadMachine(
-            ledger.value,
-            ledger.version,
-            fragment.bookies,
-            lane_index,
-            lane,
-            first,
-            last,
+            ledger,
+            wanted,
             order=order,
             speculative_delay_s=context.config.speculative_read_delay_s,
             now=loop.time(),
@@ -118,7 +108,7 @@ class LaneReader:
             self._ended = True
             await self._driver.stop()
             for bookie_index in self._machine.slow_indexes:
-                self._context.slow(self._fragment.bookies[bookie_index])
+                self._context.slow(self._bookies[bookie_index])
 
     def _perform(self, command: Command) -> None:
         match command:

@@ -11,7 +11,6 @@ from spark_ledger.client.frames import FrameStore
 from spark_ledger.client.lane_reader import LaneReader, verify_chunk
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import READ_REQUEST_BYTES_MAX
-from spark_ledger.protocol.ensemble import fragment_of
 from spark_ledger.protocol.events import (
     BookiesChosen,
     CancelRead,
@@ -32,6 +31,7 @@ from spark_ledger.protocol.events import (
     ReadLastConfirmed,
     ReadLength,
     SendEntries,
+    TellLength,
     WriteMetadata,
 )
 from spark_ledger.protocol.quorum import lanes
@@ -68,6 +68,7 @@ class Recovery:
         self._found: dict[int, bytes] = {}
         """Frames of entries that were found and are not yet in order behind one another."""
         self._lengths: dict[int, int] = {}
+        """Cumulative lengths of entries that were read: the machine asks for that of the last."""
         self._frames: FrameStore | None = None
         self._next_entry = 0
         self._outcome: asyncio.Future[Versioned[LedgerMetadata]] = self._loop.create_future()
@@ -119,6 +120,8 @@ class Recovery:
                 self._driver.answer(self._write_metadata(command))
             case ReadLength():
                 self._driver.answer(self._read_length(command))
+            case TellLength():
+                self._driver.answer(self._tell_length(command))
             case Done():
                 self._finish(Versioned(command.metadata, command.version))
             case Failed():
@@ -200,28 +203,15 @@ class Recovery:
     async def _write_metadata(self, command: WriteMetadata) -> Event:
         return await self._context.write_metadata(command)
 
+    async def _tell_length(self, command: TellLength) -> Event:
+        return LengthRead(self._lengths[command.entry_id])
+
     async def _read_length(self, command: ReadLength) -> Event:
-        """The cumulative length at the end: known if the entry was found, else read from it."""
-        entry_id = command.entry_id
-        if entry_id in self._lengths:
-            return LengthRead(self._lengths[entry_id])
-        # The machine's: what this recovery began with may be older than the last ensemble change.
-        metadata = self._machine.metadata
-        fragment = fragment_of(metadata, entry_id)
-        index, lane = next(
-            (i, lane)
-            for i, lane in enumerate(lanes(metadata.quorums))
-            if lane.first_at_or_after(entry_id) == entry_id
-        )
         reader = LaneReader(
             self._context,
-            Versioned(metadata, 0),
+            Versioned(self._machine.metadata, 0),
             self._digest,
-            fragment,
-            index,
-            lane,
-            entry_id,
-            entry_id,
+            command.wanted,
             replica_hint=0,
         )
         entries: list[Entry] = []

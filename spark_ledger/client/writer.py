@@ -21,8 +21,10 @@ from spark_ledger.errors import (
     TooManyRequestsError,
 )
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
-from spark_ledger.protocol.append import AppendLimits, AppendMachine
+from spark_ledger.protocol.append import AppendMachine
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
+    Abandon,
     AnnounceLastConfirmed,
     Append,
     BookiesChosen,
@@ -332,10 +334,7 @@ class LedgerWriter:
 
     def _on_crash(self, error: BaseException) -> None:
         broken = crash_error(self.ledger_id, error)
-        self._machine.error = broken
-        self._fail_entries(broken)
-        self._finish(broken)
-        self._on_progress()
+        self._end_here(Abandon(in_flight=broken, error=broken))
 
     # -- closing -----------------------------------------------------------------------------------
 
@@ -373,12 +372,19 @@ class LedgerWriter:
         """
         if not self._outcome.done():
             why = f"ledger {self.ledger_id}: the connection was closed before its writer; "
-            self._fail_entries(AddOutcomeUnknownError(why + "the add was in flight"))
-            closed = LedgerClosedError(why + "open it with recover=True to close it")
-            self._machine.error = self._machine.error or closed
-            self._finish(closed)
-            self._on_progress()
+            self._end_here(
+                Abandon(
+                    in_flight=AddOutcomeUnknownError(why + "the add was in flight"),
+                    error=LedgerClosedError(why + "open it with recover=True to close it"),
+                )
+            )
         await self._stop()
+
+    def _end_here(self, event: Abandon) -> None:
+        """Give the machine its last event past the driver, which may be the one that crashed."""
+        for command in self._machine.handle(event, self._loop.time()):
+            self._perform(command)
+        self._on_progress()
 
     async def _stop(self) -> None:
         await self._driver.stop()

@@ -2,7 +2,11 @@
 
 Events are facts that the shell learned; commands are work that it has to do. Both are the same
 for every machine, so one shell loop drives them all. A command that asks for something names
-what the matching event has to carry back.
+what the matching event has to carry back: a machine must be able to tell a late answer to an old
+question from the answer it waits for, because nothing takes a message back that is on its way.
+
+Shells decide nothing. Where a command needs a choice (which bookies, which lane, which entry), the
+machine has made it and the command carries it: what a shell chooses no model checker sees.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from spark_ledger.errors import LedgerError
+from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
 
 # -- events ----------------------------------------------------------------------------------------
@@ -23,7 +28,11 @@ class Append(NamedTuple):
 
 
 class AddAcknowledged(NamedTuple):
-    """The bookie at an index holds all of its entries up to ``last_entry``, durably."""
+    """The bookie at an index holds all of its entries up to ``last_entry``, durably (rule P3).
+
+    Cumulative: a transport may report every second entry only, and a lost report costs nothing.
+    ``bookie_id`` tells a late answer of a replaced bookie from one of its successor.
+    """
 
     bookie_index: int
     bookie_id: BookieId
@@ -31,7 +40,10 @@ class AddAcknowledged(NamedTuple):
 
 
 class AddFailed(NamedTuple):
-    """The bookie at an index refused or did not answer; its appender reports nothing more."""
+    """The bookie at an index refused or did not answer; its appender reports nothing more.
+
+    Entries that it acknowledged before still count until it is replaced (rule P8).
+    """
 
     bookie_index: int
     bookie_id: BookieId
@@ -73,12 +85,31 @@ class Close(NamedTuple):
     """The application closes the ledger; adds that are still pending are given up."""
 
 
+class Abandon(NamedTuple):
+    """The writer ends here and leaves the ledger as it is: its connection ends, or it crashed.
+
+    ``in_flight`` is what adds without an answer fail with: their outcome is unknown (rule P18).
+    ``error`` is what later adds are told.
+    """
+
+    in_flight: LedgerError
+    error: LedgerError
+
+
 class Tick(NamedTuple):
-    """Time passed. The shell sends one now and then while a machine is at work."""
+    """Time passed. The shell sends one now and then while a machine is at work.
+
+    Machines keep no timers: what is due follows from the time that comes with the event, so a late
+    tick delays things and changes nothing else.
+    """
 
 
 class LastConfirmedAnswer(NamedTuple):
-    """A bookie's last add confirmed. Answers ``ReadLastConfirmed``."""
+    """A bookie's last add confirmed. Answers ``ReadLastConfirmed``.
+
+    A hint that never lies but may lag (rule P5). If the question fenced, OK and every definite "no"
+    mean that the fence is durable (rule P12).
+    """
 
     bookie_index: int
     status: BookieStatus
@@ -108,7 +139,7 @@ class ReadEnded(NamedTuple):
 
 
 class LengthRead(NamedTuple):
-    """The cumulative length at an entry. Answers ``ReadLength``."""
+    """The cumulative length at an entry. Answers ``ReadLength`` and ``TellLength``."""
 
     length: int
 
@@ -128,6 +159,7 @@ Event = (
     | MetadataConflict
     | MetadataFailed
     | Close
+    | Abandon
     | Tick
     | LastConfirmedAnswer
     | EntriesRead
@@ -161,19 +193,25 @@ class SendEntries(NamedTuple):
 
 
 class ConfirmEntries(NamedTuple):
-    """Every entry up to ``last`` is confirmed: tell the application, in entry order."""
+    """Every entry up to ``last`` is confirmed: tell the application, in entry order (rule P4)."""
 
     last: EntryId
 
 
 class FailEntries(NamedTuple):
-    """Every entry above the last add confirmed fails with this error, and so do later ones."""
+    """Every entry above the last add confirmed fails with this error, and so do later ones.
+
+    None of them is known not to be stored: recovery may find any of them (rule P18).
+    """
 
     error: LedgerError
 
 
 class ChooseBookies(NamedTuple):
-    """Find bookies for indexes: not ``members``, and one of ``failed`` only if it works again."""
+    """Find bookies for indexes: not ``members``, and one of ``failed`` only if it works again.
+
+    A failed bookie may return to its own index (rule P10), never to another: ``failed`` says which.
+    """
 
     indexes: tuple[int, ...]
     members: frozenset[BookieId]
@@ -181,7 +219,7 @@ class ChooseBookies(NamedTuple):
 
 
 class WriteMetadata(NamedTuple):
-    """Compare-and-set the ledger's metadata."""
+    """Compare-and-set the ledger's metadata: store them if ``version`` is stored now (rule P6)."""
 
     metadata: LedgerMetadata
     version: int
@@ -195,7 +233,7 @@ class AnnounceLastConfirmed(NamedTuple):
 
 
 class ReadLastConfirmed(NamedTuple):
-    """Ask a bookie for its last add confirmed."""
+    """Ask a bookie for its last add confirmed; ``fence`` also fences it first (rule P12)."""
 
     bookie_index: int
     bookie_id: BookieId
@@ -231,7 +269,13 @@ class DeliverEntries(NamedTuple):
 
 
 class ReadLength(NamedTuple):
-    """Read the entry and report its cumulative length."""
+    """Read the one entry of this range from any replica; report its cumulative length."""
+
+    wanted: LaneRange
+
+
+class TellLength(NamedTuple):
+    """Report the cumulative length of an entry that ``DeliverEntries`` took."""
 
     entry_id: EntryId
 
@@ -263,6 +307,7 @@ Command = (
     | CancelRead
     | DeliverEntries
     | ReadLength
+    | TellLength
     | Done
     | Failed
 )

@@ -1,4 +1,4 @@
-"""Which bookies get new data, and which replica a reader asks first.
+"""Which bookies get new data, and which replica a reader asks first (rule P19).
 
 Pure: chance comes in as the caller's ``shuffle``, what is known of bookies as plain values.
 """
@@ -24,13 +24,13 @@ def choose_bookies(
     a bookie (open ledgers, bytes), 0 for one it does not name. ``shuffle`` decides between equals,
     so that clients which know nothing of each other do not all choose the same bookies.
     """
-    assert count >= 0, "cannot choose a negative number of bookies"
+    assert count >= 0, "A negative number of bookies cannot be chosen."
     usable = [
         bookie
         for bookie in candidates
         if bookie.state is BookieState.WRITABLE and bookie.bookie_id not in exclude
     ]
-    assert len({bookie.bookie_id for bookie in usable}) == len(usable), "a bookie is listed once"
+    assert len({bookie.bookie_id for bookie in usable}) == len(usable), "A bookie is listed once."
     if len(usable) < count:
         return None
     shuffle(usable)
@@ -38,7 +38,7 @@ def choose_bookies(
     return tuple(bookie.bookie_id for bookie in usable[:count])
 
 
-def too_few(registered: Sequence[BookieInfo], count: int, *, silent: Collection[BookieId]) -> str:
+def shortage(registered: Sequence[BookieInfo], count: int, *, silent: Collection[BookieId]) -> str:
     """Why ``choose_bookies`` found no ``count`` bookies, and what to do. ``silent`` failed an add
     lately and did not answer when they were asked again."""
     reasons = {
@@ -73,9 +73,10 @@ def read_order(
     ``entry_hint`` rotates the indexes, so that readers of different ranges share the replicas; pass
     the range's first entry, or any number that differs between readers. Bookies that were overtaken
     by a speculative read (``slow``) stand behind the others, unregistered ones (``gone``) last:
-    they are still asked, because a registration may lag behind the bookie (DESIGN 5.10).
+    they are still asked, because a registration may lag behind the bookie, and an entry is missing
+    only if every replica says so (rule P19).
     """
-    assert indexes, "every lane has a replica"
+    assert indexes, "Every lane has a replica."
     turn = entry_hint % len(indexes)
     rotated = [*indexes[turn:], *indexes[:turn]]
     return sorted(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spark_ledger.protocol.append import AppendMachine
-from spark_ledger.protocol.ensemble import fragment_of
 from spark_ledger.protocol.events import (
     CancelRead,
     ChooseBookies,
@@ -34,10 +33,11 @@ from spark_ledger.protocol.events import (
     ReadLastConfirmed,
     ReadLength,
     SendEntries,
+    TellLength,
     WriteMetadata,
 )
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
-from spark_ledger.protocol.quorum import entries_of_index, lanes, write_set
+from spark_ledger.protocol.quorum import entries_of_index, lanes
 from spark_ledger.protocol.recovery import Phase, RecoveryMachine
 from spark_ledger.types import BookieId, LedgerMetadata, Quorums
 from tests.exhaustive.values import Interned, clone, freeze
@@ -252,7 +252,12 @@ class _Run:
             case DeliverEntries():
                 self._deliver(command)
             case ReadLength():
-                self._measure(command.entry_id)
+                wanted = command.wanted
+                bookies = tuple(wanted.bookies[index] for index in wanted.lane.indexes)
+                self._send("length", AskLength(bookies, wanted.first))
+            case TellLength():
+                assert command.entry_id in shell.found, "Only of what was found a length is known."
+                self.take(LengthRead(ENTRY_BYTES * (command.entry_id + 1)))
             case WriteMetadata():
                 self._send("metadata", CompareAndSet(command.metadata, command.version))
             case ChooseBookies():
@@ -304,17 +309,6 @@ class _Run:
         covers = reading.first <= command.first and command.last <= reading.brought_to
         assert covers, "a machine delivers what the replica brought"
         self.shell.found.update(range(command.first, command.last + 1, stride))
-
-    def _measure(self, entry_id: int) -> None:
-        """From what was found, else from any replica."""
-        machine = self.shell.machine
-        assert isinstance(machine, RecoveryMachine)
-        if entry_id in self.shell.found:
-            self.take(LengthRead(ENTRY_BYTES * (entry_id + 1)))
-            return
-        bookies = fragment_of(machine.metadata, entry_id).bookies
-        indexes = write_set(entry_id, self.quorums)
-        self._send("length", AskLength(tuple(bookies[index] for index in indexes), entry_id))
 
 
 class Clients:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.protocol.append import AppendLimits, AppendMachine
+from spark_ledger.protocol.append import AppendMachine
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
     Append,
     Close,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from spark_ledger.errors import (
     MetadataUnavailableError,
 )
-from spark_ledger.protocol.append import AppendLimits, AppendMachine
+from spark_ledger.protocol.append import AppendMachine
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
     AddAcknowledged,
     AddFailed,

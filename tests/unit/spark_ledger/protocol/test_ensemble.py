@@ -63,7 +63,7 @@ def test_no_fragment_goes_below_the_last() -> None:
 def test_recovery_starts_from_open_only() -> None:
     marked = ensemble.in_recovery(TWO)
     assert marked.state is LedgerState.IN_RECOVERY
-    with pytest.raises(AssertionError, match="only an open ledger"):
+    with pytest.raises(AssertionError, match="Only an open ledger"):
         ensemble.in_recovery(marked)
 
 

@@ -180,7 +180,7 @@ def test_confirmed_end_with_acknowledgements_in_any_order(quorums: Quorums) -> N
 
 
 def test_confirmed_end_wants_one_number_per_bookie() -> None:
-    with pytest.raises(AssertionError, match="one number per bookie"):
+    with pytest.raises(AssertionError, match="one acknowledged entry"):
         quorum.confirmed_end([0, 0], 0, Quorums(3, 3, 2))
 
 

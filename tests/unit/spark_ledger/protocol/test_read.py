@@ -7,7 +7,6 @@ import pytest
 from spark_ledger.errors import BookieUnavailableError, DigestMismatchError, NoSuchEntryError
 from spark_ledger.protocol.events import (
     CancelRead,
-    Command,
     DeliverEntries,
     Done,
     EntriesRead,
@@ -15,47 +14,19 @@ from spark_ledger.protocol.events import (
     LengthRead,
     ReadEnded,
     ReadEntries,
-    Tick,
 )
-from spark_ledger.protocol.quorum import lanes
-from spark_ledger.protocol.read import ReadMachine
 from spark_ledger.types import BookieId, BookieStatus, EntryId
-from tests.unit.spark_ledger.protocol.ledgers import ids, ledger, one, only
-
-OK, NO = BookieStatus.OK, BookieStatus.NO_SUCH_ENTRY
-DOWN, DAMAGED = BookieStatus.UNAVAILABLE, BookieStatus.IO_ERROR
-METADATA = ledger((3, 3, 2), (0, "b0 b1 b2"))
-STRIPED = ledger((3, 2, 1), (0, "b0 b1 b2"))
-
-
-class Reader:
-    """A machine that reads 0..9 with replicas 1, 2, 0 in this order."""
-
-    def __init__(self, first: int = 0, last: int = 9) -> None:
-        self.machine = ReadMachine(
-            METADATA,
-            3,
-            ids("b0 b1 b2"),
-            0,
-            lanes(METADATA.quorums)[0],
-            EntryId(first),
-            EntryId(last),
-            order=[1, 2, 0],
-            speculative_delay_s=0.5,
-            now=0.0,
-        )
-        self.started = self.machine.start(0.0)
-
-    def bring(self, bookie_index: int, last: int, now: float = 0.0) -> list[Command]:
-        return self.machine.handle(EntriesRead(bookie_index, 0, EntryId(last)), now)
-
-    def end(
-        self, bookie_index: int, status: BookieStatus, entry_id: int = 0, now: float = 0.0
-    ) -> list[Command]:
-        return self.machine.handle(ReadEnded(bookie_index, 0, status, EntryId(entry_id)), now)
-
-    def tick(self, now: float) -> list[Command]:
-        return self.machine.handle(Tick(), now)
+from tests.unit.spark_ledger.protocol.ledgers import one, only
+from tests.unit.spark_ledger.protocol.reader_driver import (
+    DAMAGED,
+    DOWN,
+    METADATA,
+    NO,
+    OK,
+    STRIPED,
+    Reader,
+    machine_for,
+)
 
 
 def asks(bookie_index: int, first: int, last: int = 9) -> ReadEntries:
@@ -77,19 +48,7 @@ def test_the_preferred_replica_brings_all() -> None:
 
 
 def test_a_striped_lane() -> None:
-    lane = lanes(STRIPED.quorums)[1]
-    machine = ReadMachine(
-        STRIPED,
-        3,
-        ids("b0 b1 b2"),
-        1,
-        lane,
-        EntryId(4),
-        EntryId(10),
-        order=list(lane.indexes),
-        speculative_delay_s=0.5,
-        now=0.0,
-    )
+    machine = machine_for(STRIPED, 1, 4, 10, [1, 2])
     asked = one(machine.start(0.0), ReadEntries)
     assert (asked.bookie_index, asked.first, asked.last, asked.stride) == (1, 4, 10, 3)
     machine.handle(EntriesRead(1, 1, EntryId(7)), 0.0)
@@ -97,19 +56,7 @@ def test_a_striped_lane() -> None:
 
 
 def test_a_striped_lane_goes_on_at_its_own_next_entry() -> None:
-    lane = lanes(STRIPED.quorums)[2]
-    machine = ReadMachine(
-        STRIPED,
-        0,
-        ids("b0 b1 b2"),
-        2,
-        lane,
-        EntryId(5),
-        EntryId(11),
-        order=[2, 0],
-        speculative_delay_s=0.5,
-        now=0.0,
-    )
+    machine = machine_for(STRIPED, 2, 5, 11, [2, 0])
     machine.start(0.0)
     brought = machine.handle(EntriesRead(2, 2, EntryId(5)), 0.0)
     assert brought == [DeliverEntries(2, 2, EntryId(5), EntryId(5))]
@@ -247,15 +194,4 @@ def test_our_own_mistakes_are_refused() -> None:
         reader.machine.handle(LengthRead(0), 0.0)
     for order, first, message in (([0, 1], 0, "every replica once"), ([0, 2], 1, "of the lane")):
         with pytest.raises(AssertionError, match=message):
-            ReadMachine(
-                STRIPED,
-                3,
-                ids("b0 b1 b2"),
-                2,
-                lanes(STRIPED.quorums)[2],
-                EntryId(first),
-                EntryId(9),
-                order=order,
-                speculative_delay_s=0.5,
-                now=0.0,
-            )
+            machine_for(STRIPED, 2, first, 9, order)

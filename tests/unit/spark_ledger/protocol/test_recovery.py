@@ -9,6 +9,7 @@ from spark_ledger.errors import (
     RecoveryError,
     UnauthorizedError,
 )
+from spark_ledger.protocol.ensemble import entry_range
 from spark_ledger.protocol.events import (
     CancelRead,
     Command,
@@ -20,6 +21,7 @@ from spark_ledger.protocol.events import (
     ReadLastConfirmed,
     ReadLength,
     SendEntries,
+    TellLength,
     WriteMetadata,
 )
 from spark_ledger.protocol.recovery import Phase
@@ -128,7 +130,7 @@ def test_two_negatives_end_it_without_the_third() -> None:
     recoverer.fenced(3)
     assert recoverer.end(0, NO, 4) == []
     commands = recoverer.end(1, NO, 4)
-    assert commands == [CancelRead(2, 0), ReadLength(EntryId(3))]
+    assert commands == [CancelRead(2, 0), ReadLength(entry_range(MARKED, 3))]
     closing = one(recoverer.length(40), WriteMetadata)
     assert (closing.metadata.last_entry_id, closing.metadata.length) == (3, 40)
     assert recoverer.written(closing.metadata)[-1] == Done(closing.metadata, 5)
@@ -155,9 +157,9 @@ def test_one_copy_is_enough_and_goes_to_the_write_quorum() -> None:
     assert recoverer.bring(1, 0) == [], "brought by 2 already"
     assert only(recoverer.end(1, NO, 1), ReadEntries)[0].first == 2, "its 'no' is of an older entry"
     recoverer.end(0, NO, 2)
-    assert only(recoverer.end(2, NO, 2), ReadLength) == [], "not stored yet"
+    assert only(recoverer.end(2, NO, 2), TellLength) == [], "not stored yet"
     recoverer.ack(0, "b0", 1)
-    assert only(recoverer.ack(2, "b2", 1), ReadLength) == [ReadLength(EntryId(1))]
+    assert only(recoverer.ack(2, "b2", 1), TellLength) == [TellLength(EntryId(1))]
     assert recoverer.ack(1, "b1", 1) == [] and recoverer.bring(1, 3) == []
     assert recoverer.end(1, NO, 4) == [] and recoverer.fail(1, "b1") == []
 
@@ -169,7 +171,7 @@ def test_unknown_is_never_negative() -> None:
     recoverer.end(1, BookieStatus.UNKNOWN_STATE, 0)
     error = error_of(recoverer.end(2, DOWN, 0))
     assert isinstance(error, RecoveryError)
-    assert "index 1: unknown_state" in str(error) and "entry 0" in str(error)
+    assert "b1: unknown_state" in str(error) and "entry 0" in str(error)
 
 
 def test_a_no_to_another_entry_than_the_next_counts_nothing() -> None:
@@ -220,12 +222,12 @@ def striped() -> Recoverer:
 def test_the_first_hole_of_any_lane_ends_the_ledger() -> None:
     recoverer = striped()
     recoverer.bring(1, 4, lane=1)
-    assert only(recoverer.end(2, NO, 2, lane=2), ReadLength) == [], "is there an entry 0?"
+    assert only(recoverer.end(2, NO, 2, lane=2), TellLength) == [], "is there an entry 0?"
     commands = recoverer.bring(0, 0, lane=0)
     assert {send.last for send in only(commands, SendEntries)} == {0, 1}
     recoverer.ack(0, "b0", 0)
     recoverer.ack(1, "b1", 1)
-    assert only(recoverer.ack(2, "b2", 1), ReadLength) == [ReadLength(EntryId(1))]
+    assert only(recoverer.ack(2, "b2", 1), TellLength) == [TellLength(EntryId(1))]
 
 
 def test_a_lane_behind_the_hole_need_not_answer() -> None:

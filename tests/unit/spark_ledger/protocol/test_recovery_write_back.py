@@ -10,8 +10,8 @@ from spark_ledger.protocol.events import (
     ChooseBookies,
     CloseAppender,
     OpenAppender,
-    ReadLength,
     SendEntries,
+    TellLength,
     WriteMetadata,
 )
 from spark_ledger.types import BookieId, LedgerState
@@ -46,7 +46,7 @@ def test_nobody_can_take_a_place_that_is_not_needed() -> None:
     recoverer.fail(1, "b1")
     recoverer.ack(0, "b0", 0)
     recoverer.ack(2, "b2", 0)
-    assert one(recoverer.choose(), ReadLength)
+    assert one(recoverer.choose(), TellLength)
     assert recoverer.choose() == [], "nothing was asked"
 
 
@@ -56,7 +56,7 @@ def test_what_is_not_failed_is_not_replaced() -> None:
     recoverer.ack(0, "b0", 0)
     recoverer.ack(2, "b2", 0)
     commands = recoverer.choose(i0="b3")
-    assert one(commands, ReadLength) and not only(commands, OpenAppender)
+    assert one(commands, TellLength) and not only(commands, OpenAppender)
     closing = one(recoverer.length(10), WriteMetadata).metadata
     assert closing.fragments == (fragment(0, "b0 b1 b2"),)
 
