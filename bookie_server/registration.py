@@ -34,7 +34,7 @@ from spark_ledger.metadata.bookies import BookieRegistry, check_bookie_id
 from spark_ledger.metadata.cluster import ensure_cluster, read_cluster
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 REFRESH_INTERVAL_S: Final = 5.0
 """How often state and free space are compared with what is registered."""
@@ -172,7 +172,7 @@ class Registration:
         try:
             await self._registry.deregister()
         except LedgerError as error:
-            _log.warning("not withdrawn from the metadata store, its session will end: %s", error)
+            logger.warning("not withdrawn from the metadata store, its session will end: %s", error)
 
     async def _refresh(self) -> None:
         while True:
@@ -187,10 +187,10 @@ class Registration:
             try:
                 await self._registry.register(info)
             except (RetryableError, OutcomeUnknownError, ConflictError) as error:
-                _log.warning("the registration is not up to date: %s", error)
+                logger.warning("the registration is not up to date: %s", error)
                 continue
             if state is not self._info.state:
-                _log.warning("this bookie is %s now", state.value)
+                logger.warning("this bookie is %s now", state.value)
             self._info = info
 
 

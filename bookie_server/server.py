@@ -68,7 +68,7 @@ _CLOSE_TIMEOUT_S: Final = 60.0
 """A flush of the whole write cache to a slow disk. Longer, and the journal has to do."""
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
@@ -102,10 +102,10 @@ def run(
     except _Stopped:
         return EXIT_OK
     except (ConfigurationError, CorruptionError) as error:
-        _log.error("%s", error)
+        logger.error("%s", error)  # noqa: TRY400 - the message says what to do
         return EXIT_REFUSED
     except LedgerError as error:
-        _log.error("%s", error)
+        logger.error("%s", error)  # noqa: TRY400 - the message says what to do
         return EXIT_FAILED
 
 
@@ -171,7 +171,7 @@ class BookieServer:
             if admin_server is not None:
                 closing.push_async_callback(admin_server.stop)
             await self._stop.wait()
-            _log.info("stopping: %s", self._fatal or "asked to")
+            logger.info("stopping: %s", self._fatal or "asked to")
         return EXIT_FATAL if self._fatal else EXIT_OK
 
     # -- start -------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class BookieServer:
         closing.push_async_callback(store.close)
         if make_new:
             self._cookie = await format_new(self._config, store)
-            _log.info("formatted bookie %s", self._cookie.bookie_id)
+            logger.info("formatted bookie %s", self._cookie.bookie_id)
         else:
             await check_identity(self._cookie, store)
         return store
@@ -207,7 +207,7 @@ class BookieServer:
                     raise MetadataUnavailableError(
                         f"no metadata store within {self._config.metadata_wait_s:g} s: {error}"
                     ) from error
-                _log.warning("waiting for the metadata store (%.0f s more): %s", left, error)
+                logger.warning("waiting for the metadata store (%.0f s more): %s", left, error)
                 await asyncio.sleep(min(0.2, left))
             if self._stop.is_set():
                 raise _Stopped
@@ -224,7 +224,7 @@ class BookieServer:
             BookieId(self._cookie.bookie_id), self._cookie.cluster_id
         )
         bookie = await asyncio.to_thread(open_bookie, storage, post=post, on_fatal=self._on_fatal)
-        _log.info("storage opened in %.2f s", time.monotonic() - started)
+        logger.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
 
     async def _listen(self, server: GrpcServer) -> str:
@@ -272,7 +272,7 @@ class BookieServer:
             temporary.write_text(text + "\n", encoding="utf-8")
             temporary.replace(self._ready_file)
         print(f"ready {text}", flush=True)
-        _log.info("bookie %s serves on %s", ready.bookie_id, address)
+        logger.info("bookie %s serves on %s", ready.bookie_id, address)
 
     async def _serve_admin(self, listener: socket.socket | None) -> admin.AdminServer | None:
         if listener is None:
@@ -290,7 +290,7 @@ class BookieServer:
 
     def _on_fatal(self, message: str) -> None:
         """The journal failed; nothing is acknowledged from here on."""
-        _log.critical("the journal failed, this bookie stops: %s", message)
+        logger.critical("the journal failed, this bookie stops: %s", message)
         self._fatal = message
         self._stop.set()
 
@@ -338,7 +338,7 @@ class BookieServer:
             async with asyncio.timeout(_WITHDRAW_TIMEOUT_S):
                 await registration.stop()
         except TimeoutError:
-            _log.warning("not withdrawn in time: the metadata session will end by itself")
+            logger.warning("not withdrawn in time: the metadata session will end by itself")
 
     async def _finish_calls(self, service: BookieService, server: GrpcServer) -> None:
         """Answer what is in flight, unless the journal failed: then there are no more answers."""
@@ -348,13 +348,14 @@ class BookieServer:
 
     async def _close_bookie(self) -> None:
         """Flush and close, in a thread that may be left behind when a disk does not answer."""
+        kept = "the journal has everything acknowledged"
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await _in_daemon_thread(self._bookie.close)
         except TimeoutError:
-            _log.error("the storage did not close in time; the journal has everything acknowledged")
+            logger.error("the storage did not close in time; %s", kept)  # noqa: TRY400 - no fault
         except (OSError, CorruptionError) as error:
-            _log.error("the last flush failed, the journal has everything acknowledged: %s", error)
+            logger.error("the last flush failed, %s: %s", kept, error)  # noqa: TRY400 - it says where
 
 
 def _bracketed(host: str) -> str:
