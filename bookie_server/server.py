@@ -45,7 +45,13 @@ from spark_ledger.errors import (
     LedgerError,
     MetadataUnavailableError,
 )
-from spark_ledger.limits import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
+from spark_ledger.limits import (
+    BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
+    BOOKIE_CLOSE_TIMEOUT_S,
+    BOOKIE_CONNECT_ATTEMPTS_S,
+    BOOKIE_WITHDRAW_TIMEOUT_S,
+    METADATA_TIMEOUT_S,
+)
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
@@ -61,11 +67,6 @@ EXIT_REFUSED: Final = 2
 EXIT_FATAL: Final = 3
 """The journal failed while the bookie was serving."""
 
-_CONNECT_ATTEMPTS_S: Final = (1.0, 2.0, 4.0)
-"""Lengths of the attempts to reach the metadata store; the last one is repeated."""
-_WITHDRAW_TIMEOUT_S: Final = 3.0
-_CLOSE_TIMEOUT_S: Final = 60.0
-"""A flush of the whole write cache to a slow disk. Longer, and the journal has to do."""
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 
 logger = logging.getLogger(__name__)
@@ -112,12 +113,13 @@ def run(
 def format_bookie(config: BookieConfig) -> Cookie:
     """Make a new bookie in the configured directories and in the cluster, without serving.
 
-    Raises ConfigurationError when there is one already, MetadataUnavailableError.
+    Raises ConfigurationError if there is one already, MetadataUnavailableError if the metadata
+    store cannot be reached.
     """
 
     async def make() -> Cookie:
         store = await open_store(
-            config.metadata, connect_timeout_s=min(config.metadata_wait_s, 15.0)
+            config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
         )
         try:
             return await format_new(config, store)
@@ -128,23 +130,33 @@ def format_bookie(config: BookieConfig) -> Cookie:
 
 
 class BookieServer:
-    """One run of a bookie, from start to exit code."""
+    """One run of a bookie, from start to exit code.
+
+    The main thread runs the loop and is the service thread. All methods belong to it, except
+    ``_describe``, ``_status`` and ``_exposition``, which run in a pool and only read.
+    """
 
     def __init__(
         self, config: BookieConfig, *, ready_file: Path | None, format_if_new: bool
     ) -> None:
+        # Set before anything is served, then read by any thread.
         self._config = config
         self._ready_file = ready_file
         self._format_if_new = format_if_new
-        self._metrics = ServiceMetrics()
         self._started_at = time.monotonic()
-        self._stop: asyncio.Event
-        self._fatal = ""
         self._bookie: Bookie
         self._cookie: Cookie
+        # Changed by the service thread; the pool reads them.
+        self._metrics = ServiceMetrics()
+        self._fatal = ""  # why the journal failed
+        # Service thread only.
+        self._stop: asyncio.Event
 
     async def run(self) -> int:
-        """Start, serve, stop. Raises what prevents the start."""
+        """Start, serve, stop.
+
+        Raises ConfigurationError, CorruptionError or another LedgerError if it cannot start.
+        """
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -193,7 +205,7 @@ class BookieServer:
     async def _connect(self) -> MetadataStore:
         """The metadata store, tried for a bounded time. Raises MetadataUnavailableError."""
         deadline = time.monotonic() + self._config.metadata_wait_s
-        for attempt_s in chain(_CONNECT_ATTEMPTS_S, repeat(_CONNECT_ATTEMPTS_S[-1])):
+        for attempt_s in chain(BOOKIE_CONNECT_ATTEMPTS_S, repeat(BOOKIE_CONNECT_ATTEMPTS_S[-1])):
             left = deadline - time.monotonic()
             try:
                 return await open_store(
@@ -281,7 +293,7 @@ class BookieServer:
             listener,
             status=self._status,
             metrics=self._exposition,
-            is_healthy=lambda: not (self._fatal or self._bookie.stats().failure),
+            is_healthy=lambda: not (self._fatal or self._bookie.failure),
         )
         await server.start()
         return server
@@ -295,8 +307,8 @@ class BookieServer:
         self._stop.set()
 
     def _state(self) -> BookieState:
-        """Entries that cannot be flushed would fill the memory: then only reads are welcome."""
-        return BookieState.READ_ONLY if self._bookie.stats().failure else BookieState.WRITABLE
+        """READ_ONLY after a failure: entries that cannot be flushed would fill the memory."""
+        return BookieState.READ_ONLY if self._bookie.failure else BookieState.WRITABLE
 
     def _describe(self) -> Description:
         stats = self._bookie.stats()
@@ -335,7 +347,7 @@ class BookieServer:
 
     async def _withdraw(self, registration: Registration) -> None:
         try:
-            async with asyncio.timeout(_WITHDRAW_TIMEOUT_S):
+            async with asyncio.timeout(BOOKIE_WITHDRAW_TIMEOUT_S):
                 await registration.stop()
         except TimeoutError:
             logger.warning("not withdrawn in time: the metadata session will end by itself")
@@ -350,7 +362,7 @@ class BookieServer:
         """Flush and close, in a thread that may be left behind when a disk does not answer."""
         kept = "the journal has everything acknowledged"
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(BOOKIE_CLOSE_TIMEOUT_S):
                 await _in_daemon_thread(self._bookie.close)
         except TimeoutError:
             logger.error("the storage did not close in time; %s", kept)  # noqa: TRY400 - no fault

@@ -23,7 +23,10 @@ _BACKLOG = 128
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Raises ConfigurationError."""
+    """A listening socket; port 0 picks a free one.
+
+    Raises ConfigurationError if the address cannot be bound.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -34,7 +37,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class AdminServer:
-    """Serves on a bound socket. The callables run in a thread, for they may ask the disk."""
+    """Serves on a bound socket. Its methods belong to the service thread.
+
+    ``status`` and ``metrics`` run in a thread of a pool, because they may ask the disk.
+    """
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ import asyncio
 import logging
 import time
 from functools import partial
-from typing import Final
 
 import grpc
 import grpc.aio
@@ -25,20 +24,17 @@ from bookie_server.service.api import BookieApi
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import MalformedMessageError
-from spark_ledger.limits import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
+from spark_ledger.limits import (
+    BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
+    BOOKIE_REFUSED_APPENDERS_MAX,
+    BOOKIE_UNSENT_RESULTS_MAX,
+)
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import ReceivedAdd, decode_append_request, status_to_wire
 from spark_ledger.wire.frame import frame_last_add_confirmed
 
 logger = logging.getLogger(__name__)
-
-_REFUSED_TAGS_MAX: Final = 65_536
-"""Tags that were refused are remembered, so that nothing behind a refusal is stored. A stream with
-more of them has been failing for days; ending it makes its client start afresh."""
-
-_UNSENT_RESULTS_MAX: Final = 4_096
-"""Results waiting for a client that does not read them; then its stream is not read either."""
 
 
 class AppendGate:
@@ -173,7 +169,7 @@ class AppendSession:
     async def _read_all(self) -> None:
         while True:
             await self._gate.wait()
-            while len(self._changed) > _UNSENT_RESULTS_MAX:
+            while len(self._changed) > BOOKIE_UNSENT_RESULTS_MAX:
                 self._sent.clear()
                 await self._sent.wait()
             data = await self._context.read()
@@ -191,7 +187,7 @@ class AppendSession:
         with self._bookie.batch():
             for add in adds:
                 self._add(add, now)
-        if self._refused > _REFUSED_TAGS_MAX:
+        if self._refused > BOOKIE_REFUSED_APPENDERS_MAX:
             await self._context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self._refused} appenders of this stream were refused: open a new stream",

@@ -1,8 +1,9 @@
 """The gRPC servicer: decodes a call, hands it to the bookie, sends the bookie's answer.
 
-It decides nothing about ledgers; what may be answered is the bookie's business. Statuses travel
-inside messages, so a client learns them for every call in the same way; grpc's own codes are left
-for what grpc itself finds wrong.
+It decides nothing about ledgers: the bookie does. Statuses travel inside messages, so that a client
+learns them in the same way for every call; grpc's own codes are left for what grpc itself finds
+wrong. Every call names the bookie it means, and another one at the same address refuses: it would
+deny entries that it never had.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -25,16 +26,14 @@ from bookie_server.service.append_session import AppendGate, AppendSession
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
-from spark_ledger.limits import LONG_POLL_S_MAX
+from spark_ledger.limits import (
+    BOOKIE_RANGES_PER_MESSAGE,
+    BOOKIE_READ_THREADS,
+    LONG_POLL_S_MAX,
+)
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import BOOKIE_ID_KEY, SERVICE_NAME, encode_read_end, status_to_wire
-
-READ_THREADS: Final = 4
-"""Reads wait for the disk or copy memory, both without the interpreter's lock."""
-
-_RANGES_PER_MESSAGE: Final = 10_000
-"""About 100 KB of a ListEntries answer."""
 
 _Request = TypeVar("_Request", bound=Message)
 _Result = TypeVar("_Result")
@@ -55,7 +54,11 @@ class Description:
 
 
 class BookieService:
-    """Handlers of ``spark_ledger.v1.Bookie`` over one bookie. Lives on one loop."""
+    """Handlers of ``spark_ledger.v1.Bookie`` over one bookie.
+
+    Everything here belongs to the service thread. What may take long runs in the pool: reads and
+    lists of entries, which the bookie allows on any thread, and ``describe``.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class BookieService:
         self._sessions: set[AppendSession] = set()
         self._polls: set[asyncio.Event] = set()
         self._is_draining = False
-        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="bookie-read")
+        self._pool = ThreadPoolExecutor(BOOKIE_READ_THREADS, thread_name_prefix="bookie-read")
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """All methods, for ``grpc.aio.Server.add_generic_rpc_handlers``."""
@@ -222,9 +225,9 @@ class BookieService:
                 )
             )
             return
-        for start in range(0, len(ranges), _RANGES_PER_MESSAGE):
+        for start in range(0, len(ranges), BOOKIE_RANGES_PER_MESSAGE):
             response = pb.ListEntriesResponse()
-            for first, last in ranges[start : start + _RANGES_PER_MESSAGE]:
+            for first, last in ranges[start : start + BOOKIE_RANGES_PER_MESSAGE]:
                 response.ranges.add(first_entry=first, last_entry=last)
             await context.write(response)
 
