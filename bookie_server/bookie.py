@@ -253,8 +253,13 @@ class Bookie:
             self._storage.stats(),
             self._bytes_in_flight.count,
             len(self._waiting),
-            self._journal.failure or self._storage.failure or "",
+            self.failure,
         )
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be stored any more, or for now; "" when all is well; any thread."""
+        return self._journal.failure or self._storage.failure or ""
 
     # -- driving and closing -------------------------------------------------------------------
 

@@ -51,6 +51,39 @@ WRITER_BYTES_IN_FLIGHT_MAX: Final = 32 * MIB
 BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 128 * MIB
 """Append bytes a bookie holds before they are durable; then it stops reading its streams."""
 
+# -- a bookie --------------------------------------------------------------------------------------
+
+BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
+"""On one append stream. Refused appenders are remembered, so that nothing behind a refusal is
+stored. A stream with more of them has been failing for days: it is ended, its client starts afresh.
+"""
+
+BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
+"""Results that wait for a client which does not read them; then its stream is not read either."""
+
+BOOKIE_CALLS_MAX: Final = 10_000
+"""Calls at once, long polls and append streams included; more are refused by gRPC."""
+
+BOOKIE_READ_THREADS: Final = 4
+"""Reads wait for the disk or copy memory; both leave the interpreter's lock to others."""
+
+BOOKIE_RANGES_PER_MESSAGE: Final = 10_000
+"""About 100 KB of the answer that lists a ledger's entries."""
+
+BOOKIE_REFRESH_INTERVAL_S: Final = 5.0
+"""How often a bookie compares its state and free space with what it has registered."""
+
+BOOKIE_CONNECT_ATTEMPTS_S: Final = (1.0, 2.0, 4.0)
+"""Lengths of a starting bookie's attempts to reach the metadata store; the last one is repeated.
+The first is short, because services that are started together find each other quickly."""
+
+BOOKIE_WITHDRAW_TIMEOUT_S: Final = 3.0
+"""A stopping bookie withdraws its registration for this long; otherwise the session ends later."""
+
+BOOKIE_CLOSE_TIMEOUT_S: Final = 60.0
+"""Enough to flush a whole write cache to a slow disk. Then the process ends all the same: the
+journal has everything that was acknowledged."""
+
 # -- time ------------------------------------------------------------------------------------------
 
 ADD_TIMEOUT_S: Final = 5.0

@@ -132,7 +132,7 @@ def test_ranges_of_any_number_arrive(count: int) -> None:
         for entry in range(count):
             await f.store(10 * entry, 2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grpc_service, "_RANGES_PER_MESSAGE", 3)
+            patch.setattr(grpc_service, "BOOKIE_RANGES_PER_MESSAGE", 3)
             call = f.stub.ListEntries(pb.ListEntriesRequest(ledger_id=1), timeout=5, metadata=HERE)
             answers = [[(r.first_entry, r.last_entry) for r in a.ranges] async for a in call]
         assert [pair for pairs in answers for pair in pairs] == [

@@ -61,7 +61,7 @@ async def test_what_comes_after_a_reported_refusal_is_dropped_too(f: Fixture) ->
         await settle()
     assert f.results[1:] == [(2, 1, OK), (2, 2, OK)]
     assert list(f.bookie.ledgers[LedgerId(1)].entries) == [1, 2]
-    assert f.bookie.adds and len(f.bookie.adds) == 2, "those of the other lane only"
+    assert f.bookie.adds and len(f.bookie.adds) == 2, "those of the other appender only"
 
 
 @on_loop
@@ -127,12 +127,12 @@ def test_malformed_runs_do_not_reach_the_bookie(sizes: list[int], last_add_confi
 
 
 @on_loop
-async def test_a_lane_goes_on_after_it_was_idle(f: Fixture) -> None:
+async def test_appender_goes_on_after_it_was_idle(f: Fixture) -> None:
     for entry in range(3):
         f.context.send((1, entry))
         await settle()
     assert f.results == [(1, 0, OK), (1, 1, OK), (1, 2, OK)]
-    assert not f.session._lanes, "a stream may see any number of tags"
+    assert not f.session._appenders, "a stream may see any number of tags"
     assert f.metrics.add_latency.total < 60 * sum(f.metrics.add_latency.counts)
 
 
