@@ -13,7 +13,7 @@ from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.changes import Change, decode_change
-from bookie_server.storage.journal.journal_files import (
+from bookie_server.storage.journal.files import (
     JournalBatch,
     journal_numbers,
     journal_path,
