@@ -15,8 +15,8 @@ from bookie_server.storage.journal.changes import (
     fence_body,
     last_add_confirmed_body,
 )
+from bookie_server.storage.journal.files import journal_path, read_batches
 from bookie_server.storage.journal.journal import Journal
-from bookie_server.storage.journal.journal_files import journal_path, read_batches
 from bookie_server.storage.journal.mark import Mark, pack_mark, unpack_mark
 from bookie_server.storage.journal.replay import START_OF_JOURNAL
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_path

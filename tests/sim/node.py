@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bookie_server.bookie import Bookie
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
-from bookie_server.storage.journal.journal_files import journal_path
+from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.index import IndexRow
 from bookie_server.storage.ledgers.memory_index import MemoryIndex

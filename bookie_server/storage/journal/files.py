@@ -1,17 +1,17 @@
-"""Names and reading of journal files: batches in order, torn tail told from damage.
+"""Names and reading of journal files: batches in order, torn tail told from damage (rule S5).
 
 A file is named by its number, ``journal-0000000000000007.log``. It is made under a temporary
 name, preallocated, headed and synced before it gets its own, so a journal file without a valid
-header is damage. A file that is no longer needed becomes a spare, named ``.free``,
-and is headed anew later: its blocks are on the disk already, so writing them again is several times
-cheaper, and a sync has no file metadata to write. Each header has a new
-salt, so what a spare held is no record of the file it becomes.
+header is damage. A file that is no longer needed becomes a spare, named ``.free``, and gets another
+number and header later: its blocks are on the disk already, so writing them again is several times
+cheaper, and a sync has no file metadata to write. Each header has a new salt, so what a spare held
+is no record of the file it becomes (rule S4).
 
-Torn or rotten (``read_batches``): reading stops at the first place that holds no whole batch. That
-place is a torn tail, which nobody was promised, unless a later batch was ever begun; a later batch
-is only begun once the one before it is durable. Its traces are a record header with a higher
-sequence further on in the file, or a next file whose header names a higher first sequence. With
-such a trace the place is damage: CorruptionError, and nothing is cut.
+``read_batches`` stops at the first offset that holds no whole batch. What is there is a torn tail,
+which nobody was promised, unless a later batch was ever begun: that happens only after the batch
+before it is durable. The traces of a later batch are a record header with a higher sequence further
+on in the file, or a next file whose header names a higher first sequence. With such a trace the
+bytes are damage: CorruptionError, and nothing is cut.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from google_crc32c import value as crc32c_value
 
 from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX, File, FileSystem
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.records import (
+    BATCH_ALIGNMENT,
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,
     JournalFileHeader,
@@ -42,7 +43,8 @@ from spark_ledger.limits import MIB
 
 _NAME = re.compile(r"journal-(\d{16})\.log")
 _SPARE = re.compile(r"journal-\d{16}\.free")
-_SEARCH_BYTES = 1 * MIB
+_SEARCH_BYTES: Final = 1 * MIB
+"""How much is read at once in the search for a later batch; a multiple of the alignment."""
 
 
 class JournalRecord(NamedTuple):
@@ -88,7 +90,11 @@ def remove_unfinished(file_system: FileSystem, directory: Path) -> None:
 
 
 def sync_files(file_system: FileSystem, directory: Path, first_number: int) -> None:
-    """Make durable what the journal files from ``first_number`` on show."""
+    """Make durable what the journal files from ``first_number`` on show (rule S11).
+
+    After a crash of the process the page cache may hold batches that never reached the disk. They
+    are indistinguishable from durable ones, so they are made durable before they are believed.
+    """
     for number in journal_numbers(file_system, directory):
         if number >= first_number:
             file = file_system.open(journal_path(directory, number), writable=True)
@@ -99,7 +105,11 @@ def sync_files(file_system: FileSystem, directory: Path, first_number: int) -> N
 
 
 def read_file_header(file: File, number: int) -> JournalFileHeader:
-    """The header of a journal file; CorruptionError unless it is that file's."""
+    """The header of journal file ``number``.
+
+    Raises CorruptionError if the header is damaged or another file's, or the file was cut. A cut
+    file would otherwise look like one with a torn tail, and lose what was acknowledged behind it.
+    """
     header = parse_file_header(file.pread(FILE_HEADER_BYTES, 0))
     if header is None:
         raise CorruptionError(f"journal file {file.path}: damaged file header at offset 0")
@@ -118,10 +128,10 @@ def read_file_header(file: File, number: int) -> JournalFileHeader:
 
 
 def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Iterator[JournalBatch]:
-    """All whole batches behind ``start``; ends at the journal's end or torn tail.
+    """All whole batches behind ``start``, up to the journal's end or torn tail.
 
-    Raises CorruptionError, naming file and offset, for damage that is not a torn tail and for a
-    missing file.
+    Raises CorruptionError, which names file and offset, if a file is missing or there is damage
+    that is not a torn tail; OSError if the disk fails.
     """
     numbers = [n for n in journal_numbers(file_system, directory) if n >= start.file_number]
     if not numbers or numbers[0] != start.file_number:
@@ -145,6 +155,7 @@ def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Itera
                     f"{position.offset} were synced: it was cut"
                 )
             while (batch := _read_batch(file, header, position)) is not None:
+                assert position.is_behind(batch.end), f"{batch.end} does not follow {position}"
                 yield batch
                 position = batch.end
             _check_torn(file_system, directory, file, header, position, following)
@@ -153,7 +164,13 @@ def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Itera
 
 
 def _read_batch(file: File, header: JournalFileHeader, start: Mark) -> JournalBatch | None:
-    """The batch at ``start``, or None when no whole one is there."""
+    """The batch at ``start``, or None when no whole one is there.
+
+    Whole means: every header and body has its checksum, all headers have the next sequence, and
+    the trailer names the same bytes, records and chain. A disk may write the sectors of a torn
+    batch in any order, so no single one of these would do.
+    """
+    assert start.offset % BATCH_ALIGNMENT == 0, f"a batch starts in mid-block: {start}"
     sequence = start.sequence + 1
     records: list[JournalRecord] = []
     headers: list[bytes] = []
@@ -180,7 +197,7 @@ def _read_batch(file: File, header: JournalFileHeader, start: Mark) -> JournalBa
 
 
 def _check_continues(path: Path, header: JournalFileHeader, position: Mark) -> None:
-    """A later file must begin where the one before it ended."""
+    """Raise CorruptionError unless a later file begins where the one before it ended."""
     if (header.first_sequence, header.chain) != (position.sequence + 1, position.chain):
         raise CorruptionError(
             f"journal file {path}: begins with batch {header.first_sequence}, but the file before "
@@ -196,7 +213,11 @@ def _check_torn(
     end: Mark,
     next_number: int | None,
 ) -> None:
-    """Raise CorruptionError if a batch behind ``end`` was durable and is not in the next file."""
+    """Raise CorruptionError if a batch behind ``end`` was durable and is not in the next file.
+
+    All the rest of the file is searched, as a batch that was lost may be as long as the file.
+    """
+    assert end.offset % BATCH_ALIGNMENT == 0, f"the search starts in mid-block: {end}"
     torn_sequence = end.sequence + 1
     offset = end.offset
     while data := file.pread(_SEARCH_BYTES, offset):
