@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from connector.options import PlanLimits, TriggerLimits
 from spark_ledger.limits import MIB
-from spark_ledger.stream.model import Commit, Segment, SegmentRange, cut
+from spark_ledger.stream.model import Segment, SegmentRange, cut
 from spark_ledger.types import Dlsn
 
 PARTITIONS_MAX: Final = 2048
@@ -43,24 +43,6 @@ class Plan:
 
     ranges: tuple[SegmentRange, ...]
     rotation: int
-
-
-def ranges_of(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[SegmentRange]:
-    """The rows from ``start`` up to and without ``end`` as ranges of the commits' segments.
-
-    ``commits`` holds at least those between the two, in order.
-    """
-    ranges: list[SegmentRange] = []
-    for commit in commits:
-        number, time_ms = commit.number, commit.time_ms
-        for segment in commit.segments:
-            if start.segment < segment.number < end.segment:
-                bounds: tuple[tuple[int, int], ...] = ((0, 0), (len(segment.entry_rows), 0))
-            else:
-                bounds = cut(segment, start, end)
-            if bounds:
-                ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms))
-    return ranges
 
 
 def plan_partitions(ranges: Iterable[SegmentRange], limits: PlanLimits) -> list[Plan]:

@@ -22,10 +22,10 @@ from connector.read.offsets import (
     stream_place,
 )
 from connector.read.partitions import StreamPartition
-from connector.read.planner import admit, has_rows, plan_partitions, ranges_of
+from connector.read.planner import admit, has_rows, plan_partitions
 from connector.read.source import IDLE_WAIT_S
 from spark_ledger.errors import ConfigurationError, DataLossError
-from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.stream.model import Commit, Head, Segment, ranges_between
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class StreamSource:
         first = self._checked(head, first, _CHECKPOINT)
         last = self._checked(head, last, "the end of the micro-batch")
         commits = self._commits.between(first.segment, last.segment + (last > Dlsn(last.segment)))
-        ranges = ranges_of(commits, first, last)
+        ranges = ranges_between(commits, first, last)
         plans = plan_partitions(ranges, self._options.plan)
         return [StreamPartition(self._stream_id, plan) for plan in plans]
 
