@@ -286,11 +286,6 @@ class Head:
         """The position behind the last row."""
         return Dlsn(self.next_segment, 0, 0)
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing can be read: nothing was appended, or all of it is truncated."""
-        return self.earliest >= self.end
-
 
 class SinkRecord(NamedTuple):
     """The newest transaction of a sink, and the number of the commit that applied it (rule T3)."""
