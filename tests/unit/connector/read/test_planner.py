@@ -17,10 +17,9 @@ from connector.read.planner import (
     has_rows,
     partition_count,
     plan_partitions,
-    ranges_of,
 )
 from spark_ledger.limits import MIB
-from spark_ledger.stream.model import Commit, Segment
+from spark_ledger.stream.model import Commit, Segment, ranges_between
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 
@@ -89,7 +88,7 @@ def test_each_row_of_the_range_is_read_once_and_in_order(
     place = st.builds(Dlsn, st.integers(0, len(segments)), st.integers(0, 6), st.integers(0, 4))
     start, end = data.draw(place), data.draw(place)
     limits = PlanLimits(data.draw(st.integers(1, 40)), data.draw(st.integers(1, 20)))
-    ranges = ranges_of(commits(*segments), start, end)
+    ranges = ranges_between(commits(*segments), start, end)
     plans = plan_partitions(ranges, limits)
     everything = [
         (one.number, entry, slot)
@@ -110,8 +109,8 @@ def test_a_replay_plans_the_same(entries: list[tuple[int, ...]]) -> None:
     made = commits(*(segment(n, rows) for n, rows in enumerate(entries)))
     start, end = Dlsn(0), Dlsn(len(entries))
     limits = PlanLimits(3, 2 * MIB)
-    first = plan_partitions(ranges_of(made, start, end), limits)
-    again = plan_partitions(ranges_of(made, start, end), limits)
+    first = plan_partitions(ranges_between(made, start, end), limits)
+    again = plan_partitions(ranges_between(made, start, end), limits)
     assert first == again
 
 
@@ -120,7 +119,7 @@ def test_partitions_are_about_equal() -> None:
     print("seed", seed)
     rng = random.Random(seed)
     made = commits(*(segment(n, (5,) * rng.randint(1, 30)) for n in range(40)))
-    ranges = ranges_of(made, Dlsn(0), Dlsn(40))
+    ranges = ranges_between(made, Dlsn(0), Dlsn(40))
     total = sum(one.size_bytes for one in ranges)
     plans = plan_partitions(ranges, PlanLimits(7, 1 << 40))
     sizes = [sum(one.size_bytes for one in plan.ranges) for plan in plans]
@@ -130,7 +129,7 @@ def test_partitions_are_about_equal() -> None:
 
 def test_one_large_segment_is_cut_and_small_ones_are_packed() -> None:
     large = plan_partitions(
-        ranges_of(commits(segment(0, (1,) * 10)), Dlsn(0), Dlsn(1)),
+        ranges_between(commits(segment(0, (1,) * 10)), Dlsn(0), Dlsn(1)),
         PlanLimits(1, 4 * MIB),
     )
     assert [(p.ranges[0].start, p.ranges[0].end) for p in large] == [
@@ -139,12 +138,12 @@ def test_one_large_segment_is_cut_and_small_ones_are_packed() -> None:
         ((7, 0), (10, 0)),
     ]
     small = commits(*(segment(n, (1,)) for n in range(10)))
-    packed = plan_partitions(ranges_of(small, Dlsn(0), Dlsn(10)), PlanLimits(1, 4 * MIB))
+    packed = plan_partitions(ranges_between(small, Dlsn(0), Dlsn(10)), PlanLimits(1, 4 * MIB))
     assert [len(plan.ranges) for plan in packed] == [4, 3, 3]
 
 
 def test_ranges_carry_their_commit() -> None:
-    ranges = ranges_of(commits(segment(0, (1,)), segment(1, (1,))), Dlsn(1), Dlsn(2))
+    ranges = ranges_between(commits(segment(0, (1,)), segment(1, (1,))), Dlsn(1), Dlsn(2))
     assert [(one.commit, one.commit_time_ms) for one in ranges] == [(1, 1001)]
 
 
@@ -191,7 +190,7 @@ def test_triggers_reach_the_end_within_their_limits(
     positions, rows = [position], 0
     while position < Dlsn(len(entries)):
         admission = admit(segments_from(made, position), position, limits)
-        part = ranges_of(commits(*made), position, admission.end)
+        part = ranges_between(commits(*made), position, admission.end)
         assert sum(one.rows for one in part) == admission.rows >= 1
         entries_taken = sum(one.end[0] - one.start[0] for one in part)
         if entries_taken > 1 and max_rows is not None:
