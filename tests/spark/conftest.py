@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -120,7 +120,7 @@ class Lab:
         return [
             value
             for batch in self.client.stream(self.name).read()
-            for value in batch.column("id").to_pylist()
+            for value in cast("list[int]", batch.column("id").to_pylist())
         ]
 
     def follow(self, **options: Any) -> Any:

@@ -18,16 +18,21 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import psutil
-from pyspark.sql.datasource import InputPartition
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
 
 from connector.datasource import LedgerDataSource
-from connector.options import read_options, write_options
+from connector.options import ReadOptions, WriteOptions, read_options, write_options
+from connector.read.offsets import OffsetJson
 from connector.read.readers import LedgerStreamReader
 from connector.write.task import TaskWritten
 from connector.write.writers import LedgerStreamWriter
+from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 
 BEFORE_OFFSETS = "before-offsets"  # the end of the micro-batch is chosen, Spark has not noted it
@@ -121,14 +126,14 @@ class FaultyDataSource(LedgerDataSource):
         options = dict(self.options)
         return options, Faults(Path(options.pop("faults")))
 
-    def schema(self) -> Any:
+    def schema(self) -> StructType:
         return LedgerDataSource(self._split()[0]).schema()
 
-    def streamReader(self, schema: Any) -> Any:
+    def streamReader(self, schema: StructType) -> LedgerStreamReader:
         options, faults = self._split()
         return FaultyReader(read_options(options, streaming=True), schema, faults)
 
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LedgerStreamWriter:
         options, faults = self._split()
         checked = write_options(options, streaming=True)
         return FaultyWriter(checked, schema, overwrite=overwrite, faults=faults)
@@ -137,23 +142,23 @@ class FaultyDataSource(LedgerDataSource):
 class FaultyReader(LedgerStreamReader):
     """Fails as told."""
 
-    def __init__(self, options: Any, schema: Any, faults: Faults) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, faults: Faults) -> None:
         super().__init__(options, schema)
         self._faults = faults
 
-    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
+    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
         end = super().latestOffset(start, limit)
         if end != start:
             self._faults.reach(BEFORE_OFFSETS)
         return end
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
         planned = super().partitions(start, end)
         if planned:
             self._faults.reach(PLAN)
         return planned
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for batch in super().read(partition):
             yield batch
             self._faults.reach(READ)
@@ -162,29 +167,31 @@ class FaultyReader(LedgerStreamReader):
 class FaultyWriter(LedgerStreamWriter):
     """Fails as told."""
 
-    def __init__(self, *given: Any, faults: Faults, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(
+        self, options: WriteOptions, schema: StructType, *, overwrite: bool, faults: Faults
+    ) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
         self._faults = faults
 
-    def write(self, iterator: Iterator[Any]) -> TaskWritten:
+    def write(  # type: ignore[override]  # as in LedgerStreamWriter
+        self, iterator: Iterator[pa.RecordBatch]
+    ) -> TaskWritten:
         written = super().write(iterator)
         if written.segments:
             self._faults.reach(WRITE)
         return written
 
-    def commit(self, messages: Sequence[TaskWritten | None], batchId: int) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._faults.reach(BEFORE_COMMIT)
         faults, transaction = self._faults, ZooKeeperStore.transaction
 
-        async def faulty_transaction(store: ZooKeeperStore, *given: Any) -> Any:
+        async def faulty_transaction(
+            store: ZooKeeperStore, operations: Sequence[Operation]
+        ) -> None:
             await faults.reach_in_loop(BEFORE_TRANSACTION)
-            result = await transaction(store, *given)
+            await transaction(store, operations)
             await faults.reach_in_loop(AFTER_TRANSACTION)
-            return result
 
-        ZooKeeperStore.transaction = faulty_transaction
-        try:
+        with mock.patch.object(ZooKeeperStore, "transaction", faulty_transaction):
             super().commit(messages, batchId)
-        finally:
-            ZooKeeperStore.transaction = transaction
         self._faults.reach(AFTER_COMMIT)
