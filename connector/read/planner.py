@@ -24,7 +24,7 @@ from spark_ledger.limits import (
     PARTITIONS_MAX,
     PARTITIONS_WANTED,
 )
-from spark_ledger.stream.model import Commit, Segment, SegmentRange, cut
+from spark_ledger.stream.model import Segment, SegmentRange, cut
 from spark_ledger.types import Dlsn
 
 
@@ -37,24 +37,6 @@ class Plan:
 
     ranges: tuple[SegmentRange, ...]
     rotation: int
-
-
-def ranges_of(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[SegmentRange]:
-    """The rows from ``start`` up to and without ``end`` as ranges of the commits' segments.
-
-    ``commits`` holds at least those between the two, in order.
-    """
-    ranges: list[SegmentRange] = []
-    for commit in commits:
-        number, time_ms = commit.number, commit.time_ms
-        for segment in commit.segments:
-            if start.segment < segment.number < end.segment:
-                bounds: tuple[tuple[int, int], ...] = ((0, 0), (len(segment.entry_rows), 0))
-            else:
-                bounds = cut(segment, start, end)
-            if bounds:
-                ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms))
-    return ranges
 
 
 def plan_partitions(ranges: Iterable[SegmentRange], limits: PlanLimits) -> list[Plan]:
@@ -98,13 +80,13 @@ def partition_count(total_bytes: int, entries: int, limits: PlanLimits) -> int:
 
 
 def _pack(pieces: Sequence[_Piece], limits: PlanLimits) -> list[Plan]:
-    """Lay the pieces end to end and cut at equal distances, each time at the next entry border."""
+    """Lay the pieces end to end and cut at equal distances in bytes, at the next entry border."""
     total = sum(piece.size_bytes for piece in pieces)
     count = partition_count(total, sum(piece.entries for piece in pieces), limits)
     plans: list[Plan] = []
     current: list[SegmentRange] = []
 
-    def close() -> None:
+    def close_partition() -> None:
         if current:
             plans.append(Plan(tuple(current), rotation=len(plans)))
             current.clear()
@@ -123,32 +105,25 @@ def _pack(pieces: Sequence[_Piece], limits: PlanLimits) -> list[Plan]:
             elif remaining is not None and (entry, 0) > remaining.start:
                 before, remaining = _split(remaining, entry)
                 current.append(before)
-            close()
+            close_partition()
             boundary += 1
             next_cut = total * boundary // count
         if remaining is not None:
             current.append(remaining)
         begin = end
-    close()
+    close_partition()
     return plans
 
 
-class Admission(NamedTuple):
-    """What a trigger may take: the rows before ``end``. ``limited``: a limit left some behind."""
-
-    end: Dlsn
-    rows: int
-    limited: bool
-
-
 _NO_LIMIT: Final = 1 << 62
+"""More rows or bytes than any stream has."""
 
 
-def admit(segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits) -> Admission:
-    """Take entries from ``start`` on until a limit is reached, and at least one entry.
+def trigger_end(segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits) -> Dlsn:
+    """Where the micro-batch of a trigger ends: before the first entry that would exceed a limit.
 
-    ``segments`` begins with that of ``start``, if that exists; it is read no further than needed.
-    Cuts are at entry borders: less than a limit is taken, more only when the first entry alone is.
+    At least one entry is taken, even if it exceeds a limit alone. ``segments`` begins with that of
+    ``start``, if that exists; it is read no further than needed.
     """
     rows_left = _NO_LIMIT if limits.max_rows is None else limits.max_rows
     bytes_left = _NO_LIMIT if limits.max_bytes is None else limits.max_bytes
@@ -163,10 +138,9 @@ def admit(segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits) -> Ad
             )
         taken, rows_left, bytes_left = taken + rows, rows_left - rows, bytes_left - size_bytes
         if stop < len(segment.entry_rows):
-            end = Dlsn(segment.number, stop) if stop > entry else position
-            return Admission(end, taken, limited=True)
+            return Dlsn(segment.number, stop) if stop > entry else position
         position = Dlsn(segment.number + 1)
-    return Admission(position, taken, limited=False)
+    return position
 
 
 def _take_entries(
@@ -177,7 +151,7 @@ def _take_entries(
     *,
     at_least_one: bool,
 ) -> tuple[int, int, int]:
-    """Rows and bytes of the entries from ``start`` that fit, and the entry where they stop."""
+    """Rows and bytes of the entries from ``start`` that fit, and the first entry that does not."""
     entry, skipped_rows = start
     rows = size_bytes = 0
     while entry < len(segment.entry_rows):
@@ -192,7 +166,7 @@ def _take_entries(
 
 
 def has_rows(segments: Iterable[Segment], start: Dlsn, wanted: int) -> bool:
-    """True when at least ``wanted`` rows lie from ``start`` on; reads no further than needed."""
+    """Whether at least ``wanted`` rows follow ``start``; reads no further than needed."""
     found = 0
     for segment in segments:
         bounds = cut(segment, start, None)

@@ -24,11 +24,11 @@ from connector.read.offsets import (
     stream_position,
 )
 from connector.read.partitions import StreamPartition
-from connector.read.planner import admit, has_rows, plan_partitions, ranges_of
+from connector.read.planner import has_rows, plan_partitions, trigger_end
 from connector.retry import RetryBudget
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.limits import METADATA_LAG_S, POLL_WAIT_S, SEGMENTS_PER_FETCH
-from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.stream.model import Commit, Head, Segment, ranges_between
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class StreamSource:
             if not enough and waited_s < limits.max_delay_s:
                 self._sleep(min(POLL_WAIT_S, limits.max_delay_s - waited_s))
                 return dict(start)
-        return self._advance(min(end, admit(self._backlog(position, end), position, limits).end))
+        return self._advance(min(end, trigger_end(self._backlog(position, end), position, limits)))
 
     def _advance(self, end: Dlsn) -> OffsetJson:
         self._rows_held_since = self._clock()
@@ -260,7 +260,7 @@ class StreamSource:
         first = self._readable(head, first, _CHECKPOINT)
         last = self._readable(head, last, "the end of the micro-batch")
         commits = self._commits.between(first.segment, last.segment + (last > Dlsn(last.segment)))
-        ranges = ranges_of(commits, first, last)
+        ranges = ranges_between(commits, first, last)
         plans = plan_partitions(ranges, self._options.plan)
         return [StreamPartition(self._stream_id, plan) for plan in plans]
 

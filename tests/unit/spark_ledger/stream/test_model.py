@@ -20,13 +20,14 @@ from spark_ledger.stream.model import (
     Segment,
     SegmentRange,
     StreamConfig,
+    check_sink_id,
     check_stream_name,
+    check_transaction_id,
     cut,
     parse_compression,
     ranges_between,
     segment_error,
 )
-from spark_ledger.stream.nodes import check_sink_id, check_transaction_id
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
 
@@ -83,7 +84,7 @@ def test_ranges_between_cuts_exactly_the_rows_of_the_positions() -> None:
 
 def test_a_slot_behind_the_last_row_means_the_next_entry() -> None:
     assert cut(segment(0, (2, 2)), Dlsn(0, 0, 2), None) == ((1, 0), (2, 0))
-    assert cut(segment(0, (2, 2)), Dlsn(0, 2, 0), None) == ()
+    assert cut(segment(0, (2, 2)), Dlsn(0, 2, 0), None) is None
 
 
 def test_a_segment_with_contradicting_fields_cannot_be_made() -> None:

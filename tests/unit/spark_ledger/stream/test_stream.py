@@ -369,7 +369,7 @@ def test_time_finds_the_first_row_committed_since() -> None:
     async def scenario() -> None:
         stream = await new()
         clock = [1000]
-        stream._committer._clock_ms = lambda: clock[0]
+        stream._committer.clock_ms = lambda: clock[0]
         for n, clock[0] in enumerate((1000, 1500, 1500, 2000)):
             await stream.append(table(n))
         expected = {0: 0, 1000: 0, 1001: 1, 1500: 1, 1501: 3, 2000: 3, 2001: 4, 1 << 50: 4}
