@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from connector.option_parsers import PositionJson, Secret
+from connector.option_table import OPTIONS
 from connector.options import (
     METADATA_ENVIRONMENT,
-    OPTIONS,
     PlanLimits,
     ReadOptions,
     TriggerLimits,
