@@ -115,7 +115,7 @@ class StreamSource:
         return self._offset(end)
 
     def _position_at(self, head: Head, timestamp_ms: int, option: str) -> Dlsn:
-        """The first row of the first commit made at or after a time; the end when none is yet."""
+        """The first row of the first commit made at or after a time; the end if none is yet."""
         if timestamp_ms > max(time.time() * 1000, head.time_ms):
             raise ConfigurationError(
                 f"option {option} = {timestamp_ms} lies in the future of {self._options.subject}: "
@@ -259,7 +259,10 @@ class StreamSource:
         head = self._head_reaching(last)
         first = self._readable(head, first, _CHECKPOINT)
         last = self._readable(head, last, "the end of the micro-batch")
-        commits = self._commits.between(first.segment, last.segment + (last > Dlsn(last.segment)))
+        # A plan that ends at the start of a segment needs no commit of that segment, which may not
+        # exist yet.
+        ends_within_segment = last > Dlsn(last.segment)
+        commits = self._commits.between(first.segment, last.segment + ends_within_segment)
         ranges = ranges_between(commits, first, last)
         plans = plan_partitions(ranges, self._options.plan)
         return [StreamPartition(self._stream_id, plan) for plan in plans]

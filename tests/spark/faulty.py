@@ -72,7 +72,7 @@ class Faults:
         self.directory = directory
 
     def arm(self, step: str, action: str) -> None:
-        """Let something happen at a step."""
+        """Make something happen when the query reaches a step."""
         (self.directory / f"{step}.new").write_text(action)
         (self.directory / f"{step}.new").rename(self.directory / step)
 
@@ -81,21 +81,21 @@ class Faults:
         return (self.directory / f"{step}.done").exists()
 
     def release(self) -> None:
-        """Let all who wait go on."""
+        """Let all processes that wait go on."""
         (self.directory / "go").touch()
 
     def reach(self, step: str) -> None:
-        """This process is at a step."""
+        """Say that this process is at a step, and take what is armed for it."""
         for _ in self._happening(step):
             time.sleep(POLL_S)
 
     async def reach_in_loop(self, step: str) -> None:
-        """As ``reach``, without holding up the event loop."""
+        """As ``reach``, without blocking the event loop."""
         for _ in self._happening(step):
             await asyncio.sleep(POLL_S)
 
     def _happening(self, step: str) -> Iterator[None]:
-        """Yields while there is to be waited."""
+        """Do what is armed for a step. Yields as long as the caller has to wait."""
         armed = self.directory / step
         if not armed.exists():
             return
@@ -140,7 +140,7 @@ class FaultyDataSource(LedgerDataSource):
 
 
 class FaultyReader(LedgerStreamReader):
-    """Fails as told."""
+    """A reader with the steps BEFORE_OFFSETS, PLAN and READ."""
 
     def __init__(self, options: ReadOptions, schema: StructType, faults: Faults) -> None:
         super().__init__(options, schema)
@@ -165,7 +165,7 @@ class FaultyReader(LedgerStreamReader):
 
 
 class FaultyWriter(LedgerStreamWriter):
-    """Fails as told."""
+    """A writer with the other steps."""
 
     def __init__(
         self, options: WriteOptions, schema: StructType, *, overwrite: bool, faults: Faults

@@ -1,4 +1,4 @@
-"""The planner: nothing lost, nothing twice, in order, balanced, and always the same."""
+"""The planner: no row lost or read twice, in order, balanced, and the same for a replay."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def test_commit_of_replay_after_restart_changes_nothing(
 def test_commit_with_other_rows_than_committed_is_refused(
     stream: FakeStream, caplog: pytest.LogCaptureFixture, rows: tuple[int, ...]
 ) -> None:
-    """An older copy of the checkpoint was restored. To pass over the batch would lose the rows it
-    has more, or have those it lacks committed a second time with the next one."""
+    """An older copy of the checkpoint was restored. If the batch has more rows than were committed,
+    skipping it would lose rows; if it has fewer, the next batch would commit rows again."""
     writer().commit([message(4, 5)], 4)
     with pytest.raises(ConflictError, match=r"as commit 0 with 5 rows; now it has .*older copy"):
         writer().commit([message(4, *rows, run="later")], 4)

@@ -76,7 +76,7 @@ def test_segments_by_partition_are_in_partition_order() -> None:
 
 
 class FakeWriter:
-    """Fails as told: an error for the n-th call of ``write``, or at ``finish``."""
+    """Raises given errors: at the n-th call of ``write``, or (n = -1) at ``finish``."""
 
     def __init__(self) -> None:
         self.errors: list[tuple[int, LedgerError]] = []
