@@ -111,6 +111,7 @@ class _StreamRead:
         stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
         while self._ranges:
             try:
+                # The entries are in a commit, so they are confirmed: no LAC is asked for (rule T9).
                 for positioned in stream.read_ranges(
                     self._ranges, schema=stored, replica_hint=self._partition.plan.rotation
                 ):

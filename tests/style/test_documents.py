@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from bookie_server.config import load
-from connector.options import OPTIONS
+from connector.option_table import OPTIONS
 from spark_ledger import errors
 from spark_ledger.cli.app import root
 from tests.style.sources import ROOT, sources

@@ -1,4 +1,4 @@
-"""Reading a partition: batches of a good size, metadata, lost rows, raw entries."""
+"""The reading task: sizes of batches, metadata, lost rows, outages, raw entries."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def batch(rows: int, size: int = 8) -> pa.RecordBatch:
         ([], []),
     ],
 )
-def test_batches_get_a_good_size(sizes: list[tuple[int, int]], expected: list[int]) -> None:
+def test_resized_joins_small_batches_and_cuts_large_ones(
+    sizes: list[tuple[int, int]], expected: list[int]
+) -> None:
     given = [batch(rows, size) for rows, size in sizes]
     made = list(_resized(given))
     assert [one.num_rows for one in made] == expected
@@ -86,17 +88,24 @@ def numbers(
     return pa.Table.from_batches(read_partition(options, schema, partition), read_schema(schema))
 
 
-def test_rows_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_partition_gives_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert numbers(monkeypatch, FakeStream()).column("a").to_pylist() == [0, 1, 2, 3]
 
 
-def test_the_metadata_column_stands_where_it_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_column_is_where_it_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     table = numbers(monkeypatch, FakeStream(), WITH_METADATA, includeMetadata="true")
     assert table.column_names == ["_ledger", "a"]
-    assert [one["commit"] for one in table.column("_ledger").to_pylist()] == [10, 11, 12, 13]
+    assert [one and one["commit"] for one in table.column("_ledger").to_pylist()] == [
+        10,
+        11,
+        12,
+        13,
+    ]
 
 
-def test_truncated_rows(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_rows_fail_or_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(DataLossError):
         numbers(monkeypatch, FakeStream(earliest=2))
     with caplog.at_level(logging.WARNING):
@@ -105,7 +114,7 @@ def test_truncated_rows(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     assert "segment 0 is gone" in caplog.text
 
 
-def test_a_stream_that_is_deleted_under_a_task(
+def test_stream_deleted_under_a_task_fails_or_ends_the_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Deleted(FakeStream):
@@ -121,7 +130,7 @@ def test_a_stream_that_is_deleted_under_a_task(
     assert "was deleted after this read was planned" in caplog.text
 
 
-def test_loss_that_is_no_truncation_is_never_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_rows_that_were_not_truncated_always_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataLossError, match="segment 2"):
         numbers(monkeypatch, FakeStream(damaged=2), failOnDataLoss="false")
     with pytest.raises(DataLossError, match="segment 3"):
@@ -154,7 +163,7 @@ class FlakyStream(FakeStream):
                 yield PositionedBatch(Dlsn(number, entry, start), LedgerId(1), 0, 1000, batch)
 
 
-def flaky(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int]:
+def flaky(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int | None]:
     monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: FlakyStream(failures))
     monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
     options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
@@ -167,7 +176,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("delivered", range(9))
-def test_an_outage_in_the_middle_loses_and_doubles_nothing(
+def test_stream_read_after_outages_loses_and_doubles_nothing(
     monkeypatch: pytest.MonkeyPatch, delivered: int
 ) -> None:
     wanted = [1, 2, 10, 11, 12, 100, 101, 102, 110, 111, 112]
@@ -175,13 +184,13 @@ def test_an_outage_in_the_middle_loses_and_doubles_nothing(
     assert flaky(monkeypatch, [delivered, 0, 1, 0]) == wanted
 
 
-def test_an_outage_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_read_in_lasting_outage_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "RETRY_IN_TASK_S", -1.0)
     with pytest.raises(BookieUnavailableError, match="all replicas are down"):
         flaky(monkeypatch, [3])
 
 
-def test_an_empty_read_has_a_partition_without_a_plan() -> None:
+def test_read_partition_of_an_empty_read_gives_nothing() -> None:
     options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=False)
     assert list(read_partition(options, SCHEMA, InputPartition(None))) == []
 
@@ -223,7 +232,7 @@ class FlakyReader(FakeReader):
             yield entry
 
 
-def raw_ids(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int]:
+def raw_ids(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int | None]:
     reader = FlakyReader(failures)
     monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: reader)
     monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
@@ -235,20 +244,20 @@ def raw_ids(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("delivered", range(11))
-def test_an_outage_in_a_raw_ledger_loses_and_doubles_nothing(
+def test_raw_read_after_outages_loses_and_doubles_nothing(
     monkeypatch: pytest.MonkeyPatch, delivered: int
 ) -> None:
     assert raw_ids(monkeypatch, [delivered]) == list(range(2, 12))
     assert raw_ids(monkeypatch, [delivered, 0, 4, 0]) == list(range(2, 12))
 
 
-def test_an_outage_of_a_raw_ledger_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_read_in_lasting_outage_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "RETRY_IN_TASK_S", -1.0)
     with pytest.raises(BookieUnavailableError, match="are down"):
         raw_ids(monkeypatch, [3])
 
 
-def test_raw_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_read_gives_all_entries_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = FakeReader()
     monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: reader)
     options = read_options({"metadata": "zk://h/l", "ledgerId": "5"}, streaming=True)

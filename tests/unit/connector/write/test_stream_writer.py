@@ -1,4 +1,4 @@
-"""The driver's commit of a micro-batch: replays pass, rivals are found out."""
+"""The commit of a micro-batch: replays change nothing, rival drivers are refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from connector import sessions
 from connector.options import write_options
@@ -64,7 +65,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
 
 def writer(**options: str) -> LedgerStreamWriter:
     checked = write_options({"metadata": "zk://h/l", "stream": "s", **options}, streaming=True)
-    return LedgerStreamWriter(checked, None, overwrite=False)
+    return LedgerStreamWriter(checked, StructType(), overwrite=False)
 
 
 def message(batch: int, *rows: int, run: str = "run", query: str = "query") -> TaskWritten:
@@ -72,25 +73,25 @@ def message(batch: int, *rows: int, run: str = "run", query: str = "query") -> T
     return TaskWritten(0, 0, "id", segments, query, run, batch)
 
 
-def test_a_continuous_query_hands_over_nothing_and_is_told_so(stream: FakeStream) -> None:
+def test_commit_without_messages_names_the_continuous_trigger(stream: FakeStream) -> None:
     with pytest.raises(ConfigurationError, match=r"'s'.*continuous trigger.*availableNow"):
         writer().commit([None, None], 0)
     assert stream.commits == []
 
 
-def test_a_batch_is_one_commit_of_its_query(stream: FakeStream) -> None:
+def test_commit_of_micro_batch_is_one_commit_of_its_query(stream: FakeStream) -> None:
     writer().commit([message(0, 5), None, message(0, 7)], 0)
     (commit,) = stream.commits
     assert (commit.sink_id, commit.transaction_id, commit.run_id) == ("query", 0, "query/run")
     assert commit.rows == 12
 
 
-def test_a_batch_without_rows_is_no_commit(stream: FakeStream) -> None:
+def test_commit_of_empty_micro_batch_commits_nothing(stream: FakeStream) -> None:
     writer().commit([message(0)], 0)
     assert stream.commits == []
 
 
-def test_a_replay_after_a_restart_changes_nothing(
+def test_commit_of_replay_after_restart_changes_nothing(
     stream: FakeStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer().commit([message(4, 5)], 4)
@@ -102,11 +103,11 @@ def test_a_replay_after_a_restart_changes_nothing(
 
 
 @pytest.mark.parametrize("rows", [(6,), (4,), ()])
-def test_a_batch_that_was_planned_anew_is_no_replay(
+def test_commit_with_other_rows_than_committed_is_refused(
     stream: FakeStream, caplog: pytest.LogCaptureFixture, rows: tuple[int, ...]
 ) -> None:
-    """An older copy of the checkpoint was restored. To pass over the batch would lose the rows it
-    has more, or have those it lacks committed a second time with the next one."""
+    """An older copy of the checkpoint was restored. If the batch has more rows than were committed,
+    skipping it would lose rows; if it has fewer, the next batch would commit rows again."""
     writer().commit([message(4, 5)], 4)
     with pytest.raises(ConflictError, match=r"as commit 0 with 5 rows; now it has .*older copy"):
         writer().commit([message(4, *rows, run="later")], 4)
@@ -116,20 +117,20 @@ def test_a_batch_that_was_planned_anew_is_no_replay(
     assert len(stream.commits) == 1
 
 
-def test_an_empty_batch_behind_what_the_sink_has_committed(stream: FakeStream) -> None:
+def test_commit_of_empty_micro_batch_behind_the_sink_is_refused(stream: FakeStream) -> None:
     writer().commit([message(4, 5)], 4)
     writer().commit([message(5)], 5)
     with pytest.raises(ConflictError, match="has already committed micro-batch 4"):
         writer().commit([message(3, run="later")], 3)
 
 
-def test_the_same_run_may_repeat_its_commit(stream: FakeStream) -> None:
+def test_commit_repeated_by_its_run_changes_nothing(stream: FakeStream) -> None:
     for batch in (3, 4, 4):
         writer().commit([message(batch, 5)], batch)
     assert len(stream.commits) == 2
 
 
-def test_a_rival_run_is_found_out_at_its_second_batch(stream: FakeStream) -> None:
+def test_commit_of_rival_run_is_refused_at_its_second_batch(stream: FakeStream) -> None:
     writer().commit([message(4, 5, run="a")], 4)
     writer().commit([message(4, 5, run="b")], 4)
     writer().commit([message(5, 5, run="b")], 5)
@@ -137,14 +138,16 @@ def test_a_rival_run_is_found_out_at_its_second_batch(stream: FakeStream) -> Non
         writer().commit([message(5, 5, run="a")], 5)
 
 
-def test_a_sink_name_that_two_queries_share(stream: FakeStream) -> None:
+def test_commit_under_sink_name_of_another_query_is_refused(stream: FakeStream) -> None:
     writer(sinkId="x").commit([message(0, 5)], 0)
     with pytest.raises(ConflictError, match="use a new sinkId"):
         writer(sinkId="x").commit([message(0, 5, query="another")], 0)
 
 
 @pytest.mark.parametrize(("before", "after"), [("", "y"), ("x", ""), ("x", "y")])
-def test_a_replay_under_another_sink_name(stream: FakeStream, before: str, after: str) -> None:
+def test_commit_of_replay_under_another_sink_name_is_refused(
+    stream: FakeStream, before: str, after: str
+) -> None:
     def named(name: str) -> LedgerStreamWriter:
         return writer(sinkId=name) if name else writer()
 
@@ -165,7 +168,7 @@ def test_abort_deletes_nothing(stream: FakeStream) -> None:
     assert len(stream.commits) == 1
 
 
-def test_a_log_only_grows(stream: FakeStream) -> None:
+def test_stream_writer_with_overwrite_is_refused(stream: FakeStream) -> None:
     options = write_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
     with pytest.raises(ConfigurationError, match="use outputMode"):
-        LedgerStreamWriter(options, None, overwrite=True)
+        LedgerStreamWriter(options, StructType(), overwrite=True)

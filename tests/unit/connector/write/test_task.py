@@ -1,19 +1,28 @@
-"""Writing in a task: what fails for a passing reason is written again, in full."""
+"""The writing task: which task it is, what it reports, and how transient errors are retried."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from connector import retry, sessions
 from connector.options import write_options
 from connector.write import task
-from connector.write.task import write_segments
+from connector.write.task import (
+    TaskIdentity,
+    TaskWritten,
+    segments_by_partition,
+    streaming_task,
+    write_segments,
+)
 from spark_ledger.errors import (
     BookieUnavailableError,
+    ConfigurationError,
     EnsembleLostError,
     LedgerError,
     LedgerTakenOverError,
@@ -23,9 +32,51 @@ from spark_ledger.errors import (
 from spark_ledger.stream.model import Segment
 from tests.unit.connector.fakes import make_segment
 
+PROPERTIES = {
+    "sql.streaming.queryId": "q",
+    "streaming.sql.batchId": "7",
+    "spark.jobGroup.id": "r",
+}
+
+
+def context(properties: dict[str, str]) -> TaskContext:
+    fake = SimpleNamespace(
+        getLocalProperty=properties.get, partitionId=lambda: 3, attemptNumber=lambda: 1
+    )
+    return cast("TaskContext", fake)
+
+
+def test_streaming_task_is_known_from_task_properties() -> None:
+    assert streaming_task(context(PROPERTIES)) == TaskIdentity("q", "r", 7, 3, 1)
+
+
+@pytest.mark.parametrize("missing", sorted(PROPERTIES))
+def test_streaming_task_without_a_property_names_it(missing: str) -> None:
+    rest = {name: value for name, value in PROPERTIES.items() if name != missing}
+    with pytest.raises(ConfigurationError, match=missing):
+        streaming_task(context(rest))
+
+
+def test_streaming_task_outside_a_task_or_without_batch_number_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="inside Spark tasks"):
+        streaming_task(None)
+    with pytest.raises(ConfigurationError, match="not a batch number"):
+        streaming_task(context({**PROPERTIES, "streaming.sql.batchId": "x"}))
+
+
+def test_segments_by_partition_are_in_partition_order() -> None:
+    one, two, three = (make_segment(0, (n,)) for n in (1, 2, 3))
+    messages = [
+        TaskWritten(2, 0, "id", (three,)),
+        None,
+        TaskWritten(0, 1, "id", (one, two)),
+        TaskWritten(1, 0, "id"),
+    ]
+    assert segments_by_partition(messages) == (one, two, three)
+
 
 class FakeWriter:
-    """Fails as told: an error for the n-th call of ``write``, or at ``finish``."""
+    """Raises given errors: at the n-th call of ``write``, or (n = -1) at ``finish``."""
 
     def __init__(self) -> None:
         self.errors: list[tuple[int, LedgerError]] = []
@@ -77,14 +128,16 @@ def write() -> tuple[Segment, ...]:
     "kind",
     [BookieUnavailableError, NotEnoughBookiesError, EnsembleLostError, LedgerTakenOverError],
 )
-def test_all_rows_are_written_again(writer: FakeWriter, call: int, kind: type[LedgerError]) -> None:
+def test_write_segments_after_transient_errors_writes_all_rows_again(
+    writer: FakeWriter, call: int, kind: type[LedgerError]
+) -> None:
     writer.errors = [(call, kind("down")), (2, kind("down again"))]
     (segment,) = write()
     assert writer.rows == ALL and segment.rows == len(ALL)
     assert writer.abandoned == 2
 
 
-def test_what_is_too_large_to_keep_is_left_to_spark(
+def test_write_segments_too_large_to_keep_raises(
     writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task, "TASK_KEPT_BYTES_MAX", 150)
@@ -96,7 +149,7 @@ def test_what_is_too_large_to_keep_is_left_to_spark(
         write()
 
 
-def test_what_does_not_pass_is_not_repeated(
+def test_write_segments_with_lasting_error_raises(
     writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.errors = [(1, SchemaMismatchError("never"))]
