@@ -10,12 +10,18 @@ import asyncio
 import re
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from spark_ledger.errors import (
     ConflictError,
     NoSuchLedgerError,
     NotFoundError,
     OutcomeUnknownError,
+)
+from spark_ledger.limits import (
+    LEDGER_ID_BLOCK,
+    METADATA_ATTEMPTS,
+    METADATA_READS_IN_FLIGHT_MAX,
 )
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.codec import (
@@ -27,17 +33,12 @@ from spark_ledger.metadata.codec import (
 )
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
-LEDGERS_PATH = "ledgers"
-COUNTER_PATH = "ledger-id-counter"
+LEDGERS_PATH: Final = "ledgers"
+COUNTER_PATH: Final = "ledger-id-counter"
 
-LEDGER_ID_BLOCK = 64
-"""Ids taken per round trip. Unused ones are lost when a client ends; ids are plentiful."""
+FIRST_LEDGER_ID: Final = 1
 
-FIRST_LEDGER_ID = 1
-
-_LISTS_IN_FLIGHT_MAX = 64
-_ATTEMPTS = 3
-_NAME = re.compile(r"L(\d{4})")
+_NAME: Final = re.compile(r"L(\d{4})")
 
 
 def ledger_path(ledger_id: LedgerId) -> str:
@@ -76,7 +77,7 @@ class LedgerStore:
             metadata = metadata.with_changes(creation_token=uuid.uuid4().hex)
         path = ledger_path(metadata.ledger_id)
         data = encode_ledger(metadata)
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.create(path, data)
                 return Versioned(metadata, 0)
@@ -87,7 +88,7 @@ class LedgerStore:
                 raise ConflictError(f"ledger {metadata.ledger_id} exists already") from None
             except OutcomeUnknownError as error:
                 # Sending it again is safe: the token tells our own node from another's.
-                if attempt == _ATTEMPTS - 1:
+                if attempt == METADATA_ATTEMPTS - 1:
                     raise OutcomeUnknownError(
                         f"ledger {metadata.ledger_id} may or may not have been created: {error}"
                     ) from error
@@ -125,14 +126,14 @@ class LedgerStore:
 
     async def delete(self, ledger_id: LedgerId) -> None:
         """Forget a ledger; bookies then collect its entries. A missing one is fine."""
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.delete(ledger_path(ledger_id))
                 return
             except NotFoundError:
                 return
             except OutcomeUnknownError:
-                if attempt == _ATTEMPTS - 1:  # deleting twice is the same as once
+                if attempt == METADATA_ATTEMPTS - 1:  # deleting twice is the same as once
                     raise
 
     async def list(self) -> list[LedgerId]:
@@ -162,8 +163,8 @@ class LedgerStore:
 
     async def _children(self, below: Sequence[str]) -> Sequence[Sequence[str]]:
         found: list[Sequence[str]] = []
-        for start in range(0, len(below), _LISTS_IN_FLIGHT_MAX):
-            part = below[start : start + _LISTS_IN_FLIGHT_MAX]
+        for start in range(0, len(below), METADATA_READS_IN_FLIGHT_MAX):
+            part = below[start : start + METADATA_READS_IN_FLIGHT_MAX]
             found += await asyncio.gather(
                 *(self._store.children(f"{LEDGERS_PATH}/{name}") for name in part)
             )
@@ -191,7 +192,7 @@ class LedgerStore:
                 continue  # another client took this block, so the system makes progress
             except OutcomeUnknownError:
                 unknown += 1
-                if unknown == _ATTEMPTS:
+                if unknown == METADATA_ATTEMPTS:
                     raise
 
 

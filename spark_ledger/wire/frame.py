@@ -27,7 +27,7 @@ from google_crc32c import value as crc32c_value
 
 from spark_ledger.errors import DigestMismatchError
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import DigestType, Entry, EntryId, LedgerId
+from spark_ledger.types import DigestType, Entry, EntryId
 
 HEADER = struct.Struct(">qqqQ")
 HEADER_BYTES = HEADER.size
@@ -96,30 +96,10 @@ def seal_heads(
     return heads
 
 
-def open_frame(digest: Digest, ledger_id: int, entry_id: int, frame: bytes | memoryview) -> Entry:
-    """The entry in a frame. Raises DigestMismatchError unless it is the very entry asked for."""
-    payload_start = HEADER_BYTES + digest.size
-    if len(frame) < payload_start:
-        raise DigestMismatchError(f"ledger {ledger_id} entry {entry_id}: {len(frame)} bytes only")
-    header = bytes(frame[:HEADER_BYTES])
-    payload = bytes(frame[payload_start:])
-    stored = bytes(frame[HEADER_BYTES:payload_start])
-    if not hmac.compare_digest(digest.sum(header, payload), stored):
-        raise DigestMismatchError(f"ledger {ledger_id} entry {entry_id}: digest does not match")
-    found_ledger, found_entry, last_add_confirmed, length = HEADER.unpack(header)
-    if found_ledger != ledger_id or found_entry != entry_id:
-        raise DigestMismatchError(
-            f"ledger {ledger_id} entry {entry_id}: bookie served {found_ledger}/{found_entry}"
-        )
-    return Entry(
-        LedgerId(ledger_id), EntryId(entry_id), payload, EntryId(last_add_confirmed), length
-    )
-
-
 def open_run(digest: Digest, run: EntryRun) -> tuple[list[Entry], DigestMismatchError | None]:
     """The entries of a run up to the first that is damaged, and what is wrong with that one.
 
-    The same as ``open_frame`` for each frame, without a view object and a call per entry.
+    A frame is damaged unless its digest is right and it is the very entry asked for (rule P20).
     """
     entries: list[Entry] = []
     frames, ledger_id, digest_sum = run.frames, run.ledger_id, digest.sum
