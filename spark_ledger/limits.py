@@ -118,5 +118,9 @@ BOOKIE_PROBE_TIMEOUT_S: Final = 1.0
 METADATA_TIMEOUT_S: Final = 15.0
 """One metadata operation, retries over a lost connection included."""
 
+PORTAL_STOP_TIMEOUT_S: Final = 2.0
+"""How long the end of a process waits for the thread of the blocking client. What that thread does
+is lost with the process anyway."""
+
 EXPLICIT_LAC_DELAY_S: Final = 0.02
 """An idle writer tells its bookies the last add confirmed after this long without a new add."""
