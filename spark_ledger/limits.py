@@ -94,10 +94,11 @@ BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 128 * MIB
 # -- time ------------------------------------------------------------------------------------------
 
 ADD_TIMEOUT_S: Final = 5.0
-"""A bookie that acknowledges nothing for this long while adds wait is failed (not slow: silent)."""
+"""A bookie that acknowledges nothing for this long while adds wait is silent: failed (rule P11)."""
 
 SLOW_BOOKIE_GRACE_S: Final = 1.0
-"""A bookie that is silent this long *and* over the byte bound is failed, if the others suffice."""
+"""A bookie that is silent this long *and* over the byte bound is failed, if the others suffice
+(rule P11)."""
 
 READ_TIMEOUT_S: Final = 10.0
 """One read request to one bookie."""

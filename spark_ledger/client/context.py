@@ -1,4 +1,4 @@
-"""What all handles of a client share: stores, transport, settings, its knowledge of bookies."""
+"""What all handles of a client share: stores, transport, settings, and what it knows of bookies."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ClientContext:
         return {bookie for bookie, until in self._suspects.items() if until > now}
 
     async def replacements(self, command: ChooseBookies) -> dict[int, BookieId]:
-        """Bookies for the failed slots of an ensemble, as far as there are any.
+        """Bookies for the failed slots of an ensemble, as far as there are any (rule P10).
 
         Others are preferred. A failed bookie that answers again may return to its own slot.
         """
@@ -143,10 +143,9 @@ class ClientContext:
     async def write_metadata(
         self, command: WriteMetadata
     ) -> MetadataWritten | MetadataConflict | MetadataFailed:
-        """Compare-and-set. An update whose reply was lost is read again, not repeated.
+        """Compare-and-set. A change whose reply was lost is read again, not repeated (rule P6).
 
-        The store has tried for ``metadata_timeout_s`` when it gives up; nothing was changed then,
-        and the caller, who waits, is told.
+        The store tries for ``metadata_timeout_s``. When it gives up, nothing was changed.
         """
         deadline = asyncio.get_running_loop().time() + 2 * self.config.metadata_timeout_s
         ledger_id = command.metadata.ledger_id

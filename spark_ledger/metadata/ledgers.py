@@ -42,7 +42,7 @@ _NAME: Final = re.compile(r"L(\d{4})")
 
 
 def ledger_path(ledger_id: LedgerId) -> str:
-    """Where a ledger's metadata stand."""
+    """The path of a ledger's metadata."""
     assert ledger_id >= 0, "ledger ids count upwards"
     rest, low = divmod(ledger_id, 10_000)
     high, middle = divmod(rest, 10_000)
@@ -70,8 +70,9 @@ class LedgerStore:
     async def create(self, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
         """Make a ledger known. Nothing may be sent to a bookie before this returned.
 
-        A missing creation token is added; it tells whether a node that is met after a lost reply
-        is this very ledger. Raises ConflictError if the id is in use, OutcomeUnknownError.
+        A missing creation token is added; after a lost reply it tells whether the node that is
+        found is this ledger's (rule P6). Raises ConflictError if the id is in use,
+        OutcomeUnknownError if no attempt brought a reply.
         """
         if not metadata.creation_token:
             metadata = metadata.with_changes(creation_token=uuid.uuid4().hex)
@@ -104,7 +105,7 @@ class LedgerStore:
         return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
 
     async def compare_and_set(self, metadata: LedgerMetadata, version: int) -> int:
-        """Replace the metadata if their version is ``version``; the new version.
+        """Replace the metadata if their version is ``version``; the new version (rule P6).
 
         Raises ConflictError (read again, decide again), NoSuchLedgerError, OutcomeUnknownError
         (read again before repeating), ConfigurationError if the metadata became too large.
@@ -125,7 +126,10 @@ class LedgerStore:
             ) from error
 
     async def delete(self, ledger_id: LedgerId) -> None:
-        """Forget a ledger; bookies then collect its entries. A missing one is fine."""
+        """Delete a ledger's metadata. A missing one is fine.
+
+        Raises OutcomeUnknownError if no attempt brought a reply.
+        """
         for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.delete(ledger_path(ledger_id))
@@ -139,8 +143,8 @@ class LedgerStore:
     async def list(self) -> list[LedgerId]:
         """Ids of all ledgers, ascending.
 
-        Not a snapshot: a ledger made or deleted meanwhile may or may not be in it. An error of
-        any part is raised: garbage collection must not take a partial list for the whole.
+        Not a snapshot: a ledger made or deleted meanwhile may or may not be in it. An error in any
+        part is raised, because a caller that deletes what is not listed must never see a part.
         """
         highs = await self._store.children(LEDGERS_PATH)
         middles = [

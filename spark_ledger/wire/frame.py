@@ -8,10 +8,10 @@
     32      d      digest over the 32 bytes above and the payload; d = 4 or 16
     32 + d  n      payload
 
-The digest binds a payload to its place, so a bookie cannot serve another entry, ledger or LAC.
-Recovery and re-replication copy frames byte for byte: an entry id has one frame on every replica.
-CRC32C detects damage. HMAC-SHA256 (first 16 bytes, RFC 2104) also stops forgery by anybody
-without the ledger's password, whose MAC key no bookie ever sees.
+The digest binds a payload to its ledger, entry id and LAC, so a bookie cannot serve it as another
+entry (rule P20). Recovery and re-replication copy frames byte for byte: an entry id has one frame
+on every replica (rule P2). CRC32C detects damage. HMAC-SHA256 (first 16 bytes, RFC 2104) also stops
+forgery by anybody without the ledger's password, whose MAC key no bookie ever sees.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c_value
@@ -29,12 +29,12 @@ from spark_ledger.errors import DigestMismatchError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import DigestType, Entry, EntryId
 
-HEADER = struct.Struct(">qqqQ")
-HEADER_BYTES = HEADER.size
-_CRC = struct.Struct(">I")
-_HMAC_BYTES = 16
-_LAC_OFFSET = 16
-_LAC = struct.Struct(">q")
+HEADER: Final = struct.Struct(">qqqQ")
+HEADER_BYTES: Final = HEADER.size
+_CRC: Final = struct.Struct(">I")
+_HMAC_BYTES: Final = 16
+_LAC_OFFSET: Final = 16
+_LAC: Final = struct.Struct(">q")
 
 
 class Digest(Protocol):
@@ -125,7 +125,10 @@ def open_run(digest: Digest, run: EntryRun) -> tuple[list[Entry], DigestMismatch
 
 
 def frame_last_add_confirmed(run: EntryRun) -> EntryId:
-    """The LAC piggybacked in the last frame of a run; LACs grow along a run. Not verified."""
+    """The LAC piggybacked in the last frame of a run; LACs grow along a run.
+
+    Bookies have no MAC key and cannot verify it, so what they say of a LAC is a hint (rule P5).
+    """
     start = len(run.frames) - run.sizes[-1]
     if run.sizes[-1] < HEADER_BYTES:
         return EntryId(-1)
@@ -133,11 +136,15 @@ def frame_last_add_confirmed(run: EntryRun) -> EntryId:
     return EntryId(last_add_confirmed)
 
 
-_SCRYPT_COST = 2**14  # RFC 7914: about 50 ms, once per handle
+_SCRYPT_COST: Final = 2**14
+"""RFC 7914: about 50 ms, once per handle."""
 
 
 def derive_keys(password: bytes, ledger_id: int) -> tuple[bytes, bytes]:
-    """(access key shown to bookies, MAC key never shown); both empty without a password."""
+    """The access key, shown to bookies, and the MAC key, never shown (rule P20).
+
+    Both are empty without a password.
+    """
     if not password:
         return b"", b""
     salt = b"spark-ledger v1 ledger %d" % ledger_id
