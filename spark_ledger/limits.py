@@ -1,4 +1,4 @@
-"""Every limit of the product, each with its reason. A limit is a number, not a policy."""
+"""Every number that is policy, each with its reason: bounds, timeouts, retries and their pauses."""
 
 from __future__ import annotations
 
@@ -28,6 +28,46 @@ LEDGER_METADATA_BYTES_MAX: Final = 256 * KIB
 METADATA_REQUEST_BYTES_MAX: Final = 1 * MIB - 16 * KIB
 """One metadata write or transaction. ZooKeeper drops the connection, without a reason, of a client
 that sends more than its ``jute.maxbuffer`` (1 MiB less a byte), names and ACLs included."""
+
+# -- metadata --------------------------------------------------------------------------------------
+
+SESSION_TIMEOUT_S: Final = 10.0
+"""A client silent for this long loses its ephemeral nodes. The server bounds it to 2-20 ticks."""
+
+METADATA_ATTEMPTS: Final = 3
+"""How often a metadata change is sent whose outcome stays unknown. Each attempt lasts for
+``METADATA_TIMEOUT_S`` already, so more would only delay the error."""
+
+METADATA_RETRY_DELAY_S: Final = 0.2
+"""Pause before metadata are read again after ZooKeeper could not be reached."""
+
+METADATA_READS_IN_FLIGHT_MAX: Final = 64
+"""Nodes of a listing read at once: the answers are large, and each is kept until all are there."""
+
+LEDGER_ID_BLOCK: Final = 64
+"""Ledger ids taken per round trip. Unused ones are lost when a client ends; ids are plentiful."""
+
+REGISTER_RETRY_DELAY_S: Final = 0.2
+"""Pause between attempts of a bookie to register again after a lost session."""
+
+DIRECTORY_REFRESH_S: Final = 30.0
+"""A client reads the list of bookies again this often: watches are hints, and free space drifts."""
+
+ZOOKEEPER_CONNECT_ATTEMPT_S: Final = 2.5
+"""About how long a server may take to accept a session, before it is tried again. One that is just
+starting swallows the first message, and would cost the whole session timeout otherwise."""
+
+ZOOKEEPER_RECONNECT_DELAY_S: Final = 0.05
+"""First pause between two attempts to connect; it doubles up to the longest one."""
+
+ZOOKEEPER_RECONNECT_DELAY_S_MAX: Final = 0.5
+"""Longest pause. A server that comes back is found at once, compared with the session timeout."""
+
+ZOOKEEPER_RECONNECT_JITTER: Final = 0.2
+"""Share of a pause that is random, so that not all clients come back in the same moment."""
+
+ZOOKEEPER_RESTART_DELAY_S: Final = 0.5
+"""Pause before kazoo is started anew after its thread has died, or a session is verified again."""
 
 # -- messages --------------------------------------------------------------------------------------
 
@@ -87,10 +127,11 @@ journal has everything that was acknowledged."""
 # -- time ------------------------------------------------------------------------------------------
 
 ADD_TIMEOUT_S: Final = 5.0
-"""A bookie that acknowledges nothing for this long while adds wait is failed (not slow: silent)."""
+"""A bookie that acknowledges nothing for this long while adds wait is silent: failed (rule P11)."""
 
 SLOW_BOOKIE_GRACE_S: Final = 1.0
-"""A bookie that is silent this long *and* over the byte bound is failed, if the others suffice."""
+"""A bookie that is silent this long *and* over the byte bound is failed, if the others suffice
+(rule P11)."""
 
 REPLACEMENT_RETRY_S: Final = 1.0
 """A failed bookie that nobody could replace is looked at again after this long."""
@@ -104,8 +145,19 @@ SPECULATIVE_READ_DELAY_S: Final = 0.5
 LONG_POLL_S_MAX: Final = 30.0
 """A bookie holds a tail request at most this long."""
 
+BOOKIE_SUSPECT_S: Final = 10.0
+"""A bookie that failed an add is used again for so long only after a probe; one that a speculative
+read overtook is asked last. About the time that a restart of a bookie takes."""
+
+BOOKIE_PROBE_TIMEOUT_S: Final = 1.0
+"""A bookie that answers a probe later than this would fail the next add as well."""
+
 METADATA_TIMEOUT_S: Final = 15.0
 """One metadata operation, retries over a lost connection included."""
+
+PORTAL_STOP_TIMEOUT_S: Final = 2.0
+"""How long the end of a process waits for the thread of the blocking client. What that thread does
+is lost with the process anyway."""
 
 EXPLICIT_LAC_DELAY_S: Final = 0.02
 """An idle writer tells its bookies the last add confirmed after this long without a new add."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
-from typing import Any, Generic, NamedTuple, NewType, NoReturn, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NewType, NoReturn, TypeVar
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import ENSEMBLE_SIZE_MAX
@@ -18,7 +18,7 @@ LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)
 BookieId = NewType("BookieId", str)
 
-NO_ENTRY = EntryId(-1)
+NO_ENTRY: Final = EntryId(-1)
 """Stands for "no entry yet": the last add confirmed of an empty ledger."""
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Quorums:
         for name, value in (("ensemble_size", e), ("write_quorum", wq), ("ack_quorum", aq)):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigurationError(f"{name} {value!r}: needs a whole number")
-        if not e >= wq >= aq >= 1:
+        if not e >= wq >= aq >= 1:  # rule P1
             raise ConfigurationError(
                 f"ensemble_size {e}, write_quorum {wq}, ack_quorum {aq}: "
                 "needs ensemble_size >= write_quorum >= ack_quorum >= 1"
@@ -226,7 +226,7 @@ class BookieStatus(IntEnum):
 
     @property
     def is_negative(self) -> bool:
-        """True only for a definite "I do not hold it". Unknown is never negative (DESIGN 5.6)."""
+        """True only for a definite "I do not hold it". Unknown is never negative (rule P14)."""
         return self in (BookieStatus.NO_SUCH_LEDGER, BookieStatus.NO_SUCH_ENTRY)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_ledger.cli.inspection import Holding, LedgerPicture
 from spark_ledger.cli.output import print_rich, print_table, size_text, time_text
@@ -11,8 +11,8 @@ from spark_ledger.cli.zones import Safety, Zone, fragment_ranges, safety_zones
 if TYPE_CHECKING:
     from rich.text import Text
 
-BAR_COLUMNS = 60
-MARKS = {
+BAR_COLUMNS: Final = 60
+MARKS: Final = {
     Safety.WRITE_QUORUM: ("█", "green"),
     Safety.ACK_QUORUM: ("▓", "yellow"),
     Safety.BELOW_ACK_QUORUM: ("!", "red"),

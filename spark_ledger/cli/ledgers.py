@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
@@ -24,7 +24,7 @@ from spark_ledger.types import Entry, LedgerMetadata
 if TYPE_CHECKING:
     from spark_ledger.client.blocking import BlockingWriter
 
-ADDS_IN_FLIGHT_MAX = 10_000
+ADDS_IN_FLIGHT_MAX: Final = 10_000
 """Futures kept at once; the bytes in flight are bounded by the writer itself."""
 
 

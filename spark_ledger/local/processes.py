@@ -11,14 +11,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from spark_ledger.errors import ConfigurationError, LedgerError
 from spark_ledger.local import supervisor
 
-EXIT_TIMEOUT_S = 20.0
-POLL_S = 0.01
-LOG_TAIL_BYTES = 4000
+EXIT_TIMEOUT_S: Final = 20.0
+"""A process that was told to end has had its own time to drain by then."""
+
+POLL_S: Final = 0.01
+LOG_TAIL_BYTES: Final = 4000
 
 
 class ProcessState(NamedTuple):

@@ -31,14 +31,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
+from typing import Final, TypedDict
 
-LOCK_NAME = "lock"
-PARENT_CHECK_S = 0.25
-BOOKIES_STOP_S = 15.0
-OTHERS_STOP_S = 5.0
-DIRECTORY_IN_USE = 3
-_PR_SET_PDEATHSIG = 1
+LOCK_NAME: Final = "lock"
+
+PARENT_CHECK_S: Final = 0.25
+"""The parent is looked for this often: its end closes no pipe that a fork of it holds."""
+
+BOOKIES_STOP_S: Final = 15.0
+"""Bookies flush their write caches before they end."""
+
+OTHERS_STOP_S: Final = 5.0
+"""ZooKeeper has nothing to write at its end."""
+
+DIRECTORY_IN_USE: Final = 3
+"""Exit code: another cluster runs in the directory."""
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class Request(TypedDict, total=False):

@@ -136,12 +136,6 @@ class GrpcTransport:
         stream = self._append_stream(bookie_id)
         return stream.open(ledger_id, access_key=access_key, recovery=recovery, on_result=on_result)
 
-    def append_bytes_in_flight(self, bookie_id: BookieId) -> int:
-        """Frame bytes queued or sent to a bookie, over all ledgers, and not answered yet."""
-        connection = self._connections.get(bookie_id)
-        stream = connection.stream if connection is not None else None
-        return stream.bytes_in_flight if stream is not None else 0
-
     async def read(
         self,
         bookie_id: BookieId,

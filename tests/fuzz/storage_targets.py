@@ -35,8 +35,8 @@ from spark_ledger.errors import ConfigurationError, CorruptionError, DigestMisma
 from spark_ledger.limits import KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
-from spark_ledger.wire.frame import Crc32cDigest, HmacDigest, open_frame, open_run
-from tests.frames import seal
+from spark_ledger.wire.frame import Crc32cDigest, HmacDigest, open_run
+from tests.frames import open_frame, seal
 from tests.fuzz.target import Target, only_what_was_written, written_again_it_is_the_same
 from tests.unit.bookie_server.storage.support import JOURNAL, LEDGERS, formatted, make_run
 

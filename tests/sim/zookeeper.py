@@ -21,11 +21,10 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.metadata.base import Create, Delete, Operation, Put, Watch
+from spark_ledger.metadata.base import Create, Delete, Operation, Put, Watch, check_path
 from spark_ledger.metadata.bookies import BOOKIES_PATH, BookieRegistry
 from spark_ledger.metadata.codec import decode_bookie
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
-from spark_ledger.metadata.paths import check_path
 from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
 from tests.sim.base import SimBase
 from tests.sim.loop import Process
