@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -73,6 +74,13 @@ def test_schedules_are_hostile(totals: Totals) -> None:
         if totals.counts[name] < number * SCHEDULES / 1000
     }
     assert not rare, f"too few of these in {SCHEDULES} schedules: {rare}"
+
+
+def test_faults_that_strike_are_explained_in_the_readme(totals: Totals) -> None:
+    table = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+    explained = {name for head in heads for name in head.split(", ")}
+    assert not totals.faults.keys() - explained
 
 
 @pytest.mark.timeout(300)
