@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from spark_ledger.types import BookieId, EntryId, Fragment, Quorums
-from tests.history.final import FinalLedger
+from tests.history.checkers import check_all
+from tests.history.final import Final, FinalLedger
 from tests.history.model import Event, History, Phase, value
 
 BOOKIES = ("a", "b", "c")
@@ -145,3 +146,15 @@ def final_ledger(
         replicas=dict.fromkeys(BOOKIES, held),
     )
     return replace(made, **fields)
+
+
+def names(history: History, *final: FinalLedger, exact: bool = True) -> set[str]:
+    """The names of the violations that the checkers find."""
+    return {v.name for v in check_all(history, Final.of(*final), exact=exact)}
+
+
+def written(b: Builder, count: int = 3) -> None:
+    """Ledger 1 with so many acknowledged entries."""
+    b.create()
+    for entry_id in range(count):
+        b.append(entry_id)

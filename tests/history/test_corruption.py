@@ -276,7 +276,7 @@ def test_legal_histories_pass(seed: int) -> None:
 @pytest.mark.parametrize(
     ("corrupt", "name"), OPERATORS, ids=[operator.__name__ for operator, _ in OPERATORS]
 )
-def test_a_corruption_is_named(corrupt: Callable[[Corrupt], None], name: str) -> None:
+def test_corrupted_history_is_reported(corrupt: Callable[[Corrupt], None], name: str) -> None:
     @PATIENT
     @given(SEEDS)
     def check(seed: int) -> None:

@@ -32,7 +32,7 @@ def test_a_damaged_value_does_not_verify(place: int, character: int, how: str) -
     assert verify(damaged) == (damaged == text)
 
 
-def test_a_file_gives_back_what_was_recorded_and_ignores_a_cut_line(tmp_path: Path) -> None:
+def test_history_file_gives_back_its_events_and_ignores_a_cut_line(tmp_path: Path) -> None:
     one = Event(5, "w", 1, Phase.INVOKE, "append", ledger_id=3, values=("ä\n",))
     two = Event(9, "w", 1, Phase.OK, "append", ledger_id=3, entry_id=0, last_add_confirmed=0)
     three = Event(7, "r", 2, Phase.INVOKE, "open", ledger_id=3)
@@ -46,7 +46,7 @@ def test_a_file_gives_back_what_was_recorded_and_ignores_a_cut_line(tmp_path: Pa
     assert History.load(tmp_path / "w", tmp_path / "r").events == [one, three, two]
 
 
-def test_damage_in_a_file_is_not_passed_over(tmp_path: Path) -> None:
+def test_damage_inside_a_history_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "h").write_bytes(b'{"time_ns": "soon"}\n')
     with pytest.raises(ValueError, match="line 1"):
         History.load(tmp_path / "h")

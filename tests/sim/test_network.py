@@ -12,7 +12,7 @@ from tests.sim.network import Lane, Network
 LANES, MESSAGES = 50, 100
 
 
-def test_messages_that_wait_for_a_late_one_stay_behind_it_and_in_order() -> None:
+def test_messages_behind_a_late_one_stay_in_order() -> None:
     """They are due at the same moment, which sums of other moments only nearly give."""
     seed = 5
     draw = random.Random(seed)

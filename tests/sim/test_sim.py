@@ -84,14 +84,14 @@ def test_faults_that_strike_are_explained_in_the_readme(totals: Totals) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_seed_is_a_schedule() -> None:
+def test_seed_gives_the_same_trace_in_another_process() -> None:
     """The same trace here and in a process whose sets are in another order."""
     different = differing_seeds(0, effort.SIMULATED_TWICE.test)
     assert not different, f"these seeds do not repeat: {different}"
 
 
 @pytest.mark.parametrize("path", saved(), ids=lambda path: path.stem)
-def test_what_failed_once(path: Path) -> None:
+def test_schedule_that_failed_once_passes(path: Path) -> None:
     """Failing schedules that were kept, with the options of then."""
     schedule = json.loads(path.read_text())
     outcome = run_schedule(schedule["seed"], schedule["options"])
