@@ -13,7 +13,7 @@ LANES, MESSAGES = 50, 100
 
 
 def test_messages_behind_a_late_one_stay_in_order() -> None:
-    """They are due at the same moment, which sums of other moments only nearly give."""
+    """They are due at exactly the same moment, which needs absolute times instead of sums."""
     seed = 5
     draw = random.Random(seed)
     loop = SimulatedLoop(draw, shuffle=False)  # type: ignore[abstract]
