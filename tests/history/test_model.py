@@ -1,4 +1,4 @@
-"""Values, files of histories, pairing, and the report on waiting."""
+"""Values, files of histories, pairing of events, and the report of waiting times."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_a_value_verifies_and_has_its_size(counter: int, size: int) -> None:
 
 
 @given(st.integers(0, 200), st.integers(0, 127), st.sampled_from(["change", "cut", "grow"]))
-def test_a_damaged_value_does_not_verify(place: int, character: int, how: str) -> None:
+def test_a_damaged_value_does_not_verify(index: int, character: int, how: str) -> None:
     text = value("w1", "L7", 3, 64)
-    at = place % len(text)
+    at = index % len(text)
     damaged = {
         "change": text[:at] + chr(character) + text[at + 1 :],
         "cut": text[:at],
@@ -71,7 +71,7 @@ def test_an_end_without_a_beginning_is_refused() -> None:
 
 
 def timed(*appends: tuple[float, float | None]) -> History:
-    """Appends by the seconds at which they began and ended."""
+    """Appends, given by the seconds at which they began and ended."""
     history = History()
     for number, (began, ended) in enumerate(appends):
         for seconds, phase in ((began, Phase.INVOKE), (ended, Phase.OK)):

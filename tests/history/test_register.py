@@ -1,4 +1,4 @@
-"""The search for an order of calls: against all orders tried one by one, and its bound."""
+"""The search for an order of calls agrees with trying all orders, and has a bound."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _runs(order: list[Register], state: State, ends: list[int]) -> bool:
 
 
 def random_calls(rng: random.Random) -> list[Register]:
-    places = rng.sample(range(100), 10)
+    moments = rng.sample(range(100), 10)
     calls = []
     for number in range(rng.randint(2, 5)):
-        began, ended = sorted(places[2 * number : 2 * number + 2])
+        began, ended = sorted(moments[2 * number : 2 * number + 2])
         kinds = ["create", "close", "delete", "is-open", "is-closed", "is-gone"]
         what = rng.choice(kinds[1:] if number else kinds)
         end: int | None = rng.choice((0, 1)) if what in ("close", "is-closed") else -1

@@ -1,4 +1,4 @@
-"""Streams: each anomaly in at least three shapes; and repetitions that are legal."""
+"""Streams: anomalies that are reported, and legal histories with repeated commits."""
 
 from __future__ import annotations
 
