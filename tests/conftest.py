@@ -18,14 +18,13 @@ _roots = itertools.count()
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach programs under test also where a script runs us in the background, which
-    ignores it, and hands that on to every child."""
+    """Restore Ctrl-C, which a shell script makes its background jobs and their children ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _LONGEST_FIRST = ("spark", "chaos", "sim", "mutants", "fuzz", "crash", "exhaustive", "integration")
-"""Folders in the order in which `make test`, which runs several processes, should begin them."""
+"""Folders in the order in which the processes of `make test` begin them, slowest first."""
 
 
 def _folder(item: pytest.Item) -> str:
@@ -34,9 +33,9 @@ def _folder(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, and leave to ``make proof`` what is marked so.
+    """Begin with the slowest, and leave tests that are marked ``proof`` to ``make proof``.
 
-    Whoever names a test, or selects by -k or -m, gets what was asked for.
+    Whoever names a test, or selects by -k or -m, gets exactly that.
     """
     ranks = {folder: rank for rank, folder in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(_folder(item), len(ranks)))
@@ -52,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """What shares fixtures runs in one process: a file, and all tests of Spark with its session."""
+    """Tests that share fixtures run in one process: those of a file, and all tests of Spark."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

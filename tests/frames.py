@@ -1,4 +1,4 @@
-"""The frame of a single entry, spelt out: what the faster code of the product has to agree with."""
+"""The frame of a single entry, byte by byte: the reference for the product's faster code."""
 
 from __future__ import annotations
 

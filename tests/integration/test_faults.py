@@ -85,7 +85,7 @@ def test_killed_bookies_are_replaced_and_nothing_is_lost(
     check_read(client, writer.ledger_id, 2000)
 
 
-def test_a_paused_bookie_holds_nobody_up(cluster: LocalCluster, client: StreamConnection) -> None:
+def test_paused_bookie_delays_no_add(cluster: LocalCluster, client: StreamConnection) -> None:
     writer = client.create_ledger()
     append(writer, 100)
     paused = index_of(cluster, writer, 2)
@@ -124,7 +124,7 @@ def test_everything_acknowledged_survives_a_power_cut(
         writer.append(b"the old writer is out")
 
 
-def test_a_second_writer_takes_over_and_the_first_learns_of_it(
+def test_second_writer_takes_over_and_the_first_is_told(
     cluster: LocalCluster, client: StreamConnection
 ) -> None:
     writer = client.create_ledger()
@@ -159,7 +159,7 @@ def test_adds_go_on_without_zookeeper_and_changes_wait_for_it(
     check_read(client, writer.ledger_id, 1100)
 
 
-def test_all_bookies_down_is_said_once_and_clearly(
+def test_all_bookies_down_is_one_clear_error(
     cluster: LocalCluster, client: StreamConnection
 ) -> None:
     with client.create_ledger() as writer:

@@ -144,7 +144,7 @@ def test_the_ensemble_changes_twice(cluster: LocalCluster, client: StreamConnect
     check_closed_at(client.open_ledger(writer.ledger_id), 301)
 
 
-def test_a_paused_bookie_is_waited_for_only_if_it_is_needed(
+def test_paused_bookie_is_awaited_only_if_it_is_needed(
     cluster: LocalCluster, client: StreamConnection
 ) -> None:
     writer = client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=1)
@@ -207,7 +207,7 @@ def test_close_while_a_bookie_fails(cluster: LocalCluster, client: StreamConnect
 # -- fencing and recovery ------------------------------------------------------------------------
 
 
-def test_a_zombie_gets_nowhere_after_a_recovery(
+def test_zombie_writer_is_refused_after_a_recovery(
     client: StreamConnection, other: StreamConnection
 ) -> None:
     zombie = client.create_ledger()
@@ -274,7 +274,7 @@ def test_recovery_with_a_dead_bookie_and_a_dead_writer(
         assert dead not in last.bookies, "what was copied went to living bookies"
 
 
-def test_recovery_that_cannot_know_fails_and_loses_nothing(
+def test_recovery_without_coverage_fails_and_loses_nothing(
     cluster: LocalCluster, client: StreamConnection
 ) -> None:
     with spark_ledger.connect(cluster.uri, **SHORT_TIMES) as gone:

@@ -59,7 +59,7 @@ def test_a_mutant_that_survives_fails_the_gate() -> None:
     assert "SURVIVES" in result.stdout
 
 
-def test_a_mutant_of_no_source_is_an_error() -> None:
+def test_unknown_mutant_is_an_error() -> None:
     result = gate("--only", "no-such-mutant")
     assert result.returncode == 2
     assert "no-such-mutant" in result.stderr

@@ -1,6 +1,6 @@
 """Command: ``python -m tests.proof`` runs every proof and writes what they found into three pages.
 
-First come the tests that ``make test`` leaves out. ``--only NAME`` runs one proof again; ``--page``
+First come the checks that have no figures. ``--only NAME`` runs one proof again; ``--page``
 runs nothing and writes PROOF.md, tests/proof/README.md and tests/mutants/README.md from the figures
 that are there. A run that fails ends the command, and the pages stay as they were.
 """
@@ -14,7 +14,7 @@ import click
 
 from tests.proof.details import COUNTS_PAGE, MUTANTS_PAGE, counts_page, mutants_page
 from tests.proof.page import PAGE, ROOT, page
-from tests.proof.steps import FIGURES, STEPS, TESTS
+from tests.proof.steps import CHECKS, FIGURES, STEPS
 
 
 @click.command()
@@ -23,12 +23,11 @@ from tests.proof.steps import FIGURES, STEPS, TESTS
 def main(only: str | None, page_only: bool) -> None:
     """Run, then write the pages; exit 1 when a run has found something."""
     FIGURES.mkdir(exist_ok=True)
-    if only is None and not page_only:
-        _run("the tests", f"python {' '.join(TESTS)}", list(TESTS))
+    for check in () if page_only or only else CHECKS:
+        _run(check)
     for step in () if page_only else STEPS:
         if only in (None, step.name):
-            command = ["-m", step.module, *step.arguments, "--json", str(step.figures)]
-            _run(step.name, step.command, command)
+            _run(("-m", step.module, *step.arguments, "--json", str(step.figures)))
     for path, text in (
         (PAGE, page()),
         (COUNTS_PAGE, counts_page()),
@@ -38,11 +37,12 @@ def main(only: str | None, page_only: bool) -> None:
         click.echo(f"{path.relative_to(ROOT)} is written")
 
 
-def _run(name: str, shown: str, arguments: list[str]) -> None:
+def _run(arguments: tuple[str, ...]) -> None:
     """Run Python in a process of its own. Raises ClickException if it fails."""
+    shown = f"python {' '.join(arguments)}"
     click.echo(f"$ {shown}")
     if subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False).returncode:
-        raise click.ClickException(f"{name} found something: see above")
+        raise click.ClickException(f"found something, see above: {shown}")
 
 
 if __name__ == "__main__":

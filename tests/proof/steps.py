@@ -43,5 +43,9 @@ STEPS: Final = (
     Step("coverage", "tests.coverage"),
 )
 
-TESTS: Final = ("-m", "pytest", "-q", "-m", "proof")
-"""The tests that ``make test`` leaves out, as arguments of Python."""
+CHECKS: Final = (
+    ("-m", "pytest", "-m", "proof", "-q"),
+    ("-m", "tests.sim", "--determinism", str(effort.SIMULATED_TWICE.proof)),
+)
+"""What has no figures: the tests that ``make test`` leaves out, seeds that have to give the same
+trace twice. Arguments of Python."""
