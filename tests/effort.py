@@ -60,10 +60,10 @@ the sources and was found once is looked at for all of them in both."""
 ONLY_IN_PROOF: Final = (
     "tests/integration/test_demo.py::test_demo_in_small",
     "tests/integration/test_examples.py::test_word_of_the_day",
-    "tests/spark/test_crashes.py::test_a_slow_driver_and_a_second_one",
+    "tests/spark/test_crashes.py::test_slow_driver_cannot_commit_after_a_second_one",
     "tests/spark/test_spark_submit.py::test_executor_and_driver_killed_and_submitted_again",
     "tests/spark/test_streaming_write.py::"
-    "test_an_old_copy_of_the_checkpoint_that_is_one_batch_behind",
+    "test_driver_on_copy_of_the_checkpoint_one_batch_behind_is_refused",
 )
 """The slowest tests. A neighbour of each stays in ``make test``: the quickstart for the examples,
 killed workers and drivers, an old checkpoint for Spark."""
