@@ -165,6 +165,7 @@ class AppendSession:
             await writer
         finally:
             writer.cancel()
+            await asyncio.wait([writer])
 
     async def _read_all(self) -> None:
         while True:

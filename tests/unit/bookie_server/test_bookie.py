@@ -257,10 +257,10 @@ def test_watchers_hear_of_growth_and_of_the_fence(machine: Machine) -> None:
     machine.settle()
     assert heard[-1] == "b" and fence
     cancel()
-    assert len(machine.bookie._watchers) == 2
+    assert machine.bookie._watchers._callbacks.keys() == {7, 8}
     for each in others:
         each()
-    assert not machine.bookie._watchers
+    assert not machine.bookie._watchers._callbacks
 
 
 # -- closing ---------------------------------------------------------------------------------------
