@@ -1,4 +1,4 @@
-"""What a bookie says of an access key, without changing anything there."""
+"""Asks a bookie whether an access key opens a ledger, without changing anything."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ forty times as much per MiB, because the bytes are copied into an arena that gro
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from google.protobuf.message import DecodeError
 
@@ -116,11 +116,10 @@ def encode_read_end(status: BookieStatus, entry_id: EntryId, message: str) -> by
     """The ReadResponse that ends a read: ``entry_id`` is the entry that could not be had."""
     assert status is not BookieStatus.OK, "a read that got everything just ends"
     response = pb.ReadResponse(status=status_to_wire(status), entry_id=entry_id, message=message)
-    encoded: bytes = response.SerializeToString()
-    return encoded
+    return response.SerializeToString()
 
 
-def decode_read_response(data: bytes) -> tuple[Any, EntryRun | None]:
+def decode_read_response(data: bytes) -> tuple[pb.ReadResponse, EntryRun | None]:
     """A ReadResponse without its run (protobuf), and the run, whose frames are copied once.
 
     The run is not checked: frames carry a digest, which readers verify.
@@ -136,7 +135,7 @@ def decode_read_response(data: bytes) -> tuple[Any, EntryRun | None]:
     return response, run
 
 
-def _decode_run(message: Any, frames: bytes) -> EntryRun:
+def _decode_run(message: pb.EntryRun, frames: bytes) -> EntryRun:
     ids = message.entry_ids
     return EntryRun(
         LedgerId(message.ledger_id),
@@ -173,7 +172,7 @@ def _checked_run(data: bytes, start: int, end: int) -> tuple[EntryRun, str]:
     return run, problem or ""
 
 
-def _cut_frames(data: bytes, start: int, end: int) -> tuple[Any, bytes]:
+def _cut_frames(data: bytes, start: int, end: int) -> tuple[pb.EntryRun, bytes]:
     """The protobuf EntryRun encoded there without its frames, and the frames."""
     rest, (frames_start, frames_end) = _cut_field(data, start, end, _RUN_FRAMES)
     return pb.EntryRun.FromString(rest), data[frames_start:frames_end]

@@ -97,7 +97,7 @@ def test_a_changed_file_header_is_none(place: int, flip: int) -> None:
 
 
 @given(st.binary(max_size=64))
-def test_no_bytes_harm(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_none(data: bytes) -> None:
     assert parse_header(data, SEED) is None
     assert parse_file_header(data) is None
 
