@@ -33,6 +33,7 @@ from bookie_server.core.transitions import (
     on_fence,
     on_last_confirmed,
 )
+from bookie_server.reads import list_entries, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.fs.vfs import Lock
 from bookie_server.storage.journal.changes import encode_change
@@ -212,39 +213,14 @@ class Bookie:
         stride: int,
         max_bytes: int,
     ) -> ReadOutcome:
-        """Entries first, first + stride, ... up to last, both included; any thread.
-
-        ``max_bytes`` bounds the frames; one entry is returned whatever its size.
-        """
-        assert stride >= 1 and max_bytes >= 1, "the service puts in its defaults"
-        runs: list[EntryRun] = []
-        room = max_bytes
-        entry_id = first_entry
-        while entry_id <= last_entry and room > 0:
-            try:
-                run = self._storage.read(
-                    ledger_id, entry_id, last_entry, stride=stride, max_bytes=room
-                )
-                if run is None:
-                    return self._missing(ledger_id, entry_id, runs)
-            except (OSError, CorruptionError) as error:
-                return ReadOutcome(runs, BookieStatus.IO_ERROR, entry_id, str(error))
-            if runs and len(run.frames) > room:
-                break
-            runs.append(run)
-            room -= len(run.frames)
-            entry_id = EntryId(run.last_entry + stride)
-        return ReadOutcome(runs, BookieStatus.OK, entry_id, "")
+        """See ``reads.read_entries``; any thread."""
+        return read_entries(
+            self._storage, ledger_id, first_entry, last_entry, stride=stride, max_bytes=max_bytes
+        )
 
     def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        """Stretches of entries held, ascending; None when the ledger is not known; any thread.
-
-        Raises OSError or CorruptionError if that cannot be read.
-        """
-        ranges = self._storage.entry_ranges(ledger_id)
-        if not ranges and self._storage.state(ledger_id) is None:
-            return None
-        return ranges
+        """See ``reads.list_entries``; any thread."""
+        return list_entries(self._storage, ledger_id)
 
     def stats(self) -> StorageStats:
         """Counters; any thread."""
@@ -377,14 +353,6 @@ class Bookie:
         for done in self._fences.pop(ledger_id):
             done(status, message)
         self._watchers.notify(ledger_id)
-
-    def _missing(self, ledger_id: LedgerId, entry_id: EntryId, runs: list[EntryRun]) -> ReadOutcome:
-        """The answer at the first entry that is not held. Raises as ``LedgerStorage.state``."""
-        if not runs and self._storage.state(ledger_id) is None:
-            message = f"ledger {ledger_id} is not known here"
-            return ReadOutcome(runs, BookieStatus.NO_SUCH_LEDGER, entry_id, message)
-        message = f"ledger {ledger_id} entry {entry_id} is not held here"
-        return ReadOutcome(runs, BookieStatus.NO_SUCH_ENTRY, entry_id, message)
 
 
 def _ignored(_status: BookieStatus, _message: str) -> None:

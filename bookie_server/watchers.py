@@ -15,10 +15,6 @@ class Watchers:
         self._callbacks: dict[LedgerId, dict[int, Callable[[], None]]] = {}
         self._tokens = count()
 
-    def __len__(self) -> int:
-        """Ledgers that are watched."""
-        return len(self._callbacks)
-
     def add(self, ledger_id: LedgerId, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back from now on, until the callable that is returned is called."""
         token = next(self._tokens)

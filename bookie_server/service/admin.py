@@ -10,7 +10,7 @@ import asyncio
 import importlib
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -19,7 +19,8 @@ from spark_ledger.errors import ConfigurationError
 if TYPE_CHECKING:
     from aiohttp import web
 
-_BACKLOG = 128
+_BACKLOG: Final = 128
+"""Connections that wait until the HTTP library is loaded: scrapers, and people who look."""
 
 
 def bind(host: str, port: int) -> socket.socket:

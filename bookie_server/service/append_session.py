@@ -6,7 +6,8 @@ become durable since its last message. One synced journal batch completes many r
 results travel in one message, and of several runs of one tag only the last one is named.
 
 A result covers all runs of its tag before it (rule P3). This holds because the bookie answers the
-runs of a ledger in order, and because nothing behind a refused run is stored or acknowledged.
+runs of a ledger in order, and because no run behind a refused one is acknowledged: those that were
+on their way to the disk already may be stored, later ones are dropped.
 """
 
 from __future__ import annotations
@@ -165,6 +166,7 @@ class AppendSession:
             await writer
         finally:
             writer.cancel()
+            await asyncio.wait([writer])
 
     async def _read_all(self) -> None:
         while True:

@@ -114,11 +114,15 @@ RULES = {
         banned="asyncio",
     ),
     "bookie_server.watchers": rule(*VALUES, banned=IMPURE),
+    "bookie_server.reads": rule(
+        *VALUES, "bookie_server.core", "bookie_server.storage", banned="asyncio threading"
+    ),
     "bookie_server.bookie": rule(
         *VALUES,
         "spark_ledger.wire",
         "bookie_server.core",
         "bookie_server.storage",
+        "bookie_server.reads",
         "bookie_server.watchers",
         banned="asyncio threading",
     ),

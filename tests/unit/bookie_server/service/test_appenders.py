@@ -50,7 +50,7 @@ def out_of_order(f: Fixture) -> OutOfOrder:
 
 
 @on_loop
-async def test_what_comes_after_a_reported_refusal_is_dropped_too(f: Fixture) -> None:
+async def test_runs_behind_a_reported_refusal_are_dropped(f: Fixture) -> None:
     """The client sends on until it hears of the refusal; nothing of that may be stored."""
     f.bookie.refuse_next = BookieStatus.TOO_MANY_REQUESTS, "busy"
     f.context.send((1, 0))
@@ -65,7 +65,7 @@ async def test_what_comes_after_a_reported_refusal_is_dropped_too(f: Fixture) ->
 
 
 @on_loop
-async def test_what_is_durable_behind_a_refusal_is_not_reported(f: Fixture) -> None:
+async def test_durable_run_behind_a_refusal_is_not_acknowledged(f: Fixture) -> None:
     """A result means "everything up to here": behind a run that failed it would be a lie."""
     bookie = out_of_order(f)
     f.context.send((1, 0), (1, 1), (1, 2))
@@ -81,7 +81,7 @@ async def test_what_is_durable_behind_a_refusal_is_not_reported(f: Fixture) -> N
 
 
 @on_loop
-async def test_of_several_refusals_the_earliest_run_is_named(f: Fixture) -> None:
+async def test_refusal_of_the_earliest_run_is_reported(f: Fixture) -> None:
     bookie = out_of_order(f)
     f.context.send((1, 0), (1, 1), (1, 2), (1, 3))
     await settle()
@@ -97,7 +97,7 @@ async def test_of_several_refusals_the_earliest_run_is_named(f: Fixture) -> None
 
 
 @on_loop
-async def test_what_was_reported_is_not_reported_again(f: Fixture) -> None:
+async def test_acknowledgement_is_reported_once(f: Fixture) -> None:
     bookie = out_of_order(f)
     f.context.send((1, 0), (1, 1), (1, 2))
     await settle()
@@ -182,7 +182,7 @@ async def test_all_streams_are_read_again_once_there_is_room(
 
 
 @on_loop
-async def test_refused_bytes_make_room_too(f: Fixture) -> None:
+async def test_reading_goes_on_after_refused_bytes(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(append_session, "BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX", 60)
         bookie = out_of_order(f)
