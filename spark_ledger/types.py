@@ -226,7 +226,7 @@ class BookieStatus(IntEnum):
 
     @property
     def is_negative(self) -> bool:
-        """True only for a definite "I do not hold it". Unknown is never negative (DESIGN 5.6)."""
+        """True only for a definite "I do not hold it". Unknown is never negative (rule P14)."""
         return self in (BookieStatus.NO_SUCH_LEDGER, BookieStatus.NO_SUCH_ENTRY)
 
 
