@@ -400,9 +400,8 @@ class _Draft:
         elif channel.kind == "last":
             self.event(index, LastConfirmedAnswer(bookie_index, BookieStatus.TIMEOUT, EntryId(-1)))
         elif channel.kind == "read":
-            key = (bookie_index, channel.lane)
-            first = EntryId(shell.reads[key].first)
-            self.event(index, ReadEnded(*key, BookieStatus.TIMEOUT, first))
+            first = EntryId(shell.reads[bookie_index, channel.lane].first)
+            self.event(index, ReadEnded(bookie_index, channel.lane, BookieStatus.TIMEOUT, first))
         else:  # metadata: the client reads them again
             self.network.pop(number & ~1, None)
             value = self.world.metadata[self.metadata]
