@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_ledger.cli.inspection import Holding, LedgerPicture
 from spark_ledger.cli.output import print_rich, print_table, size_text, time_text
-from spark_ledger.cli.zones import Safety, Zone, fragment_ranges, safety_zones
+from spark_ledger.cli.zones import Safety, Zone, fragments_with_ends, safety_zones
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -47,7 +47,7 @@ def ledger_fields(picture: LedgerPicture) -> dict[str, object]:
         "custom_metadata": dict(metadata.custom_metadata),
         "fragments": [
             {"first_entry": first, "last_entry": last, "bookies": list(fragment.bookies)}
-            for fragment, first, last in fragment_ranges(metadata, _last_entry(picture, zones))
+            for fragment, first, last in fragments_with_ends(metadata, _last_entry(picture, zones))
         ],
         "zones": [
             {
@@ -100,7 +100,7 @@ def draw_ledger(picture: LedgerPicture) -> None:
                 last if last >= first else "",
                 *(_bookie(b, b in silent) for b in fragment.bookies),
             )
-            for fragment, first, last in fragment_ranges(metadata, _last_entry(picture, zones))
+            for fragment, first, last in fragments_with_ends(metadata, _last_entry(picture, zones))
         ),
     )
     print_rich("\nSafety", style="bold")

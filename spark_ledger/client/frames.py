@@ -75,9 +75,9 @@ class FrameStore:
         start = first - self._first + self._released
         if self._quorums.ensemble_size != self._quorums.write_quorum:
             ids = entries_of_index(bookie_index, first, last, self._quorums)
-            places = [start + entry_id - first for entry_id in ids]
-            sizes = [self._sizes[place] for place in places]
-            parts = [part for place in places for part in self._parts[2 * place : 2 * place + 2]]
+            offsets = [start + entry_id - first for entry_id in ids]
+            sizes = [self._sizes[offset] for offset in offsets]
+            parts = [part for o in offsets for part in self._parts[2 * o : 2 * o + 2]]
             return list(self._cut(ids, sizes, parts))
         if self._cached != (first, last):
             end = start + last + 1 - first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import LaneReader
@@ -260,15 +260,11 @@ class LedgerReader:
                 return False
         poll = loop.create_task(self._long_poll(wait_s))
         metadata_changed = loop.create_task(changed.wait())
-        try:
+        async with _cancelled_at_exit(poll, metadata_changed):
             await asyncio.wait({poll, metadata_changed}, return_when=asyncio.FIRST_COMPLETED)
             if poll.done():
                 self._last_add_confirmed = max(self._last_add_confirmed, poll.result())
             return True
-        finally:
-            for task in (poll, metadata_changed):
-                task.cancel()
-            await asyncio.gather(poll, metadata_changed, return_exceptions=True)
 
     async def _long_poll(self, wait_s: float) -> EntryId:
         """Ask all bookies of the last fragment to tell of a newer LAC; the newest known."""
@@ -287,18 +283,29 @@ class LedgerReader:
             )
             for bookie_id in self.metadata.last_fragment.bookies
         }
-        try:
+        async with _cancelled_at_exit(*tasks):
             for answer in asyncio.as_completed(tasks):
                 told = await answer
                 if round_.answer(told.status, told.last_add_confirmed):
                     break
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         if round_.newest == known and loop.time() - began < _POLL_PAUSE_S:
             await asyncio.sleep(min(_POLL_PAUSE_S, wait_s))
         return round_.newest
+
+
+@asynccontextmanager
+async def _cancelled_at_exit(*tasks: asyncio.Task[object]) -> AsyncIterator[None]:
+    """Owns questions of which the first answers may suffice: no task outlives the block.
+
+    Not a TaskGroup, because that waits for all of its tasks, and wraps an error in a group where
+    the caller is promised the error itself.
+    """
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_entry_id(value: object) -> bool:
@@ -339,15 +346,11 @@ async def read_last_confirmed(
 
     questions = [c for c in round_.start() if isinstance(c, ReadLastConfirmed)]
     tasks = [asyncio.ensure_future(ask(q.bookie_index, q.bookie_id)) for q in questions]
-    try:
+    async with _cancelled_at_exit(*tasks):
         for answer in asyncio.as_completed(tasks):
             if round_.answer(await answer):
                 break
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
     if round_.error is not None:
         raise round_.error
-    assert round_.result is not None, "a round that is over has a result or an error"
+    assert round_.result is not None, "A round that is over has a result or an error."
     return round_.result

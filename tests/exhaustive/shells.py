@@ -294,14 +294,14 @@ class _Run:
         self._send("store", Store(bookie_id, ids, recovery), command.bookie_index, 0, number)
 
     def _read(self, command: ReadEntries) -> None:
-        shell, place = self.shell, (command.bookie_index, command.lane)
-        number = shell.asked[place] = shell.asked.get(place, -1) + 1
+        shell, key = self.shell, (command.bookie_index, command.lane)
+        number = shell.asked[key] = shell.asked.get(key, -1) + 1
         first, stride = command.first, command.stride
-        shell.reads[place] = Reading(number, first, first - 1)
+        shell.reads[key] = Reading(number, first, first - 1)
         read = Read(
             command.bookie_id, command.bookie_index, command.lane, first, stride, command.fence
         )
-        self._send("read", read, *place, number)
+        self._send("read", read, *key, number)
 
     def _deliver(self, command: DeliverEntries) -> None:
         stride = lanes(self.quorums)[command.lane].stride
@@ -343,8 +343,8 @@ class Clients:
     def _step(self, client: int, event: Event) -> Step:
         shell = self._shells[client].copy()
         if isinstance(event, EntriesRead):
-            place = (event.bookie_index, event.lane)
-            shell.reads[place] = shell.reads[place]._replace(brought_to=event.last_entry)
+            key = (event.bookie_index, event.lane)
+            shell.reads[key] = shell.reads[key]._replace(brought_to=event.last_entry)
         elif isinstance(event, ReadEnded):
             del shell.reads[event.bookie_index, event.lane]
         elif isinstance(event, Close):

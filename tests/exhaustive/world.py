@@ -312,8 +312,9 @@ class _Draft:
         self._event(index, self.world.message_number(event))
 
     def _event(self, index: int, number: int) -> None:
-        world = self.world
-        self._took(index, world.clients.step(self.clients[index], number, world.messages[number]))
+        event = self.world.messages[number]
+        assert not isinstance(event, Request), "a client takes in events only"
+        self._took(index, self.world.clients.step(self.clients[index], number, event))
 
     def _took(self, index: int, step: Step) -> None:
         world = self.world
@@ -399,9 +400,8 @@ class _Draft:
         elif channel.kind == "last":
             self.event(index, LastConfirmedAnswer(bookie_index, BookieStatus.TIMEOUT, EntryId(-1)))
         elif channel.kind == "read":
-            place = (bookie_index, channel.lane)
-            first = EntryId(shell.reads[place].first)
-            self.event(index, ReadEnded(*place, BookieStatus.TIMEOUT, first))
+            first = EntryId(shell.reads[bookie_index, channel.lane].first)
+            self.event(index, ReadEnded(bookie_index, channel.lane, BookieStatus.TIMEOUT, first))
         else:  # metadata: the client reads them again
             self.network.pop(number & ~1, None)
             value = self.world.metadata[self.metadata]

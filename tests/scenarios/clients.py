@@ -288,7 +288,7 @@ class Client:
             self._conflict("conflict")
 
     def _read_metadata_again(self) -> None:
-        """An answer was lost: the outcome is unknown, so look (DESIGN 5.1)."""
+        """An answer was lost: the outcome is unknown, so read again (rule P6)."""
         self._conflict("answer lost, read again")
 
     def _conflict(self, text: str) -> None:

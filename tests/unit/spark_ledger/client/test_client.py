@@ -281,7 +281,7 @@ def test_bad_input_is_refused_with_one_sentence() -> None:
             await writer.append("text")  # type: ignore[arg-type]
         with pytest.raises(EntryTooLargeError):
             await writer.append(bytes(ENTRY_PAYLOAD_BYTES_MAX + 1))
-        await writer.append(bytearray(b"fine"))
+        await writer.append(bytearray(b"fine"))  # type: ignore[arg-type]
         await writer.close()
         await client.delete_ledger(writer.ledger_id)
         await client.delete_ledger(writer.ledger_id)
@@ -348,7 +348,7 @@ def damage(world: World, name: str, ledger_id: int) -> None:
     bookie.read = read  # type: ignore[method-assign, assignment]
 
 
-def test_a_recovery_that_begins_with_older_metadata_measures_the_end_where_it_is() -> None:
+def test_recovery_with_older_metadata_reads_the_length_from_the_right_fragment() -> None:
     """It asked the fragment that was last before, whose bookies denied the entry (seed 44095)."""
 
     async def test(world: World) -> None:

@@ -31,7 +31,7 @@ def test_writable_and_not_excluded_only() -> None:
     assert choose_bookies(candidates, 3, exclude=ids("b1"), load={}, shuffle=stay) is None
 
 
-def test_too_few_says_which_and_why() -> None:
+def test_shortage_names_bookies_and_reasons() -> None:
     assert shortage([], 3, silent=()) == (
         "needs 3 writable bookies; 0 are registered. Start more bookies"
     )
@@ -44,7 +44,7 @@ def test_too_few_says_which_and_why() -> None:
     assert "1 is registered" in shortage(infos("b0"), 3, silent=())
 
 
-def test_nothing_wanted() -> None:
+def test_choosing_no_bookies_is_an_empty_choice() -> None:
     assert choose_bookies([], 0, exclude=(), load={}, shuffle=stay) == ()
 
 

@@ -130,14 +130,14 @@ def test_a_silent_replica_is_overtaken() -> None:
     assert reader.bring(2, 9, 0.7)[0] == delivers(2, 5, 9)
 
 
-def test_the_slow_one_may_win_after_all() -> None:
+def test_slow_replica_that_answers_first_wins() -> None:
     reader = Reader()
     reader.tick(0.5)
     assert reader.bring(1, 9, 0.6)[0] == delivers(1, 0, 9)
     assert reader.machine.slow_indexes == {1}
 
 
-def test_who_is_given_up_is_slow() -> None:
+def test_silent_replicas_count_as_slow() -> None:
     """Also the one that was asked for help and had brought nothing yet."""
     reader = Reader()
     reader.tick(0.5)
@@ -172,7 +172,7 @@ def test_an_overtaken_replica_that_ends_is_no_problem() -> None:
     assert only(reader.end(2, DOWN, 5), ReadEntries) == [asks(0, 5)]
 
 
-def test_who_was_overtaken_is_not_waited_for() -> None:
+def test_overtaken_replica_is_not_waited_for() -> None:
     reader = Reader()
     reader.tick(0.5)
     reader.bring(2, 4, 0.6)  # 1 is cancelled and says nothing more
@@ -180,7 +180,7 @@ def test_who_was_overtaken_is_not_waited_for() -> None:
     assert reader.end(0, DOWN, 5) == [asks(1, 5)]
 
 
-def test_old_news_is_no_reason_to_give_a_replica_up() -> None:
+def test_entries_already_delivered_do_not_end_speculation() -> None:
     reader = Reader(first=5)
     assert reader.bring(1, 3) == []
     assert reader.end(1, NO, 4) == [asks(2, 5)]
@@ -188,7 +188,7 @@ def test_old_news_is_no_reason_to_give_a_replica_up() -> None:
     assert reader.end(0, DOWN, 5) == [asks(1, 5)]
 
 
-def test_our_own_mistakes_are_refused() -> None:
+def test_misuse_by_the_shell_is_refused() -> None:
     reader = Reader()
     with pytest.raises(AssertionError, match="not an event of a reader"):
         reader.machine.handle(LengthRead(0), 0.0)

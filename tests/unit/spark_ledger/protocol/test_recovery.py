@@ -61,7 +61,7 @@ def test_a_ledger_in_recovery_is_fenced_at_once() -> None:
     assert len(only(Recoverer(MARKED).started, ReadLastConfirmed)) == 3
 
 
-def test_marking_meets_a_change_of_ensemble() -> None:
+def test_marking_after_ensemble_change_starts_again() -> None:
     recoverer = Recoverer(OPEN)
     stored = ledger((3, 3, 2), (0, "b0 b1 b2"), (4, "b0 b3 b2"))
     again = one(recoverer.conflict(stored), WriteMetadata)
@@ -69,14 +69,14 @@ def test_marking_meets_a_change_of_ensemble() -> None:
 
 
 @pytest.mark.parametrize("by_us", [True, False])
-def test_marking_meets_a_mark(by_us: bool) -> None:
+def test_marking_of_marked_ledger_goes_on(by_us: bool) -> None:
     recoverer = Recoverer(OPEN)
     stored = MARKED if by_us else MARKED.with_changes(fragments=(fragment(0, "b0 b1 b9"),))
     asked = only(recoverer.conflict(stored), ReadLastConfirmed)
     assert [question.bookie_id for question in asked] == list(stored.last_fragment.bookies)
 
 
-def test_marking_meets_the_closed_ledger() -> None:
+def test_marking_of_closed_ledger_is_done() -> None:
     stored = OPEN.with_changes(state=LedgerState.CLOSED)
     assert Recoverer(OPEN).conflict(stored) == [Done(stored, 6)]
 
@@ -110,7 +110,7 @@ def test_reading_begins_in_the_last_fragment() -> None:
     assert {read.first for read in only(recoverer.lac(0, -1), ReadEntries)} == {5}
 
 
-def test_too_few_can_be_fenced() -> None:
+def test_fencing_without_coverage_fails() -> None:
     recoverer = Recoverer()
     recoverer.lac(0, 3)
     recoverer.lac(1, -1, DOWN)
@@ -174,7 +174,7 @@ def test_unknown_is_never_negative() -> None:
     assert "b1: unknown_state" in str(error) and "entry 0" in str(error)
 
 
-def test_a_no_to_another_entry_than_the_next_counts_nothing() -> None:
+def test_denial_of_another_entry_counts_nothing() -> None:
     recoverer = Recoverer()
     recoverer.fenced(3)
     recoverer.end(0, NO, 9)
@@ -198,7 +198,7 @@ def test_the_byte_cap_is_no_end() -> None:
     ]
 
 
-def test_a_bookie_that_says_nothing_again_and_again_is_unknown() -> None:
+def test_bookie_that_ends_reads_without_entries_is_unknown() -> None:
     recoverer = Recoverer()
     recoverer.fenced()
     assert recoverer.end(0, OK, 0) == [] and recoverer.end(1, OK, 0) == []

@@ -24,12 +24,13 @@ from spark_ledger.protocol.events import (
     MetadataConflict,
     MetadataFailed,
     MetadataWritten,
+    ReadLength,
     Tick,
     WriteMetadata,
 )
 from spark_ledger.protocol.recovery import Phase
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata, LedgerState
-from tests.unit.spark_ledger.protocol.ledgers import fragment, ledger, one, only
+from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
 from tests.unit.spark_ledger.protocol.recovery_driver import (
     MARKED,
     NO,
@@ -68,7 +69,7 @@ def test_the_close_carries_all_changes() -> None:
     assert recoverer.tick(100.0) == []
 
 
-def test_a_lost_answer_is_recognised() -> None:
+def test_own_write_after_lost_reply_is_recognised() -> None:
     recoverer, wanted = closing()
     assert recoverer.conflict(wanted)[-1] == Done(wanted, 6)
 
@@ -100,6 +101,16 @@ def test_a_ledger_that_moved_on_is_not_closed(stored: LedgerMetadata) -> None:
     assert isinstance(error_of(recoverer.conflict(stored)), FencedError)
 
 
+def test_length_of_known_end_is_read_from_its_own_fragment() -> None:
+    """The writer changed its ensemble just before it died: the last fragment has no entry."""
+    metadata = ledger((3, 3, 2), (0, "b0 b1 b2"), (4, "b3 b4 b5"), state=LedgerState.IN_RECOVERY)
+    recoverer = Recoverer(metadata)
+    recoverer.fenced(3)
+    recoverer.end(0, NO, 4)
+    wanted = one(recoverer.end(1, NO, 4), ReadLength).wanted
+    assert (wanted.bookies, wanted.first, wanted.last) == (ids("b0 b1 b2"), 3, 3)
+
+
 def test_the_length_cannot_be_read() -> None:
     recoverer = Recoverer()
     assert recoverer.length(3) == [], "not asked"
@@ -110,7 +121,7 @@ def test_the_length_cannot_be_read() -> None:
     assert isinstance(error_of(recoverer.machine.handle(unknown, 0.0)), NoSuchEntryError)
 
 
-def test_answers_to_nothing_asked_change_nothing() -> None:
+def test_answers_without_a_question_change_nothing() -> None:
     recoverer = Recoverer()
     recoverer.fenced()
     assert recoverer.written(MARKED, 9) == []
@@ -137,7 +148,7 @@ def test_answers_to_nothing_asked_change_nothing() -> None:
     ids=lambda event: type(event).__name__,
 )
 @pytest.mark.parametrize("reading", [True, False])
-def test_what_comes_late_changes_nothing(late: Event, reading: bool) -> None:
+def test_event_after_the_end_changes_nothing(late: Event, reading: bool) -> None:
     recoverer = Recoverer()
     if reading:
         recoverer.fenced()

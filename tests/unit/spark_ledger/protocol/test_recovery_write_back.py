@@ -41,7 +41,7 @@ def test_replacements_stay_in_memory_until_the_close() -> None:
     assert closing.fragments == (fragment(0, "b0 b3 b2"),) and closing.is_closed
 
 
-def test_nobody_can_take_a_place_that_is_not_needed() -> None:
+def test_missing_replacement_that_is_not_needed_is_passed_over() -> None:
     recoverer = found_one()
     recoverer.fail(1, "b1")
     recoverer.ack(0, "b0", 0)
@@ -50,7 +50,7 @@ def test_nobody_can_take_a_place_that_is_not_needed() -> None:
     assert recoverer.choose() == [], "nothing was asked"
 
 
-def test_what_is_not_failed_is_not_replaced() -> None:
+def test_replacement_of_live_bookie_is_ignored() -> None:
     recoverer = found_one()
     recoverer.fail(1, "b1")
     recoverer.ack(0, "b0", 0)
@@ -68,7 +68,7 @@ def test_a_second_failure_is_handled_first() -> None:
     assert one(recoverer.choose(i1="b3"), ChooseBookies).indexes == (0,)
 
 
-def test_too_few_to_write_back_to() -> None:
+def test_write_back_below_ack_quorum_fails() -> None:
     recoverer = found_one()
     recoverer.fail(1, "b1")
     recoverer.fail(0, "b0")
@@ -76,7 +76,7 @@ def test_too_few_to_write_back_to() -> None:
     assert isinstance(error_of(recoverer.choose()), RecoveryError)
 
 
-def test_a_replacement_that_refuses_again_ends_it() -> None:
+def test_replacement_that_keeps_refusing_fails_the_recovery() -> None:
     metadata = ledger((2, 2, 2), (0, "b0 b1"), state=LedgerState.IN_RECOVERY)
     recoverer = Recoverer(metadata)
     recoverer.lac(0, -1)

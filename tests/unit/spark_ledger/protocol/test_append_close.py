@@ -1,4 +1,4 @@
-"""The writer's machine: close, and what time does. See ``test_append`` for the rest."""
+"""A writer closes its ledger, or finds that another client has."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from spark_ledger.errors import (
 )
 from spark_ledger.protocol.append import Phase
 from spark_ledger.protocol.events import (
-    AnnounceLastConfirmed,
-    ChooseBookies,
     CloseAppender,
     Done,
     Failed,
     FailEntries,
     WriteMetadata,
 )
-from spark_ledger.types import BookieStatus, EntryId, LedgerState
+from spark_ledger.types import EntryId, LedgerState
 from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_index_1
-from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
+from tests.unit.spark_ledger.protocol.ledgers import fragment, ledger, one, only
 
-# -- close -----------------------------------------------------------------------------------------
+CLOSED = LedgerState.CLOSED
 
 
 def test_close() -> None:
@@ -77,7 +75,7 @@ def test_close_while_it_closes_already() -> None:
     assert one(writer.written(closing), Done)
 
 
-def test_close_meets_a_rewritten_fragment() -> None:
+def test_close_after_rewritten_fragment_keeps_it() -> None:
     writer = Writer()
     writer.close()
     stored = writer.first.with_changes(fragments=(fragment(0, "b7 b1 b2"),))
@@ -85,20 +83,20 @@ def test_close_meets_a_rewritten_fragment() -> None:
     assert again.metadata.is_closed and again.metadata.fragments == stored.fragments
 
 
-def test_close_meets_its_own_write() -> None:
+def test_close_after_lost_reply_is_done() -> None:
     writer = Writer()
     wanted = one(writer.close(), WriteMetadata).metadata
     assert writer.conflict(wanted, 5) == [Done(wanted, 5)]
 
 
-def test_close_meets_the_same_end_by_another_client() -> None:
+def test_close_by_another_client_at_the_same_end_is_done() -> None:
     writer = Writer()
     wanted = one(writer.close(), WriteMetadata).metadata
     stored = wanted.with_changes(fragments=(fragment(0, "b7 b1 b2"),))
     assert writer.conflict(stored) == [Done(stored, 6)]
 
 
-def test_an_end_behind_empty_entries_is_not_the_same_end() -> None:
+def test_close_by_another_client_behind_empty_entries_is_a_takeover() -> None:
     """Their length is the same; what was in flight has become part of the ledger."""
     writer = Writer()
     writer.add(2, size=0)
@@ -126,7 +124,7 @@ def test_close_never_overrides(state: LedgerState, last: int, error: type[Ledger
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_giving_up_meets_recovery(asked: bool) -> None:
+def test_giving_up_during_recovery_by_another_withdraws(asked: bool) -> None:
     writer = Writer((1, 1, 1))
     writer.add()
     writer.fail(0)
@@ -151,65 +149,39 @@ def test_close_without_a_metadata_store(asked: bool) -> None:
     assert writer.machine.is_idle
 
 
-# -- time ------------------------------------------------------------------------------------------
+def test_close_by_another_client_with_another_length_is_a_takeover() -> None:
+    """The same end with other bytes: somebody else recovered entries that we never wrote."""
+    for length, outcome in ((10, Done), (11, Failed)):
+        writer = Writer()
+        writer.add(size=10)
+        writer.ack_all()
+        one(writer.close(), WriteMetadata)
+        stored = ledger((3, 3, 2), (0, "b0 b1 b2"), state=CLOSED, last=0, length=length)
+        other = stored.with_changes(creation_token="repaired meanwhile")
+        assert [type(command) for command in writer.conflict(other)] == [outcome]
 
 
-def test_a_silent_bookie_fails_after_the_timeout() -> None:
+def test_close_after_failed_close_of_giving_up_is_done() -> None:
+    """The metadata store failed when the writer gave up; the application closes later."""
     writer = Writer()
     writer.add()
-    writer.ack(0, 0)
-    assert only(writer.tick(4.9), ChooseBookies) == []
-    asked = one(writer.tick(5.0), ChooseBookies)
-    assert asked.indexes == (1, 2), "silent together, replaced together"
-
-
-def test_a_slow_bookie_is_borne_while_there_is_room() -> None:
-    writer = Writer()
-    writer.add(5)
-    writer.ack(0, 4)
-    writer.ack(1, 4)
-    assert not only(writer.tick(2.0), CloseAppender)
-    writer.add(5)
-    writer.ack(0, 9)
-    writer.ack(1, 9)
-    assert only(writer.tick(2.1), CloseAppender) == [CloseAppender(2)]
-    assert writer.machine.has_room
-
-
-def test_the_confirmed_end_is_announced_when_idle() -> None:
-    writer = Writer()
-    writer.add()
-    writer.ack(0, 0)
-    writer.ack(1, 0)
-    assert not writer.machine.is_idle
-    assert writer.tick(0.01) == []
-    assert writer.tick(0.02) == [AnnounceLastConfirmed(EntryId(0), ids("b0 b1 b2"))]
-    assert writer.tick(0.04) == []
-    writer.ack(2, 0)
+    for index in (1, 2):
+        writer.fail(index)
+        commands = writer.choose()
+    one(commands, WriteMetadata)
+    assert writer.metadata_failed() == []
     assert writer.machine.is_idle
+    one(writer.close(), Done)
 
 
-def test_the_confirmed_end_travels_with_the_next_entries() -> None:
+def test_close_after_takeover_of_given_up_ledger_is_done() -> None:
+    """Closing after giving up met a recovery: it is for that one to close the ledger."""
     writer = Writer()
     writer.add()
-    writer.ack_all()
-    writer.add()
-    assert writer.tick(1.0) == [], "nobody needs to be told 0 again"
-
-
-def test_time_does_nothing_to_a_writer_that_has_stopped() -> None:
-    writer = Writer()
-    writer.add()
-    writer.fail(0, BookieStatus.FENCED)
-    assert writer.tick(100.0) == []
-
-
-def test_what_a_slow_bookie_lacks_counts_however_many_entries_it_is() -> None:
-    writer = Writer()
-    writer.add(10_000, size=1)
-    for index in (0, 1):
-        writer.ack(index, 9_999)
-    assert writer.machine.last_add_confirmed == 9_999
-    assert writer.machine.bytes_in_flight == 10_000
-    writer.ack(2, 6_000)
-    assert writer.machine.bytes_in_flight == 3_999
+    for index in (1, 2):
+        writer.fail(index)
+        writer.choose()
+    stored = ledger((3, 3, 2), (0, "b0 b1 b2"), state=LedgerState.IN_RECOVERY)
+    assert writer.conflict(stored) == []
+    assert writer.machine.is_idle
+    one(writer.close(), Done)
