@@ -17,7 +17,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
@@ -348,7 +348,7 @@ class LedgerConnection:
         no harm; a call that comes in between fails with the transport's or the store's error."""
 
     @classmethod
-    def connect(cls, uri: str, **options: Any) -> Self:
+    def connect(cls, uri: str, **options: object) -> Self:
         """Connect to the cluster whose metadata are at ``uri``. See ``LedgerClient.connect``."""
         portal = BlockingPortal.get()
         return cls(portal, portal.call(LedgerClient.connect(uri, **options)))

@@ -281,7 +281,7 @@ def test_bad_input_is_refused_with_one_sentence() -> None:
             await writer.append("text")  # type: ignore[arg-type]
         with pytest.raises(EntryTooLargeError):
             await writer.append(bytes(ENTRY_PAYLOAD_BYTES_MAX + 1))
-        await writer.append(bytearray(b"fine"))
+        await writer.append(bytearray(b"fine"))  # type: ignore[arg-type]
         await writer.close()
         await client.delete_ledger(writer.ledger_id)
         await client.delete_ledger(writer.ledger_id)

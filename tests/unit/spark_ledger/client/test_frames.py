@@ -23,7 +23,7 @@ def store(e: int = 3, wq: int = 3) -> FrameStore:
 
 
 def payloads_of(frames: FrameStore, slot: int, first: int, last: int) -> dict[int, bytes]:
-    found = {}
+    found: dict[int, bytes] = {}
     for run in frames.runs(slot, first, last):
         entries, damage = open_run(Crc32cDigest(), run)
         assert damage is None

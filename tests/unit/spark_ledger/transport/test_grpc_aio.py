@@ -146,7 +146,7 @@ async def test_a_bookie_nobody_knows_is_unavailable(_bookies: Bookies) -> None:
 
 
 @on_loop
-async def test_another_bookie_at_the_address_is_found_out(bookies: Bookies) -> None:
+async def test_call_to_another_bookie_at_the_address_is_refused(bookies: Bookies) -> None:
     port = await bookies.start(ScriptedBookie(), BookieId("somebody-else"))
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
     results: list[AddResult] = []
@@ -390,7 +390,7 @@ def test_times_become_milliseconds() -> None:
 
 
 @on_loop
-async def test_a_poll_has_the_time_it_waits_and_that_of_an_answer(bookies: Bookies) -> None:
+async def test_long_poll_timeout_is_wait_plus_answer_time(bookies: Bookies) -> None:
     bookie = ScriptedBookie()
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
