@@ -1,7 +1,7 @@
 """Transport over gRPC (grpc.aio): one channel and one Append stream per bookie, made on first use.
 
-The transport belongs to the loop and the process that use it first: connections do not survive a
-fork, and a child that uses its parent's transport gets an error that says so. gRPC itself does not
+The transport belongs to the loop and the process that made it: connections do not survive a fork,
+and a child that uses its parent's transport gets an error that says so. gRPC itself does not
 survive one either: its threads are gone in the child, and calls there hang or crash. So a child of
 a process that has used gRPC can have no transport at all.
 """
@@ -385,7 +385,7 @@ def _failure(bookie_id: BookieId, error: Exception) -> _Failure:
 
 
 def _is_cancelled_by_caller() -> bool:
-    """False if gRPC cancelled a call because its channel was closed meanwhile."""
+    """Whether this task was cancelled. If not, gRPC cancelled the call with its channel."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
