@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import (
@@ -64,8 +64,11 @@ def unknown_name(name: str, valid: Iterable[str], *, what: str) -> Configuration
     return ConfigurationError(f"unknown {what} {name!r}: {hint}")
 
 
-def build(config_class: type[T], values: Mapping[str, Any], *, what: str = "option") -> T:
-    """A settings object from named values. Raises ConfigurationError for an unknown name."""
+def build(config_class: type[T], values: Mapping[str, object], *, what: str = "option") -> T:
+    """A settings object from named values.
+
+    Raises ConfigurationError if a name is unknown, and what the class raises for a value.
+    """
     valid = {field.name for field in fields(config_class)}  # type: ignore[arg-type]
     for name in values:
         if name not in valid:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
-from typing import Any, Final, Generic, NamedTuple, NewType, NoReturn, TypeVar
+from typing import Final, Generic, NamedTuple, NewType, NoReturn, TypeVar
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import ENSEMBLE_SIZE_MAX
@@ -111,7 +111,7 @@ class FragmentList(list[Fragment]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[FragmentList], tuple[tuple[Fragment, ...]]]:
         return FragmentList, (tuple(self),)
 
     def _refuse(self, *_given: object, **_named: object) -> NoReturn:

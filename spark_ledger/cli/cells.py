@@ -25,8 +25,11 @@ class _DayOrTime(Protocol):
 
 
 def rows_of(batch: pyarrow.RecordBatch) -> list[dict[str, object]]:
-    """The rows of a batch as Python values, and as text what Python has no value for: days and
-    times outside of the years 1 to 9999, and text that is not UTF-8."""
+    """The rows of a batch as Python values.
+
+    What Python has no value for becomes text: days and times outside of the years 1 to 9999, and
+    text that is not UTF-8.
+    """
     try:
         rows: list[dict[str, object]] = batch.to_pylist()
         return rows
@@ -61,8 +64,8 @@ def _value(scalar: pyarrow.Scalar[pyarrow.DataType]) -> object:
 
 
 def json_value(value: object) -> object:
-    """A cell for JSON: bytes as text or base64; what else JSON lacks is printed as text, numbers
-    that are none as Spark's ``to_json`` does."""
+    """A cell for JSON: bytes as text or base64, NaN and infinities as Spark's ``to_json`` prints
+    them. What else JSON lacks (times, decimals) is made into text by ``print_json``."""
     if isinstance(value, bytes):
         return dict(payload_fields(value))
     if isinstance(value, float) and not math.isfinite(value):

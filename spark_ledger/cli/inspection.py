@@ -1,7 +1,7 @@
 """Looks at a cluster without reading or fencing anything: metadata, and what bookies say they hold.
 
-It asks every bookie of a ledger, also the ones a reader would never need, so it works on parts
-that the client keeps to itself.
+It asks every bookie of a ledger, also those that a reader would never ask, so it uses the metadata
+store and the transport below the client.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def all_metadata(uri: str, advance: Callable[[], None]) -> list[LedgerMetadata]:
 
 
 def inspect_ledger(uri: str, ledger_id: int) -> LedgerPicture:
-    """What is known of one ledger. Raises NoSuchLedgerError."""
+    """What is known of one ledger. Raises NoSuchLedgerError if it does not exist."""
 
     async def run() -> LedgerPicture:
         from spark_ledger.metadata.ledgers import LedgerStore
@@ -164,7 +164,8 @@ def cluster_bookies(uri: str) -> list[BookieRow]:
 def describe_bookie(uri: str, bookie_id: str) -> tuple[BookieInfo, BookieDescription]:
     """A bookie's registration and its own words.
 
-    Raises NotFoundError if the cluster does not know it, BookieUnavailableError.
+    Raises NotFoundError if the cluster does not know it, BookieUnavailableError if it does not
+    answer.
     """
 
     async def run() -> tuple[BookieInfo, BookieDescription]:

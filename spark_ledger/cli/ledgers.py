@@ -330,7 +330,7 @@ def delete(settings: Settings, ledger_ids: tuple[int, ...], yes: bool) -> None:
     confirm(yes, f"Delete {len(ledger_ids)} ledger(s) for good?")
     with settings.connect() as client, progress("deleting", len(ledger_ids)) as advance:
         for ledger_id in ledger_ids:
-            client.ledger_metadata(ledger_id)  # deleting is idempotent; a wrong id is a mistake
+            client.ledger_metadata(ledger_id)  # raises for a wrong id; deleting would not
             client.delete_ledger(ledger_id)
             advance()
     if settings.as_json:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def default_directory() -> Path:
-    """Where state belongs that a user need not look at but does not want to lose."""
+    """Below XDG_STATE_HOME, for data that a user keeps but does not edit."""
     state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state_home) / "spark-ledger" / "local"
 

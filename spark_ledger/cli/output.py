@@ -31,7 +31,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         right = column.endswith("#")
         table.add_column(column.rstrip("#"), justify="right" if right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))  # as it is: no markup in names
+        table.add_row(*(Text(str(cell)) for cell in row))  # Text: brackets in names are no markup
     print_rich(table)
 
 

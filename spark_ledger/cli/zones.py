@@ -1,4 +1,4 @@
-"""How safe each entry of a ledger is: pure arithmetic on ranges that bookies say they hold."""
+"""How safe each entry of a ledger is, computed from the ranges that bookies say they hold."""
 
 from __future__ import annotations
 

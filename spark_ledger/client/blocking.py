@@ -17,7 +17,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
@@ -190,7 +190,9 @@ class BlockingWriter:
     def append(self, payload: bytes) -> EntryId:
         """Append one entry and wait until it is confirmed; its id.
 
-        Raises EntryTooLargeError, LedgerClosedError, FencedError, NotEnoughBookiesError.
+        Raises EntryTooLargeError if the payload is too large, LedgerClosedError if the ledger is
+        closed, FencedError if another client took it over, NotEnoughBookiesError if too many
+        bookies failed.
         """
         if self._portal.is_current:
             raise _would_deadlock()
@@ -308,8 +310,10 @@ class BlockingReader:
     ) -> Iterator[Entry]:
         """The entries from ``first`` to ``last``, both included.
 
-        The range is checked here and now: ReadBeyondConfirmedError, ConfigurationError. While
-        iterating: NoSuchEntryError, BookieUnavailableError, DigestMismatchError.
+        Raises, in this call, ConfigurationError if it is no range, ReadBeyondConfirmedError if it
+        ends above the last add confirmed; while iterating, NoSuchEntryError if no replica has an
+        entry, DigestMismatchError if none has an undamaged one, BookieUnavailableError if none
+        that may have it answers.
         """
         self._reader.check_range(first, last, unconfirmed=unconfirmed)
         batches = self._reader.read_batches(
@@ -348,7 +352,7 @@ class LedgerConnection:
         no harm; a call that comes in between fails with the transport's or the store's error."""
 
     @classmethod
-    def connect(cls, uri: str, **options: Any) -> Self:
+    def connect(cls, uri: str, **options: object) -> Self:
         """Connect to the cluster whose metadata are at ``uri``. See ``LedgerClient.connect``."""
         portal = BlockingPortal.get()
         return cls(portal, portal.call(LedgerClient.connect(uri, **options)))
@@ -390,7 +394,7 @@ class LedgerConnection:
         return self._call(self._client.list_ledgers())
 
     def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
-        """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError."""
+        """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError if it is gone."""
         return self._call(self._client.ledger_metadata(ledger_id))
 
     def list_bookies(self) -> list[BookieInfo]:

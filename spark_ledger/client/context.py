@@ -42,7 +42,7 @@ class OpenHandle(Protocol):
     """A handle that must be told when its connection ends."""
 
     async def abandon(self) -> None:
-        """Whoever waits is told; nothing is sent or scheduled any more."""
+        """Fail whoever waits. Nothing is sent or scheduled any more."""
 
 
 @dataclass(slots=True)
@@ -56,11 +56,12 @@ class ClientContext:
     config: ClientConfig
     load: Counter[BookieId] = field(default_factory=Counter)
     slow_bookies: dict[BookieId, float] = field(default_factory=dict)
-    """Bookies that a speculative read overtook, until when they come last."""
+    """Bookies that a speculative read overtook, each with the time until which it is asked last."""
     random: random.Random = field(default_factory=random.Random)
     writers: WeakSet[OpenHandle] = field(default_factory=WeakSet)
     """The writers that are not closed."""
     _suspects: dict[BookieId, float] = field(default_factory=dict)
+    """Bookies that failed an add, each with the time until which it is probed before use."""
 
     def suspect(self, bookie_id: BookieId) -> None:
         """A bookie failed an add: prefer others for a while."""

@@ -1,7 +1,7 @@
 """up, down, status: a local cluster that runs on after the program that started it.
 
-The directory is its identity. The supervisor holds a lock in it as long as the cluster runs, so
-the question "does it run?" needs no process id; ``cluster.json`` says the rest.
+A cluster is named by its directory. The supervisor holds a lock there as long as the cluster runs,
+which tells whether it runs without any process id; ``cluster.json`` says the rest.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _checked(process: ProcessStatus, supervisor_pid: int) -> ProcessStatus:
 
 
 def _is_child(pid: int, parent: int) -> bool:
-    """True if the process runs and is the supervisor's: a number may have been given anew."""
+    """True if the process runs and is the supervisor's own: a process id may be in use again."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -117,7 +117,7 @@ class Processes:
     def stop(self, *, graceful: bool) -> None:
         """End every process and the supervisor. Idempotent."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            # A supervisor that is gone already has taken every process along.
+            # If the supervisor is gone, so is every process: it kills them at its end.
             with contextlib.suppress(LedgerError):
                 self._request({"op": "stop", "graceful": graceful})
         self._close_pipes()

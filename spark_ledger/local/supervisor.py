@@ -9,10 +9,11 @@ milliseconds. It has one thread. Requests are JSON lines on standard input, one 
     {"op": "detach", "state": path}   go on alone; the state file is removed at the end
     {"op": "stop", "graceful": true}
 
-Until it is detached it kills everything and ends when its input closes or its parent dies: both,
-because a program that the parent has forked may hold the other end of the input open. The kernel
-kills the children if this process itself is killed (Linux; the flag belongs to the thread that
-spawned, hence the one thread). It holds a lock on the directory as long as it lives.
+Until it is detached it kills everything and ends when its input closes or its parent dies. It
+watches both, because a program that the parent has forked may hold the other end of the input
+open. If this process itself is killed, the kernel kills the children (on Linux; the flag belongs to
+the thread that made the child, so there is only one). It holds a lock on the directory as long as
+it lives.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ def main() -> int:
     except BlockingIOError:
         return DIRECTORY_IN_USE
     if options.daemon and os.fork() > 0:
-        os._exit(0)  # the lock lives on in the fork, which belongs to nobody
+        os._exit(0)  # the fork keeps the lock, and has no parent that could end it
     signal.signal(signal.SIGTERM, _terminated)
     signal.signal(signal.SIGINT, _terminated)
     supervisor = Supervisor(

@@ -46,7 +46,7 @@ _JVM_FLAGS: Final = (
 def command(config: Path, *, durable: bool) -> list[str]:
     """The command line of a server. Without ``durable`` a power cut may lose metadata.
 
-    Raises ConfigurationError that says what to install.
+    Raises ConfigurationError that says what to install if Java or the jars are missing.
     """
     flags = list(_JVM_FLAGS)
     if not durable:

@@ -1,9 +1,9 @@
 """One Append stream to one bookie, shared by the appenders of all ledgers of this client.
 
 Two tasks per stream. The sender puts everything that is queued into one message, so the busier a
-client is, the larger its messages are; the reader hands each result to the appender with its tag.
-A stream lives as long as its connection and is never repaired: an appender belongs to one stream
-for life, so that a result can never speak of runs sent over another connection.
+client is, the larger its messages are; the receiver hands each result to the appender with its tag.
+A stream ends with its connection and is never repaired, and an appender never changes its stream.
+Otherwise a result, which is cumulative (rule P3), could cover runs sent over another connection.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class AppendStream:
         except TimeoutError:
             self._break(f"no connection within {self._connect_timeout_s} s")
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            # InvalidStateError: the call ended between two writes; the reader may know the reason.
+            # InvalidStateError: the call ended between two writes, as the receiver sees too.
             self._break(failure_of(error)[1] if isinstance(error, grpc.RpcError) else str(error))
 
     async def _receive_all(self, call: AppendCall) -> None:

@@ -1,7 +1,7 @@
 """Transport over gRPC (grpc.aio): one channel and one Append stream per bookie, made on first use.
 
-The transport belongs to the loop and the process that use it first: connections do not survive a
-fork, and a child that uses its parent's transport gets an error that says so. gRPC itself does not
+The transport belongs to the loop and the process that made it: connections do not survive a fork,
+and a child that uses its parent's transport gets an error that says so. gRPC itself does not
 survive one either: its threads are gone in the child, and calls there hang or crash. So a child of
 a process that has used gRPC can have no transport at all.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -247,10 +247,12 @@ class GrpcTransport:
         call = connection.list_entries(request, timeout=timeout_s, metadata=connection.metadata)
         try:
             async for answer in call:
+                if answer is None:
+                    return _malformed(bookie_id).status, []
                 if answer.status != pb.OK:
                     return status_from_wire(answer.status), []
                 ranges += [(EntryId(r.first_entry), EntryId(r.last_entry)) for r in answer.ranges]
-        except (grpc.RpcError, DecodeError) as error:
+        except grpc.RpcError as error:
             return _failure(bookie_id, error).status, []
         except asyncio.CancelledError:
             if _is_cancelled_by_caller():
@@ -352,13 +354,14 @@ class GrpcTransport:
             return _Failure(BookieStatus.UNAVAILABLE, _unregistered(bookie_id))
         call = method(connection)
         try:
-            return await call(request, timeout=timeout_s, metadata=connection.metadata)
+            answer = await call(request, timeout=timeout_s, metadata=connection.metadata)
         except grpc.RpcError as error:
             return _failure(bookie_id, error)
         except asyncio.CancelledError:
             if _is_cancelled_by_caller():
                 raise
             return _Failure(BookieStatus.UNAVAILABLE, _cut(bookie_id))
+        return _malformed(bookie_id) if answer is None else answer
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -377,15 +380,18 @@ class _Failure(NamedTuple):
     message: str
 
 
-def _failure(bookie_id: BookieId, error: Exception) -> _Failure:
-    if isinstance(error, grpc.RpcError):
-        status, message = failure_of(error)
-        return _Failure(status, _about(bookie_id, message))
-    return _Failure(BookieStatus.IO_ERROR, _about(bookie_id, f"its answer is not one: {error}"))
+def _failure(bookie_id: BookieId, error: grpc.RpcError) -> _Failure:
+    status, message = failure_of(error)
+    return _Failure(status, _about(bookie_id, message))
+
+
+def _malformed(bookie_id: BookieId) -> _Failure:
+    """What becomes of an answer that gRPC could not decode: it logs why, and hands out None."""
+    return _Failure(BookieStatus.IO_ERROR, _about(bookie_id, "its answer is malformed"))
 
 
 def _is_cancelled_by_caller() -> bool:
-    """False if gRPC cancelled a call because its channel was closed meanwhile."""
+    """Whether this task was cancelled. If not, gRPC cancelled the call with its channel."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

@@ -107,7 +107,7 @@ class MemoryAppender:
     def _answered(
         self, answer: list[AddResult], status: BookieStatus, last_entry: EntryId, text: str
     ) -> None:
-        """Answers leave in the order of the runs, also when a refusal is known at once."""
+        """Answers leave in the order of the runs, also a refusal known at once (rule P3)."""
         answer.append(AddResult(self._bookie_id, status, last_entry, text))
         self._refused = self._refused or status is not BookieStatus.OK
         while self._unanswered and self._unanswered[0]:

@@ -21,7 +21,7 @@ _TOP_PAD: Final = -2
 _MMAP_THRESHOLD: Final = -3
 
 _MMAP_THRESHOLD_BYTES: Final = 32 * MIB
-"""The most that glibc takes, and above the largest message."""
+"""The largest value that glibc accepts; it is above the largest message."""
 
 _TOP_PAD_BYTES: Final = 8 * MIB
 """Memory is taken from the kernel in steps of this size."""

@@ -149,7 +149,8 @@ def _decode_run(message: pb.EntryRun, frames: bytes) -> EntryRun:
 def _checked_run(data: bytes, start: int, end: int) -> tuple[EntryRun, str]:
     """The run encoded there, and why it is malformed, or "".
 
-    What cannot be right is not expanded to lists: a hostile message would cost many times its size.
+    A run with impossible counts is refused before its lists are made: they would cost many times
+    the size of a hostile message.
     """
     message, frames = _cut_frames(data, start, end)
     count = len(message.sizes)
@@ -179,7 +180,7 @@ def _cut_frames(data: bytes, start: int, end: int) -> tuple[pb.EntryRun, bytes]:
 
 
 def _cut_field(data: bytes, start: int, end: int, key: int) -> tuple[bytes, tuple[int, int]]:
-    """All fields of a message but the bytes field ``key``, and where the value of that one is.
+    """All fields of a message but the bytes field ``key``, and the range of that field's value.
 
     A missing field has an empty range. Raises ValueError if it is there twice.
     """

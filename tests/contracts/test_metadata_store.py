@@ -14,7 +14,7 @@ from spark_ledger.errors import (
     NotFoundError,
 )
 from spark_ledger.limits import METADATA_REQUEST_BYTES_MAX
-from spark_ledger.metadata.base import Check, Create, Delete, MetadataStore, Put
+from spark_ledger.metadata.base import Check, Create, Delete, MetadataStore, Operation, Put
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.memory import MemoryTree
 from spark_ledger.types import Versioned
@@ -126,7 +126,7 @@ def test_delete_needs_the_version_and_no_children(run: Run) -> None:
     run(scenario)
 
 
-def test_children_are_sorted_and_of_nothing_none(run: Run) -> None:
+def test_children_are_sorted_and_missing_node_has_none(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         store = await open_session()
         for name in ("z", "a", "m"):
@@ -183,7 +183,12 @@ def test_transaction_does_nothing_if_a_part_fails(
         store = await open_session()
         for path in ("a", "b", "full/x", "gone"):
             await store.create(path, b"0")
-        operations = [Put("a", b"1", 0), Create("new", b""), Delete("gone"), part]
+        operations: list[Operation] = [
+            Put("a", b"1", 0),
+            Create("new", b""),
+            Delete("gone"),
+            part,
+        ]
         with pytest.raises(error, match=part.path):
             await store.transaction([*operations, Create("last", b"")])
         assert await store.get("a") == Versioned(b"0", 0)
@@ -195,7 +200,7 @@ def test_transaction_does_nothing_if_a_part_fails(
     run(scenario)
 
 
-def test_of_many_compare_and_sets_one_wins(run: Run) -> None:
+def test_put_of_many_clients_at_one_version_succeeds_once(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         stores = [await open_session() for _ in range(3)]
         await stores[0].create("counter", b"0")
@@ -289,7 +294,7 @@ def test_watch_then_read_misses_nothing(run: Run) -> None:
     run(scenario)
 
 
-def test_two_watches_of_one_path_are_independent(run: Run) -> None:
+def test_cancelled_watch_leaves_others_of_its_path(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         store = await open_session()
         first: list[int] = []

@@ -19,13 +19,13 @@ every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__n
 
 
 @every_class
-def test_survives_the_way_between_processes(kind: type[LedgerError]) -> None:
+def test_error_pickles(kind: type[LedgerError]) -> None:
     copy = pickle.loads(pickle.dumps(kind("ledger 7: what to do")))
     assert type(copy) is kind and str(copy) == "ledger 7: what to do"
 
 
 @every_class
-def test_is_documented_and_in_the_tree(kind: type[LedgerError]) -> None:
+def test_error_is_documented_and_in_the_tree(kind: type[LedgerError]) -> None:
     assert kind.__doc__
     assert errors.__doc__ is not None
     assert kind.__name__ in errors.__doc__

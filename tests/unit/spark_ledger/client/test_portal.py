@@ -141,7 +141,7 @@ def test_last_add_pushed_between_inbox_and_writer_does_not_go_back() -> None:
         seen.append((writer.last_add_pushed, writer.length))
         submit(*given)  # type: ignore[arg-type]
 
-    writer._writer.submit = submit_and_look  # type: ignore[method-assign]
+    writer._writer.submit = submit_and_look  # type: ignore[assignment, method-assign]
     assert writer.append_async(b"four").result(60) == 0
     assert seen == [(0, 4)]
     writer.close()

@@ -18,7 +18,7 @@ from spark_ledger.metadata.zookeeper.session import hosts_for_kazoo
         ("zk://[::1]:2182,[fe80::1]/x", "[::1]:2182,[fe80::1]:2181", "/x"),
     ],
 )
-def test_accepted(uri: str, hosts: str, root: str) -> None:
+def test_parse_uri_accepts(uri: str, hosts: str, root: str) -> None:
     address = parse_uri(uri)
     assert (address.hosts, address.root, address.user) == (hosts, root, "")
     assert parse_uri(str(address)) == address
@@ -55,7 +55,7 @@ def test_credentials_are_decoded_and_never_shown() -> None:
         ("zk://:secret@a/x", "user:password@"),
     ],
 )
-def test_refused_with_the_form(uri: str, reason: str) -> None:
+def test_parse_uri_refuses_and_shows_the_form(uri: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason) as caught:
         parse_uri(uri)
     assert "zk://host1:2181,host2:2181/ledgers" in str(caught.value)
@@ -63,7 +63,7 @@ def test_refused_with_the_form(uri: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("uri", [None, 5, b"zk://a/b"])
-def test_what_is_not_text_is_refused(uri: object) -> None:
+def test_parse_uri_of_other_types_is_refused(uri: object) -> None:
     with pytest.raises(ConfigurationError, match="it is not text"):
         parse_uri(uri)  # type: ignore[arg-type]
 
@@ -72,7 +72,7 @@ def test_what_is_not_text_is_refused(uri: object) -> None:
     ("hosts", "session_timeout_s", "times"),
     [("a:1", 10.0, 4), ("a:1", 1.0, 1), ("a:1,b:2", 10.0, 2), ("a:1,b:2,c:3,d:4,e:5", 10.0, 1)],
 )
-def test_hosts_are_repeated_so_that_an_attempt_is_short(
+def test_hosts_for_kazoo_repeats_hosts_for_long_sessions(
     hosts: str, session_timeout_s: float, times: int
 ) -> None:
     assert hosts_for_kazoo(hosts, session_timeout_s) == ",".join([hosts] * times)

@@ -157,7 +157,7 @@ def test_the_largest_frame_is_the_largest_payload_with_its_overhead() -> None:
     assert "at most" in error_of(too_large)
 
 
-def test_a_claim_of_many_frames_is_not_expanded() -> None:
+def test_run_that_claims_many_frames_is_refused_unexpanded() -> None:
     run = pb.EntryRun(sizes=[1] * 100_000, frames=FRAME)
     data = pb.AppendRequest(adds=[pb.AddRun(run=run)]).SerializeToString()
     (add,) = decode_append_request(data)
@@ -201,7 +201,7 @@ def test_statuses_have_the_numbers_of_the_protocol() -> None:
         status_to_wire(BookieStatus.TIMEOUT)
 
 
-def test_fields_that_only_protobuf_refuses_are_refused_by_name() -> None:
+def test_fields_that_only_protobuf_refuses_are_malformed() -> None:
     """There is no field 0; the walk over the fields does not mind."""
     bad = b"\x00\x01"
     with pytest.raises(MalformedMessageError, match="malformed"):
