@@ -66,7 +66,7 @@ class Driver:
         )
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """What it prints of each micro-batch. Raises SystemExit if the driver ends with an error."""
+        """What it prints of each micro-batch. Raises SystemExit if the driver fails."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
