@@ -78,7 +78,7 @@ def read(spark: SparkSession, options: argparse.Namespace) -> None:
 
 
 def batch(spark: SparkSession, options: argparse.Namespace) -> None:
-    """Stream -> Parquet files, at once."""
+    """Stream -> Parquet files, as a batch."""
     frame = (
         spark.read.format("ledger")
         .option("metadata", options.metadata)
@@ -86,7 +86,7 @@ def batch(spark: SparkSession, options: argparse.Namespace) -> None:
         .option("includeMetadata", "true")
         .load()
     )
-    frame.limit(1).collect()  # starts Python workers, which is not what is measured
+    frame.limit(1).collect()  # starts Python workers, which are not measured
     begin = time.monotonic()
     frame.write.parquet(options.target)
     seconds = time.monotonic() - begin
@@ -95,7 +95,10 @@ def batch(spark: SparkSession, options: argparse.Namespace) -> None:
 
 
 def follow(query: StreamingQuery) -> None:
-    """Print every micro-batch once it is committed; raise what made the query fail."""
+    """Print every micro-batch once it is committed, until the query ends.
+
+    Raises StreamingQueryException if the query fails.
+    """
     seen = -1
     while True:
         active = query.isActive

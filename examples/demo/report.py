@@ -14,7 +14,7 @@ from spark_ledger.types import LedgerMetadata
 
 @dataclass(slots=True)
 class Report:
-    """Filled on the way."""
+    """The facts, which are collected while the demonstration runs."""
 
     rows: int = 0
     commits: int = 0
