@@ -87,7 +87,12 @@ class Recovery:
         )
 
     async def run(self) -> Versioned[LedgerMetadata]:
-        """The closed metadata. Raises RecoveryError, UnauthorizedError, and metadata errors."""
+        """The closed metadata.
+
+        Raises RecoveryError if too few bookies answer or store, UnauthorizedError if the password
+        is wrong, FencedError if the ledger moved on meanwhile, MetadataUnavailableError if the
+        metadata store cannot be reached.
+        """
         try:
             self._driver.start(self._machine.start())
             return await self._outcome
