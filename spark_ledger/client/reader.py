@@ -286,8 +286,8 @@ class LedgerReader:
         }
         async with _cancelled_at_exit(*tasks):
             for answer in asyncio.as_completed(tasks):
-                told = await answer
-                if round_.answer(told.status, told.last_add_confirmed):
+                reply = await answer
+                if round_.answer(reply.status, reply.last_add_confirmed):
                     break
         if round_.newest == known and loop.time() - began < TAIL_PAUSE_S:
             await asyncio.sleep(min(TAIL_PAUSE_S, wait_s))
@@ -337,13 +337,15 @@ async def read_last_confirmed(
     round_ = LastConfirmedRead(metadata, fence=False)
 
     async def ask(bookie_index: int, bookie_id: BookieId) -> LastConfirmedAnswer:
-        told = await context.transport.read_last_confirmed(
+        reply = await context.transport.read_last_confirmed(
             bookie_id,
             metadata.ledger_id,
             access_key=access_key,
             timeout_s=context.config.read_timeout_s,
         )
-        return LastConfirmedAnswer(bookie_index, told.status, told.last_add_confirmed, told.message)
+        return LastConfirmedAnswer(
+            bookie_index, reply.status, reply.last_add_confirmed, reply.message
+        )
 
     questions = [c for c in round_.start() if isinstance(c, ReadLastConfirmed)]
     tasks = [asyncio.ensure_future(ask(q.bookie_index, q.bookie_id)) for q in questions]
