@@ -91,6 +91,9 @@ WRITER_BYTES_IN_FLIGHT_MAX: Final = 32 * MIB
 BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 128 * MIB
 """Append bytes a bookie holds before they are durable; then it stops reading its streams."""
 
+READ_CHUNKS_AHEAD_MAX: Final = 4
+"""Chunks (of about 1 MiB) that are read before the consumer has taken the first."""
+
 # -- a bookie --------------------------------------------------------------------------------------
 
 BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
@@ -135,6 +138,15 @@ SLOW_BOOKIE_GRACE_S: Final = 1.0
 
 REPLACEMENT_RETRY_S: Final = 1.0
 """A failed bookie that nobody could replace is looked at again after this long."""
+
+WRITER_CLOSE_GRACE_S: Final = 0.25
+"""A closing writer lets the slowest replica catch up for so long, to leave WQ copies behind."""
+
+MACHINE_TICK_S: Final = 0.02
+"""Between two looks of a busy machine at the clock: well below every timeout that it checks."""
+
+TAIL_PAUSE_S: Final = 0.05
+"""Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
 READ_TIMEOUT_S: Final = 10.0
 """One read request to one bookie."""

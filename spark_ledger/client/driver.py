@@ -8,10 +8,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from spark_ledger.errors import LedgerError
+from spark_ledger.limits import MACHINE_TICK_S
 from spark_ledger.protocol.events import Command, Event, Tick
 from spark_ledger.types import LedgerId
-
-_TICK_S = 0.02
 
 
 class Machine(Protocol):
@@ -84,12 +83,14 @@ class Driver:
     def keep_ticking(self) -> None:
         """Make sure that ticks come while the machine is busy."""
         if self._tick is None and not self._stopped and self._busy():
-            self._tick = self._loop.call_later(_TICK_S, self._on_tick)
+            self._tick = self._loop.call_later(MACHINE_TICK_S, self._on_tick)
 
     def _on_tick(self) -> None:
         self._tick = None
         if not self._stopped:
             self.feed(Tick())
+
+    # Any in a coroutine's type: what it is sent and yields is between it and the event loop.
 
     def answer(self, question: Coroutine[Any, Any, Event]) -> None:
         """Run something that takes time; its result is the next event."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import READ_REQUEST_BYTES_MAX
+from spark_ledger.limits import READ_CHUNKS_AHEAD_MAX, READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.protocol.events import (
     CancelRead,
@@ -34,9 +34,6 @@ from spark_ledger.types import (
     Versioned,
 )
 from spark_ledger.wire.frame import Digest, open_run
-
-_CHUNKS_AHEAD_MAX = 4
-"""Chunks (of about 1 MiB) that are read before the consumer has taken the first."""
 
 
 class LaneReader:
@@ -88,13 +85,17 @@ class LaneReader:
         )
 
     async def chunks(self) -> AsyncGenerator[list[Entry], None]:
-        """The entries. Raises NoSuchEntryError, BookieUnavailableError, DigestMismatchError."""
+        """The entries.
+
+        Raises NoSuchEntryError if every replica denies one, BookieUnavailableError if a replica
+        that may have it cannot be asked, DigestMismatchError if all copies are damaged.
+        """
         self._driver.start(self._machine.start(asyncio.get_running_loop().time()))
         try:
             while True:
                 while self._ready:
                     chunk = self._ready.popleft()
-                    if len(self._ready) < _CHUNKS_AHEAD_MAX:
+                    if len(self._ready) < READ_CHUNKS_AHEAD_MAX:
                         self._room.set()
                         self._driver.keep_ticking()
                     yield chunk
@@ -132,7 +133,7 @@ class LaneReader:
         if entries[0].entry_id != command.first or entries[-1].entry_id != command.last:
             entries = [e for e in entries if command.first <= e.entry_id <= command.last]
         self._ready.append(entries)
-        if len(self._ready) >= _CHUNKS_AHEAD_MAX:
+        if len(self._ready) >= READ_CHUNKS_AHEAD_MAX:
             self._room.clear()
         self._changed.set()
 

@@ -16,7 +16,7 @@ from spark_ledger.errors import (
     NoSuchEntryError,
     ReadBeyondConfirmedError,
 )
-from spark_ledger.limits import LONG_POLL_S_MAX
+from spark_ledger.limits import LONG_POLL_S_MAX, TAIL_PAUSE_S
 from spark_ledger.metadata.base import Watch
 from spark_ledger.protocol.ensemble import LaneRange, fragment_ranges, lane_ranges
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadLastConfirmed
@@ -31,9 +31,6 @@ from spark_ledger.types import (
     Versioned,
 )
 from spark_ledger.wire.frame import Digest
-
-_POLL_PAUSE_S = 0.05
-"""Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
 
 class LedgerReader:
@@ -152,7 +149,11 @@ class LedgerReader:
         return self.metadata.fragments != known.fragments
 
     def check_range(self, first: int, last: int, *, unconfirmed: bool) -> None:
-        """Raises ConfigurationError or ReadBeyondConfirmedError for a range that cannot be read."""
+        """Check that a range can be read.
+
+        Raises ConfigurationError if it is no range, ReadBeyondConfirmedError if it goes beyond the
+        last add confirmed.
+        """
         if not (_is_entry_id(first) and _is_entry_id(last)) or last < first:
             raise ConfigurationError(
                 f"ledger {self.ledger_id}: no range of entries goes from {first!r} to {last!r}"
@@ -165,7 +166,7 @@ class LedgerReader:
             )
 
     def check_tail(self, start: int, idle_timeout: float | None) -> None:
-        """Raises ConfigurationError for what ``tail`` cannot follow."""
+        """Check what ``tail`` is given. Raises ConfigurationError if it cannot follow that."""
         if not _is_entry_id(start):
             raise ConfigurationError(
                 f"ledger {self.ledger_id}: tail starts at an entry from 0 on, not {start!r}"
@@ -285,11 +286,11 @@ class LedgerReader:
         }
         async with _cancelled_at_exit(*tasks):
             for answer in asyncio.as_completed(tasks):
-                told = await answer
-                if round_.answer(told.status, told.last_add_confirmed):
+                reply = await answer
+                if round_.answer(reply.status, reply.last_add_confirmed):
                     break
-        if round_.newest == known and loop.time() - began < _POLL_PAUSE_S:
-            await asyncio.sleep(min(_POLL_PAUSE_S, wait_s))
+        if round_.newest == known and loop.time() - began < TAIL_PAUSE_S:
+            await asyncio.sleep(min(TAIL_PAUSE_S, wait_s))
         return round_.newest
 
 
@@ -336,13 +337,15 @@ async def read_last_confirmed(
     round_ = LastConfirmedRead(metadata, fence=False)
 
     async def ask(bookie_index: int, bookie_id: BookieId) -> LastConfirmedAnswer:
-        told = await context.transport.read_last_confirmed(
+        reply = await context.transport.read_last_confirmed(
             bookie_id,
             metadata.ledger_id,
             access_key=access_key,
             timeout_s=context.config.read_timeout_s,
         )
-        return LastConfirmedAnswer(bookie_index, told.status, told.last_add_confirmed, told.message)
+        return LastConfirmedAnswer(
+            bookie_index, reply.status, reply.last_add_confirmed, reply.message
+        )
 
     questions = [c for c in round_.start() if isinstance(c, ReadLastConfirmed)]
     tasks = [asyncio.ensure_future(ask(q.bookie_index, q.bookie_id)) for q in questions]

@@ -87,7 +87,12 @@ class Recovery:
         )
 
     async def run(self) -> Versioned[LedgerMetadata]:
-        """The closed metadata. Raises RecoveryError, UnauthorizedError, and metadata errors."""
+        """The closed metadata.
+
+        Raises RecoveryError if too few bookies answer or store, UnauthorizedError if the password
+        is wrong, FencedError if the ledger moved on meanwhile, MetadataUnavailableError if the
+        metadata store cannot be reached.
+        """
         try:
             self._driver.start(self._machine.start())
             return await self._outcome
@@ -132,7 +137,7 @@ class Recovery:
     # -- finding -----------------------------------------------------------------------------------
 
     async def _read_last_confirmed(self, command: ReadLastConfirmed) -> Event:
-        told = await self._context.transport.read_last_confirmed(
+        reply = await self._context.transport.read_last_confirmed(
             command.bookie_id,
             self._ledger_id,
             fence=command.fence,
@@ -140,7 +145,7 @@ class Recovery:
             timeout_s=self._context.config.read_timeout_s,
         )
         return LastConfirmedAnswer(
-            command.bookie_index, told.status, told.last_add_confirmed, told.message
+            command.bookie_index, reply.status, reply.last_add_confirmed, reply.message
         )
 
     async def _read(self, command: ReadEntries) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.context import ClientContext
@@ -20,7 +20,7 @@ from spark_ledger.errors import (
     LedgerError,
     TooManyRequestsError,
 )
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, WRITER_CLOSE_GRACE_S
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
@@ -44,18 +44,15 @@ from spark_ledger.protocol.events import (
 from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import Digest
 
-_CLOSE_GRACE_S = 0.25
-"""A closing writer lets the slowest replica catch up for so long, to leave WQ copies behind."""
-
 
 class Completion(Protocol):
     """What is told of an entry's fate: an asyncio or a concurrent future."""
 
     def done(self) -> bool: ...
 
-    def set_result(self, result: Any, /) -> None: ...
+    def set_result(self, result: int, /) -> None: ...
 
-    def set_exception(self, exception: Any, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
 
 
 class LedgerWriter:
@@ -165,7 +162,9 @@ class LedgerWriter:
     async def append(self, payload: bytes) -> EntryId:
         """Append one entry and wait until it is confirmed; its id.
 
-        Raises EntryTooLargeError, LedgerClosedError, FencedError, NotEnoughBookiesError.
+        Raises EntryTooLargeError if the payload is above the bound, LedgerClosedError if the writer
+        was closed, FencedError if another client took the ledger over, NotEnoughBookiesError if
+        failed bookies could not be replaced, AddOutcomeUnknownError if the entry may be stored.
         """
         await self.wait_for_room()
         return EntryId(await self.append_nowait(payload))
@@ -173,7 +172,7 @@ class LedgerWriter:
     def append_nowait(self, payload: bytes) -> asyncio.Future[int]:
         """Append one entry; a future of its id. Futures complete in entry order.
 
-        Raises TooManyRequestsError when a caller ignores ``wait_for_room``.
+        Raises TooManyRequestsError if a caller ignores ``wait_for_room``; else as ``append``.
         """
         if type(payload) is not bytes or len(payload) > ENTRY_PAYLOAD_BYTES_MAX:
             payload = check_payload(payload)
@@ -216,7 +215,10 @@ class LedgerWriter:
             )
 
     def check_open(self) -> None:
-        """Raises what happened to the ledger, if nothing more can be appended."""
+        """Check that entries are taken.
+
+        Raises LedgerClosedError if the writer was closed, else the error that ended the ledger.
+        """
         error = self._machine.error
         if self._closing is not None and not isinstance(error, FencedError | LedgerClosedError):
             closed = LedgerClosedError(
@@ -234,7 +236,10 @@ class LedgerWriter:
             await future
 
     async def flush(self) -> None:
-        """Wait until everything appended so far is confirmed. Raises what made that fail."""
+        """Wait until everything appended so far is confirmed.
+
+        Raises LedgerError if that failed: the same error that the entries failed with.
+        """
         target = self.last_add_pushed
         while self.last_add_confirmed < target:
             if self._machine.error is not None:
@@ -391,7 +396,7 @@ class LedgerWriter:
         self._appenders.close_all()
 
     async def _settle(self) -> None:
-        deadline = self._loop.time() + _CLOSE_GRACE_S
+        deadline = self._loop.time() + WRITER_CLOSE_GRACE_S
         while self._machine.held_by_all < self._machine.last_add_pushed:
             self._progress.clear()
             left_s = deadline - self._loop.time()
@@ -419,7 +424,10 @@ class LedgerWriter:
 
 
 def check_payload(payload: bytes) -> bytes:
-    """The payload as bytes. Raises ConfigurationError, EntryTooLargeError."""
+    """The payload as bytes.
+
+    Raises ConfigurationError if it is no bytes, EntryTooLargeError if it is above the bound.
+    """
     if not isinstance(payload, bytes):
         if not isinstance(payload, bytearray | memoryview):
             raise ConfigurationError(
