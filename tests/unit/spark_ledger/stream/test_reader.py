@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pyarrow as pa
@@ -18,7 +17,6 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.concurrency import prefetch
 from spark_ledger.stream.format.metadata_column import ledger_array, ledger_type
 from spark_ledger.stream.model import SegmentRange, ranges_between
 from spark_ledger.stream.reader import (
@@ -55,6 +53,13 @@ async def places(stream: Stream) -> list[Dlsn]:
     ]
 
 
+def whole(number: int, size_bytes: int, ledger_id: int = 9) -> SegmentRange:
+    """A segment of one entry, all of it."""
+    segment = loose(1, first_entry=number, ledger_id=ledger_id)
+    placed = replace(segment, number=number, size_bytes=size_bytes)
+    return SegmentRange(placed, (0, 0), (1, 0), 0, 0)
+
+
 def test_any_two_positions_give_exactly_the_rows_between_them() -> None:
     async def scenario() -> None:
         seed = random.randrange(1 << 30)
@@ -85,14 +90,7 @@ def test_small_segments_of_one_ledger_are_fetched_together() -> None:
     run(scenario())
 
 
-def whole(number: int, size_bytes: int, ledger_id: int = 9) -> SegmentRange:
-    """A segment of one entry, all of it."""
-    segment = loose(1, first_entry=number, ledger_id=ledger_id)
-    placed = replace(segment, number=number, size_bytes=size_bytes)
-    return SegmentRange(placed, (0, 0), (1, 0), 0, 0)
-
-
-def test_what_is_fetched_at_the_same_time_is_bounded() -> None:
+def test_groups_fetched_at_the_same_time_are_bounded() -> None:
     async def sizes(*parts: int) -> list[int]:
         ranges = [whole(number, part, number) for number, part in enumerate(parts)]
         return [len(bundle) async for bundle in bundle_groups(group_neighbours(ranges))]
@@ -201,33 +199,6 @@ def test_reading_is_ahead_of_the_consumer_but_not_without_bound() -> None:
     run(scenario())
 
 
-def test_prefetching_delivers_errors_in_their_place_and_closes_its_source() -> None:
-    closed = []
-
-    async def source(fail: bool) -> AsyncGenerator[int, None]:
-        try:
-            for n in range(10):
-                if fail and n == 6:
-                    raise DataLossError("gone")
-                yield n
-        finally:
-            closed.append(fail)
-
-    async def scenario() -> None:
-        assert [n async for n in prefetch(source(False), 2)] == list(range(10))
-        seen = []
-        with pytest.raises(DataLossError):
-            async for n in prefetch(source(True), 2):
-                seen += [n]
-        assert seen == list(range(6))
-        items = prefetch(source(False), 2)
-        await anext(items)
-        await items.aclose()
-        assert closed == [False, True, False], "at once, and not with the loop"
-
-    run(scenario())
-
-
 def test_rows_of_older_schema_versions_are_cast() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
@@ -285,7 +256,7 @@ def test_entries_that_do_not_match_their_commit_are_corruption() -> None:
     run(scenario())
 
 
-def test_deleting_or_truncating_under_a_reader_is_told_apart() -> None:
+def test_read_tells_a_deleted_stream_from_truncated_rows() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await build(ledgers, [1, 1])
@@ -301,7 +272,7 @@ def test_deleting_or_truncating_under_a_reader_is_told_apart() -> None:
     run(scenario())
 
 
-def test_metadata_read_earlier_are_refreshed_when_bookies_were_replaced(
+def test_read_refreshes_metadata_after_bookies_were_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -334,7 +305,7 @@ def test_metadata_read_earlier_are_refreshed_when_bookies_were_replaced(
     run(scenario())
 
 
-def test_an_open_ledger_is_opened_again_for_entries_its_metadata_cannot_know(
+def test_read_reopens_ledger_whose_metadata_are_older_than_the_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -358,7 +329,7 @@ def test_an_open_ledger_is_opened_again_for_entries_its_metadata_cannot_know(
     run(scenario())
 
 
-def test_an_entry_that_is_nowhere_is_looked_for_again_before_it_counts_as_lost(
+def test_entry_that_no_bookie_has_is_retried_before_data_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:

@@ -17,8 +17,6 @@ from spark_ledger.errors import (
     LedgerError,
     NotEnoughBookiesError,
     OutcomeUnknownError,
-    RetryableError,
-    SchemaMismatchError,
 )
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, KIB
 from spark_ledger.stream.catalog import StreamCatalog
@@ -193,37 +191,6 @@ def test_a_ledger_closed_by_others_between_micro_batches_is_replaced() -> None:
         await writer.write(table(1))
         (second,) = await writer.finish()
         assert second.ledger_id != first.ledger_id
-
-    run(scenario())
-
-
-def test_a_part_of_a_micro_batch_can_never_be_finished() -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        stream = await new_stream(ledgers)
-        writer = stream.writer()
-        await writer.write(table(0, 500))
-        with pytest.raises(SchemaMismatchError):
-            await writer.write(pa.table({"n": ["text"], "text": ["x"]}))
-        with pytest.raises(RetryableError, match="write all of it again"):
-            await writer.seal()
-        await writer.write(table(0, 3))
-        assert rows_of(ledgers, stream, await writer.finish()) == [0, 1, 2]
-
-    run(scenario())
-
-
-def test_abandoned_rows_are_in_no_segment() -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        stream = await new_stream(ledgers)
-        writer = stream.writer()
-        await writer.write(table(0, 500))
-        writer.abandon()
-        assert await writer.finish() == []
-        await writer.write(table(7))
-        assert rows_of(ledgers, stream, await writer.finish()) == [7]
-        assert len(ledgers.ledgers) == 1, "nothing failed in it"
 
     run(scenario())
 
@@ -416,7 +383,7 @@ def test_a_ledger_that_was_replaced_is_closed_once_its_appends_are_decided() -> 
     run(scenario())
 
 
-def test_the_first_failure_is_told_and_ends_the_writing() -> None:
+def test_write_after_failed_append_raises_the_first_failure() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         ledgers.hold = True
@@ -441,17 +408,6 @@ def test_the_first_failure_is_told_and_ends_the_writing() -> None:
     run(scenario())
 
 
-def test_closing_forgets_what_was_not_finished() -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        writer = (await new_stream(ledgers)).writer()
-        await writer.write(table(0, 300))
-        await writer.close()
-        assert await writer.finish() == []
-
-    run(scenario())
-
-
 def test_a_ledger_to_which_nothing_was_pushed_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
@@ -470,7 +426,7 @@ def test_a_ledger_to_which_nothing_was_pushed_is_closed(monkeypatch: pytest.Monk
     run(scenario())
 
 
-def test_every_failed_append_is_looked_at() -> None:
+def test_failed_appends_are_not_reported_as_unhandled() -> None:
     """asyncio reports a failure that nobody looked at, once its future is gone."""
     reported: list[dict[str, Any]] = []
 

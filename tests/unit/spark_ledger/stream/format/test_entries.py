@@ -225,7 +225,7 @@ def sample(compression: Compression) -> bytes:
         lambda p: p[:16] + b"\xff\xff\xff\xff\xff\xff\xff\xff" + p[24:],
     ],
 )
-def test_damaged_entries_are_refused_by_place(change: Any) -> None:
+def test_damaged_entry_error_names_the_entry(change: Any) -> None:
     with pytest.raises(CorruptionError, match="entry 5 of ledger 3"):
         decode_entry(change(sample(Compression.LZ4)), ALL.schema, "entry 5 of ledger 3")
 

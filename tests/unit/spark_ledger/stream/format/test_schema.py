@@ -179,7 +179,7 @@ def test_merge_appends_new_columns_as_nullable() -> None:
         merge_schema(STORED, pa.schema([("a", pa.string())]))
 
 
-def test_names_that_differ_in_case_only() -> None:
+def test_mismatch_and_merge_name_columns_that_differ_only_in_case() -> None:
     stored, offered = pa.schema([("id", pa.int64())]), pa.schema([("ID", pa.int64())])
     assert "'id' of type int64 is missing in the data; the data have 'ID'" in str(
         mismatch(stored, offered)
@@ -188,7 +188,7 @@ def test_names_that_differ_in_case_only() -> None:
         merge_schema(stored, offered)
 
 
-def test_a_batch_becomes_what_is_stored() -> None:
+def test_projection_casts_to_stored_types() -> None:
     moment = datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.UTC)
     batch = pa.record_batch(
         {
@@ -293,7 +293,7 @@ def test_missing_columns_are_null_and_extra_ones_left_out() -> None:
         Projection(batch.schema, pa.schema([required("z", pa.int8())]))
 
 
-def test_below_a_null_struct_a_value_that_must_not_be_null_may_be() -> None:
+def test_not_null_field_inside_a_null_struct_may_be_null() -> None:
     """As Spark hands over a null struct with a variant in it: the variant's own parts are never
     null, and are null below it."""
     variant = [required("value", pa.binary()), required("metadata", pa.binary())]
