@@ -123,9 +123,9 @@ GOOD = {
 
 
 def reason_for(**changes: Any) -> str | None:
-    fields = GOOD | changes
-    places = [fields.pop(name) for name in ("ledger_id", "first_entry", "last_entry")]
-    return segment_error(*places, **fields)
+    fields: dict[str, Any] = GOOD | changes
+    ids = [fields.pop(name) for name in ("ledger_id", "first_entry", "last_entry")]
+    return segment_error(*ids, **fields)
 
 
 def test_smallest_segment_is_valid() -> None:

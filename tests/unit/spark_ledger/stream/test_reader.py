@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -32,7 +33,7 @@ from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers, run, table
 
 
-async def build(ledgers: FakeLedgers, shape: list[int], **config: int) -> Stream:
+async def build(ledgers: FakeLedgers, shape: list[int], **config: Any) -> Stream:
     stream = await StreamCatalog(ledgers).create("s", SCHEMA, entry_bytes=KIB, **config)
     first = 0
     for rows in shape:
@@ -161,11 +162,10 @@ def test_the_ledger_column_says_where_each_row_is() -> None:
         stream = await build(ledgers, [3, 2])
         commits = await stream.commits(0, 2)
         ranges = ranges_between(commits, Dlsn(0, 0, 1), Dlsn(2))
-        rows = [
-            row
-            async for positioned in stream.read_ranges(ranges)
-            for row in ledger_array(positioned).to_pylist()
-        ]
+        rows: list[dict[str, Any]] = []
+        async for positioned in stream.read_ranges(ranges):
+            batch = pa.RecordBatch.from_arrays([ledger_array(positioned)], names=["_ledger"])
+            rows += [row["_ledger"] for row in batch.to_pylist()]
         assert [(row["segment"], row["entry"], row["slot"]) for row in rows] == [
             (0, 0, 1),
             (0, 0, 2),
@@ -285,7 +285,7 @@ def test_read_refreshes_metadata_after_bookies_were_replaced(
 
         async def read(self: FakeReader, first: int, last: int, **how: bool) -> object:
             count = 0
-            async for entries in inner(self, first, last, **how):  # type: ignore[arg-type]
+            async for entries in inner(self, first, last, **how):
                 if self is stale and count == 1:
                     raise BookieUnavailableError("bookie b0 is gone")
                 count += 1

@@ -197,7 +197,7 @@ def test_commit_overtaken_by_a_deletion_is_refused() -> None:
             await StreamCatalog(ledgers)._mark_deleted(StreamNodes(ledgers.store, "s"))
             await inner(operations)  # type: ignore[arg-type]
 
-        other.store.transaction = mark_first  # type: ignore[method-assign, assignment]
+        other.store.transaction = mark_first  # type: ignore[method-assign]
         with pytest.raises(NoSuchStreamError):
             await stream.commit_segments([loose()])
         assert ledgers.store.tree.children("streams/s/commits/0000000") == []

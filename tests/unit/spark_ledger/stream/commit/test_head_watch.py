@@ -54,21 +54,23 @@ def test_current_head_changed_during_read_is_not_cached() -> None:
         watcher = await streams.open("s")
         await watcher.wait_for_commit(after_segment=0, timeout_s=0.001)
         inner = other.store.get
-        slow = asyncio.Event()
+        asked, answered = asyncio.Event(), asyncio.Event()
 
         async def answered_late(path: str) -> Any:
             answer = await inner(path)
-            if path.endswith("/head") and not slow.is_set():
-                slow.set()
-                await asyncio.sleep(0.02)
+            if path.endswith("/head") and not asked.is_set():
+                asked.set()
+                await answered.wait()
             return answer
 
         other.store.get = answered_late  # type: ignore[method-assign]
         await stream.append(table(0))
         await asyncio.sleep(0)  # the watch fires
         reading = asyncio.ensure_future(watcher.head())
-        await slow.wait()
+        await asked.wait()
         await stream.append(table(1))
+        await asyncio.sleep(0)  # the watch fires again
+        answered.set()
         assert (await reading).next_segment == 1, "as it was when it was read"
         assert (await watcher.head()).next_segment == 2
 

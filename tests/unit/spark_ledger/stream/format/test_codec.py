@@ -22,7 +22,7 @@ CONFIG = StreamConfig(
     stream_id="abc",
     schemas=(
         pa.schema([pa.field("a", pa.int64(), nullable=False)]),
-        pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())]),
+        pa.schema([pa.field("a", pa.int64(), nullable=False)]).append(pa.field("b", pa.string())),
     ),
     quorums=Quorums(5, 3, 2),
     compression=Compression.ZSTD,
