@@ -70,7 +70,7 @@ class StreamConnection(LedgerConnection):
         segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT,
         exist_ok: bool = False,
     ) -> Stream:
-        """Create a stream for rows of a ``pyarrow.Schema``. See ``Streams.create``."""
+        """Create a stream for rows of a ``pyarrow.Schema``. See ``StreamCatalog.create``."""
         created = self._call(
             self._streams.create(
                 name,
@@ -88,7 +88,7 @@ class StreamConnection(LedgerConnection):
         return self._handle(created)
 
     def stream(self, name: str) -> Stream:
-        """Open a stream. Raises ``NoSuchStreamError``."""
+        """Open a stream. Raises NoSuchStreamError."""
         return self._handle(self._call(self._streams.open(name)))
 
     def list_streams(self) -> list[str]:
@@ -96,7 +96,7 @@ class StreamConnection(LedgerConnection):
         return self._call(self._streams.names())
 
     def delete_stream(self, name: str) -> None:
-        """Delete a stream with its rows. Raises ``NoSuchStreamError``."""
+        """Delete a stream with its rows. Raises NoSuchStreamError."""
         self._call(self._streams.delete(name))
 
 
@@ -123,7 +123,7 @@ class Stream:
 
     @property
     def config(self) -> StreamConfig:
-        """The configuration as last read; ``refresh`` reads it again."""
+        """The configuration as it was last read; ``refresh`` reads it again."""
         return self._stream.config
 
     @property
@@ -132,7 +132,7 @@ class Stream:
         return self._stream.schema
 
     def refresh(self) -> StreamConfig:
-        """Read the configuration again. Raises ``NoSuchStreamError``."""
+        """Read the configuration again. Raises NoSuchStreamError."""
         return self._call(self._stream.refresh())
 
     # -- appending ---------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Stream:
         """Append rows as one commit; the same (sink id, transaction id) again changes nothing."""
         return self._call(
             self._stream.append(
-                data if isinstance(data, pa.RecordBatch | pa.Table) else _in_thread(data),
+                data if isinstance(data, pa.RecordBatch | pa.Table) else _batches_in_thread(data),
                 sink_id=sink_id,
                 transaction_id=transaction_id,
                 run_id=run_id,
@@ -205,11 +205,11 @@ class Stream:
         return writer
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raise ``SchemaMismatchError`` when data of a schema cannot be appended as they are."""
+        """Raises SchemaMismatchError if data of this schema cannot be appended as they are."""
         self._call(self._stream.check_schema(schema))
 
     def merge_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Add the columns that the stream lacks, as nullable ones; the newest schema then."""
+        """Add the columns that the stream lacks, nullable; the newest schema after that."""
         return self._call(self._stream.merge_schema(schema))
 
     # -- looking up --------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Stream:
         return self._call(self._stream.commits(first, end))
 
     def commit_at(self, segment: int) -> Commit:
-        """The commit that placed a segment."""
+        """The commit that holds a segment."""
         return self._call(self._stream.commit_at(segment))
 
     def commits_between(
@@ -314,6 +314,7 @@ class Stream:
 
 
 def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
+    """The items of lists. Closing this generator closes ``chunks``."""
     try:
         for chunk in chunks:
             yield from chunk
@@ -321,8 +322,8 @@ def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
         chunks.close()  # type: ignore[attr-defined]  # it is a generator of the portal
 
 
-async def _in_thread(data: Rows) -> AsyncGenerator[pa.RecordBatch, None]:
-    """The batches of an iterable, drawn in a thread: it may block, even on this very portal."""
+async def _batches_in_thread(data: Rows) -> AsyncGenerator[pa.RecordBatch, None]:
+    """The batches of an iterable, taken in a thread: it may block, even on this very portal."""
     batches = as_batches(data)
     while (batch := await asyncio.to_thread(next, batches, None)) is not None:
         yield batch
@@ -338,7 +339,7 @@ class SegmentWriter:
     def write(self, data: Rows) -> int:
         """Append rows to the micro-batch; how many. Waits only while too much is in flight.
 
-        An iterable is drawn on in the caller's thread, as it may block.
+        Items of an iterable are taken in the caller's thread, because that may block.
         """
         return sum(self._portal.call(self._writer.write(batch)) for batch in as_batches(data))
 

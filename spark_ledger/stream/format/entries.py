@@ -8,18 +8,19 @@
     12      4      rows
     16      n      Arrow IPC record batch message, without schema
 
-The bytes behind the header are Arrow's own encapsulated message format; the schema is in the
-stream's configuration, once, not in every entry. Sixteen bytes keep Arrow's buffers aligned.
+The bytes behind the header are in Arrow's own encapsulated message format. The schema is in the
+stream's configuration, once, and not in every entry (rule T8). Sixteen bytes keep Arrow's buffers
+aligned.
 
-Entries are digest protected, so damage is found before it comes here. Still nothing here trusts a
-length: a malicious writer must not make a reader allocate or crash.
+Entries have a digest, so damage is found before it gets here. Still nothing here trusts a length:
+a malicious writer must not make a reader crash or run out of memory.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -30,18 +31,18 @@ from spark_ledger.stream.format.arrow_types import concat_batches, map_type
 from spark_ledger.stream.format.ipc_message import check_record_batch_message
 from spark_ledger.stream.model import Compression
 
-HEADER = struct.Struct(">4sHHII")
-HEADER_BYTES = HEADER.size
-MAGIC = b"SLE1"
-_END_OF_STREAM_BYTES = 8
-"""What Arrow writes at the end of a stream; it tells how long the schema message before it is."""
+HEADER: Final = struct.Struct(">4sHHII")
+HEADER_BYTES: Final = HEADER.size
+MAGIC: Final = b"SLE1"
+_END_OF_STREAM_BYTES: Final = 8
+"""What Arrow writes at the end of an IPC stream. Before it an empty one has the schema message."""
 
-_CODES = {Compression.NONE: 0, Compression.LZ4: 1, Compression.ZSTD: 2}
+_CODES: Final = {Compression.NONE: 0, Compression.LZ4: 1, Compression.ZSTD: 2}
 
-DECODED_BYTES_MAX = 256 * MIB
-"""Arrow bytes of one entry, however well they compress: what a reader must be ready to hold."""
+DECODED_BYTES_MAX: Final = 256 * MIB
+"""Arrow bytes of one entry after decompression, at most: a reader needs memory for them."""
 
-ENCODE_BYTES_AT_ONCE = 8 * MIB
+ENCODE_BYTES_AT_ONCE: Final = 8 * MIB
 """Arrow bytes a caller should hand over in one ``add`` (see ``in_pieces``)."""
 
 
@@ -61,11 +62,11 @@ class EntryHeader(NamedTuple):
 
 
 class EntryEncoder:
-    """Cuts and glues batches of one schema version into entries of about ``entry_bytes``.
+    """Turns batches of one schema version into entries of about ``entry_bytes`` Arrow bytes.
 
-    ``add`` returns entries that are full, ``flush`` the rest. Row counts are chosen from the mean
-    row size of each batch, and a slice that is still too large is halved, so no work is done per
-    row. Small batches are held (at most ``entry_bytes`` of them) and glued.
+    ``add`` returns entries that are full, ``flush`` the rest. Large batches are cut and small ones
+    joined; less than ``entry_bytes`` of them are held for that. Where to cut follows from the mean
+    row size of a batch, and a slice that is still too large is halved, so no work is done per row.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class EntryEncoder:
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._rows_done = 0
-        """Rows in entries made so far; it makes the row number in errors."""
+        """Rows in entries made so far: errors name the row that does not fit."""
 
     def _schema_message_bytes(self) -> int:
         sink = pa.BufferOutputStream()
@@ -89,7 +90,10 @@ class EntryEncoder:
         return int(sink.tell()) - _END_OF_STREAM_BYTES
 
     def add(self, batch: pa.RecordBatch) -> list[EncodedEntry]:
-        """Take a batch of the schema. Raises ``EntryTooLargeError`` naming the row."""
+        """Take a batch of the schema; the entries that are full.
+
+        Raises EntryTooLargeError that names the row.
+        """
         assert batch.schema.equals(self.schema, check_metadata=False), "the caller has cast it"
         if batch.num_rows == 0:
             return []
@@ -100,7 +104,7 @@ class EntryEncoder:
         return self._encode_held(keep_rest=True)
 
     def flush(self) -> list[EncodedEntry]:
-        """Entries with all rows that are held."""
+        """The entries of all rows that are held. Raises as ``add``."""
         return self._encode_held(keep_rest=False) if self._held else []
 
     def _encode_held(self, *, keep_rest: bool) -> list[EncodedEntry]:
@@ -116,8 +120,8 @@ class EntryEncoder:
         return entries
 
     def _slices(self, held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The held batches as slices of about ``entry_bytes``: neighbours that are small glued,
-        large ones cut."""
+        """The held batches as slices of about ``entry_bytes``: small neighbours joined, large
+        batches cut."""
         limit = self._entry_bytes + self._entry_bytes // 2
         small: list[pa.RecordBatch] = []
         small_bytes = 0
@@ -179,7 +183,10 @@ class EntryEncoder:
         return entries
 
     def _split(self, piece: pa.RecordBatch, size_bytes: int, first_row: int) -> list[EncodedEntry]:
-        """A slice whose entry came out too large: two halves, or the error when it is one row."""
+        """The entries of a slice that is too large for one, made from its two halves.
+
+        Raises EntryTooLargeError if it is one row.
+        """
         if piece.num_rows == 1:
             raise EntryTooLargeError(
                 f"row {first_row} (counted from 0) takes {size_bytes} bytes; an entry holds at "
@@ -193,7 +200,7 @@ class EntryEncoder:
 def in_pieces(
     batch: pa.RecordBatch, size_bytes: int = ENCODE_BYTES_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
-    """A batch in slices of about ``size_bytes``, without copying: encoding takes bounded memory."""
+    """A batch in slices of about ``size_bytes``, not copied: encoding then needs little memory."""
     pieces = -(-batch.nbytes // size_bytes)
     step = max(1, -(-batch.num_rows // max(1, pieces)))
     for offset in range(0, batch.num_rows, step):
@@ -201,7 +208,7 @@ def in_pieces(
 
 
 def read_header(payload: bytes, where: str) -> EntryHeader:
-    """The header of an entry; ``where`` names the entry in errors."""
+    """The header of an entry; ``where`` names the entry in errors. Raises CorruptionError."""
     if len(payload) < HEADER_BYTES:
         raise CorruptionError(f"{where}: {len(payload)} bytes are too short for an entry")
     magic, flags, code, schema_version, rows = HEADER.unpack_from(payload)
@@ -218,12 +225,12 @@ def read_header(payload: bytes, where: str) -> EntryHeader:
 
 
 def decode_entry(payload: bytes, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """The batch (``pyarrow.RecordBatch``) in an entry, in the schema of its version.
+    """The batch in an entry; ``schema`` is that of its schema version.
 
-    Raises ``CorruptionError`` unless the batch is sound in every buffer: lengths and offsets are
-    verified (a tenth of a millisecond per MiB), so no use of the batch reads outside of it. Text
-    may be any bytes, as in Spark, which does not check the strings it makes of files or of
-    ``CAST(binary AS string)``; Parquet and Kafka keep such strings too.
+    All lengths and offsets are verified (a tenth of a millisecond per MiB), so no use of the batch
+    reads outside of it. Text may be any bytes, as in Spark, which does not check the strings it
+    makes of files or of ``CAST(binary AS string)``; Parquet and Kafka keep such strings too.
+    Raises CorruptionError if anything in the entry is damaged.
     """
     header = read_header(payload, where)
     message = pa.py_buffer(payload).slice(HEADER_BYTES)
@@ -249,7 +256,7 @@ def decode_entry(payload: bytes, schema: pa.Schema, where: str) -> pa.RecordBatc
 
 
 def _text_as_bytes(schema: pa.Schema) -> pa.Schema:
-    """A stored schema whose text is binary; the buffers of both are the same."""
+    """The schema with binary in place of text, which has the same buffers."""
     return pa.schema([field.with_type(_type_as_bytes(field.type)) for field in schema])
 
 

@@ -1,20 +1,21 @@
-"""The ``_ledger`` column: where each row of a batch stands in the stream. Pure."""
+"""The ``_ledger`` column: the position of each row of a batch in the stream. Pure."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from spark_ledger.types import Dlsn, LedgerId
 
-LEDGER_COLUMN = "_ledger"
+LEDGER_COLUMN: Final = "_ledger"
 
 _kept: pa.Int64Array | None = None
-"""Made on first use: Arrow loads pandas, if it is installed, with the first array it makes from
-Python values, and that takes longer than all of our imports."""
+"""The integers from 0 on, as many as were needed so far. Made on first use: with the first array
+that Arrow makes from Python values it loads pandas, which takes longer than all of our imports."""
 
-_KEPT_MIN = 16_384
+_KEPT_MIN: Final = 16_384
+"""How many integers are made at first: more than most batches have rows."""
 
 
 class PositionedBatch(NamedTuple):
@@ -60,7 +61,7 @@ def ledger_array(positioned: PositionedBatch) -> pa.StructArray:
 
 
 def _numbers(first: int, end: int) -> pa.Int64Array:
-    """The integers ``first`` .. ``end - 1``: a slice of one array that is kept, because making it
+    """The integers ``first`` .. ``end - 1``: a slice of one array that is kept, because to make it
     costs more than the rest of the column."""
     global _kept
     if _kept is None or len(_kept) < end:

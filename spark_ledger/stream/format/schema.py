@@ -3,12 +3,13 @@
 Stored types are exactly the Arrow types Spark uses for its own (``pyspark.sql.pandas.types``), so
 that a reader never has to guess: timestamps are microseconds in UTC or without a zone, text is
 ``string``, bytes are ``binary``, list items are called ``element``, nothing is dictionary encoded.
-Everything else is normalised to one of these without losing a value, or refused by name.
+Every other type is turned into one of these without losing a value, or refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -23,10 +24,10 @@ from spark_ledger.stream.format.arrow_types import (
 )
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
 
-_TEXT = (pat.is_string, pat.is_large_string, pat.is_string_view)
-_BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
-_LIST_ARRAYS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
-_AS_THEY_ARE = (
+_TEXT: Final = (pat.is_string, pat.is_large_string, pat.is_string_view)
+_BYTES: Final = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
+_LIST_ARRAYS: Final = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
+_AS_THEY_ARE: Final = (
     pat.is_null,
     pat.is_boolean,
     pat.is_int8,
@@ -38,7 +39,7 @@ _AS_THEY_ARE = (
     pat.is_decimal128,
     pat.is_date32,
 )
-_WIDENED = (
+_WIDENED: Final = (
     (pat.is_uint8, pa.int16()),
     (pat.is_uint16, pa.int32()),
     (pat.is_uint32, pa.int64()),
@@ -51,11 +52,11 @@ _WIDENED = (
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """The stored schema for an Arrow schema; metadata of fields stays, of the schema goes.
+    """The stored schema for an Arrow schema. Metadata of fields stay, those of the schema do not.
 
-    Raises ``SchemaMismatchError`` for a type that cannot be stored, a column named ``_ledger`` and
-    for names (also of the fields of a struct) that are equal but for their case, and
-    ``ConfigurationError`` for a schema without columns.
+    Raises SchemaMismatchError if a type cannot be stored, a column is named ``_ledger``, or two
+    names (also of fields of a struct) differ at most in case, ConfigurationError if the schema has
+    no columns.
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(
@@ -75,7 +76,7 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _refuse_duplicates(names: Sequence[str], where: str) -> None:
-    """Names that differ in case only count as equal: Spark could not tell them apart."""
+    """Raises SchemaMismatchError if two names are equal, or differ only in case."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.get(name.lower())
@@ -100,7 +101,8 @@ def _canonical_field(field: ArrowField, path: str, name: str | None = None) -> A
 
 
 def canonical_type(type_: pa.DataType, path: str) -> pa.DataType:
-    """The stored type for an Arrow type; ``path`` names the field in errors."""
+    """The stored type for an Arrow type; ``path`` names the field in errors. Raises
+    SchemaMismatchError if it has none."""
     if any(test(type_) for test in _AS_THEY_ARE):
         return type_
     if any(test(type_) for test in _TEXT):
@@ -142,11 +144,11 @@ def _canonical_nested(type_: pa.DataType, path: str) -> pa.DataType:
 
 
 def mismatch(stored: pa.Schema, offered: pa.Schema) -> str | None:
-    """Why rows of the canonical schema ``offered`` are not rows of ``stored``, or None.
+    """Why rows of the canonical schema ``offered`` cannot be rows of ``stored``, or None.
 
-    Columns match by name, in any order. A column of type null fits every nullable column: it
-    holds nothing but nulls. Nullable data in a not-null column are decided by the data
-    (``conform``), because Spark declares most columns nullable.
+    Columns match by name, in any order. A column of type null fits every nullable column, because
+    all of its values are null. A nullable column fits a not-null one: Spark declares most columns
+    nullable, so ``Projection.apply`` looks for nulls in the data instead.
     """
     for field in stored:
         index = offered.get_field_index(field.name)
@@ -167,7 +169,7 @@ def mismatch(stored: pa.Schema, offered: pa.Schema) -> str | None:
 
 
 def _near(name: str, schema: pa.Schema, who: str) -> str:
-    """A hint at a column whose name differs in case only: Spark could not tell both apart."""
+    """A hint at a column whose name differs only in case, or an empty text."""
     near = [other for other in schema.names if other.lower() == name.lower()]
     return f"; {who} {near[0]!r}, and names match with their case" if near else ""
 
@@ -194,11 +196,11 @@ def _type_mismatch(stored: pa.DataType, offered: pa.DataType, path: str) -> str 
 
 
 def merge_schema(stored: pa.Schema, offered: pa.Schema) -> pa.Schema:
-    """The stored schema with the columns that only ``offered`` has appended, all nullable.
+    """The stored schema with the columns that only ``offered`` has added at its end, nullable.
 
-    Columns of both must fit, and no names may differ in case only; otherwise
-    ``SchemaMismatchError``. ``stored`` itself when nothing is
-    new. A column of type null cannot be added, because its real type is not known yet.
+    Returns ``stored`` itself if nothing is new. A column of type null is not added, because its
+    real type is not known yet. Old columns never change (rule T8). Raises SchemaMismatchError if
+    a column of both has different types, or two names differ only in case.
     """
     fields = list(stored)
     for field in offered:
@@ -224,11 +226,10 @@ _Convert = Callable[[ArrowArray, ArrowField], ArrowArray]
 
 
 class Projection:
-    """Casts batches of one schema to another, by name; missing nullable columns become null.
+    """Casts batches of one schema to another by name; nullable columns they lack become null.
 
-    Made once per pair of schemas, because the decision is the same for every batch. Columns the
-    target does not name are left out. Values never change silently: a cast that would lose
-    something is ``SchemaMismatchError`` that names the field.
+    Made once for a pair of schemas, because the plan is the same for every batch. Columns that the
+    target does not name are left out. Raises SchemaMismatchError if a not-null column is missing.
     """
 
     def __init__(self, source: pa.Schema, target: pa.Schema) -> None:
@@ -238,7 +239,11 @@ class Projection:
         self._columns = [_column_plan(source, field) for field in target]
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The ``pyarrow.RecordBatch`` in the target schema; copied only where it must be."""
+        """The batch in the target schema; columns are copied only where their type changes.
+
+        Raises SchemaMismatchError that names the field if a value does not fit its new type, or
+        is null in a not-null column.
+        """
         if self._is_identity:
             return batch
         columns = []
@@ -254,7 +259,7 @@ class Projection:
 
 
 def _column_plan(source: pa.Schema, field: ArrowField) -> tuple[int, _Convert | None, bool]:
-    """(index in the source or -1, how to convert, whether to look for nulls)."""
+    """(index in the source or -1 if it has none, how to convert, whether to look for nulls)."""
     index = source.get_field_index(field.name)
     if index < 0:
         if not field.nullable:
@@ -273,7 +278,7 @@ def _column_plan(source: pa.Schema, field: ArrowField) -> tuple[int, _Convert | 
 
 
 def _with_nulls(type_: pa.DataType) -> pa.DataType:
-    """The type with everything in it nullable, but the keys of maps."""
+    """The type with everything in it nullable, except the keys of maps."""
     if pat.is_list(type_):
         return pa.list_(pa.field("element", _with_nulls(type_.value_type)))
     if pat.is_map(type_):
@@ -284,7 +289,7 @@ def _with_nulls(type_: pa.DataType) -> pa.DataType:
 
 
 def _has_required(field: ArrowField) -> bool:
-    """Whether a field or any below it must not be null."""
+    """Whether a field, or one inside of it, must not be null."""
     if not field.nullable:
         return True
     type_ = field.type
@@ -300,7 +305,8 @@ def _has_required(field: ArrowField) -> bool:
 
 
 def _refuse_nulls(column: ArrowArray, field: ArrowField, path: str) -> None:
-    """Look for nulls where the target forbids them; Arrow's own casts do not."""
+    """Look for nulls where the target forbids them; Arrow's own casts do not. Raises
+    SchemaMismatchError that names the field."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if not field.nullable and column.null_count > 0:
@@ -326,7 +332,7 @@ def _refuse_nulls(column: ArrowArray, field: ArrowField, path: str) -> None:
 
 
 def _map_entries(column: ArrowMap) -> pa.StructArray:
-    """The (key, value) structs of the maps that are not null, respecting slices."""
+    """The (key, value) structs of the maps that are not null, without those outside of a slice."""
     if column.null_count:
         column = column.drop_null()
     offsets = column.offsets
@@ -337,8 +343,8 @@ def _map_entries(column: ArrowMap) -> pa.StructArray:
 
 
 def _retyped(column: ArrowArray, field: ArrowField) -> ArrowArray:
-    """The column under a type that differs in what may be null only. Arrow's cast refuses some of
-    these: below a null struct, what must not be null is null all the same."""
+    """The column under a type that differs only in what may be null. Arrow's cast refuses some of
+    these: inside a null struct, a field that must not be null is null nevertheless."""
     return with_type(column, field.type)
 
 
@@ -352,15 +358,3 @@ def _cast(column: ArrowArray, field: ArrowField) -> ArrowArray:
             f"field {field.name!r}: a value of type {column.type} does not fit {field.type}: "
             f"{error}"
         ) from error
-
-
-def conform(batches_schema: pa.Schema, stored: pa.Schema) -> Projection:
-    """How to turn batches as a user gives them into batches of a stored schema.
-
-    Raises ``SchemaMismatchError`` when the types do not fit; nulls in not-null columns are found
-    when it is applied.
-    """
-    reason = mismatch(stored, canonical_schema(batches_schema))
-    if reason:
-        raise SchemaMismatchError(reason)
-    return Projection(batches_schema, stored)
