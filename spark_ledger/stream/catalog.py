@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from spark_ledger.errors import (
     ConflictError,
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DELETES_AT_ONCE = 64
+_DELETES_AT_ONCE: Final = 64
 """Ledgers deleted in parallel, and nodes deleted in one transaction."""
 
-_DELETE_ATTEMPTS = 20
-_DELETE_DELAY_S = 0.05
+_DELETE_ATTEMPTS: Final = 20
+_DELETE_DELAY_S: Final = 0.05
 """Another deletion or a late commit changes nodes for less than a second."""
 
 

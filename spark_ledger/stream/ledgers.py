@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.types import Entry, EntryId, LedgerId, LedgerMetadata
 
-TAG_STREAM_NAME = "stream"
-TAG_STREAM_ID = "stream_id"
-TAG_PURPOSE = "purpose"
+TAG_STREAM_NAME: Final = "stream"
+TAG_STREAM_ID: Final = "stream_id"
+TAG_PURPOSE: Final = "purpose"
 """Custom metadata of every ledger that a stream makes: they tell whose an orphan is."""
 
-PURPOSE_SEGMENTS = "segments"
-PURPOSE_SEGMENT_LIST = "segment-list"
+PURPOSE_SEGMENTS: Final = "segments"
+PURPOSE_SEGMENT_LIST: Final = "segment-list"
 
 
 class OpenLedger(Protocol):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, GIB, KIB, MIB
@@ -21,18 +21,18 @@ from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ENTRY_BYTES_DEFAULT = 1 * MIB
+ENTRY_BYTES_DEFAULT: Final = 1 * MIB
 """Arrow bytes of an entry before compression: large enough to make the work per entry small,
 small enough that a reader's batch is of the size Spark moves fastest."""
 
-ENTRY_BYTES_MIN = 1 * KIB
-SEGMENT_ROLL_BYTES_DEFAULT = 1 * GIB
-SEGMENT_ROLL_AGE_S_DEFAULT = 600.0
+ENTRY_BYTES_MIN: Final = 1 * KIB
+SEGMENT_ROLL_BYTES_DEFAULT: Final = 1 * GIB
+SEGMENT_ROLL_AGE_S_DEFAULT: Final = 600.0
 """A writer starts a new ledger after this much payload or time, so that retention, which deletes
 whole ledgers, has pieces to delete."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-SINK_ID_CHARS_MAX = 200
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+SINK_ID_CHARS_MAX: Final = 200
 
 
 class Compression(Enum):
@@ -194,7 +194,7 @@ class Segment:
         return replace(self, number=number)
 
 
-UNPLACED = -1
+UNPLACED: Final = -1
 
 
 def segment_error(

@@ -10,6 +10,7 @@ streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never cha
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import quote, unquote
 
 from spark_ledger.errors import NoSuchStreamError, NotFoundError
@@ -26,11 +27,11 @@ from spark_ledger.stream.model import (
 )
 from spark_ledger.types import Versioned
 
-STREAMS_ROOT = "streams"
-COMMITS_PER_BUCKET = 1000
+STREAMS_ROOT: Final = "streams"
+COMMITS_PER_BUCKET: Final = 1000
 """The children of one node fit into one answer of ZooKeeper."""
 
-COMMITS_PER_SUMMARY_STEP = 25
+COMMITS_PER_SUMMARY_STEP: Final = 25
 """A bucket's summary grows by this many commits at a time. A reader reads fewer than these one by
 one, and only every 25th commit takes the time to write a summary."""
 

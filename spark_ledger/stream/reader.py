@@ -12,7 +12,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -45,19 +45,19 @@ T = TypeVar("T")
 Ranges: TypeAlias = AsyncIterator[SegmentRange] | Iterable[SegmentRange]
 """Ranges in stream order; those that are still to be looked up come as an iterator."""
 
-CHUNKS_AHEAD = 4
+CHUNKS_AHEAD: Final = 4
 """Lists of about one MiB that are fetched and decoded before they are asked for."""
 
-GROUP_BYTES_MAX = READ_REQUEST_BYTES_MAX
+GROUP_BYTES_MAX: Final = READ_REQUEST_BYTES_MAX
 """Neighbouring segments are joined up to the size that a bookie sends for one request."""
 
-GROUPS_AT_ONCE_MAX = 32
+GROUPS_AT_ONCE_MAX: Final = 32
 """Requests that one read has in flight at most."""
 
-DECODE_IN_THREAD_BYTES_MIN = 256 * KIB
+DECODE_IN_THREAD_BYTES_MIN: Final = 256 * KIB
 """From this size on decoding takes longer than handing it to a thread, and the loop stays free."""
 
-LEDGERS_OPEN_MAX = 64
+LEDGERS_OPEN_MAX: Final = 64
 """Ledgers whose metadata are kept for the next read."""
 
 

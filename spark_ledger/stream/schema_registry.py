@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_ledger.errors import (
     ConflictError,
@@ -22,8 +22,8 @@ from spark_ledger.types import Versioned
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STALE_READ_RETRIES = 40
-STALE_READ_DELAY_S = 0.05
+STALE_READ_RETRIES: Final = 40
+STALE_READ_DELAY_S: Final = 0.05
 """Our metadata server may lag behind the one that another process wrote to. What that process has
 told us of is looked for during two seconds before it counts as absent."""
 

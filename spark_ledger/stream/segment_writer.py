@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 
@@ -33,7 +34,7 @@ from spark_ledger.types import EntryId
 
 logger = logging.getLogger(__name__)
 
-ENCODE_IN_THREAD_BYTES_MIN = 256 * KIB
+ENCODE_IN_THREAD_BYTES_MIN: Final = 256 * KIB
 """From this size on encoding takes longer than handing it to a thread, and the loop stays free."""
 
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -46,11 +46,11 @@ Position = Dlsn | tuple[int, ...] | str
 
 T = TypeVar("T")
 
-_COMMITS_PER_STEP_MIN = 16
-_COMMITS_PER_STEP_MAX = 1024
+_COMMITS_PER_STEP_MIN: Final = 16
+_COMMITS_PER_STEP_MAX: Final = 1024
 """A read looks up this many commits first, then twice as many each time: a short read ends soon."""
 
-_SPARE_WRITERS_MAX = 2
+_SPARE_WRITERS_MAX: Final = 2
 """Writers of data that were still to come, kept with their open ledgers for later ones."""
 
 

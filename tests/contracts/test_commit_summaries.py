@@ -153,7 +153,7 @@ def test_committers_extend_the_summary_step_by_step(run: Run) -> None:
 
 
 @pytest.mark.parametrize("what", ["emptied", "damaged", "half", "another stream's", "no summary"])
-def test_a_summary_that_cannot_be_used_is_done_without_and_replaced(run: Run, what: str) -> None:
+def test_unusable_summary_is_ignored_and_replaced(run: Run, what: str) -> None:
     async def scenario(open_session: Open) -> None:
         session = await open_session()
         expected = await build(session, COMMITS_PER_BUCKET + 5)
@@ -204,7 +204,7 @@ def test_commits_left_out_of_a_summary_are_read_singly(run: Run) -> None:
     run(scenario)
 
 
-def test_two_who_extend_at_once_leave_one_right_summary(run: Run) -> None:
+def test_concurrent_extensions_leave_one_right_summary(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         sessions = [await open_session() for _ in range(4)]
         expected = await build(sessions[0], COMMITS_PER_BUCKET + STEP)
@@ -221,7 +221,7 @@ def test_two_who_extend_at_once_leave_one_right_summary(run: Run) -> None:
     run(scenario)
 
 
-def test_committers_race_over_the_border_of_a_bucket_and_readers_look_on(run: Run) -> None:
+def test_committers_and_readers_race_over_the_border_of_a_bucket(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         seed = random.randrange(1 << 30)
         rng = random.Random(seed)
@@ -264,7 +264,7 @@ def test_committers_race_over_the_border_of_a_bucket_and_readers_look_on(run: Ru
     run(scenario)
 
 
-def test_streams_with_summaries_are_deleted_and_made_anew(run: Run) -> None:
+def test_stream_with_summaries_is_deleted_and_recreated(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         session, late = await open_session(), await open_session()
         await build(session, 2 * STEP)

@@ -22,7 +22,8 @@ from spark_ledger.types import Dlsn
 
 pytestmark = pytest.mark.processes
 
-SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("text", pa.string())])
+COLUMNS: dict[str, pa.DataType] = {"n": pa.int64(), "text": pa.string()}
+SCHEMA = pa.schema(COLUMNS)
 SPAWN = multiprocessing.get_context("spawn")
 
 

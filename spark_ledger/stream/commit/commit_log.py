@@ -14,7 +14,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from spark_ledger.errors import CorruptionError, DataLossError, LedgerError, NotFoundError
 from spark_ledger.stream.commit.summary_store import EXTEND_TIMEOUT_S, SummaryStore
@@ -31,20 +31,20 @@ from spark_ledger.stream.nodes import (
 )
 from spark_ledger.types import EntryId
 
-CACHE_WEIGHT_MAX = 1 << 20
+CACHE_WEIGHT_MAX: Final = 1 << 20
 """Bounds the cache to about 50 MB: 60,000 small commits, or commits with a million entries."""
 
-_COMMIT_WEIGHT = 16
+_COMMIT_WEIGHT: Final = 16
 """What a commit weighs besides its entries, which weigh 1 each."""
 
-GETS_IN_FLIGHT_MAX = 64
+GETS_IN_FLIGHT_MAX: Final = 64
 """Parallel metadata reads: enough to hide the round trip, few enough to be polite."""
 
-_TASKS_MAX = 1024
+_TASKS_MAX: Final = 1024
 """Commits that ``range`` asks for at a time; of these, ``GETS_IN_FLIGHT_MAX`` are in flight."""
 
-_WINDOW_FIRST = 16
-_WINDOW_MAX = 1024
+_WINDOW_FIRST: Final = 16
+_WINDOW_MAX: Final = 1024
 """A read with a limit fetches this many commits first, then twice as many each time."""
 
 logger = logging.getLogger(__name__)

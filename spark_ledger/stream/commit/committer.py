@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from spark_ledger.errors import (
     ConfigurationError,
@@ -37,14 +38,14 @@ from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_ST
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import Versioned
 
-SEGMENT_LIST_NODE_BYTES_MAX = 200 * KIB
+SEGMENT_LIST_NODE_BYTES_MAX: Final = 200 * KIB
 """A longer list goes into a ledger: ZooKeeper takes at most 1 MiB in a whole transaction."""
 
-COMMIT_TIMEOUT_S = 60.0
+COMMIT_TIMEOUT_S: Final = 60.0
 """How long a commit keeps trying when others win every race, or the store cannot be reached."""
 
-BACKOFF_S_MIN = 0.002
-BACKOFF_S_MAX = 0.2
+BACKOFF_S_MIN: Final = 0.002
+BACKOFF_S_MAX: Final = 0.2
 """Pauses between attempts double between these bounds, each drawn at random below its bound: two
 drivers that lost to each other do not meet again at once."""
 

@@ -23,12 +23,12 @@ import pyarrow as pa
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB, MIB
 
-FORMAT_VERSION = 1
-SUMMARY_BYTES_MAX = 256 * KIB
+FORMAT_VERSION: Final = 1
+SUMMARY_BYTES_MAX: Final = 256 * KIB
 """As for a ledger's metadata: a quarter of what ZooKeeper takes in one request. A thousand commits
 of small micro-batches need a tenth of it."""
 
-_ROWS_BYTES_MAX = 256 * MIB
+_ROWS_BYTES_MAX: Final = 256 * MIB
 """What a reader decompresses at most, whatever the header says."""
 
 _CODEC: Final = "zstd"

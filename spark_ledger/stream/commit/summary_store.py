@@ -11,19 +11,19 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from spark_ledger.errors import CorruptionError, LedgerError, NotFoundError
 from spark_ledger.stream.commit.summary_format import decode_summary, encode_summary
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
 
-COMMITS_WORTH_A_SUMMARY = 8
+COMMITS_WORTH_A_SUMMARY: Final = 8
 """Fewer commits of one bucket are cheaper to read one by one than from a summary."""
 
-SUMMARIES_KEPT_MAX = 8
+SUMMARIES_KEPT_MAX: Final = 8
 """A few hundred KiB each: a reader that advances in small steps stays within a few buckets."""
 
-EXTEND_TIMEOUT_S = 1.0
+EXTEND_TIMEOUT_S: Final = 1.0
 """Whoever extends a summary has other work to do, and does not wait longer for it."""
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -31,13 +31,13 @@ from spark_ledger.stream.model import (
 )
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 1
 
-SCHEMA_COMPRESSED_FROM_BYTES = 4 * KIB
+SCHEMA_COMPRESSED_FROM_BYTES: Final = 4 * KIB
 """The size of a schema of about 60 columns. Smaller ones fit many times without compression."""
 
-_COMPRESSED = "zlib:"
-_SCHEMA_BYTES_MAX = 16 * MIB
+_COMPRESSED: Final = "zlib:"
+_SCHEMA_BYTES_MAX: Final = 16 * MIB
 """What a reader decompresses at most, whatever the node says."""
 
 

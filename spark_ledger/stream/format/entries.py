@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -31,18 +31,18 @@ from spark_ledger.stream.format.arrow_types import concat_batches, map_type
 from spark_ledger.stream.format.ipc_message import check_record_batch_message
 from spark_ledger.stream.model import Compression
 
-HEADER = struct.Struct(">4sHHII")
-HEADER_BYTES = HEADER.size
-MAGIC = b"SLE1"
-_END_OF_STREAM_BYTES = 8
+HEADER: Final = struct.Struct(">4sHHII")
+HEADER_BYTES: Final = HEADER.size
+MAGIC: Final = b"SLE1"
+_END_OF_STREAM_BYTES: Final = 8
 """What Arrow writes at the end of an IPC stream. Before it an empty one has the schema message."""
 
-_CODES = {Compression.NONE: 0, Compression.LZ4: 1, Compression.ZSTD: 2}
+_CODES: Final = {Compression.NONE: 0, Compression.LZ4: 1, Compression.ZSTD: 2}
 
-DECODED_BYTES_MAX = 256 * MIB
+DECODED_BYTES_MAX: Final = 256 * MIB
 """Arrow bytes of one entry after decompression, at most: a reader needs memory for them."""
 
-ENCODE_BYTES_AT_ONCE = 8 * MIB
+ENCODE_BYTES_AT_ONCE: Final = 8 * MIB
 """Arrow bytes a caller should hand over in one ``add`` (see ``in_pieces``)."""
 
 

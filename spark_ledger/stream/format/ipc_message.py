@@ -15,18 +15,19 @@ A compressed buffer begins with its decompressed length, int64, where -1 means "
 from __future__ import annotations
 
 import struct
+from typing import Final
 
-_U8 = struct.Struct("<B")
-_U16 = struct.Struct("<H")
-_I32 = struct.Struct("<i")
-_U32 = struct.Struct("<I")
-_I64 = struct.Struct("<q")
-_PAIR = struct.Struct("<qq")
-_PREFIX = struct.Struct("<Ii")
-_CONTINUATION = 0xFFFFFFFF
-_RECORD_BATCH = 3
-_CODEC_OF_COMPRESSION = {1: 0, 2: 1}
-NODE_ROWS_MAX = 2**31 - 1
+_U8: Final = struct.Struct("<B")
+_U16: Final = struct.Struct("<H")
+_I32: Final = struct.Struct("<i")
+_U32: Final = struct.Struct("<I")
+_I64: Final = struct.Struct("<q")
+_PAIR: Final = struct.Struct("<qq")
+_PREFIX: Final = struct.Struct("<Ii")
+_CONTINUATION: Final = 0xFFFFFFFF
+_RECORD_BATCH: Final = 3
+_CODEC_OF_COMPRESSION: Final = {1: 0, 2: 1}
+NODE_ROWS_MAX: Final = 2**31 - 1
 
 
 class _Table:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from spark_ledger.types import Dlsn, LedgerId
 
-LEDGER_COLUMN = "_ledger"
+LEDGER_COLUMN: Final = "_ledger"
 
 _kept: pa.Int64Array | None = None
 """The integers from 0 on, as many as were needed so far. Made on first use: with the first array
 that Arrow makes from Python values it loads pandas, which takes longer than all of our imports."""
 
-_KEPT_MIN = 16_384
+_KEPT_MIN: Final = 16_384
 """How many integers are made at first: more than most batches have rows."""
 
 

@@ -9,6 +9,7 @@ Every other type is turned into one of these without losing a value, or refused 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -23,10 +24,10 @@ from spark_ledger.stream.format.arrow_types import (
 )
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
 
-_TEXT = (pat.is_string, pat.is_large_string, pat.is_string_view)
-_BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
-_LIST_ARRAYS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
-_AS_THEY_ARE = (
+_TEXT: Final = (pat.is_string, pat.is_large_string, pat.is_string_view)
+_BYTES: Final = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
+_LIST_ARRAYS: Final = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
+_AS_THEY_ARE: Final = (
     pat.is_null,
     pat.is_boolean,
     pat.is_int8,
@@ -38,7 +39,7 @@ _AS_THEY_ARE = (
     pat.is_decimal128,
     pat.is_date32,
 )
-_WIDENED = (
+_WIDENED: Final = (
     (pat.is_uint8, pa.int16()),
     (pat.is_uint16, pa.int32()),
     (pat.is_uint32, pa.int64()),

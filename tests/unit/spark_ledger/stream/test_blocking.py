@@ -34,7 +34,7 @@ def values(batches: Iterator[Any]) -> list[int]:
     return [n for batch in batches for n in batch.column("n").to_pylist()]
 
 
-def test_a_stream_from_plain_code(connection: StreamConnection) -> None:
+def test_append_and_read_without_a_loop(connection: StreamConnection) -> None:
     with connection.create_stream("s", SCHEMA) as stream:
         commit = stream.append(table(0, 3), sink_id="j", transaction_id=1)
         assert commit.applied

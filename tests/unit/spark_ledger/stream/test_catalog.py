@@ -59,7 +59,7 @@ def test_bad_configurations_are_refused_before_anything_is_made() -> None:
             ({"segment_roll_age_s": 0.0}, "segment_roll_age_s"),
         ):
             with pytest.raises(ConfigurationError, match=word):
-                await streams.create("s", SCHEMA, **wrong)  # type: ignore[arg-type]
+                await streams.create("s", SCHEMA, **wrong)
         with pytest.raises(ConfigurationError, match="stream name"):
             await streams.create("a/b", SCHEMA)
         assert ledgers.store.tree.children("") == []

@@ -82,7 +82,7 @@ def test_ranges_between_cuts_exactly_the_rows_of_the_positions() -> None:
             assert (place.commit, place.commit_time_ms) == (4, 9)
 
 
-def test_a_slot_behind_the_last_row_means_the_next_entry() -> None:
+def test_cut_slot_behind_the_last_row_means_the_next_entry() -> None:
     assert cut(segment(0, (2, 2)), Dlsn(0, 0, 2), None) == ((1, 0), (2, 0))
     assert cut(segment(0, (2, 2)), Dlsn(0, 2, 0), None) is None
 
@@ -100,7 +100,7 @@ def test_bad_stream_names_are_refused_by_name(name: str) -> None:
         check_stream_name(name)
 
 
-def test_names_of_ordinary_streams_are_fine() -> None:
+def test_ordinary_stream_names_are_accepted() -> None:
     for name in ("flights", "a", "2024.flights-v2_b", "x" * 200):
         assert check_stream_name(name) == name
 
@@ -123,12 +123,12 @@ GOOD = {
 
 
 def reason_for(**changes: Any) -> str | None:
-    fields = GOOD | changes
-    places = [fields.pop(name) for name in ("ledger_id", "first_entry", "last_entry")]
-    return segment_error(*places, **fields)
+    fields: dict[str, Any] = GOOD | changes
+    ids = [fields.pop(name) for name in ("ledger_id", "first_entry", "last_entry")]
+    return segment_error(*ids, **fields)
 
 
-def test_the_least_segment_is_one() -> None:
+def test_smallest_segment_is_valid() -> None:
     assert reason_for() is None
     assert reason_for(last_entry=0, rows=1, entry_rows=(1,)) is None
     assert reason_for(first_entry=7, last_entry=8) is None
@@ -150,7 +150,7 @@ def test_the_least_segment_is_one() -> None:
         ({"schema_version": -1}, "schema version -1"),
     ],
 )
-def test_what_no_segment_can_have_is_named(changes: dict[str, Any], reason: str) -> None:
+def test_segment_error_names_the_contradiction(changes: dict[str, Any], reason: str) -> None:
     found = reason_for(**changes)
     assert found is not None
     assert reason in found
@@ -188,14 +188,14 @@ def test_configurations_beyond_their_bounds_are_refused(changes: dict[str, Any],
         config(**changes)
 
 
-def test_what_a_configuration_is_by_default() -> None:
+def test_configuration_defaults() -> None:
     made = config()
     assert (made.quorums, made.created_ms, made.deleted) == (Quorums(3, 3, 2), 0, False)
     assert (made.entry_bytes, made.segment_roll_bytes) == (1 << 20, 1 << 30)
     assert (made.segment_roll_age_s, made.compression.value) == (600.0, "lz4")
 
 
-def test_a_new_stream_and_the_least_commit_begin_with_zeros() -> None:
+def test_defaults_of_head_and_commit_are_zero() -> None:
     assert Head("id") == Head("id", 0, 0, 0, 0, 0, Dlsn(0, 0, 0), 0)
     least = Commit(0, 0, 0, (), "s", 1)
     assert least == Commit(0, 0, 0, (), "s", 1, "", 0, 0)
@@ -210,7 +210,7 @@ def test_the_newest_schema_is_the_last() -> None:
     assert (both.schema, both.schema_version) == (second, 1)
 
 
-def test_totals_and_places_of_a_commit() -> None:
+def test_commit_totals_and_segment_numbers() -> None:
     commit = Commit(4, 9, 10, (segment(10, (2, 1)), segment(11, (4,))), "s", 1)
     assert (commit.rows, commit.size_bytes, commit.end_segment) == (7, 300, 12)
     assert [commit.segment(number).rows for number in (10, 11)] == [3, 4]
@@ -227,7 +227,7 @@ def test_the_end_of_a_head_is_the_start_of_its_next_segment() -> None:
     assert Head("id").end == Head("id").earliest
 
 
-def test_the_size_of_a_part_is_its_share_by_rows_rounded_up() -> None:
+def test_range_size_is_its_share_of_rows_rounded_up() -> None:
     part = replace(segment(0, (2, 3)), size_bytes=11)
     whole = SegmentRange(part, (0, 0), (2, 0), 0, 0)
     assert (whole.size_bytes, whole.rows) == (11, 5)

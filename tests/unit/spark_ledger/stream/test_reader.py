@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +18,6 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.concurrency import prefetch
 from spark_ledger.stream.format.metadata_column import ledger_array, ledger_type
 from spark_ledger.stream.model import SegmentRange, ranges_between
 from spark_ledger.stream.reader import (
@@ -34,7 +33,7 @@ from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers, run, table
 
 
-async def build(ledgers: FakeLedgers, shape: list[int], **config: int) -> Stream:
+async def build(ledgers: FakeLedgers, shape: list[int], **config: Any) -> Stream:
     stream = await StreamCatalog(ledgers).create("s", SCHEMA, entry_bytes=KIB, **config)
     first = 0
     for rows in shape:
@@ -53,6 +52,13 @@ async def places(stream: Stream) -> list[Dlsn]:
         for entry, rows in enumerate(segment.entry_rows)
         for slot in range(rows)
     ]
+
+
+def whole(number: int, size_bytes: int, ledger_id: int = 9) -> SegmentRange:
+    """A segment of one entry, all of it."""
+    segment = loose(1, first_entry=number, ledger_id=ledger_id)
+    placed = replace(segment, number=number, size_bytes=size_bytes)
+    return SegmentRange(placed, (0, 0), (1, 0), 0, 0)
 
 
 def test_any_two_positions_give_exactly_the_rows_between_them() -> None:
@@ -85,14 +91,7 @@ def test_small_segments_of_one_ledger_are_fetched_together() -> None:
     run(scenario())
 
 
-def whole(number: int, size_bytes: int, ledger_id: int = 9) -> SegmentRange:
-    """A segment of one entry, all of it."""
-    segment = loose(1, first_entry=number, ledger_id=ledger_id)
-    placed = replace(segment, number=number, size_bytes=size_bytes)
-    return SegmentRange(placed, (0, 0), (1, 0), 0, 0)
-
-
-def test_what_is_fetched_at_the_same_time_is_bounded() -> None:
+def test_groups_fetched_at_the_same_time_are_bounded() -> None:
     async def sizes(*parts: int) -> list[int]:
         ranges = [whole(number, part, number) for number, part in enumerate(parts)]
         return [len(bundle) async for bundle in bundle_groups(group_neighbours(ranges))]
@@ -163,11 +162,10 @@ def test_the_ledger_column_says_where_each_row_is() -> None:
         stream = await build(ledgers, [3, 2])
         commits = await stream.commits(0, 2)
         ranges = ranges_between(commits, Dlsn(0, 0, 1), Dlsn(2))
-        rows = [
-            row
-            async for positioned in stream.read_ranges(ranges)
-            for row in ledger_array(positioned).to_pylist()
-        ]
+        rows: list[dict[str, Any]] = []
+        async for positioned in stream.read_ranges(ranges):
+            batch = pa.RecordBatch.from_arrays([ledger_array(positioned)], names=["_ledger"])
+            rows += [row["_ledger"] for row in batch.to_pylist()]
         assert [(row["segment"], row["entry"], row["slot"]) for row in rows] == [
             (0, 0, 1),
             (0, 0, 2),
@@ -197,33 +195,6 @@ def test_reading_is_ahead_of_the_consumer_but_not_without_bound() -> None:
         for _ in range(50):
             await asyncio.sleep(0)
         assert ledgers.chunks_read == read, "closing stops the reading"
-
-    run(scenario())
-
-
-def test_prefetching_delivers_errors_in_their_place_and_closes_its_source() -> None:
-    closed = []
-
-    async def source(fail: bool) -> AsyncGenerator[int, None]:
-        try:
-            for n in range(10):
-                if fail and n == 6:
-                    raise DataLossError("gone")
-                yield n
-        finally:
-            closed.append(fail)
-
-    async def scenario() -> None:
-        assert [n async for n in prefetch(source(False), 2)] == list(range(10))
-        seen = []
-        with pytest.raises(DataLossError):
-            async for n in prefetch(source(True), 2):
-                seen += [n]
-        assert seen == list(range(6))
-        items = prefetch(source(False), 2)
-        await anext(items)
-        await items.aclose()
-        assert closed == [False, True, False], "at once, and not with the loop"
 
     run(scenario())
 
@@ -285,7 +256,7 @@ def test_entries_that_do_not_match_their_commit_are_corruption() -> None:
     run(scenario())
 
 
-def test_deleting_or_truncating_under_a_reader_is_told_apart() -> None:
+def test_read_tells_a_deleted_stream_from_truncated_rows() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await build(ledgers, [1, 1])
@@ -301,7 +272,7 @@ def test_deleting_or_truncating_under_a_reader_is_told_apart() -> None:
     run(scenario())
 
 
-def test_metadata_read_earlier_are_refreshed_when_bookies_were_replaced(
+def test_read_refreshes_metadata_after_bookies_were_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -314,7 +285,7 @@ def test_metadata_read_earlier_are_refreshed_when_bookies_were_replaced(
 
         async def read(self: FakeReader, first: int, last: int, **how: bool) -> object:
             count = 0
-            async for entries in inner(self, first, last, **how):  # type: ignore[arg-type]
+            async for entries in inner(self, first, last, **how):
                 if self is stale and count == 1:
                     raise BookieUnavailableError("bookie b0 is gone")
                 count += 1
@@ -334,7 +305,7 @@ def test_metadata_read_earlier_are_refreshed_when_bookies_were_replaced(
     run(scenario())
 
 
-def test_an_open_ledger_is_opened_again_for_entries_its_metadata_cannot_know(
+def test_read_reopens_ledger_whose_metadata_are_older_than_the_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -358,7 +329,7 @@ def test_an_open_ledger_is_opened_again_for_entries_its_metadata_cannot_know(
     run(scenario())
 
 
-def test_an_entry_that_is_nowhere_is_looked_for_again_before_it_counts_as_lost(
+def test_entry_that_no_bookie_has_is_retried_before_data_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:

@@ -54,7 +54,7 @@ async def check_untouched(streams: StreamCatalog, stale: Stream) -> None:
     assert (await new.append(table(0, 3))).number == 0
 
 
-def test_a_commit() -> None:
+def test_commit_to_replaced_stream_is_refused() -> None:
     async def scenario() -> None:
         _, streams, stale = await two_processes()
         before_the_next(stale, "transaction", lambda: replace_by_new(streams))
@@ -65,7 +65,7 @@ def test_a_commit() -> None:
     run(scenario())
 
 
-def test_a_pair_that_the_new_stream_has_applied() -> None:
+def test_commit_of_pair_applied_by_the_new_stream_is_refused() -> None:
     async def scenario() -> None:
         _, streams, stale = await two_processes()
         await replace_by_new(streams)
@@ -76,7 +76,7 @@ def test_a_pair_that_the_new_stream_has_applied() -> None:
     run(scenario())
 
 
-def test_a_deletion_before_the_first_bucket_is_made() -> None:
+def test_commit_before_first_bucket_of_deleted_stream_is_refused() -> None:
     async def scenario() -> None:
         ledgers, streams, stale = await two_processes()
         before_the_next(stale, "create", lambda: streams.delete("s"))
@@ -87,7 +87,7 @@ def test_a_deletion_before_the_first_bucket_is_made() -> None:
     run(scenario())
 
 
-def test_a_new_column() -> None:
+def test_merge_schema_on_replaced_stream_is_refused() -> None:
     async def scenario() -> None:
         _, streams, stale = await two_processes()
         await replace_by_new(streams)
@@ -98,7 +98,7 @@ def test_a_new_column() -> None:
     run(scenario())
 
 
-def test_the_mark_of_a_deletion() -> None:
+def test_delete_overtaken_by_replacement_deletes_the_new_stream() -> None:
     async def scenario() -> None:
         ledgers, streams, _ = await two_processes()
         others = another(ledgers)[1]
@@ -111,7 +111,7 @@ def test_the_mark_of_a_deletion() -> None:
     run(scenario())
 
 
-def test_a_deletion_that_comes_late() -> None:
+def test_delete_of_nodes_leaves_the_new_stream_alone() -> None:
     async def scenario() -> None:
         ledgers, streams, _ = await two_processes()
         await (await streams.open("s")).append(table(0, 3))

@@ -16,11 +16,12 @@ from spark_ledger.errors import (
     NoSuchStreamError,
     SchemaMismatchError,
 )
+from spark_ledger.limits import KIB
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.stream import Stream, parse_position
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
-from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, numbers, run, table
+from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers, run, table
 
 
 async def new(ledgers: FakeLedgers | None = None) -> Stream:
@@ -221,7 +222,7 @@ def test_columns_pick_from_the_newest_schema() -> None:
 
 
 @pytest.mark.parametrize("position", ["now", 5, (), (1, 2, 3, 4), (-1,), (1.0,), (True,), None])
-def test_positions_that_are_none_are_refused(position: Any) -> None:
+def test_invalid_positions_are_refused(position: Any) -> None:
     with pytest.raises(ConfigurationError, match="position"):
         parse_position(position)
     assert parse_position((3,)) == Dlsn(3, 0, 0)
@@ -235,14 +236,14 @@ def test_a_position_behind_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) -
         await stream.append(table(0, 3))
         for start, end in ((Dlsn(2), "latest"), (Dlsn(1, 0, 1), "latest"), ("earliest", Dlsn(5))):
             with pytest.raises(ConfigurationError, match="behind the end"):
-                await numbers(stream.read(start, end))  # type: ignore[arg-type]
+                await numbers(stream.read(start, end))
         assert await numbers(stream.read(Dlsn(1))) == []
         assert await numbers(stream.read("latest", "earliest")) == []
 
     run(scenario())
 
 
-def test_a_position_that_another_process_knows_first_is_waited_for() -> None:
+def test_position_ahead_of_our_metadata_server_is_waited_for() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await new(ledgers)
@@ -299,73 +300,6 @@ def test_tail_fails_when_the_stream_is_deleted_and_when_it_falls_behind_truncati
     run(scenario())
 
 
-def test_waiting_costs_one_read_per_change() -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        stream = await new(ledgers)
-        faults = Faults([])
-        waiter = await another(ledgers, faults)[1].open("s")
-        head = await waiter.wait_for_commit(after_segment=0, timeout_s=0.01)
-        assert head.next_segment == 0
-        before = faults.count("get")
-        for _ in range(20):
-            assert (await waiter.head()).next_segment == 0
-        assert faults.count("get") == before, "while a watch stands the head is cached"
-        waiting = [
-            asyncio.ensure_future(waiter.wait_for_commit(after_segment=0, timeout_s=30))
-            for _ in range(3)
-        ]
-        await asyncio.sleep(0)
-        await stream.append(table(0))
-        for head in await asyncio.gather(*waiting):
-            assert head.next_segment == 1
-        assert (await waiter.head()).next_segment == 1
-        await waiter.close()
-        await stream.append(table(1))
-        assert (await waiter.head()).next_segment == 2, "without a watch it is read"
-
-    run(scenario())
-
-
-def test_a_head_that_changes_while_it_is_read_is_not_kept() -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        stream = await new(ledgers)
-        other, streams = another(ledgers)
-        watcher = await streams.open("s")
-        await watcher.wait_for_commit(after_segment=0, timeout_s=0.001)
-        inner = other.store.get
-        slow = asyncio.Event()
-
-        async def answered_late(path: str) -> Any:
-            answer = await inner(path)
-            if path.endswith("/head") and not slow.is_set():
-                slow.set()
-                await asyncio.sleep(0.02)
-            return answer
-
-        other.store.get = answered_late  # type: ignore[method-assign]
-        await stream.append(table(0))
-        await asyncio.sleep(0)  # the watch fires
-        reading = asyncio.ensure_future(watcher.head())
-        await slow.wait()
-        await stream.append(table(1))
-        assert (await reading).next_segment == 1, "as it was when it was read"
-        assert (await watcher.head()).next_segment == 2
-
-    run(scenario())
-
-
-def test_a_writer_sees_its_own_commit_although_it_watches() -> None:
-    async def scenario() -> None:
-        stream = await new()
-        await stream.wait_for_commit(after_segment=0, timeout_s=0.001)
-        await stream.append(table(0))
-        assert (await stream.head()).next_segment == 1
-
-    run(scenario())
-
-
 def test_time_finds_the_first_row_committed_since() -> None:
     async def scenario() -> None:
         stream = await new()
@@ -379,5 +313,38 @@ def test_time_finds_the_first_row_committed_since() -> None:
         commit = await stream.first_commit_since(1200)
         assert commit is not None
         assert commit.number == 1
+
+    run(scenario())
+
+
+def test_concurrent_appends_do_not_mix_their_rows() -> None:
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA, entry_bytes=KIB)
+        firsts = [1000 * n for n in range(6)]
+        commits = await asyncio.gather(*(stream.append(table(first, 300)) for first in firsts))
+        assert [commit.rows for commit in commits] == [300] * 6
+        for first, commit in zip(firsts, commits, strict=True):
+            rows = await numbers(
+                stream.read((commit.first_segment,), (commit.end_segment,))  # only this commit's
+            )
+            assert rows == list(range(first, first + 300))
+        await stream.close()
+
+    run(scenario())
+
+
+def test_segments_of_a_schema_that_another_process_added_are_committed() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        driver = await StreamCatalog(ledgers).create("s", SCHEMA)
+        task = await another(ledgers)[1].open("s")
+        writer = task.writer(merge_schema=True)
+        await writer.write(pa.table({"n": [1], "text": ["x"], "more": [2.5]}))
+        (segment,) = await writer.finish()
+        assert segment.schema_version == 1
+        assert driver.config.schema_version == 0, "it has not heard of it"
+        commit = await driver.commit_segments([loose(), segment])
+        assert [part.schema_version for part in commit.segments] == [0, 1]
+        await writer.close()
 
     run(scenario())

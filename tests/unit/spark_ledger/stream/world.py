@@ -15,7 +15,8 @@ from spark_ledger.types import EntryId, LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 
 T = TypeVar("T")
-SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("text", pa.string())])
+COLUMNS: dict[str, pa.DataType] = {"n": pa.int64(), "text": pa.string()}
+SCHEMA = pa.schema(COLUMNS)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

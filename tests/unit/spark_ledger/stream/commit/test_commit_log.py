@@ -74,7 +74,7 @@ def test_commits_are_found_by_segment_and_by_time() -> None:
     run(scenario())
 
 
-def test_ranges_of_segments_bring_exactly_their_commits() -> None:
+def test_between_returns_exactly_the_commits_of_the_segments() -> None:
     async def scenario() -> None:
         seed = random.randrange(1 << 30)
         rng = random.Random(seed)
@@ -130,7 +130,7 @@ def test_uneven_streams_take_at_most_twice_a_binary_search() -> None:
     run(scenario())
 
 
-def test_what_was_read_once_is_not_read_again() -> None:
+def test_commit_read_once_is_not_read_again() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         await build(ledgers, [(1, 1)] * 300)
@@ -158,7 +158,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario())
 
 
-def test_what_is_missing_is_explained() -> None:
+def test_missing_commit_error_says_why() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream, _ = await build(ledgers, [(1, 1)] * 5)
@@ -214,7 +214,7 @@ def test_a_segment_behind_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     run(scenario())
 
 
-def test_commits_read_singly_are_kept_too() -> None:
+def test_commit_read_by_number_is_cached() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         _, commits = await build(ledgers, [(1, 1)] * 5)
@@ -241,7 +241,7 @@ def test_the_cache_counts_a_commit_once_and_as_applied() -> None:
     run(scenario())
 
 
-def test_what_was_used_last_leaves_the_cache_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_drops_the_least_recently_used_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         monkeypatch.setattr(commit_log, "CACHE_WEIGHT_MAX", 3 * 17)
         ledgers = FakeLedgers()
@@ -261,7 +261,7 @@ def test_what_was_used_last_leaves_the_cache_last(monkeypatch: pytest.MonkeyPatc
     run(scenario())
 
 
-def test_limits_above_everything_limit_nothing() -> None:
+def test_limit_above_all_rows_returns_every_commit() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream, commits = await build(ledgers, [(1, 1), (0, 1), (2, 1)] * 20 + [(0, 1)])
@@ -319,7 +319,7 @@ def test_an_empty_stream_has_no_commit_of_any_time() -> None:
     run(scenario())
 
 
-def test_no_time_leads_to_commits_that_were_overwritten() -> None:
+def test_search_by_time_never_finds_overwritten_commits() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream, commits = await build(ledgers, [(1, 10)] * 3)
@@ -353,7 +353,7 @@ def test_missing_segments_are_never_skipped(place: int, max_rows: int | None) ->
     run(scenario())
 
 
-def test_a_commit_that_a_deletion_took_is_no_corruption() -> None:
+def test_commit_missing_after_deletion_is_no_corruption() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream, _ = await build(ledgers, [(1, 1)] * 3)

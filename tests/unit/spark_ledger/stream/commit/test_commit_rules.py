@@ -22,7 +22,7 @@ def proposal(transaction_id: int, **changes: object) -> Proposal:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def test_segments_are_placed_behind_the_head_and_totals_grow() -> None:
+def test_decide_numbers_segments_from_the_head_and_adds_totals() -> None:
     decision = decide(HEAD, SINK, proposal(42), now_ms=6000, stream_name="s")
     assert isinstance(decision, Apply)
     assert [part.number for part in decision.commit.segments] == [20, 21]
@@ -38,7 +38,7 @@ def test_segments_are_placed_behind_the_head_and_totals_grow() -> None:
     assert head.earliest == Dlsn(0, 0, 0)
 
 
-def test_time_never_goes_back() -> None:
+def test_decide_time_never_goes_back() -> None:
     decision = decide(HEAD, None, proposal(0), now_ms=1, stream_name="s")
     assert isinstance(decision, Apply)
     assert decision.commit.time_ms == decision.head.time_ms == 5000
@@ -66,7 +66,7 @@ def test_overwrite_moves_the_truncation_point_to_its_own_rows() -> None:
     assert nothing.head.earliest == nothing.head.end
 
 
-def test_an_append_nobody_can_repeat_leaves_no_record() -> None:
+def test_decide_append_without_sink_id_leaves_no_record() -> None:
     decision = decide(HEAD, None, proposal(0, is_remembered=False), now_ms=1, stream_name="s")
     assert isinstance(decision, Apply)
     assert decision.sink is None

@@ -1,23 +1,24 @@
-"""Commits to the store: exactly once under races, lost replies, lost requests and outages."""
+"""Commits to the store: in one order, each pair once, and what they read and write."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
+from dataclasses import replace
 
 import pytest
 
 from spark_ledger.errors import (
     ConflictError,
     LedgerError,
-    MetadataUnavailableError,
     NoSuchStreamError,
-    OutcomeUnknownError,
     RetryableError,
 )
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
+from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.stream import Stream
@@ -29,7 +30,7 @@ async def commits_of(stream: Stream) -> list[Commit]:
     return await stream.commits(0, (await stream.head()).next_commit)
 
 
-def test_a_pair_is_applied_once_and_its_commit_is_returned_whole() -> None:
+def test_commit_repeated_pair_returns_the_first_commit() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
@@ -52,7 +53,7 @@ def test_a_pair_is_applied_once_and_its_commit_is_returned_whole() -> None:
     run(scenario())
 
 
-def test_an_older_transaction_is_refused_and_a_newer_one_applied() -> None:
+def test_commit_older_transaction_is_refused_and_newer_applied() -> None:
     async def scenario() -> None:
         stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
         await stream.commit_segments([loose()], sink_id="q", transaction_id=7)
@@ -67,7 +68,7 @@ def test_an_older_transaction_is_refused_and_a_newer_one_applied() -> None:
     run(scenario())
 
 
-def test_an_empty_commit_advances_the_sink() -> None:
+def test_commit_without_segments_advances_the_sink() -> None:
     async def scenario() -> None:
         stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
         empty = await stream.commit_segments([], sink_id="q", transaction_id=1)
@@ -90,91 +91,7 @@ def test_appends_without_a_sink_leave_no_sink_record() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("remembered", [True, False])
-@pytest.mark.parametrize(
-    "outcomes",
-    [
-        [Outcome.LOST_REPLY],
-        [Outcome.LOST_REQUEST],
-        [Outcome.LOST_REQUEST, Outcome.LOST_REQUEST, Outcome.LOST_REPLY],
-        [Outcome.LOST_REQUEST, Outcome.NORMAL],
-    ],
-)
-def test_a_lost_outcome_is_looked_up(outcomes: list[Outcome], remembered: bool) -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        await StreamCatalog(ledgers).create("s", SCHEMA)
-        faults = Faults(outcomes)
-        _, streams = another(ledgers, faults)
-        stream = await streams.open("s")
-        pair = {"sink_id": "q", "transaction_id": 3} if remembered else {}
-        commit = await stream.commit_segments([loose(2)], **pair)  # type: ignore[arg-type]
-        assert commit.applied, "we did it, although we were not told"
-        assert commit.number == 0
-        assert len(await commits_of(stream)) == 1
-        following = await stream.commit_segments([loose(1)])
-        assert (following.number, following.first_segment) == (1, 1)
-
-    run(scenario())
-
-
-def test_a_commit_lost_while_another_took_its_place_is_made_again() -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        rival = await StreamCatalog(ledgers).create("s", SCHEMA)
-        faults = Faults([Outcome.LOST_REQUEST])
-        _, streams = another(ledgers, faults)
-        stream = await streams.open("s")
-
-        async def race() -> None:
-            while not faults.count("transaction"):
-                await asyncio.sleep(0)
-            await rival.commit_segments([loose(5, ledger_id=1)])
-
-        commit, _ = await asyncio.gather(stream.commit_segments([loose(2)]), race())
-        assert commit.applied
-        assert {c.rows for c in await commits_of(stream)} == {5, 2}
-
-    run(scenario())
-
-
-def test_an_outage_before_anything_was_sent_is_retryable() -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        await StreamCatalog(ledgers).create("s", SCHEMA)
-        _, streams = another(ledgers, Faults([Outcome.UNAVAILABLE]))
-        with pytest.raises(MetadataUnavailableError):
-            await (await streams.open("s")).commit_segments(
-                [loose()], sink_id="q", transaction_id=1
-            )
-
-    run(scenario())
-
-
-def test_an_outage_after_a_lost_reply_is_an_unknown_outcome_and_a_repetition_tells() -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        await StreamCatalog(ledgers).create("s", SCHEMA)
-        faults = Faults([Outcome.LOST_REPLY])
-        other, streams = another(ledgers, faults)
-        stream = await streams.open("s")
-
-        def go_dark(name: str, path: str) -> object:
-            fault = faults(name, path)
-            if faults.count("transaction") and name == "get":
-                return type(fault)(Outcome.UNAVAILABLE)
-            return fault
-
-        other.store.interpose = go_dark  # type: ignore[assignment]
-        with pytest.raises(OutcomeUnknownError, match=r"'q', transaction 1.*safe"):
-            await stream.commit_segments([loose()], sink_id="q", transaction_id=1)
-        other.store.interpose = None
-        assert not (await stream.commit_segments([loose()], sink_id="q", transaction_id=1)).applied
-
-    run(scenario())
-
-
-def test_losing_every_race_ends_in_a_retryable_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_losing_every_race_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         rival = await StreamCatalog(ledgers).create("s", SCHEMA)
@@ -250,33 +167,7 @@ def test_buckets_are_made_as_they_are_needed() -> None:
     run(scenario())
 
 
-def test_a_long_segment_list_goes_into_a_ledger() -> None:
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        streams = StreamCatalog(ledgers)
-        stream = await streams.create("s", SCHEMA)
-        segments = [loose(*[7] * 50, ledger_id=n) for n in range(2000)]
-        commit = await stream.commit_segments(segments, sink_id="q", transaction_id=1)
-        node = ledgers.store.tree.get("streams/s/commits/0000000/0000000000").value
-        assert len(node) < 1000
-        (list_ledger,) = ledgers.ledgers
-        assert ledgers.ledgers[list_ledger].closed
-        assert ledgers.ledgers[list_ledger].metadata.custom_metadata["purpose"] == "segment-list"
-        fresh = await another(ledgers)[1].open("s")
-        assert (await fresh.commit(0)).segments == commit.segments
-        assert (await fresh.commit_at(1234)).segment(1234).ledger_id == 1234
-        # a repetition leaves no second list behind
-        assert not (await fresh.commit_segments(segments, sink_id="q", transaction_id=1)).applied
-        with pytest.raises(ConflictError):
-            await fresh.commit_segments(segments, sink_id="q", transaction_id=0)
-        assert list(ledgers.ledgers) == [list_ledger]
-        await streams.delete("s")
-        assert ledgers.ledgers == {}
-
-    run(scenario())
-
-
-def test_nothing_is_committed_to_a_stream_that_was_deleted_or_made_anew() -> None:
+def test_commit_to_deleted_or_recreated_stream_is_refused() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         streams = StreamCatalog(ledgers)
@@ -294,7 +185,7 @@ def test_nothing_is_committed_to_a_stream_that_was_deleted_or_made_anew() -> Non
     run(scenario())
 
 
-def test_a_deletion_that_comes_between_reading_and_committing_wins() -> None:
+def test_commit_overtaken_by_a_deletion_is_refused() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         await StreamCatalog(ledgers).create("s", SCHEMA)
@@ -306,7 +197,7 @@ def test_a_deletion_that_comes_between_reading_and_committing_wins() -> None:
             await StreamCatalog(ledgers)._mark_deleted(StreamNodes(ledgers.store, "s"))
             await inner(operations)  # type: ignore[arg-type]
 
-        other.store.transaction = mark_first  # type: ignore[method-assign, assignment]
+        other.store.transaction = mark_first  # type: ignore[method-assign]
         with pytest.raises(NoSuchStreamError):
             await stream.commit_segments([loose()])
         assert ledgers.store.tree.children("streams/s/commits/0000000") == []
@@ -314,7 +205,7 @@ def test_a_deletion_that_comes_between_reading_and_committing_wins() -> None:
     run(scenario())
 
 
-def test_a_commit_survives_a_schema_change_in_between() -> None:
+def test_commit_after_schema_change_is_decided_again() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
@@ -326,7 +217,7 @@ def test_a_commit_survives_a_schema_change_in_between() -> None:
     run(scenario())
 
 
-def test_half_a_pair_is_refused() -> None:
+def test_commit_with_half_a_pair_is_refused() -> None:
     async def scenario() -> None:
         stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
         segments: list[Segment] = []
@@ -334,5 +225,85 @@ def test_half_a_pair_is_refused() -> None:
             await stream.commit_segments(segments, sink_id="q")
         with pytest.raises(LedgerError, match="sink id"):
             await stream.commit_segments(segments, sink_id="", transaction_id=1)
+
+    run(scenario())
+
+
+def test_a_commit_reads_and_writes_no_more_than_it_needs() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        faults = Faults([])
+        stream = await another(ledgers, faults)[1].open("s")
+        await stream.commit_segments([loose()])
+        faults.calls.clear()
+        await stream.commit_segments([loose()])
+        assert [name for name, _ in faults.calls] == ["get", "transaction"], "no sink, no bucket"
+        assert len(await stream.commits(0, 2)) == 2
+        assert len(faults.calls) == 2, "its own commits are known"
+        faults.calls.clear()
+        await stream.commit_segments([loose()], sink_id="q", transaction_id=1)
+        assert sorted(faults.calls) == [
+            ("get", "streams/s/head"),
+            ("get", "streams/s/sinks/s-q"),
+            ("transaction", stream._nodes.identity_path(stream.config.stream_id)),
+        ]
+
+    run(scenario())
+
+
+def test_commit_with_unknown_schema_version_fails_an_assertion() -> None:
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        segment = replace(loose(), schema_version=1)
+        with pytest.raises(AssertionError, match="version"):
+            await stream._committer.commit(Proposal((segment,), "q", 1))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_REQUEST, Outcome.LOST_REPLY])
+def test_a_bucket_whose_creation_is_lost_is_made_by_the_next_attempt(outcome: Outcome) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        faults = Faults([outcome], name="create")
+        stream = await another(ledgers, faults)[1].open("s")
+        assert (await stream.commit_segments([loose()])).applied
+        assert faults.outcomes == []
+        assert len(await commits_of(stream)) == 1
+
+    run(scenario())
+
+
+def test_pauses_between_attempts_double_up_to_a_bound() -> None:
+    bounds: list[float] = []
+
+    class Recorder(random.Random):
+        def uniform(self, a: float, b: float) -> float:
+            assert a == 0
+            bounds.append(b)
+            return 0.0
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        stream = await another(ledgers, Faults([Outcome.LOST_REQUEST] * 9))[1].open("s")
+        old = stream._committer
+        new = committer.Committer(ledgers, stream._nodes, old.log, old.schemas, rng=Recorder())
+        await new.commit(Proposal((loose(),), "q", 1))
+        first, most = committer.BACKOFF_S_MIN, committer.BACKOFF_S_MAX
+        assert bounds == [min(first * 2**n, most) for n in range(9)]
+        assert bounds[-1] == most
+
+    run(scenario())
+
+
+def test_commit_time_is_the_time_of_day() -> None:
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        before_ms = time.time_ns() // 1_000_000
+        commit = await stream.commit_segments([loose()])
+        assert before_ms <= commit.time_ms <= time.time_ns() // 1_000_000
 
     run(scenario())

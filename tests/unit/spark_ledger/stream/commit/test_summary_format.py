@@ -34,7 +34,7 @@ def test_nodes_come_back(nodes: tuple[bytes, ...]) -> None:
     assert decode_summary(encode_summary(ID, 1000, nodes), ID, 1000, PATH) == nodes
 
 
-def test_crafted_summaries_are_what_is_written() -> None:
+def test_helper_crafts_the_bytes_that_encode_summary_makes() -> None:
     data = crafted(b"a\nb")
     assert data == encode_summary(ID, 1000, [b"a", b"b"])
 
@@ -53,7 +53,7 @@ def test_every_damaged_byte_and_every_torn_end_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(("stream_id", "first"), [("6" * 32, 1000), (ID, 0), (ID, 2000)])
-def test_another_streams_or_buckets_summary_is_refused(stream_id: str, first: int) -> None:
+def test_summary_of_another_stream_or_bucket_is_refused(stream_id: str, first: int) -> None:
     data = encode_summary(ID, 1000, NODES)
     with pytest.raises(CorruptionError, match="expected version 1"):
         decode_summary(data, stream_id, first, PATH)
@@ -73,7 +73,7 @@ def test_another_streams_or_buckets_summary_is_refused(stream_id: str, first: in
         ({"more": 1}, "header"),
     ],
 )
-def test_contradictions_behind_a_right_checksum_are_refused(
+def test_contradicting_header_with_right_checksum_is_refused(
     fields: dict[str, object], message: str
 ) -> None:
     with pytest.raises(CorruptionError, match=message):
@@ -86,7 +86,7 @@ def test_a_header_that_is_not_utf_8_is_refused() -> None:
         decode_summary(zlib.crc32(body).to_bytes(4, "big") + body, ID, 1000, PATH)
 
 
-def test_what_is_no_zstandard_is_refused() -> None:
+def test_summary_that_is_not_zstandard_is_refused() -> None:
     header = {"v": 1, "stream_id": ID, "first": 1000, "count": 2, "bytes": 3}
     body = msgspec.json.encode(header) + b"\nrubbish"
     with pytest.raises(CorruptionError, match="damaged summary"):

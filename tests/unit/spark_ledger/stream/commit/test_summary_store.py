@@ -49,7 +49,7 @@ def length(ledgers: FakeLedgers, stream: Stream, bucket: int = 0) -> int:
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.NORMAL])
-def test_a_commit_succeeds_whatever_becomes_of_the_summary(outcome: Outcome) -> None:
+def test_commit_succeeds_if_its_summary_cannot_be_written(outcome: Outcome) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         await StreamCatalog(ledgers).create("s", SCHEMA)
@@ -176,7 +176,7 @@ def test_a_summary_that_is_kept_is_read_again_once_it_should_have_grown() -> Non
     run(scenario())
 
 
-def test_few_summaries_are_kept() -> None:
+def test_number_of_kept_summaries_is_bounded() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
@@ -252,7 +252,7 @@ def test_a_wrong_commit_in_a_summary_is_a_gap_and_not_skipped() -> None:
     run(scenario())
 
 
-def test_a_bucket_that_lags_is_no_error() -> None:
+def test_bucket_missing_on_a_lagging_server_is_no_error() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
@@ -290,7 +290,9 @@ def test_a_committer_with_little_room_for_commits_makes_the_summary(
     run(scenario())
 
 
-def test_the_bound_is_met_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_of_exactly_the_largest_size_leaves_nothing_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nodes = [b"a" * 10, b"b" * 200]
     data = encode_summary("id", 0, nodes)
     monkeypatch.setattr(summary_format, "SUMMARY_BYTES_MAX", len(data))
@@ -310,7 +312,7 @@ def unsummarized(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unsummarized")
-def test_what_was_read_before_helps_to_complete_a_step() -> None:
+def test_cached_commits_count_towards_a_step() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
@@ -384,7 +386,7 @@ def test_the_last_commit_of_a_bucket_completes_that_bucket(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("unsummarized")
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.NORMAL])
-def test_a_reader_goes_on_whatever_becomes_of_the_summary_it_writes(outcome: Outcome) -> None:
+def test_read_succeeds_if_a_summary_cannot_be_written(outcome: Outcome) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         commits = await committed(await StreamCatalog(ledgers).create("s", SCHEMA), STEP)
@@ -397,7 +399,7 @@ def test_a_reader_goes_on_whatever_becomes_of_the_summary_it_writes(outcome: Out
 
 
 @pytest.mark.usefixtures("unsummarized")
-def test_a_summary_that_the_reader_made_longer_is_read_at_the_right_places() -> None:
+def test_summary_extended_by_a_reader_gives_the_right_commits() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)

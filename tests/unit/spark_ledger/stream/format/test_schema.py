@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import ConfigurationError, SchemaMismatchError
+from spark_ledger.stream.format.arrow_types import ArrowField, map_type
 from spark_ledger.stream.format.schema import (
     Projection,
     canonical_schema,
@@ -90,7 +91,11 @@ def test_names_that_differ_in_case_only_are_refused(
     wrap: Callable[[pa.DataType], pa.DataType], where: str
 ) -> None:
     wrong = "'Ab' and 'aB' differ in case only.*rename one"
-    fields = [("Ab", pa.int64()), ("x", pa.int64()), ("aB", pa.string())]
+    fields: list[tuple[str, pa.DataType]] = [
+        ("Ab", pa.int64()),
+        ("x", pa.int64()),
+        ("aB", pa.string()),
+    ]
     with pytest.raises(SchemaMismatchError, match=f"^schema: the names {wrong}"):
         canonical_schema(pa.schema(fields))
     with pytest.raises(SchemaMismatchError, match=f"^{where}the names {wrong}"):
@@ -105,7 +110,7 @@ def test_schemas_without_columns_or_with_a_name_twice_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="occurs twice"):
         canonical_schema(pa.schema([("s", pa.struct([("a", pa.int8()), ("a", pa.int8())]))]))
     with pytest.raises(ConfigurationError, match=r"pyarrow\.Schema"):
-        canonical_schema("a int")
+        canonical_schema("a int")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["_ledger", "_Ledger"])
@@ -122,16 +127,13 @@ def test_schema_metadata_goes_and_field_metadata_stays() -> None:
     assert stored.field("v").type.field(0).metadata == {b"variant": b"true"}
 
 
-STORED = canonical_schema(
-    pa.schema(
-        [
-            pa.field("a", pa.int64(), nullable=False),
-            ("b", pa.string()),
-            ("c", pa.list_(pa.struct([("x", pa.int32()), ("y", pa.string())]))),
-            ("m", pa.map_(pa.string(), pa.int32())),
-        ]
-    )
-)
+STORED_FIELDS: list[ArrowField] = [
+    pa.field("a", pa.int64(), nullable=False),
+    pa.field("b", pa.string()),
+    pa.field("c", pa.list_(pa.struct([pa.field("x", pa.int32()), pa.field("y", pa.string())]))),
+    pa.field("m", pa.map_(pa.string(), pa.int32())),
+]
+STORED = canonical_schema(pa.schema(STORED_FIELDS))
 
 
 def replaced(name: str, type_: pa.DataType) -> pa.Schema:
@@ -169,7 +171,7 @@ def test_order_nullability_and_null_columns_do_not_matter() -> None:
 
 def test_merge_appends_new_columns_as_nullable() -> None:
     offered = pa.schema(
-        [pa.field("z", pa.int8(), nullable=False), STORED.field("b"), ("n", pa.null())]
+        [pa.field("z", pa.int8(), nullable=False), STORED.field("b"), pa.field("n", pa.null())]
     )
     merged = merge_schema(STORED, offered)
     assert merged.names == ["a", "b", "c", "m", "z"]
@@ -179,7 +181,7 @@ def test_merge_appends_new_columns_as_nullable() -> None:
         merge_schema(STORED, pa.schema([("a", pa.string())]))
 
 
-def test_names_that_differ_in_case_only() -> None:
+def test_mismatch_and_merge_name_columns_that_differ_only_in_case() -> None:
     stored, offered = pa.schema([("id", pa.int64())]), pa.schema([("ID", pa.int64())])
     assert "'id' of type int64 is missing in the data; the data have 'ID'" in str(
         mismatch(stored, offered)
@@ -188,7 +190,7 @@ def test_names_that_differ_in_case_only() -> None:
         merge_schema(stored, offered)
 
 
-def test_a_batch_becomes_what_is_stored() -> None:
+def test_projection_casts_to_stored_types() -> None:
     moment = datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.UTC)
     batch = pa.record_batch(
         {
@@ -218,7 +220,7 @@ def test_values_that_would_be_lost_are_refused_by_field() -> None:
         Projection(batch.schema, pa.schema([("t", pa.timestamp("us"))])).apply(batch)
 
 
-def required(name: str, type_: pa.DataType) -> pa.Field:
+def required(name: str, type_: pa.DataType) -> ArrowField:
     return pa.field(name, type_, nullable=False)
 
 
@@ -239,7 +241,12 @@ def required(name: str, type_: pa.DataType) -> pa.Field:
             r"'l\.element'",
         ),
         (
-            pa.field("m", pa.map_(pa.string(), required("value", pa.int32()))),
+            pa.field(
+                "m",
+                map_type(
+                    pa.field("key", pa.string(), nullable=False), required("value", pa.int32())
+                ),
+            ),
             [[("k", None)]],
             [[("k", 1)], None],
             r"'m\.value'",
@@ -253,7 +260,7 @@ def required(name: str, type_: pa.DataType) -> pa.Field:
     ],
 )
 def test_nulls_are_found_where_the_stream_forbids_them(
-    field: pa.Field, bad: list[object], good: list[object], path: str
+    field: ArrowField, bad: list[object], good: list[object], path: str
 ) -> None:
     stored = pa.schema([field])
     loose = pa.schema([loosened(field)])
@@ -270,7 +277,7 @@ def batch_of(schema: pa.Schema, values: list[object]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, schema.field(0).type)], schema=schema)
 
 
-def loosened(field: pa.Field) -> pa.Field:
+def loosened(field: ArrowField) -> ArrowField:
     """The field with everything nullable."""
     type_ = field.type
     if pa.types.is_struct(type_):
@@ -293,7 +300,7 @@ def test_missing_columns_are_null_and_extra_ones_left_out() -> None:
         Projection(batch.schema, pa.schema([required("z", pa.int8())]))
 
 
-def test_below_a_null_struct_a_value_that_must_not_be_null_may_be() -> None:
+def test_not_null_field_inside_a_null_struct_may_be_null() -> None:
     """As Spark hands over a null struct with a variant in it: the variant's own parts are never
     null, and are null below it."""
     variant = [required("value", pa.binary()), required("metadata", pa.binary())]

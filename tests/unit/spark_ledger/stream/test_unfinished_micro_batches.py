@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import LedgerClosedError, RetryableError
+from spark_ledger.errors import (
+    LedgerClosedError,
+    RetryableError,
+    SchemaMismatchError,
+)
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
 from tests.unit.spark_ledger.stream.test_segment_writer import new_stream, rows_of
 from tests.unit.spark_ledger.stream.world import run, table
 
 
-def test_a_micro_batch_whose_last_entry_was_not_taken_is_not_sealed_without_it(
+def test_finish_after_failed_write_is_refused() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0, 500))
+        with pytest.raises(SchemaMismatchError):
+            await writer.write(pa.table({"n": ["text"], "text": ["x"]}))
+        with pytest.raises(RetryableError, match="write all of it again"):
+            await writer.seal()
+        await writer.write(table(0, 3))
+        assert rows_of(ledgers, stream, await writer.finish()) == [0, 1, 2]
+
+    run(scenario())
+
+
+def test_abandoned_rows_are_in_no_segment() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0, 500))
+        writer.abandon()
+        assert await writer.finish() == []
+        await writer.write(table(7))
+        assert rows_of(ledgers, stream, await writer.finish()) == [7]
+        assert len(ledgers.ledgers) == 1, "nothing failed in it"
+
+    run(scenario())
+
+
+def test_close_drops_an_unfinished_micro_batch() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        writer = (await new_stream(ledgers)).writer()
+        await writer.write(table(0, 300))
+        await writer.close()
+        assert await writer.finish() == []
+
+    run(scenario())
+
+
+def test_seal_after_refused_last_entry_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The entries before it were pushed, and alone they are less than what was written."""
@@ -42,7 +89,7 @@ def test_a_micro_batch_whose_last_entry_was_not_taken_is_not_sealed_without_it(
     run(scenario())
 
 
-def test_rows_that_were_held_back_are_abandoned_with_those_that_were_pushed() -> None:
+def test_abandon_drops_rows_that_are_held() -> None:
     """They wait for more rows to fill an entry; those of the next micro-batch are not the ones."""
 
     async def scenario() -> None:

@@ -1,0 +1,131 @@
+"""A segment list that is too long for its commit's node: stored first, deleted if not needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_ledger.errors import (
+    ConflictError,
+    NoSuchStreamError,
+    NotFoundError,
+)
+from spark_ledger.metadata.memory import Outcome
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit import committer
+from spark_ledger.stream.format import codec
+from spark_ledger.types import Quorums
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
+from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run
+
+
+def test_a_long_segment_list_goes_into_a_ledger() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        streams = StreamCatalog(ledgers)
+        stream = await streams.create("s", SCHEMA)
+        segments = [loose(*[7] * 50, ledger_id=n) for n in range(2000)]
+        commit = await stream.commit_segments(segments, sink_id="q", transaction_id=1)
+        node = ledgers.store.tree.get("streams/s/commits/0000000/0000000000").value
+        assert len(node) < 1000
+        (list_ledger,) = ledgers.ledgers
+        assert ledgers.ledgers[list_ledger].closed
+        assert ledgers.ledgers[list_ledger].metadata.custom_metadata["purpose"] == "segment-list"
+        fresh = await another(ledgers)[1].open("s")
+        assert (await fresh.commit(0)).segments == commit.segments
+        assert (await fresh.commit_at(1234)).segment(1234).ledger_id == 1234
+        # a repetition leaves no second list behind
+        assert not (await fresh.commit_segments(segments, sink_id="q", transaction_id=1)).applied
+        with pytest.raises(ConflictError):
+            await fresh.commit_segments(segments, sink_id="q", transaction_id=0)
+        assert list(ledgers.ledgers) == [list_ledger]
+        await streams.delete("s")
+        assert ledgers.ledgers == {}
+
+    run(scenario())
+
+
+def test_long_list_is_cut_into_entries_of_its_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        segments = [loose(2, ledger_id=100_000 + n) for n in range(40)]
+        data = codec.encode_segment_list(tuple(segments))
+        monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", len(data))
+        monkeypatch.setattr(committer, "ENTRY_PAYLOAD_BYTES_MAX", 400)
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create(
+            "s", SCHEMA, ensemble_size=4, write_quorum=2, ack_quorum=1
+        )
+        first = await stream.commit_segments(segments)
+        assert ledgers.ledgers == {}, "it just fits"
+        monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", len(data) - 1)
+        second = await stream.commit_segments(segments)
+        (ledger,) = ledgers.ledgers.values()
+        assert ledger.closed
+        assert ledger.metadata.quorums == Quorums(4, 2, 1)
+        assert [len(part) for part in ledger.payloads[:-1]] == [100] * (len(data) // 100)
+        assert b"".join(ledger.payloads) == data
+        reader = await another(ledgers)[1].open("s")
+        assert await reader.commits(0, 2) == [first, second]
+
+    run(scenario())
+
+
+def test_long_list_stored_in_part_is_not_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closing a ledger succeeds although its last entries failed: it ends before them."""
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def closes(self: FakeWriter) -> None:
+        self._ledger.closed = True
+
+    monkeypatch.setattr(FakeWriter, "close", closes)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        ledgers.fail_append_at = 1
+        with pytest.raises(type(ledgers.append_error)):
+            await stream.commit_segments([loose()] * 9)
+        assert (await stream.head()).next_commit == 0
+
+    run(scenario())
+
+
+def test_long_list_of_unknown_commit_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        other, streams = another(ledgers, Faults([Outcome.LOST_REQUEST]))
+        stream = await streams.open("s")
+        nodes, heads = stream._nodes, []
+
+        async def gone(path: str) -> object:
+            heads.append(path)
+            if path == nodes.head_path and heads.count(path) == 2:
+                raise NotFoundError("gone")
+            return await ledgers.store.get(path)
+
+        other.store.get = gone  # type: ignore[method-assign, assignment]
+        with pytest.raises(NoSuchStreamError):
+            await stream.commit_segments([loose()] * 9)
+        assert other.deleted == []
+
+    run(scenario())
+
+
+def test_long_list_of_deleted_stream_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await another(ledgers)[1].delete("s")
+        with pytest.raises(NoSuchStreamError):
+            await stream.commit_segments([loose()] * 9)
+        assert ledgers.ledgers == {}
+
+    run(scenario())
