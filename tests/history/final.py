@@ -40,8 +40,8 @@ class FinalLedger:
     def write_set_of(self, fragment: Fragment, entry_id: int) -> tuple[str, ...]:
         """The same for an entry of this fragment."""
         size = self.quorums.ensemble_size
-        slots = ((entry_id + i) % size for i in range(self.quorums.write_quorum))
-        return tuple(fragment.bookies[slot] for slot in slots if slot < len(fragment.bookies))
+        indexes = ((entry_id + i) % size for i in range(self.quorums.write_quorum))
+        return tuple(fragment.bookies[i] for i in indexes if i < len(fragment.bookies))
 
 
 @dataclass(frozen=True, slots=True)
