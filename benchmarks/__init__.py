@@ -1,1 +1,2 @@
-"""Benchmarks: ``python -m benchmarks raw|spark|all``; one run measures ours and the peers."""
+"""Benchmarks: ``python -m benchmarks raw|spark|all`` measures this system and its peers in one
+run."""

@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks raw|spark|all [--json FILE] [--quick] [--peers]``."""
+"""Command: ``python -m benchmarks raw|spark|all [--json FILE] [--quick] [--peers]``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Measure this system, and with --peers Apache BookKeeper and Kafka, in one run.
 
     Everything runs on this machine, on loopback, and is removed at the end. Figures depend on the
-    machine and on what else it does: compare within one run only.
+    machine and on what else runs on it: compare only within one run.
     """
 
 
@@ -83,10 +83,10 @@ def everything(json_file: Path | None, quick: bool, peers: bool) -> None:
 def _run(
     name: str, steps: Callable[[], Iterable[Step]], json_file: Path | None, *, peers: bool
 ) -> None:
-    """Measure, print and write. Ends with exit code 1 and one sentence when something fails."""
+    """Measure, print and write. If something fails, print one sentence and exit with code 1."""
     rows: list[Row] = []
     failure = ""
-    # A stop in an orderly way, too, ends what was started.
+    # On SIGTERM as well, the servers that were started are stopped.
     signal.signal(signal.SIGTERM, _stop)
     try:
         with scratch():
@@ -123,7 +123,7 @@ def _measure(steps: list[Step], rows: list[Row]) -> None:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    # Drawn twice a second: drawing costs time on the machine that is being measured.
+    # Drawn twice a second: drawing costs time on the machine under measurement.
     progress = Progress(
         *columns, console=_MESSAGES, refresh_per_second=2, disable=not _MESSAGES.is_terminal
     )

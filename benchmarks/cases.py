@@ -1,4 +1,4 @@
-"""The raw work: which entries, how many in flight, for how long. The same for every system."""
+"""The raw cases: entry sizes, entries in flight, duration. The same for every system."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ MIB = 1 << 20
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A closed loop: ``in_flight`` entries are always on their way, one is added for each that is
-    confirmed. Each round writes a new ledger (or topic) and then reads it back whole.
+    """A closed loop with ``in_flight`` entries in flight: each confirmed entry is followed by a new
+    one.
 
-    A round ends after ``round_s`` seconds or ``round_bytes_max`` bytes of payload, whichever comes
-    first: replicated data fill a disk fast. ``failover`` measures the gap around a kill instead.
+    Each round writes a new ledger (or topic) and then reads it back completely. A round ends after
+    ``round_s`` seconds or ``round_bytes_max`` bytes of payload, whichever comes first, because
+    replicated data fill a disk quickly. ``failover`` measures the gap around a kill instead.
     """
 
     entry_bytes: int
@@ -29,11 +30,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """What its rows are of: one entry in flight leaves too little behind to read."""
+        """The operations that give rows. With one entry in flight there is too little to read."""
         return ("append", "read") if self.in_flight > 1 else ("append",)
 
     def arguments(self) -> list[str]:
-        """For the command line of a driver program, in any language."""
+        """As arguments of a driver program, in any language."""
         return [
             str(self.entry_bytes),
             str(self.in_flight),
@@ -61,16 +62,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
 
     def timeout_s(self) -> float:
-        """When a driver that has not ended is given up: start, appends and reads, generously."""
+        """Seconds after which a driver is given up: start, appends and reads, with a wide
+        margin."""
         return 60.0 + 10.0 * (self.warmup_s + self.rounds * self.round_s)
 
 
 _WORK = ((KIB, 2000), (KIB, 1), (64 * KIB, 200), (MIB, 16))
-"""Entry size and number in flight. Large entries: 13 to 16 MiB in flight, enough for any system."""
+"""Cases of appends and reads by entry size and entries in flight. Large entries have 13 to 16 MiB
+in flight, enough for any system."""
 
 
 def throughput_cases(*, quick: bool) -> list[Case]:
-    """Appends and reads at E3 WQ3 AQ2."""
+    """All cases of appends and reads, at E3 WQ3 AQ2."""
     return [
         Case(
             entry_bytes=entry_bytes,
@@ -85,7 +88,7 @@ def throughput_cases(*, quick: bool) -> list[Case]:
 
 
 def failover_case(*, quick: bool) -> Case:
-    """A server of three is killed while a moderate load runs."""
+    """One of three servers is killed under a moderate load."""
     return Case(
         entry_bytes=KIB,
         in_flight=100,

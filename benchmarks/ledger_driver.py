@@ -1,7 +1,7 @@
-"""Driver program for our own system: appends in a closed loop, reads back, prints each round.
+"""Driver program for this system: appends in a closed loop, reads back, prints each round.
 
 Run as ``python -m benchmarks.ledger_driver URI <case arguments>``, in a process of its own so that
-nothing else shares its interpreter. One JSON line for each result; see ``rows.Round``.
+nothing shares its interpreter. One JSON line per result; see ``rows.Round``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READERS = 3
 
 
 class Load:
-    """What one append loop saw. Times are seconds of ``perf_counter``."""
+    """What one append loop measured. Times are seconds of ``perf_counter``."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -39,12 +39,12 @@ class Load:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the case that the arguments name against the cluster at the URI."""
+    """Run the case of the arguments against the cluster at the URI."""
     asyncio.run(run(arguments[0], Case.from_arguments(arguments[1:])))
 
 
 async def run(uri: str, case: Case) -> None:
-    """Warm up, then the rounds."""
+    """Warm up, then run the rounds."""
     payload = random.Random(1).randbytes(case.entry_bytes)
     async with await LedgerClient.connect(uri) as client:
         if case.failover:
@@ -84,9 +84,9 @@ async def _create(client: LedgerClient, case: Case) -> LedgerWriter:
 async def append_in_flight(
     writer: LedgerWriter, case: Case, payload: bytes, seconds: float
 ) -> Load:
-    """Keep ``in_flight`` entries on their way until the time or the bytes are used up.
+    """Keep ``in_flight`` entries in flight until the time or the bytes are used up.
 
-    Latencies run from handing an entry over to the moment this program goes on with its result.
+    Latencies run from handing over an entry until this program continues with its result.
     """
     load = Load()
     entries_max = max(1, case.round_bytes_max // case.entry_bytes)
@@ -117,7 +117,7 @@ async def append_in_flight(
 
 
 async def _read(client: LedgerClient, ledger_id: int, entries: int, case: Case) -> float:
-    """Read the whole ledger back; the seconds it took. Every entry and its digest is checked."""
+    """Read the whole ledger back, verifying every entry. Returns seconds."""
     reader = await client.open_ledger(ledger_id)
     assert reader.last_add_confirmed == entries - 1, "every confirmed entry is in the ledger"
     share = -(-entries // READERS)
@@ -139,7 +139,7 @@ async def _read(client: LedgerClient, ledger_id: int, entries: int, case: Case) 
 
 
 async def _failover(client: LedgerClient, case: Case, payload: bytes) -> None:
-    """Write, say who holds the ledger, and go on while one of them is killed."""
+    """Write, print which bookies store the ledger, and go on while one of them is killed."""
     async with await _create(client, case) as writer:
         await append_in_flight(writer, case, payload, case.warmup_s)
         bookies = [str(bookie) for bookie in writer.metadata.last_fragment.bookies]

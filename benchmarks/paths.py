@@ -1,4 +1,4 @@
-"""Where a benchmark keeps what lasts (``.bench/``) and what goes when it ends (scratch)."""
+"""Directories of a benchmark: a cache that lasts (``.bench/``), and scratch space per run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".bench"
-"""Jars of the peers and compiled drivers. ``make clean`` removes it."""
+"""Jars of the peers, and compiled drivers. ``make clean`` removes it."""
 
 FREE_BYTES_MIN = 12 << 30
-"""The largest case writes 1.5 GB three times over, to journals and to entry logs: 9 GB."""
+"""The largest case writes 1.5 GB three times, to journals and to entry logs: 9 GB."""
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory for one run, on the disk of the repository, where temporary files go as well.
+    """A directory for one run, on the disk of the repository, also for temporary files.
 
-    ``/tmp`` may be memory, where a synced journal costs nothing. Everything goes at the end.
+    ``/tmp`` may be in memory, where a synced journal costs nothing. It is removed at the end.
     """
     CACHE.mkdir(exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=CACHE))
@@ -34,6 +34,6 @@ def scratch() -> Iterator[Path]:
 
 
 def free_bytes() -> int:
-    """What is free on the disk that a benchmark writes to."""
+    """Free bytes on the disk that benchmarks write to."""
     CACHE.mkdir(exist_ok=True)
     return shutil.disk_usage(CACHE).free

@@ -1,4 +1,4 @@
-"""The raw benchmark: appends, reads and failover, ours and the peers', case by case."""
+"""The raw benchmark: appends, reads and failover, of this system and its peers, case by case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_ledger.errors import ConfigurationError
 
 
 class _System(NamedTuple):
-    """How one system's rows of a case are measured."""
+    """How one system measures the rows of a case."""
 
     name: System
     throughput_rows: Callable[[Case], Iterator[Row]]
@@ -32,7 +32,8 @@ _PEERS = (
 
 
 def steps(*, quick: bool, peers: bool) -> Iterator[Step]:
-    """What the raw benchmark measures. Systems alternate, so that each case meets one weather."""
+    """The steps of the raw benchmark. Systems alternate within each case, so that a slow phase of
+    the machine hits all of them."""
     systems = (_OURS, *_PEERS) if peers else (_OURS,)
     for case in throughput_cases(quick=quick):
         for system in systems:

@@ -1,4 +1,4 @@
-"""The raw benchmark of our own system: a local cluster for each case, driven from outside."""
+"""The raw benchmark of this system: a local cluster for each case, and a driver process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_ledger.local import LocalCluster
 
 
 def throughput_rows(case: Case) -> Iterator[Row]:
-    """The append row and the read row of a case. The data of the case go with its cluster."""
+    """The append row and the read row of a case, on a cluster of its own."""
     with LocalCluster(bookies=max(3, case.ensemble[0])) as cluster:
         argv = [sys.executable, "-m", "benchmarks.ledger_driver", cluster.uri, *case.arguments()]
         rounds = run_driver(cluster.processes, "driver", argv, timeout_s=case.timeout_s())
@@ -30,8 +30,8 @@ def throughput_rows(case: Case) -> Iterator[Row]:
 def failover_row(case: Case) -> Row:
     """The longest time without an acknowledgement while a bookie of the ensemble is killed.
 
-    One bookie more than the ensemble needs is there. A killed bookie's connection is reset at once,
-    so the gap is that of the ensemble change alone, without the time that a silent failure takes.
+    There is one spare bookie. A killed bookie's connection is reset at once, so the gap is that of
+    the ensemble change alone, without a timeout.
     """
     rounds: list[Round] = []
     with LocalCluster(bookies=case.ensemble[0] + 1) as cluster:

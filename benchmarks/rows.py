@@ -1,4 +1,4 @@
-"""Row: one measured figure set, as it is printed and as it stands in the JSON file."""
+"""Row: the figures of one measurement, as printed and as stored in the JSON file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OURS: Final = "spark-ledger"
 class Row(
     msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """One operation of one system. What does not apply is None, and absent in JSON.
+    """One operation of one system. Fields that do not apply are None, and absent in JSON.
 
     ``op`` is append, read, write or stream-copy, with the first ten fields only; or one of those
-    that explain: failover, import, plan, trigger, cpu-share.
+    that explain the others: failover, import, plan, trigger, cpu-share.
     """
 
     bench: Bench
@@ -32,29 +32,29 @@ class Row(
     per_second: float | None = None
     """Entries a second (raw) or rows a second (spark)."""
     mb_per_second: float | None = None
-    """Payload, each byte once, in units of a million bytes."""
+    """Payload in millions of bytes a second, each byte counted once."""
     p50_ms: float | None = None
-    """From handing an entry over until its producer learns that it is confirmed."""
+    """From handing over an entry until its producer learns that it is confirmed."""
     p99_ms: float | None = None
     longest_gap_ms: float | None = None
-    """failover: the longest time without an acknowledgement, around the kill of a server."""
+    """failover: the longest time without an acknowledgement around the kill of a server."""
     elapsed_ms: float | None = None
-    """import, plan, trigger: how long it took."""
+    """import, plan, trigger: the time it took."""
     commits: int | None = None
-    """plan (from cold) and trigger (what is new): how many commits were planned."""
+    """plan (from nothing) and trigger (what is new): how many commits were planned."""
     of: str | None = None
     """cpu-share: the op whose CPU time is divided."""
     cpu_share: dict[str, float] | None = None
-    """cpu-share: part of the CPU seconds by component; they add up to 1."""
+    """cpu-share: each component's part of the CPU seconds; they add up to 1."""
 
     @property
     def work(self) -> tuple[str, str, int, int, str]:
-        """Rows with the same work are compared."""
+        """What a row measures; rows with equal values are compared."""
         return self.bench, self.op, self.entry_bytes or 0, self.in_flight or 0, self.of or ""
 
 
 class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One timed round of one case, as a driver program (Python or Java) prints it."""
+    """One timed round of a case, as a driver program (Python or Java) prints it."""
 
     op: str
     entries: int
@@ -77,10 +77,8 @@ def row_of_rounds(
     in_flight: int | None = None,
     ensemble: tuple[int, int, int] | None = None,
 ) -> Row:
-    """The row of one case: the median round for ours, the best round for a peer.
-
-    A peer runs on a JVM that is still warming up in its first rounds; its best is what it can do.
-    """
+    """The row of one case: the median round for this system, the best round for a peer. A peer runs
+    on a JVM that is still warming up in its first rounds; its best is what it can do."""
     assert rounds and len({found.op for found in rounds}) == 1, "rounds of one operation"
     chosen = median_round(rounds) if system == OURS else best_round(rounds)
     gap = chosen.longest_gap_ms
@@ -105,7 +103,7 @@ def _badness(found: Round) -> float:
 
 
 def median_round(rounds: Sequence[Round]) -> Round:
-    """The round in the middle; of an even number, the worse of the two."""
+    """The middle round; of an even number, the worse of the middle two."""
     return sorted(rounds, key=_badness)[len(rounds) // 2]
 
 
@@ -115,7 +113,7 @@ def best_round(rounds: Sequence[Round]) -> Round:
 
 
 def rounded(value: float | None) -> float | None:
-    """Four significant digits: more would be noise."""
+    """Four significant digits; more would be noise."""
     return None if value is None else float(f"{value:.4g}")
 
 
@@ -124,11 +122,11 @@ def median(values: Iterable[float]) -> float:
 
 
 def write_json(rows: Sequence[Row], path: Path) -> None:
-    """Write the rows as a JSON list, one row on a line."""
+    """Write the rows as a JSON list, one row per line."""
     lines = ",\n".join(msgspec.json.encode(row).decode() for row in rows)
     path.write_text(f"[\n{lines}\n]\n" if rows else "[]\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> list[Row]:
-    """Rows of an earlier run. Raises msgspec.ValidationError for anything else."""
+    """The rows of an earlier run. Raises ValidationError if the file holds anything else."""
     return msgspec.json.decode(path.read_bytes(), type=list[Row])

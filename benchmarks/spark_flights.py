@@ -1,4 +1,4 @@
-"""The Spark benchmark: the flights through ``format("ledger")``, and through Kafka's connector."""
+"""The Spark benchmark: the flights through ``format("ledger")`` and through Kafka's connector."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENSEMBLE = (3, 3, 2)
 
 
 def steps(*, quick: bool, peers: bool) -> Iterator[Step]:
-    """What the Spark benchmark measures: one Spark program for each system."""
+    """The steps of the Spark benchmark: one Spark program for each system."""
     yield Step(f"{OURS}: flights through Spark", partial(_ledger_rows, quick=quick))
     if peers:
         yield Step("kafka: flights through Spark", partial(_kafka_rows, quick=quick))
@@ -75,7 +75,7 @@ def _kafka_rows(*, quick: bool) -> Iterator[Row]:
 
 
 def _run(processes: Processes, job: Job) -> list[Line]:
-    # Spark starts its Python processes by name, and by default those of the path.
+    # Spark starts its Python processes by name: by default the first on the path.
     environment = {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -96,7 +96,7 @@ def _rows(lines: Sequence[Line], system: System) -> Iterator[Row]:
 
 
 def _cpu_rows(lines: Sequence[Line]) -> Iterator[Row]:
-    """Where the CPU time of all rounds together went."""
+    """How the CPU time of all rounds divides among the components."""
     for op in OPS:
         total: dict[str, float] = {}
         for line in lines:

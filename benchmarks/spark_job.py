@@ -1,7 +1,7 @@
-"""The Spark program that is measured: flights into a log, out of it, and from log to log.
+"""The measured Spark program: flights into a log, out of it, and from log to log.
 
 Run as ``python -m benchmarks.spark_job JOB`` with a JSON ``Job``, in a process of its own. The same
-program serves both systems; what differs is the format and its options. One line per result.
+program serves both systems; only the format and its options differ. One line per result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Log:
-    """A named log in one of the systems, as options of a reader or a writer."""
+    """A log in one of the systems, as options of a reader or a writer."""
 
     def __init__(self, job: Job, name: str, schema: Any) -> None:
         self._job = job
@@ -44,7 +44,7 @@ class Log:
         self._schema = schema
 
     def write(self, stream: Any, checkpoint: str) -> None:
-        """Stream the rows in until the source is used up."""
+        """Stream the rows in until the source is exhausted."""
         from pyspark.sql import functions
 
         job = self._job
@@ -66,11 +66,11 @@ class Log:
         query.awaitTermination()
 
     def read(self, spark: Any) -> Any:
-        """All rows, as a batch."""
+        """Read all rows as a batch."""
         return self._rows(spark.read)
 
     def read_stream(self, spark: Any) -> Any:
-        """All rows, as a stream in micro-batches of a quarter."""
+        """Copy all rows as a stream, in micro-batches of a quarter each."""
         share = -(-self._job.rows // MICRO_BATCHES)
         limit = "maxOffsetsPerTrigger" if self._job.system == "kafka" else "maxRowsPerTrigger"
         return self._rows(spark.readStream.option(limit, share))

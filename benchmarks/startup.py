@@ -40,7 +40,7 @@ _IMPORT = (
 
 
 def import_row() -> Row:
-    """``import spark_ledger`` in a fresh interpreter: the median of some."""
+    """Rows of ``import spark_ledger`` in a fresh interpreter: the median of several."""
     seconds = [
         float(
             subprocess.run(
@@ -53,11 +53,11 @@ def import_row() -> Row:
 
 
 def plan_rows(commits: int = COMMITS) -> Iterator[Row]:
-    """The metadata of a stream of many small commits, read and planned: all of them by a process
-    that starts, then what came since, as each trigger of a query does.
+    """Rows of planning a stream with many small commits: all of them in a process that starts, then
+    only the new ones, as each trigger of a query does.
 
     The commits are written to a real ZooKeeper in the stream's own format, with the summaries that
-    committers make, without the entries that they name: planning reads none.
+    committers make, but without entries: planning reads none.
     """
     with LocalCluster(bookies=0) as cluster:
         asyncio.run(_make_stream(cluster.uri, commits))
@@ -81,7 +81,7 @@ def _row(op: str, commits: int, seconds: list[float]) -> Row:
 
 
 def _plan(stream: Stream, start: Dlsn, commits: int) -> Dlsn:
-    """Plan from a position to the end, which is returned, over so many commits."""
+    """Plan from a position to the end. Returns the end."""
     end = stream.head().end
     found = stream.commits_between(start.segment, end.segment)
     plans = plan_partitions(ranges_between(found, start, end), PlanLimits())

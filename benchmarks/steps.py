@@ -1,4 +1,4 @@
-"""Step: one thing to measure."""
+"""Step: one thing to measure, with a title."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.rows import Row
 
 
 class Step(NamedTuple):
-    """One thing to measure, with what a progress line calls it."""
+    """One thing to measure, and its title in the progress line."""
 
     title: str
     measure: Callable[[], Iterable[Row]]

@@ -1,4 +1,4 @@
-"""Draws rows as tables for people, ours beside the peers of the same run."""
+"""Draws rows as tables, this system beside the peers of the same run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPEED_OPS = frozenset({"append", "read", "write", "stream-copy", "failover"})
 
 
 def print_rows(rows: Sequence[Row], console: Console) -> None:
-    """One table of what was measured against time, then what explains it."""
+    """One table of what was measured against time, then one of what explains it."""
     peers = [(system, title) for system, title in _PEERS if any(r.system == system for r in rows)]
     table = Table(title="ratios: ours to the peer's, above 1 is faster" if peers else None)
     for title in ("bench", "op", "entry", "in flight", "system"):
@@ -67,7 +67,7 @@ def _cells(row: Row, *, repeat: bool) -> list[str]:
 
 
 def _ratios(row: Row, rows: Sequence[Row], peers: Sequence[tuple[str, str]]) -> list[str]:
-    """How many times faster ours is (shorter, for a gap) than each peer at the same work."""
+    """How many times faster this system is than each peer at the same work (shorter, for a gap)."""
     cells = []
     for system, _ in peers:
         peer = next((r for r in rows if r.system == system and r.work == row.work), None)
@@ -77,7 +77,7 @@ def _ratios(row: Row, rows: Sequence[Row], peers: Sequence[tuple[str, str]]) -> 
 
 
 def ratio_of(ours: Row, peer: Row) -> float | None:
-    """Above 1: ours is faster. By speed, or by the length of the gap."""
+    """Above 1 if this system is faster: by speed, or by the length of the gap."""
     if ours.per_second and peer.per_second:
         return ours.per_second / peer.per_second
     if ours.longest_gap_ms and peer.longest_gap_ms:
@@ -86,7 +86,7 @@ def ratio_of(ours: Row, peer: Row) -> float | None:
 
 
 def _sentence(row: Row) -> str:
-    """A row that explains, in words."""
+    """A row that explains others, in words."""
     if row.cpu_share is not None:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in row.cpu_share.items())
         return f"{row.system} {row.bench} {row.of}: CPU time of {shares}"
@@ -104,7 +104,7 @@ def _sentence(row: Row) -> str:
 
 
 def size_text(size_bytes: int | None) -> str:
-    """An entry size as people write it."""
+    """An entry size with its unit."""
     if size_bytes is None:
         return ""
     if size_bytes >= 1 << 20 and size_bytes % (1 << 20) == 0:

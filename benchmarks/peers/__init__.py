@@ -1,1 +1,1 @@
-"""The systems a user would pick instead, started here and given the same work."""
+"""The systems that a user might choose instead, started here and given the same work."""

@@ -47,7 +47,7 @@ httpServerEnabled=false
 
 
 class BookKeeper:
-    """Bookies on the ZooKeeper of a local cluster of ours that has no bookie of its own."""
+    """Bookies on the ZooKeeper of a local cluster that has no bookies of its own."""
 
     def __init__(self, cluster: LocalCluster, bookies: int) -> None:
         self._jars = fetched(BOOKKEEPER)
@@ -101,7 +101,7 @@ class BookKeeper:
             time.sleep(_POLL_S)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and wait."""
+        """Kill a bookie, and wait until it is gone."""
         self.processes.signal(name, signal.SIGKILL)
         self.processes.wait_exit(name)
 
@@ -111,7 +111,7 @@ class BookKeeper:
         self._await(name)
 
     def driver(self, case: Case) -> list[str]:
-        """The driver's command line."""
+        """The command line of its driver."""
         classpath = compiled("BookKeeperDriver", self._jars)
         heap = ["-Xmx1g", "-XX:MaxDirectMemorySize=2g"]
         return ["java", *heap, "-cp", classpath, "BookKeeperDriver", self.uri, *case.arguments()]
@@ -139,7 +139,7 @@ def throughput_rows(case: Case) -> Iterator[Row]:
 
 
 def failover_row(case: Case) -> Row:
-    """The longest gap while a bookie of the ensemble is killed; one more is there."""
+    """The longest gap while a bookie of the ensemble is killed. There is one spare bookie."""
     rounds: list[Round] = []
     with _running(case.ensemble[0] + 1) as peer:
         for number in range(case.rounds):

@@ -1,4 +1,4 @@
-"""Fetches the peers' jars from Maven Central, once, into the cache."""
+"""Downloads the peers' jars from Maven Central into the cache, once."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ KAFKA = JarSet(
     (
         "org.apache.kafka:kafka_2.13:4.1.0",
         "org.apache.kafka:kafka-tools:4.1.0",
-        "org.slf4j:slf4j-simple:1.7.36",  # a broker that dies at start says why
+        "org.slf4j:slf4j-simple:1.7.36",  # so that a broker that dies at its start says why
     ),
 )
 SPARK_KAFKA = JarSet(
     "spark-kafka-4.2.0",
     (
         "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-        # Not every mirror has 4.2.0 of this one; the connector works with any of the 4 line.
+        # Not every mirror has 4.2.0 of this one; any of 4.x works with the connector.
         "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
         "org.apache.kafka:kafka-clients:3.9.2",
         "org.apache.commons:commons-pool2:2.13.1",
@@ -48,7 +48,7 @@ SPARK_KAFKA = JarSet(
 
 
 def require_java() -> None:
-    """Raise ConfigurationError, saying what to install, unless Java, javac and Maven are there."""
+    """Raises ConfigurationError, saying what to install, unless Java, javac and Maven are there."""
     for program, package in (
         ("java", "openjdk-17-jdk-headless"),
         ("javac", "openjdk-17-jdk-headless"),
@@ -62,7 +62,8 @@ def require_java() -> None:
 
 
 def fetched(jars: JarSet) -> Path:
-    """The folder with the jars, fetched if it is not there yet. Raises ConfigurationError."""
+    """The folder with the jars, downloaded if necessary. Raises ConfigurationError if that
+    fails."""
     folder = CACHE / "jars" / jars.folder
     if folder.is_dir():
         return folder

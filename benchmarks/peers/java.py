@@ -15,7 +15,7 @@ SOURCES = Path(__file__).parent / "java"
 
 
 def compiled(driver: str, jars: Path) -> str:
-    """The class path to run ``driver`` with, compiled against ``jars`` unless it is there."""
+    """The class path that runs ``driver``, compiled against ``jars`` if necessary."""
     sources = [SOURCES / "Load.java", SOURCES / f"{driver}.java"]
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     classes = CACHE / "classes" / f"{driver}-{digest}"

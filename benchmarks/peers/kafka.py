@@ -43,7 +43,8 @@ file.delete.delay.ms=1000
 
 
 class Kafka:
-    """Brokers in one directory; they flush to disk when the kernel likes, as is their default."""
+    """Brokers in one directory. They flush to disk when the kernel does, which is Kafka's
+    default."""
 
     def __init__(self, processes: Processes, *, partitions: int) -> None:
         self._jars = fetched(KAFKA)
@@ -106,22 +107,20 @@ class Kafka:
             time.sleep(_POLL_S)
 
     def kill(self, node: int) -> None:
-        """SIGKILL, and wait."""
+        """Kill a broker, and wait until it is gone."""
         self.processes.signal(f"kafka-{node}", signal.SIGKILL)
         self.processes.wait_exit(f"kafka-{node}")
 
     def driver(self, case: Case) -> list[str]:
-        """The driver's command line."""
+        """The command line of its driver."""
         classpath = compiled("KafkaDriver", self._jars)
         return ["java", "-Xmx1g", "-cp", classpath, "KafkaDriver", self.brokers, *case.arguments()]
 
 
 @contextmanager
 def running(*, partitions: int = 1) -> Iterator[Kafka]:
-    """Three brokers; they and their data go at the end, whoever dies.
-
-    ``partitions`` is for topics that are created by their first use.
-    """
+    """Three brokers, removed with their data at the end, whatever fails. ``partitions`` applies to
+    topics that are created by their first use."""
     processes = Processes(Path(tempfile.mkdtemp(prefix="kafka-")).resolve(), remove=True)
     try:
         yield Kafka(processes, partitions=partitions)
@@ -130,7 +129,7 @@ def running(*, partitions: int = 1) -> Iterator[Kafka]:
 
 
 def throughput_rows(case: Case) -> Iterator[Row]:
-    """The append row and the read row of a case; acks=all with two in-sync replicas at least."""
+    """The append row and the read row of a case; acks=all, with at least two in-sync replicas."""
     with running() as peer:
         rounds = run_driver(peer.processes, "driver", peer.driver(case), timeout_s=case.timeout_s())
     for op in case.ops:
@@ -145,7 +144,8 @@ def throughput_rows(case: Case) -> Iterator[Row]:
 
 
 def failover_row(case: Case) -> Row:
-    """The longest gap while the leader of a partition is killed; once, for it lasts seconds."""
+    """The longest gap while the leader of a partition is killed. Measured once, because it lasts
+    seconds."""
     with running() as peer:
         rounds = run_driver(
             peer.processes,

@@ -1,1 +1,2 @@
-"""Chaos: real processes under a steady load while a seeded nemesis breaks things; then judgment."""
+"""Chaos: real processes under a steady load while a seeded nemesis injects faults; then
+judgement."""

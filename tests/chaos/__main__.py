@@ -1,7 +1,7 @@
 """``python -m tests.chaos --minutes N``: chaos runs one after the other, and a table at the end.
 
-Exit code 1 if any promise was broken. A run with the same seed draws the same faults; what comes
-of them depends on the machine.
+Exit code 1 if any promise was broken. The same seed gives the same faults; what they cause depends
+on the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RUN_SECONDS_MAX = 120.0
 
 
 def main() -> int:
-    """Run until the time is over."""
+    """Run until the time is up."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
     parser.add_argument("--minutes", type=float, default=2.0, help="time under load, in all")
     parser.add_argument("--seed", type=int, default=None, help="of the first run; then counted up")

@@ -1,5 +1,5 @@
-"""A bookie as ``python -m bookie_server``, but a kill loses what it has not synced, and its wall
-clock can be set."""
+"""``python -m bookie_server`` for chaos: a kill loses unsynced data, and the wall clock can be
+set."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A workload client: one process with several roles, steered by signals.
+"""A workload client: one process with several roles, controlled by signals.
 
-SIGTERM: finish what is under way, close ledgers, end. SIGUSR1: recover every open ledger now.
-SIGUSR2: have the ZooKeeper session expire. It ends with its cluster's supervisor in any case.
+SIGTERM: finish the operations in flight, close ledgers, exit. SIGUSR1: recover every open ledger
+now. SIGUSR2: have the ZooKeeper session expired. It always ends when its cluster's supervisor does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROLES = ("write", "read", "recover", "delete", "commit", "shared", "follow", "re
 
 
 def roles(session: Session, names: list[str]) -> list[Coroutine[Any, Any, None]]:
-    """What this process does; a name may come several times."""
+    """What this process does; a role may be given several times."""
     made: list[Coroutine[Any, Any, None]] = [session.keep_list()]
     for lane, name in enumerate(names):
         match name:
@@ -55,8 +55,8 @@ async def run(options: argparse.Namespace) -> None:
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     for early in (signal.SIGUSR1, signal.SIGUSR2):
-        loop.add_signal_handler(early, lambda: None)  # before there is anything to steer
-    recorder = Recorder(options.history, options.number)  # its file says: signals are welcome
+        loop.add_signal_handler(early, lambda: None)  # there is nothing to control yet
+    recorder = Recorder(options.history, options.number)  # tells the stage that signals are handled
     async with connected(options.metadata, json.loads(options.bookies)) as client:
         session = Session(
             name=options.name,

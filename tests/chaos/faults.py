@@ -1,4 +1,4 @@
-"""Faults: the kinds, the mixes, and the plan that a seed gives. The plan is pure and repeatable."""
+"""Faults: their kinds and mixes, and the plan that a seed gives. A plan is pure and repeatable."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ PARTITION = (
     "bookies-without-zookeeper",
     "expire-session",
 )
-"""In both is ``recover-behind``: a bookie misses a writer's last entries, then the writer is paused
-and somebody recovers its ledgers."""
+"""Both contain ``recover-behind``: a bookie misses a writer's last entries, then the writer is
+paused and another client recovers its ledgers."""
 
 MIXES = {
     "kill": KILL_PAUSE,
@@ -74,8 +74,8 @@ _TARGET = {
 class Fault(NamedTuple):
     """One fault: from ``start_s`` on for ``seconds``, then healed.
 
-    ``bookies`` and ``clients`` are those it is done to, in the order in which it is done;
-    ``amount`` is what some kinds need: a delay or a jump in seconds, or a share of the bandwidth.
+    ``bookies`` and ``clients`` are its targets, in the order in which they are hit. ``amount`` is
+    for some kinds: a delay or a clock jump in seconds, or a share of the bandwidth.
     """
 
     kind: str
@@ -88,17 +88,17 @@ class Fault(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What it is done to: two faults at once never have the same."""
+        """What it hits: two faults at the same time never hit the same."""
         return _TARGET.get(self.kind, "bookie")
 
 
 def plan(
     seed: int, seconds: float, mix: str, *, bookies: int, clients: int, lanes: int = 2
 ) -> list[Fault]:
-    """Faults for so many seconds, one after the other in each lane, lanes side by side.
+    """Faults for so many seconds, one after the other in each lane, with the lanes in parallel.
 
-    Two faults that overlap do different things to different servers: a bookie that is paused is
-    not killed as well. Kinds come in a shuffled order, all of them before any comes again.
+    Faults that overlap hit different servers in different ways: a paused bookie is not killed too.
+    Kinds come in a shuffled order, each of them once before any comes again.
     """
     rng = random.Random(seed)
     made: list[Fault] = []

@@ -1,4 +1,4 @@
-"""Reads what is true at the end: with a client that took no part, past all relays."""
+"""Reads the final state with a client that took no part, without relays."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.history.model import History
 T = TypeVar("T")
 
 PATIENCE_S = 20.0
-"""After healing everything must be readable within this."""
+"""Seconds after healing within which everything must be readable."""
 
 AT_ONCE = 4
 READ_TIMEOUT_S = 10.0
 
 
 async def read_final(uri: str, bookies: dict[str, str], history: History) -> Final:
-    """Every ledger that the history names, recovered and read, and the stream."""
+    """Recover and read every ledger that the history names, and the stream."""
     ledger_ids = sorted({o.ledger_id for o in history.operations() if o.ledger_id >= 0})
     transport = GrpcTransport(bookies.get)
     limit = asyncio.Semaphore(AT_ONCE)
@@ -49,7 +49,7 @@ async def read_final(uri: str, bookies: dict[str, str], history: History) -> Fin
 
 
 async def patiently(work: Callable[[], Awaitable[T]]) -> T:
-    """Try again after errors that pass, for a while."""
+    """Retry for a while after errors that pass."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -103,7 +103,7 @@ async def _ledger(
 async def _held(
     transport: Transport, bookie_id: BookieId, ledger_id: LedgerId
 ) -> dict[int, str] | None:
-    """What a bookie itself holds: entry id to a digest of the frame; None if it does not say."""
+    """What a bookie itself holds: entry id to a digest of the frame; None if it does not answer."""
     status, ranges = await transport.list_entries(bookie_id, ledger_id, timeout_s=READ_TIMEOUT_S)
     if status.is_negative:
         return {}

@@ -1,4 +1,4 @@
-"""Roles on ledgers: write, read, follow, recover, delete. Each writes down all it does."""
+"""Roles on ledgers: write, read, follow, recover, delete. Each records everything it does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUORUMS = ((3, 3, 2), (3, 2, 2), (3, 3, 3), (2, 2, 2), (3, 3, 2))
 IN_FLIGHT_MAX = 200
 LEDGER_LIFE_S = (1.0, 7.0)
 ABANDONED = 0.25
-"""So many ledgers are left open: recovery has to close them."""
+"""The share of ledgers that are left open, for recovery to close."""
 
 RECOVERY_INTERVAL_S = (1.0, 4.0)
 DELETE_INTERVAL_S = 8.0
@@ -86,7 +86,7 @@ def _append(
     counter: int,
     flying: set[asyncio.Future[int]],
 ) -> bool:
-    """Begin one append; False if the ledger takes no more."""
+    """Begin one append. False if the ledger accepts no more."""
     text = new_value(process, writer.ledger_id, counter)
     invoke = session.recorder.begin(process, "append", ledger_id=writer.ledger_id, values=(text,))
     try:
@@ -112,11 +112,11 @@ def _appended(
 
 
 async def _settle(writer: LedgerWriter) -> None:
-    """Leave a ledger open, with what was appended decided."""
+    """Wait until every append is decided, and leave the ledger open."""
     try:
         await writer.flush()
     except LedgerError:
-        return  # each append was told
+        return  # each append has its result
 
 
 async def _close(session: Session, process: str, writer: LedgerWriter) -> None:
@@ -126,7 +126,7 @@ async def _close(session: Session, process: str, writer: LedgerWriter) -> None:
     except LedgerError as error:
         session.recorder.error(invoke, error)
         return
-    if not writer.metadata.is_closed:  # taken over before: its appends were told, close is not
+    if not writer.metadata.is_closed:  # somebody recovered it: this close did nothing
         session.recorder.failed(invoke, "TakenOver")
         return
     end = writer.metadata.last_entry_id
@@ -137,7 +137,7 @@ async def _close(session: Session, process: str, writer: LedgerWriter) -> None:
 
 
 async def read(session: Session, lane: int) -> None:
-    """Open ledgers, new ones rather than old ones; refresh, read, follow."""
+    """Open ledgers, mostly new ones; refresh, read and follow them."""
     count = 0
     while await session.pause(session.rng.uniform(0.05, 0.5)):
         if not session.others:
@@ -208,7 +208,7 @@ async def read_range(
 
 
 async def _follow(session: Session, process: str, reader: LedgerReader, start: int) -> bool:
-    """Follow a ledger for a while; each delivery is an operation."""
+    """Follow a ledger for a while; each delivery is recorded as an operation."""
     following, ledger_id = start, reader.ledger_id
     invoke = session.recorder.begin(process, "tail", ledger_id=ledger_id, entry_id=following)
     try:
@@ -242,7 +242,7 @@ def _values(batch: Sequence[Entry]) -> tuple[str, ...]:
 
 
 async def recover(session: Session) -> None:
-    """Recover ledgers that are not known to be closed, with or without a writer at work."""
+    """Recover ledgers that are not known to be closed, whether or not their writers live."""
     process = f"{session.name}.x"
     while not session.stopping.is_set():
         session.recover_all.clear()
@@ -280,7 +280,7 @@ async def _recover(session: Session, process: str, ledger_id: int) -> None:
 
 
 async def delete(session: Session) -> None:
-    """Delete an old ledger now and then."""
+    """Delete an old ledger occasionally."""
     process = f"{session.name}.d"
     while await session.pause(DELETE_INTERVAL_S):
         if len(session.others) <= KEPT_LEDGERS:

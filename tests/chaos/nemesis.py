@@ -1,4 +1,4 @@
-"""Nemesis: does the faults of a plan to a stage, each in its lane, and heals what it broke."""
+"""Nemesis: injects the faults of a plan, each lane in a thread, and heals them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.chaos.stage import CLIENTS, ZOOKEEPER_OF_BOOKIES, Stage, link
 from tests.history.liveness import Window
 
 BEHIND_S = 0.8
-"""Entries that one bookie misses while the others confirm them; its writer waits longer for it."""
+"""Entries that one bookie misses while the others confirm them. For this its writer waits longer
+before it gives the bookie up."""
 
 
 class Nemesis:
-    """Runs a plan on threads of its own. ``windows`` says when each fault really was."""
+    """Runs a plan in threads of its own. ``windows`` says when each fault really happened."""
 
     def __init__(self, stage: Stage, plan: list[Fault]) -> None:
         self._stage = stage
@@ -28,10 +29,10 @@ class Nemesis:
         self._locks: dict[str, threading.Lock] = {}
         self.windows: list[tuple[Fault, Window]] = []
         self.errors: list[str] = []
-        """What the stage could not do: a bookie that did not start again, for one."""
+        """What could not be done, for example a bookie that did not start again."""
 
     def start(self) -> None:
-        """Begin; time counts from now."""
+        """Begin; the plan's times count from now."""
         began = time.monotonic()
         for lane in sorted({fault.lane for fault in self._plan}):
             faults = [fault for fault in self._plan if fault.lane == lane]
@@ -42,7 +43,7 @@ class Nemesis:
             thread.start()
 
     def stop(self) -> None:
-        """No more faults; those under way are healed first."""
+        """Inject no more faults, and heal those in progress."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -51,7 +52,7 @@ class Nemesis:
         for fault in faults:
             if self._stop.wait(max(0.0, began + fault.start_s - time.monotonic())):
                 return
-            # A slow machine stretches the plan: what is hit must still be free.
+            # On a slow machine faults last longer than planned: wait until the targets are free.
             with contextlib.ExitStack() as held:
                 for lock in self._locks_of(fault):
                     held.enter_context(lock)
@@ -69,7 +70,7 @@ class Nemesis:
         self.windows.append((fault, Window(fault.kind, first_ns, time.monotonic_ns())))
 
     def _locks_of(self, fault: Fault) -> list[threading.Lock]:
-        """In one order for all, so that no two faults wait for each other."""
+        """All faults lock in one order, so that no two wait for each other."""
         match fault.target:
             case "bookie" | "all":
                 names = [f"bookie {bookie}" for bookie in sorted(fault.bookies)]
@@ -80,7 +81,7 @@ class Nemesis:
         return [self._locks.setdefault(name, threading.Lock()) for name in names]
 
     def _inject(self, fault: Fault) -> Callable[[], None]:
-        """Do it; what heals it."""
+        """Inject a fault. Returns what heals it."""
         if fault.target == "client":
             return self._client_fault(fault)
         if fault.target == "zookeeper":
@@ -187,7 +188,8 @@ class Nemesis:
             case "throttle":
                 relays.slow(names, bytes_per_s=fault.amount)
             case "split-view":
-                # Each client misses another bookie: together they see all, and none sees the same.
+                # Each client misses another bookie: together they see all of them, but no two the
+                # same.
                 names = [
                     link(client, fault.bookies[place % len(fault.bookies)])
                     for place, client in enumerate(fault.clients)
@@ -200,7 +202,7 @@ class Nemesis:
         return lambda: relays.heal(names)
 
     def _swizzle(self, fault: Fault) -> Callable[[], None]:
-        """Stop the links of some bookies one after the other, then let them go in another order."""
+        """Stop the links of some bookies one by one, and let them go on in another order."""
         relays = self._stage.relays
         half = fault.bookies[: max(2, len(fault.bookies) // 2)]
         for bookie in half:

@@ -1,4 +1,4 @@
-"""Entries of the workload: a value that says who wrote it, and filler that shows any damage."""
+"""Entries of the workload: a value that names its writer, and filler that shows any damage."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.history.values import value
 
 SIZES = (60, 200, 1_000, 4_000, 1_000, 200, 16_000, 60)
 LARGE_SIZE, LARGE_EVERY = 700_000, 251
-"""Now and then an entry that fills a message alone."""
+"""One entry in so many fills a whole message."""
 
 
 def size_of(counter: int) -> int:
-    """How large the entry with this counter is."""
+    """Size in bytes of the entry with this counter."""
     return LARGE_SIZE if counter % LARGE_EVERY == LARGE_EVERY - 1 else SIZES[counter % len(SIZES)]
 
 
@@ -28,16 +28,16 @@ def payload_of(text: str) -> bytes:
 
 
 def value_of(payload: bytes) -> str:
-    """The value that an entry holds. A damaged entry gives a text that does not verify."""
+    """The value in an entry. A damaged entry gives a text that does not verify."""
     text = payload.partition(b"\n")[0].decode(errors="replace")
     try:
         if payload_of(text) == payload:
             return text
     except (ValueError, IndexError):
-        pass  # not even a value: said below
+        pass  # not even a value: reported by the caller
     return f"damaged: {text[:60]!r}, {len(payload)} bytes"
 
 
 def new_value(process: str, ledger_id: int, counter: int) -> str:
-    """The value of an entry to be appended."""
+    """The value of the next entry."""
     return value(process, f"L{ledger_id}", counter)

@@ -1,4 +1,4 @@
-"""Recorder: a client process writes down what it asked and was told, line by line."""
+"""Recorder: a client process records what it asked and was told, line by line."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ OPERATIONS_PER_CLIENT = 10**9
 
 
 class Recorder:
-    """Events of one process. Every line is with the kernel before the next step is taken."""
+    """Events of one process. The kernel has every line before the next step."""
 
     def __init__(self, path: Path, number: int) -> None:
         self._file = path.open("ab", buffering=0)
         self._next = number * OPERATIONS_PER_CLIENT
 
     def begin(self, process: str, name: str, **fields: Any) -> Event:
-        """Write down that an operation begins; give the result to one of the others."""
+        """Record that an operation begins. Pass the result to one of the other methods."""
         self._next += 1
         event = Event(time.monotonic_ns(), process, self._next, Phase.INVOKE, name, **fields)
         self._file.write(encode_line(event))
         return event
 
     def ok(self, invoke: Event, **fields: Any) -> None:
-        """It succeeded; ``fields`` is what it brought."""
+        """It succeeded; ``fields`` is what it returned."""
         self._end(invoke, Phase.OK, **fields)
 
     def error(self, invoke: Event, error: BaseException) -> None:
-        """It raised: the error's class says whether it may have taken effect."""
+        """It raised: the class of the error says whether it may have taken effect."""
         unknown = not isinstance(error, LedgerError) or error.outcome_unknown
         phase = Phase.UNKNOWN if unknown else Phase.FAIL
         self._end(invoke, phase, error=type(error).__name__)

@@ -1,14 +1,13 @@
 """TCP relays between each client and each server, which cut, hold, drop, delay and throttle.
 
-They stand in for a network that misbehaves, wherever the test runs. A relay listens on a port of
-its own per link; the thread of its own keeps working while everything else is paused. What each
-fault means on the wire:
+They replace a misbehaving network, on any machine. A relay listens on one port per link, in a
+thread that keeps running while everything else is paused. Faults on the wire:
 
 * cut: connections are reset, new ones too: a server whose process is gone
-* hold: bytes stay where they are and arrive late, all at once, when the link heals: packets that
-  are sent again until the partition is over. In one direction or in both
-* drop: bytes vanish, connections stay until the link heals, and are reset then: half-open
-* delay, throttle: everything arrives, later
+* hold: bytes wait and arrive late, all at once, when the link heals: packets that are retransmitted
+  until a partition ends; in one direction or both
+* drop: bytes vanish; connections stay until the link heals, and are then reset: half-open
+* delay, throttle: everything arrives, but later
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ UP, DOWN = "up", "down"
 """Requests, from client to server; and replies."""
 
 _RESET = struct.pack("ii", 1, 0)
-"""Linger for no time: close sends a reset."""
+"""SO_LINGER of zero seconds: close sends a reset."""
 
 
 @dataclass(eq=False)
@@ -57,18 +56,18 @@ class _Connection:
 
     writers: list[asyncio.StreamWriter]
     tainted: bool = False
-    """Bytes were lost: it cannot go on once the link heals."""
+    """Bytes were lost, so it has to end when the link heals."""
 
     def reset(self) -> None:
         for writer in self.writers:
             sock = writer.get_extra_info("socket")
-            with contextlib.suppress(OSError):  # gone already
+            with contextlib.suppress(OSError):  # it has ended already
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             writer.transport.abort()
 
 
 class Relays:
-    """All relays of a run, on a thread and a loop of their own. Thread-safe."""
+    """All relays of a run, on a thread and event loop of their own. Thread-safe."""
 
     def __init__(self) -> None:
         self.links: dict[str, Link] = {}
@@ -79,7 +78,8 @@ class Relays:
         self._thread.start()
 
     def add(self, name: str, target: Callable[[], int]) -> int:
-        """A new link; its port. ``target`` is asked for the server's port at each connection."""
+        """Add a link. Returns its port. ``target`` is asked for the server's port at each
+        connection."""
         link = self.links[name] = Link(name, target)
         return asyncio.run_coroutine_threadsafe(self._listen(link), self._loop).result()
 
@@ -99,11 +99,11 @@ class Relays:
     # -- faults ------------------------------------------------------------------------------------
 
     def cut(self, names: Iterable[str]) -> None:
-        """Reset the connections of these links, and all that are made from now on."""
+        """Reset the connections of these links, and all new ones from now on."""
         self._change(names, lambda link: setattr(link, "is_cut", True))
 
     def hold(self, names: Iterable[str], directions: Iterable[str] = (UP, DOWN)) -> None:
-        """Let nothing through in these directions until the link heals; then everything."""
+        """Hold everything in these directions until the link heals."""
         ways = frozenset(directions)
         self._change(names, lambda link: setattr(link, "held", ways))
 
@@ -113,7 +113,7 @@ class Relays:
         self._change(names, lambda link: setattr(link, "dropped", ways))
 
     def slow(self, names: Iterable[str], *, delay_s: float = 0.0, bytes_per_s: float = 0.0) -> None:
-        """Delay each piece, or pass so many bytes a second."""
+        """Delay each piece, or pass only so many bytes a second."""
 
         def change(link: Link) -> None:
             link.delay_s, link.bytes_per_s = delay_s, bytes_per_s
@@ -153,7 +153,7 @@ class Relays:
             try:
                 await self._serve(link, reader, writer)
             except (OSError, asyncio.CancelledError):
-                writer.transport.abort()  # reset by a fault, by one end, or at the end
+                writer.transport.abort()  # reset by a fault, by one end, or at the end of the run
             finally:
                 self._tasks.discard(task)
 
@@ -173,7 +173,7 @@ class Relays:
                 return
             up_reader, up_writer = await asyncio.open_connection(HOST, link.target())
             connection.writers.append(up_writer)
-            if link.is_cut:  # meanwhile
+            if link.is_cut:  # the link was cut meanwhile
                 connection.reset()
                 return
             await self._forward(link, connection, (reader, writer), (up_reader, up_writer))
@@ -220,7 +220,7 @@ class Relays:
                 continue
             writer.write(data)
             await writer.drain()
-        # Even the end of a connection is news that a held or dropped direction does not pass on.
+        # A held or dropped direction does not pass on the end of a connection either.
         while direction in link.held or direction in link.dropped:
             await link.changed.wait()
 

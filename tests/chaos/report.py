@@ -15,7 +15,7 @@ from tests.history.model import History
 from tests.history.violation import Violation
 
 AFTER_FAULT_S = 3
-"""A stall that a fault causes may outlast it a little."""
+"""Seconds by which a stall may outlast the fault that caused it."""
 
 LOST = frozenset({"lost", "lost-commit", "hole", "under-replicated", "unreadable", "denied"})
 DIVERGED = frozenset({"divergence", "close-disagreement", "order", "duplicate", "stream-order"})
@@ -37,7 +37,7 @@ class Report:
     fragments: int
     faults: dict[str, int]
     stalls_s: dict[str, float]
-    """Longest time without an acknowledged append during faults of a kind, and just after."""
+    """Longest time without an acknowledged append during the faults of a kind, and just after."""
     stall_after_heal_s: float
     lost: int
     diverged: int
@@ -45,7 +45,7 @@ class Report:
     latencies: tuple[Latency, ...]
 
     def to_json(self) -> bytes:
-        """Indented, for a file."""
+        """As indented JSON."""
         return msgspec.json.format(msgspec.json.encode(asdict(self))) + b"\n"
 
 
@@ -91,7 +91,7 @@ def make_report(
 
 
 def add(one: Report, other: Report) -> Report:
-    """Two reports as one; latencies stay those of the second, which is the newer."""
+    """Add two reports; latencies are those of the second, the newer one."""
     kinds = sorted({*one.stalls_s, *other.stalls_s})
     return Report(
         seeds=one.seeds + other.seeds,
@@ -115,7 +115,7 @@ def add(one: Report, other: Report) -> Report:
 
 
 def table(report: Report) -> str:
-    """The report for people."""
+    """The report as a table."""
     seeds = " ".join(map(str, report.seeds))
     lines = [
         f"chaos: mix {report.mix}, seeds {seeds}, {report.seconds:.0f} s under load",

@@ -1,4 +1,4 @@
-"""One chaos run: warm up, break things, heal, stop, read everything afresh, judge."""
+"""One chaos run: warm up, inject faults, heal, stop, read everything afresh, judge."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Chaos:
     appends_per_s: float = 150.0
     stall_bound_s: float = STALL_BOUND_S
     keep: Path | None = None
-    """Where histories and logs go after a violation."""
+    """Where histories and logs are copied after a violation."""
 
 
 def run(chaos: Chaos) -> Report:
@@ -64,7 +64,7 @@ def run(chaos: Chaos) -> Report:
 
 
 def _under_load(chaos: Chaos, stage: Stage) -> tuple[Nemesis, Window]:
-    """The three phases; the nemesis that was, and the phase after it."""
+    """Run the three phases. Returns the nemesis, and the phase after healing."""
     warm_up_s = chaos.seconds * WARM_UP_SHARE
     heal_s = max(HEAL_S_MIN, chaos.seconds * HEAL_SHARE)
     faults_s = max(1.0, chaos.seconds - warm_up_s - heal_s)
@@ -87,7 +87,7 @@ async def _create_stream(uri: str) -> None:
 
 
 def _await_load(stage: Stage) -> None:
-    """Until every client has written something down."""
+    """Wait until every client has recorded something."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not all(path.exists() and path.stat().st_size for path in stage.histories):
         faults = stage.client_deaths()
@@ -97,14 +97,14 @@ def _await_load(stage: Stage) -> None:
 
 
 def _alive(stage: Stage, history: History) -> set[str]:
-    """Names under which processes recorded that nobody killed."""
+    """Processes in the history that nobody killed."""
     names = {client.name for client in stage.clients}
     processes = {event.process for event in history.events}
     return {process for process in processes if process.partition(".")[0] in names}
 
 
 def _internal_errors(history: History) -> list[Violation]:
-    """A bare LedgerError is a handle that crashed, whatever the faults."""
+    """A bare LedgerError is a handle that crashed, which no fault may cause."""
     return [
         Violation("I13", "internal-error", f"{e.name} of {e.process}: {e.error}", (e.operation,))
         for e in history.events

@@ -1,4 +1,4 @@
-"""Session: what the roles of one client process share, and the signals that steer it."""
+"""Session: what the roles of a client process share, and the signals that control it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LEDGER_TAG = {"purpose": "chaos"}
 CONFIG = ClientConfig(
     add_timeout_s=2.0, read_timeout_s=2.0, metadata_timeout_s=4.0, session_timeout_s=3.0
 )
-"""Short enough that many faults fit into a minute."""
+"""Short, so that many faults fit into a minute."""
 
 LIST_INTERVAL_S = 0.5
 
 
 @dataclass(eq=False)
 class Session:
-    """A connected client, its name, its seeded choices, and what it knows of others' ledgers."""
+    """A connected client, its name, its random choices, and the ledgers it knows of."""
 
     name: str
     client: StreamClient
@@ -38,13 +38,13 @@ class Session:
     appends_per_s: float
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     recover_all: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody wants every open ledger recovered now: a writer is paused."""
+    """Set when every open ledger has to be recovered now, because a writer is paused."""
     others: list[int] = field(default_factory=list)
     """Ledgers of all writers, ascending."""
     closed: set[int] = field(default_factory=set)
 
     async def pause(self, seconds: float) -> bool:
-        """Wait, or until it is time to stop. True: go on."""
+        """Wait, or until it is time to stop. True if not."""
         try:
             await asyncio.wait_for(self.stopping.wait(), seconds)
         except TimeoutError:
@@ -52,7 +52,7 @@ class Session:
         return False
 
     async def keep_list(self) -> None:
-        """Role: know which ledgers there are."""
+        """Role: keep the list of ledgers up to date."""
         seen: dict[int, bool] = {}
         while await self.pause(LIST_INTERVAL_S):
             try:
@@ -61,11 +61,11 @@ class Session:
                         metadata = await self.client.ledger_metadata(ledger_id)
                         seen[ledger_id] = metadata.custom_metadata == LEDGER_TAG
             except LedgerError:
-                continue  # ZooKeeper is away, or the ledger was deleted: look again
+                continue  # ZooKeeper is unreachable, or the ledger was deleted: look again
             self.others = sorted(ledger_id for ledger_id, ours in seen.items() if ours)
 
     def expire_session(self) -> None:
-        """Have ZooKeeper end our session, as it does after a silence; blocks."""
+        """Have ZooKeeper expire this session, as after a long silence. Blocks."""
         store = self.client.store
         assert isinstance(store, ZooKeeperStore)
         thief = KazooClient(store.address.hosts, client_id=store._session.client.client_id)
@@ -78,7 +78,7 @@ class Session:
 
 @asynccontextmanager
 async def connected(uri: str, bookies: dict[str, str]) -> AsyncIterator[StreamClient]:
-    """A client whose connections to bookies go where ``bookies`` says; waits for ZooKeeper."""
+    """A client that reaches bookies at the given addresses; waits for ZooKeeper."""
     client = await _connect(uri, bookies)
     try:
         yield client

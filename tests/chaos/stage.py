@@ -1,4 +1,4 @@
-"""Stage: the cluster, the relays and the client processes of one run, and their end."""
+"""Stage: the cluster, the relays and the client processes of one run."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ZOOKEEPER_OF_BOOKIES = "bookies>zookeeper"
 
 
 class RelayedCluster(LocalCluster):
-    """A local cluster whose bookies reach ZooKeeper through a relay, and lose with their process
-    whatever they have not synced."""
+    """A local cluster whose bookies reach ZooKeeper through a relay, and lose all unsynced data
+    when they are killed."""
 
     def __init__(self, bookies: int, relays: Relays) -> None:
         port = relays.add(ZOOKEEPER_OF_BOOKIES, lambda: self.zookeeper_port)
@@ -46,18 +46,18 @@ class RelayedCluster(LocalCluster):
 
     @property
     def uri(self) -> str:
-        """Where bookies find ZooKeeper."""
+        """The URI that bookies use, through the relay."""
         return self._relayed_uri
 
     @property
     def direct_uri(self) -> str:
-        """Where it is."""
+        """The URI of ZooKeeper itself."""
         return super().uri
 
 
 @dataclass(eq=False)
 class ClientProcess:
-    """One place among the clients, and the process that has it now."""
+    """One position among the clients, and the process that has it now."""
 
     index: int
     generation: int = 0
@@ -66,18 +66,18 @@ class ClientProcess:
 
     @property
     def name(self) -> str:
-        """The process's name; a new one after each death."""
+        """The process's name in histories; a new one after each death."""
         return f"c{self.index}g{self.generation}"
 
     @property
     def process(self) -> str:
-        """What the supervisor knows it by."""
+        """The name under which the supervisor knows it."""
         return f"client-{self.name}"
 
 
 @dataclass(eq=False)
 class Stage:
-    """Everything that runs. Its end, by whatever reason, leaves no process and no file."""
+    """All processes of a run. Leaving it ends every process and removes every file."""
 
     seed: int
     bookies: int = 4
@@ -119,11 +119,11 @@ class Stage:
         return lambda: int(self.cluster.bookie_address(bookie).rpartition(":")[2])
 
     def cut_power(self, bookies: Iterable[int]) -> None:
-        """Kill them all in the same moment; none has time to sync what it has answered."""
+        """Kill all bookies at the same moment, so that none can sync what it has answered."""
         hit = list(bookies)
         states = self.cluster.processes.states()
         running = [states[self.cluster.bookie_ids[bookie]] for bookie in hit]
-        # One by one through the supervisor would give the last of them time.
+        # One by one through the supervisor would leave the last of them time to sync.
         for state in running:
             if state.exit_code is None:
                 os.kill(state.pid, signal.SIGKILL)
@@ -131,7 +131,7 @@ class Stage:
             self.cluster.kill_bookie(bookie)
 
     def start_bookies(self, bookies: Sequence[int]) -> None:
-        """Start those that do not run, side by side; returns once all serve."""
+        """Start the bookies that do not run, in parallel. Returns once all serve."""
         stopped = [b for b in bookies if not self.cluster.is_bookie_running(b)]
         with ThreadPoolExecutor(max_workers=max(1, len(stopped))) as pool:
             list(pool.map(self.cluster.start_bookie, stopped))
@@ -146,22 +146,20 @@ class Stage:
             self._spawn(self.clients[-1])
 
     def kill_client(self, index: int) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Kill a client, and wait until it is gone."""
         client = self.clients[index]
         client.ended_on_purpose = True
         self.cluster.processes.signal(client.process, signal.SIGKILL)
         self.cluster.processes.wait_exit(client.process)
 
     def restart_client(self, index: int) -> None:
-        """A new process with the same roles, and a name of its own."""
+        """Start a new process with the same roles and a new name."""
         self.clients[index] = ClientProcess(index, self.clients[index].generation + 1)
         self._spawn(self.clients[index])
 
     def signal_client(self, index: int, number: signal.Signals) -> None:
-        """Steer a client (see ``client``), pause it, or let it go on.
-
-        One that is still starting would die of a signal that it does not know yet.
-        """
+        """Send a signal to a client (see ``client``): control it, pause it, or let it go on. Waits
+        until a new process has its handlers, because it would die of the signal before."""
         client = self.clients[index]
         steers = number in (signal.SIGUSR1, signal.SIGUSR2)
         if steers and not self._history_of(client).exists():
@@ -201,7 +199,7 @@ class Stage:
         self.cluster.processes.spawn(client.process, argv, log=log, env=env)
 
     def set_clocks(self, bookies: Iterable[int], clients: Iterable[int], seconds: float) -> None:
-        """Have their time of day be so far ahead, or behind, from now on."""
+        """Set the wall clock of these processes ahead or back."""
         for bookie in bookies:
             wall_clock.jump(self.cluster.bookie_directory(bookie), seconds)
         for client in clients:
@@ -213,7 +211,7 @@ class Stage:
         return directory
 
     def heal(self) -> None:
-        """Whatever is broken works again: returns once all servers serve."""
+        """End every fault. Returns once all servers serve."""
         self.relays.heal(self.relays.links)
         if not self.cluster.processes.is_running("zookeeper"):
             self.cluster.start_zookeeper()
@@ -227,7 +225,7 @@ class Stage:
                 self.restart_client(index)
 
     def stop_clients(self) -> list[str]:
-        """Ask all to finish and wait for it; what is wrong with those that did not."""
+        """Ask all clients to finish, and wait. Returns what is wrong with those that did not."""
         for client in self.clients:
             self.cluster.processes.signal(client.process, signal.SIGTERM)
         faults = []
@@ -263,7 +261,7 @@ class Stage:
         ]
 
     def bookie_addresses(self) -> dict[str, str]:
-        """Where the bookies are, past all relays."""
+        """Addresses of the bookies themselves, without relays."""
         return {
             bookie_id: self.cluster.bookie_address(index)
             for index, bookie_id in enumerate(self.cluster.bookie_ids)
@@ -279,10 +277,10 @@ class Stage:
             shutil.copy(self.cluster.bookie_log(index), directory / f"{bookie_id}.log")
 
     def history(self) -> History:
-        """What all clients have written down, in order of time."""
+        """The records of all clients, merged in order of time."""
         return History.load(*(path for path in self.histories if path.exists()))
 
 
 def link(client: int, bookie: int) -> str:
-    """The name of the way from a client to a bookie."""
+    """The name of the link from a client to a bookie."""
     return f"c{client}>bookie{bookie}"

@@ -17,7 +17,7 @@ from tests.history.model import value
 STREAM = "rows"
 SCHEMA = pa.schema([pa.field("value", pa.string())])
 SHARED_SINK = "shared"
-"""Two drivers offer transactions of this sink: one of them is always the slower one."""
+"""Two drivers commit transactions of this sink, so one of them is always too late."""
 
 COMMIT_INTERVAL_S = (0.02, 0.3)
 ROWS_MAX = 12
@@ -27,7 +27,7 @@ TAIL_IDLE_S = 1.0
 
 
 async def open_stream(session: Session) -> Stream | None:
-    """The stream; None if it is time to stop before it could be opened."""
+    """Open the stream; None if it is time to stop before that succeeds."""
     while not session.stopping.is_set():
         try:
             return await session.client.stream(STREAM)
@@ -37,7 +37,7 @@ async def open_stream(session: Session) -> Stream | None:
 
 
 async def commit(session: Session, sink_id: str) -> None:
-    """Commit one transaction after the other; what did not succeed is offered again as it was."""
+    """Commit one transaction after the other; after a failure, the same one again."""
     process = f"{session.name}.{sink_id}"
     stream = await open_stream(session)
     if stream is None:
@@ -49,7 +49,7 @@ async def commit(session: Session, sink_id: str) -> None:
             continue
         transaction_id = max(transaction_id, newest) + 1
         if sink_id == SHARED_SINK:
-            transaction_id = newest + 1  # the rival may have been faster: offer what is next
+            transaction_id = newest + 1  # the rival may have been faster: go on with the next
         count = session.rng.randint(1, ROWS_MAX)
         values = tuple(value(process, sink_id, counter + n) for n in range(count))
         counter += count
@@ -63,7 +63,7 @@ async def commit(session: Session, sink_id: str) -> None:
 
 
 async def _newest(stream: Stream, sink_id: str) -> int | None:
-    """The newest transaction of the sink, -1 for none; None if it cannot be known now."""
+    """The sink's newest transaction, -1 for none; None if it cannot be read now."""
     try:
         record = await stream.last_transaction(sink_id)
     except LedgerError:
@@ -79,7 +79,7 @@ async def _offer(
     transaction_id: int,
     values: tuple[str, ...],
 ) -> bool:
-    """Offer a transaction once; True if it is decided."""
+    """Try to commit a transaction once. True if it is decided."""
     invoke = session.recorder.begin(
         process,
         "commit",
@@ -96,13 +96,13 @@ async def _offer(
         )
     except LedgerError as error:
         session.recorder.error(invoke, error)
-        return isinstance(error, ConflictError)  # an older transaction: the rival won
+        return isinstance(error, ConflictError)  # the rival won with an older attempt
     session.recorder.ok(invoke, commit=done.number, applied=done.applied)
     return True
 
 
 async def read_all(session: Session) -> None:
-    """Read the stream as a whole now and then, in the name of the process that also commits."""
+    """Read the whole stream repeatedly, under the name of the process that also commits."""
     process = f"{session.name}.{session.name}"
     stream = await open_stream(session)
     if stream is None:
@@ -124,7 +124,7 @@ async def read_all(session: Session) -> None:
 
 
 async def follow(session: Session) -> None:
-    """Follow the stream from its beginning; after an error, from there again."""
+    """Follow the stream from its beginning, and after an error from there again."""
     process = f"{session.name}.tail"
     stream = await open_stream(session)
     if stream is None:

@@ -1,4 +1,4 @@
-"""Two runs of chaos: processes that die and stall; a network that lies. No promise is broken.
+"""Two runs of chaos, one with processes that die and stall, one with a network that fails.
 
 A longer run: ``python -m tests.chaos --minutes 20``.
 """
@@ -21,7 +21,8 @@ SECONDS = float(CHAOS_SECONDS.test)
 APPENDS_PER_S = 100.0
 
 STALL_BOUND_S = 30.0
-"""Appends go on within ten seconds of healing; machines that run tests may be busy meanwhile."""
+"""Appends succeed within ten seconds of healing; a machine that runs tests may be busy
+meanwhile."""
 
 
 @pytest.mark.processes

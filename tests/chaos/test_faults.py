@@ -1,4 +1,4 @@
-"""The plan of faults that a seed gives."""
+"""The plan of faults that a seed gives: repeatable, complete, without collisions."""
 
 from __future__ import annotations
 

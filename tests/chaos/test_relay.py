@@ -1,4 +1,4 @@
-"""Each fault of a link does to bytes and connections what it says, and heals."""
+"""Each fault of a relay does to bytes and connections what its name says, and heals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET_S = 0.2
 
 
 class Echo:
-    """A server that sends back what it gets, and counts it."""
+    """An echo server that counts bytes."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -69,7 +69,7 @@ def connect(relays: Relays) -> socket.socket:
 
 
 def silent(connection: socket.socket) -> bool:
-    """Whether nothing comes for a while; the connection stays."""
+    """Whether nothing arrives for a while on an open connection."""
     connection.settimeout(QUIET_S)
     try:
         data = connection.recv(10)
@@ -98,7 +98,7 @@ def is_reset(connection: socket.socket) -> bool:
 
 
 def is_refused(relays: Relays) -> bool:
-    """Whether a new connection is reset, at once or as soon as it stands."""
+    """Whether a new connection is reset, at once or as soon as it is made."""
     try:
         with connect(relays) as connection:
             return is_reset(connection)

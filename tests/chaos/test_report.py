@@ -1,4 +1,4 @@
-"""The arithmetic of reports."""
+"""Reports add up, and list what was broken."""
 
 from __future__ import annotations
 

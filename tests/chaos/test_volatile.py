@@ -1,4 +1,4 @@
-"""Unsynced bytes are seen by all handles, and by nobody after the process is gone."""
+"""Unsynced bytes are seen through every handle, and are lost with the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process's time of day follows its file, and nothing else does."""
+"""A process's time of day follows its file; its monotonic clock does not."""
 
 from __future__ import annotations
 

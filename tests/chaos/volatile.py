@@ -1,8 +1,8 @@
-"""Files whose bytes stay in the process until they are synced: killing it cuts its power.
+"""Files whose bytes stay in the process until they are synced: a kill acts as a power cut.
 
-The page cache outlives a killed process, so a kill alone never shows that something was answered
-before it was durable. Here unsynced bytes die with the process. All handles of a file see them, as
-they would see the page cache. Names are durable at once: losing those is for simulated disks.
+The page cache survives a killed process, so a kill alone never shows that something was answered
+before it was durable. Here unsynced bytes die with the process. All handles of a file see them,
+like the page cache. Names are durable at once; losing those is left to simulated disks.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from bookie_server.storage.fs.vfs import File
 from tests.chaos import wall_clock
 
 SYNC_S = 0.01
-"""How long a sync takes, as on a real disk: what is answered before it, a power cut can catch."""
+"""How long a sync takes. As on a real disk, a power cut can come between an early answer and the
+sync."""
 
 
 class _Unsynced:
-    """Writes to one file, oldest first, that were not synced."""
+    """Unsynced writes to one file, oldest first."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.writes: list[tuple[int, bytes, PosixFile]] = []
         self.closing: list[PosixFile] = []
-        """Files that were closed with writes of theirs unsynced."""
+        """Files that were closed with unsynced writes."""
 
     def end(self) -> int:
-        """Where the last of them ends; 0 for none."""
+        """The end of the last unsynced write; 0 for none."""
         return max((offset + len(data) for offset, data, _ in self.writes), default=0)
 
     def over(self, data: bytes, offset: int, length: int) -> bytes:
-        """What a read of ``length`` bytes sees, if the disk has ``data`` there."""
+        """What a read of ``length`` bytes returns if the disk has ``data`` there."""
         if not self.writes:
             return data
         seen = bytearray(data)
@@ -138,14 +139,14 @@ class VolatileFileSystem(PosixFileSystem):
 
 
 def install() -> None:
-    """Let bookies of this process use such files."""
+    """Make bookies of this process use such files."""
     import bookie_server.opening
 
     bookie_server.opening.PosixFileSystem = VolatileFileSystem  # type: ignore[attr-defined]
 
 
 def command(python: str, directory: Path, config: Path) -> tuple[list[str], dict[str, str]]:
-    """As ``spark_ledger.local.bookie.command``, for a bookie whose kill is a power cut."""
+    """Like ``spark_ledger.local.bookie.command``, for a bookie whose kill is a power cut."""
     from spark_ledger.local.bookie import ready_file
 
     argv = [python, "-m", "tests.chaos.bookie", "--config", str(config), "--format"]

@@ -1,7 +1,7 @@
-"""A wall clock that can be set for one process: time of day is read through an offset in a file.
+"""A wall clock that can be set for one process: time of day is read with an offset from a file.
 
-Only what Python reads of it moves, and the product's only clock besides is a monotonic one, which
-no operator can set.
+Only time that Python reads is moved. The product's only other clock is monotonic, and no operator
+can set that.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "SPARK_LEDGER_TEST_CLOCK"
-"""Names the file: seconds to add, as text. Without the file the clock is right."""
+"""Environment variable that names the file: seconds to add, as text. Without the file, none."""
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What a process with a clock in this directory is started with."""
+    """The environment of a process with a clock in this directory."""
     return {VARIABLE: str(directory / "clock")}
 
 
 def jump(directory: Path, seconds: float) -> None:
-    """Set the clock there, from now on, so much ahead of the right time (or behind it)."""
+    """Set the clock in a directory so many seconds ahead, or back, from now on."""
     temporary = directory / "clock.new"
     temporary.write_text(repr(seconds))
     temporary.replace(directory / "clock")
 
 
 def install() -> None:
-    """Have this process read its time of day through the file that it was told of."""
+    """Make this process read its time of day with the offset of its file."""
     clock = Path(os.environ[VARIABLE])
     right_ns = time.time_ns
 

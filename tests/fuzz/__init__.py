@@ -1,1 +1,1 @@
-"""Malformed inputs for every parser: only named errors, no hang, nothing damaged is accepted."""
+"""Malformed inputs to every parser: only named errors, no hang, no damage accepted."""

@@ -1,4 +1,4 @@
-"""The command: ``python -m tests.fuzz --inputs N --seed S [--only NAME] [--json FILE]``."""
+"""Command: ``python -m tests.fuzz --inputs N --seed S [--only NAME] [--json FILE]``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fuzz.targets import all_targets
 
 
 def main() -> None:
-    """Fuzz, print a table, write the figures; an AssertionError shows the input that failed."""
+    """Fuzz, print a table, write the figures. Raises AssertionError with the input that failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""The loop: inputs by chunks, each chunk from a seed of its own, so that one can be repeated.
+"""The loop: inputs in chunks, each with a seed of its own, so that one can be repeated.
 
 python -m tests.fuzz --inputs 1000000 --seed 1
 python -m tests.fuzz --only "entry frame" --inputs 100000 --seed 7
@@ -20,17 +20,17 @@ from tests.fuzz.target import Target
 
 CHUNK = 1000
 CHUNK_SECONDS_MAX = 30
-"""A chunk takes a second at most; one that takes this long hangs."""
+"""Seconds after which a chunk counts as a hang; it takes one at most."""
 MEMORY_GROWTH_MAX = 400 * 1024 * 1024
 
 
 class FuzzError(AssertionError):
-    """A parser did what it must not do with some input."""
+    """A parser accepted damage, raised an unnamed error, hung, or used too much memory."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a target's inputs; ``seconds`` of one processor."""
+    """Counts of a target's inputs; ``seconds`` of one core."""
 
     name: str
     inputs: int = 0
@@ -40,7 +40,8 @@ class Outcome:
 
 
 def fuzz(targets: Sequence[Target], *, inputs: int, seed: int) -> list[Outcome]:
-    """Give ``inputs`` to the targets by their shares. Raises FuzzError at the first wrong step."""
+    """Divide ``inputs`` among the targets by their shares, and try them. Raises FuzzError at the
+    first failure."""
     shares = sum(target.share for target in targets)
     memory = _memory_bytes()
     outcomes = []
@@ -101,7 +102,7 @@ def _wrong(target: Target, data: bytes, seed: int, chunk: int, what: str) -> Fuz
 
 @contextmanager
 def _time_limit(what: str) -> Iterator[None]:
-    """FuzzError in the middle of whatever hangs."""
+    """Interrupt whatever runs too long. Raises FuzzError."""
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
         raise FuzzError(f"{what}: no end after {CHUNK_SECONDS_MAX} s")

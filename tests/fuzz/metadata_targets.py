@@ -28,7 +28,7 @@ PATH = "a/node"
 
 
 def metadata_targets() -> list[Target]:
-    """All of them."""
+    """All targets of this file."""
     return [*_ledger_nodes(), *_stream_nodes()]
 
 

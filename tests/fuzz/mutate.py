@@ -1,4 +1,5 @@
-"""Valid inputs made invalid: bits flipped, pieces cut, doubled, swapped, numbers at extremes."""
+"""Malformed inputs from valid ones: bits flipped, pieces cut, doubled or swapped, extreme
+numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ _WORD: Final = re.compile(r'"[^"]*"|\w+')
 
 
 class Mutator:
-    """Draws mutations from one seed. ``corpus`` is what to start from, and to splice with."""
+    """Draws mutations from one seed. ``corpus`` are the valid inputs that it changes and
+    splices."""
 
     def __init__(self, choose: random.Random, corpus: Sequence[bytes], *, is_text: bool) -> None:
         assert corpus, "a parser has valid inputs"
@@ -64,7 +66,7 @@ class Mutator:
         )
 
     def draw(self) -> bytes:
-        """One malformed input (seldom one that is valid by chance)."""
+        """One input, nearly always malformed."""
         random_number = self._choose.random
         if self._texts and random_number() < 0.7:
             return self._draw_text()
@@ -130,7 +132,7 @@ class Mutator:
         value = self._choose.choice(_EXTREMES)
         kind = self._choose.random()
         if kind < 0.3:
-            value = (1 << 8 * width) - 1 - value  # the extremes from above
+            value = (1 << 8 * width) - 1 - value  # counted from above
         elif kind < 0.5:
             value = (1 << 8 * width - 1) + (value & 1)
         value &= (1 << 8 * width) - 1
@@ -178,7 +180,7 @@ class Mutator:
             return text[:start] + text[other_start:other_end] + text[end:]
         if kind < 0.6:
             return text[:start] + self._choose.choice(_NUMBERS) + text[end:]
-        if kind < 0.8:  # gone
+        if kind < 0.8:  # the word removed
             return text[:start] + text[end:]
         piece = text[start : max(end, other_end)]
         return text[:start] + piece + piece + text[max(end, other_end) :]

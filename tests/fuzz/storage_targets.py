@@ -51,7 +51,7 @@ RUNS = (
 
 
 def storage_targets() -> list[Target]:
-    """All of them, with the frame of an entry, which bookies keep."""
+    """All targets of this file, with the frame of an entry, which bookies store."""
     return [
         *_frames(),
         *_records(),
@@ -171,7 +171,7 @@ def _disk_with(path: Path, data: bytes) -> MemoryFileSystem:
 
 
 def _journal_file() -> Target:
-    """A journal file of five batches: what is read is a start of what was written."""
+    """A journal file of five batches: what is read is a prefix of what was written."""
     files = formatted()
     journal = Journal(
         files,
@@ -213,7 +213,7 @@ def _entry_log() -> list[Target]:
     writer.finish()
     path = log_path(DIRECTORY, 1)
     corpus = [_content(files, path)]
-    # A damaged place in the index is a damaged place, too.
+    # A damaged block location in the index counts as a damaged block.
     wrong_places = (BlockLocation(1, 0, 40), BlockLocation(1, places[1].offset + 1, 40))
 
     def parse(data: bytes) -> object:

@@ -45,7 +45,7 @@ def _batch() -> pa.RecordBatch:
 
 
 def entries() -> list[bytes]:
-    """The same rows in every compression."""
+    """The same rows with every compression."""
     payloads = []
     for compression in Compression:
         encoder = EntryEncoder(SCHEMA, 0, compression=compression, entry_bytes=64 * 1024)
@@ -54,7 +54,7 @@ def entries() -> list[bytes]:
 
 
 def _use(payload: bytes) -> object:
-    """Decode, and touch every value: what was let through can be used."""
+    """Decode, and touch every value: what is accepted has to be usable."""
     batch = decode_entry(payload, SCHEMA, _WHERE)
     batch.take(pa.array(range(batch.num_rows)))
     return batch
@@ -66,7 +66,7 @@ def _judge(_data: bytes, value: object) -> str:
 
 
 def stream_targets() -> list[Target]:
-    """All of them."""
+    """All targets of this file."""
     payloads = entries()
 
     def check(data: bytes) -> object:

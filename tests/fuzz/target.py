@@ -1,4 +1,4 @@
-"""What is fuzzed: a parser, valid inputs, the errors it may raise, and what it may accept."""
+"""A target of fuzzing: a parser, valid inputs, the errors it may raise, what it may accept."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _accepts_anything(_data: bytes, _value: object) -> str:
 class Target:
     """One parser. ``parse`` returns None for what it refuses without an error.
 
-    ``errors`` are all that it may raise. ``judge`` says what is wrong with a value that was
-    accepted, or "". ``share`` is how many of a million inputs it gets.
+    ``errors`` are all that it may raise. ``judge`` says what is wrong with an accepted value, or
+    "". ``share`` is its weight: how many of a million inputs it gets.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Target:
 
 
 def only_what_was_written(corpus: Sequence[bytes], parse: Parse) -> Judge:
-    """A checksum covers the input: what is accepted is one of the values that were written."""
+    """For inputs under a checksum: what is accepted is one of the values that were written."""
     values = [parse(data) for data in corpus]
     assert None not in values, "the corpus is valid"
 
@@ -42,7 +42,7 @@ def only_what_was_written(corpus: Sequence[bytes], parse: Parse) -> Judge:
 
 
 def written_again_it_is_the_same(encode: Callable[[object], bytes]) -> Judge:
-    """No two inputs mean the same: what is accepted encodes to the input again."""
+    """For formats with one encoding per value: what is accepted encodes to the same input again."""
 
     def judge(data: bytes, value: object) -> str:
         again = encode(value)

@@ -1,4 +1,4 @@
-"""Every parser of the project, by the place its input comes from."""
+"""Every parser of the project, by the source of its input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fuzz.wire_targets import wire_targets
 
 
 def all_targets() -> list[Target]:
-    """Disk, wire, metadata, streams, text."""
+    """Targets of disk, wire, metadata, streams and text."""
     return [
         *storage_targets(),
         *wire_targets(),

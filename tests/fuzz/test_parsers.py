@@ -1,4 +1,4 @@
-"""Malformed inputs to every parser, and proof that the loop sees what is wrong."""
+"""Malformed inputs to every parser, and proof that the loop finds parsers that are wrong."""
 
 from __future__ import annotations
 

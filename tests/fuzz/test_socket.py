@@ -1,4 +1,4 @@
-"""500 malformed messages over a socket to a real bookie, which keeps serving and starts again."""
+"""Malformed messages over a socket to a real bookie, which keeps serving and starts again."""
 
 from __future__ import annotations
 

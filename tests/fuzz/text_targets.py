@@ -75,7 +75,7 @@ _DDL = ("id bigint not null, name string", "price decimal(10,2), at timestamp")
 
 
 def text_targets() -> list[Target]:
-    """All of them."""
+    """All targets of this file."""
     offsets = [json.dumps(stream_offset(Dlsn(3, 1, slot), "5f2a")).encode() for slot in (0, 5)]
     raw = [json.dumps(ledger_offset(LedgerId(7), EntryId(9))).encode()]
     return [
@@ -108,7 +108,7 @@ def _target(
 
 
 class _NotTextError(Exception):
-    """The input never reaches the parser: it is given text, or JSON, by whoever calls it."""
+    """The input never reaches the parser, because its caller gives it only text, or JSON."""
 
 
 def _encoded(texts: tuple[str, ...]) -> list[bytes]:
@@ -131,7 +131,7 @@ def _text(parse: Any) -> Parse:
 
 
 def _json(parse: Any) -> Parse:
-    """Spark gives the parser what ``json.loads`` made of the checkpoint's text."""
+    """Spark gives the parser the result of ``json.loads`` on the checkpoint's text."""
 
     def parse_json(data: bytes) -> object:
         try:

@@ -41,7 +41,7 @@ RUNS = (sealed_run(1, [0]), sealed_run(2, [4, 5, 6]), sealed_run(2**62, [9, 12, 
 
 
 def wire_targets() -> list[Target]:
-    """All of them."""
+    """All targets of this file."""
     adds = [AddCommand(n, b"key" * n, bool(n % 2), run) for n, run in enumerate(RUNS)]
     requests = [encode_append_request(adds[:1]), encode_append_request(adds)]
     responses = [encode_read_response(run) for run in RUNS]
@@ -64,7 +64,7 @@ def wire_targets() -> list[Target]:
 
 
 def _judge_adds(_data: bytes, value: object) -> str:
-    """What passes the check can be stored: a bookie relies on each of these."""
+    """An accepted add can be stored: a bookie relies on each of these."""
     adds: list[ReceivedAdd] = value  # type: ignore[assignment]
     for add in adds:
         if add.error:
@@ -78,7 +78,7 @@ def _judge_adds(_data: bytes, value: object) -> str:
 
 
 def _read_response(data: bytes) -> object:
-    """As a client does it: decode, look for malformed runs, verify every frame."""
+    """Read as a client does: decode, check the form of the run, verify every frame."""
     response, run = decode_read_response(data)
     status_from_wire(response.status)
     if run is None or run_error(run) is not None:

@@ -41,7 +41,7 @@ class FinalLedger:
         """The same for an entry of this fragment."""
         size = self.quorums.ensemble_size
         indexes = ((entry_id + i) % size for i in range(self.quorums.write_quorum))
-        return tuple(fragment.bookies[index] for index in indexes if index < len(fragment.bookies))
+        return tuple(fragment.bookies[i] for i in indexes if i < len(fragment.bookies))
 
 
 @dataclass(frozen=True, slots=True)

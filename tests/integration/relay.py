@@ -1,4 +1,4 @@
-"""A TCP relay that loses requests or replies on order. Runs on the test's own loop."""
+"""A TCP relay that loses requests or replies on demand. Runs on the test's event loop."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Lose(Enum):
     NOTHING = "nothing"
     REQUEST = "request"  # the next bytes from a client are dropped with their connection
     REPLY = "reply"  # they reach the server, whose answer is dropped with the connection
-    SILENCE = "silence"  # nothing passes any more, and connections stay
+    SILENCE = "silence"  # nothing passes any more, and connections stay open
 
 
 class Relay:
-    """Listens on a free loopback port and forwards to another."""
+    """Listens on a free loopback port and forwards to another port."""
 
     REPLY_WAIT_S = 0.1
 
@@ -39,10 +39,10 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0.01)  # transports that were closed let go of their sockets now
+        await asyncio.sleep(0.01)  # closed transports release their sockets now
 
     def lose_next(self, what: Lose, *, then_closed: bool = False) -> None:
-        """Lose the next message. ``then_closed``: take no new connections until ``open``."""
+        """Lose the next message. ``then_closed``: accept no new connections until ``open``."""
         self._lose = what
         self.cut.clear()
         if then_closed:
@@ -58,7 +58,7 @@ class Relay:
             task.cancel()
 
     def pass_new(self) -> None:
-        """End the loss for what comes from now on; what was lost before stays unanswered."""
+        """End the loss for what is sent from now on; what was lost stays unanswered."""
         self._lose = Lose.NOTHING
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,7 +98,7 @@ class Relay:
                 case Lose.REPLY:
                     up.write(data)
                     await up.drain()
-                    await asyncio.sleep(self.REPLY_WAIT_S)  # the server has done it by then
+                    await asyncio.sleep(self.REPLY_WAIT_S)  # the server has handled it by then
                     self._lose = Lose.NOTHING
                     self.cut.set()
                     return

@@ -1,4 +1,4 @@
-"""The raw benchmark at a tiny scale, with real processes: the shape of its rows, and its end."""
+"""The raw benchmark at a tiny scale with real processes: its rows, and how it ends."""
 
 from __future__ import annotations
 

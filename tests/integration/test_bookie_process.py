@@ -1,4 +1,4 @@
-"""The bookie as a process: start, serve, stop, crash, and every way a start is refused."""
+"""The bookie as a process: start, serve, stop, crash, and every reason to refuse a start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Process:
-    """One bookie's directory, and its process when there is one."""
+    """A bookie's directory, and its process while there is one."""
 
     def __init__(self, directory: Path, uri: str, extra: str = "") -> None:
         self.directory = directory

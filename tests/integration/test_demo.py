@@ -1,4 +1,4 @@
-"""The demonstration in small: faults included, every row compared; and its comparison can fail."""
+"""The demonstration in small, with faults and a comparison of every row; and that comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_demo_in_small() -> None:
         env=os.environ
         | {
             "COLUMNS": "120",
-            "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # start quickly
+            "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # to start quickly
         },
         capture_output=True,
         text=True,

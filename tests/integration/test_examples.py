@@ -1,4 +1,4 @@
-"""Every example runs as its first lines say, and prints the facts that it is there to show."""
+"""Every example runs as its first lines say, and prints the facts that it demonstrates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 280
 
 ENVIRONMENT = {
     **os.environ,
-    "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # start quickly
+    "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # to start quickly
     "PYSPARK_PYTHON": sys.executable,
     "PYSPARK_DRIVER_PYTHON": sys.executable,
     "PYTHONPATH": str(ROOT),
@@ -31,7 +31,7 @@ TESTED = {"quickstart", "word_of_the_day", "append_and_tail", "crash_and_recover
 
 
 def start(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run an example to its end, with changes to the environment."""
+    """Run an example to its end, with changes to its environment."""
     return subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments],
         env={**ENVIRONMENT, **environment},
@@ -43,7 +43,7 @@ def start(name: str, *arguments: str, **environment: str) -> subprocess.Complete
 
 
 def run(name: str, *arguments: str) -> str:
-    """What the example prints, if all goes well."""
+    """What the example prints if all goes well."""
     done = start(name, *arguments)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -1,4 +1,4 @@
-"""Real bookies and a real ZooKeeper, killed, paused and restarted under a client's hands."""
+"""Real bookies and a real ZooKeeper are killed, paused and restarted while a client works."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def payload(number: int) -> bytes:
     return b"entry %d" % number
 
 
-def index_of(cluster: LocalCluster, writer: BlockingWriter, bookie_index: int) -> int:
-    """Which bookie of the cluster stands at an index of the writer's ensemble."""
+def cluster_index(cluster: LocalCluster, writer: BlockingWriter, bookie_index: int) -> int:
+    """The index in the cluster of the bookie at a bookie index of the writer's ensemble."""
     return list(cluster.bookie_ids).index(writer.metadata.last_fragment.bookies[bookie_index])
 
 
@@ -70,14 +70,14 @@ def test_killed_bookies_are_replaced_and_nothing_is_lost(
 ) -> None:
     writer = client.create_ledger()
     append(writer, 500)
-    first = index_of(cluster, writer, 0)
+    first = cluster_index(cluster, writer, 0)
     cluster.kill_bookie(first)
     append(writer, 500)
     dead = cluster.bookie_ids[first]
-    assert dead not in writer.metadata.last_fragment.bookies, "the spare took its index"
-    second = index_of(cluster, writer, 1)
+    assert dead not in writer.metadata.last_fragment.bookies, "the spare has replaced it"
+    second = cluster_index(cluster, writer, 1)
     cluster.kill_bookie(second)
-    append(writer, 500)  # no spare is left: two of three copies are enough
+    append(writer, 500)  # there is no spare: two of three copies are enough
     cluster.start_bookie(first)
     cluster.start_bookie(second)
     append(writer, 500)
@@ -88,7 +88,7 @@ def test_killed_bookies_are_replaced_and_nothing_is_lost(
 def test_paused_bookie_delays_no_add(cluster: LocalCluster, client: StreamConnection) -> None:
     writer = client.create_ledger()
     append(writer, 100)
-    paused = index_of(cluster, writer, 2)
+    paused = cluster_index(cluster, writer, 2)
     cluster.pause_bookie(paused)
     append(writer, 2000)
     silent = cluster.bookie_ids[paused]
@@ -100,7 +100,7 @@ def test_paused_bookie_delays_no_add(cluster: LocalCluster, client: StreamConnec
 
 
 def tick(writer: BlockingWriter) -> bool:
-    """Append one more, so that the writer finds out; always true."""
+    """Append one more entry, so that the writer notices; always true."""
     append(writer, 1)
     return True
 
@@ -153,7 +153,7 @@ def test_adds_go_on_without_zookeeper_and_changes_wait_for_it(
     with pytest.raises(MetadataUnavailableError):
         client.create_ledger()
     cluster.start_zookeeper()
-    cluster.kill_bookie(index_of(cluster, writer, 0))
+    cluster.kill_bookie(cluster_index(cluster, writer, 0))
     append(writer, 500)
     writer.close()
     check_read(client, writer.ledger_id, 1100)
@@ -188,7 +188,7 @@ def test_a_tail_follows_over_an_ensemble_change_to_the_end(
     reader = client.open_ledger(writer.ledger_id)
     following = reader.tail(0, idle_timeout=20.0)
     assert [next(following).entry_id for _ in range(10)] == list(range(10))
-    cluster.kill_bookie(index_of(cluster, writer, 0))
+    cluster.kill_bookie(cluster_index(cluster, writer, 0))
     append(writer, 10)
     writer.close()
     assert [entry.payload for entry in following] == [payload(i) for i in range(10, 20)]

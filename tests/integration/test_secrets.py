@@ -1,4 +1,4 @@
-"""I16: a ledger's password stays with its client. A canary is searched wherever it could leak."""
+"""I16: a ledger's password stays in its client. A canary is searched wherever it could leak."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_password_is_nowhere_but_in_its_client(
 
 
 def _all_texts(error: BaseException | None) -> list[str]:
-    """An error and what caused it, as anybody could log it."""
+    """An error with its causes, as a program would log it."""
     texts = []
     while error is not None:
         texts += [str(error), repr(error)]

@@ -1,7 +1,7 @@
-"""The mutation gate: ``python -m tests.mutants``. Every mutant has to be killed; see ``catalog``.
+"""Command: ``python -m tests.mutants`` puts bugs in and looks for them; each must be found.
 
-Without options it searches afresh, within budgets, and keeps what killed each mutant in
-``kills.json``; ``--replay`` only goes where they were killed before, which takes seconds.
+Without options it searches afresh, within budgets, and saves in ``kills.json`` what killed each
+mutant. ``--replay`` only repeats what killed it before, which takes seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REPLAY_HANGS_AFTER_S: Final = 240.0
 
 
 def kills_before() -> dict[str, Kill]:
-    """What killed each mutant when the gate was last searched."""
+    """What killed each mutant at the last search."""
     return msgspec.json.decode(KILLS.read_bytes(), type=dict[str, Kill])
 
 
@@ -82,7 +82,7 @@ def main(
         if unknown:
             raise click.UsageError(f"never killed before, run without --replay: {unknown}")
         how = hunt_again(kills)
-    os.chdir(ROOT)  # where the paths of tests begin
+    os.chdir(ROOT)  # paths of tests are relative to it
     suites.warm()
     verdicts = run_all(
         mutants,

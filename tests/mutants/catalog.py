@@ -1,9 +1,9 @@
 """The mutants: bugs that BookKeeper or a peer once had, as changes to our own sources.
 
-``*.toml`` beside this file hold them. Each has a name, what it resembles, the file and its text
-before and after (or several such ``edits``), and the checks that are expected to kill it, in
-order. A text that does not occur exactly once is an error: the code went on, and its mutant has to
-follow.
+The ``.toml`` files beside this one hold them. Each has a name, what it resembles, a file and its
+text before and after (or several such ``edits``), and the suites that are expected to kill it, in
+order. A text that does not occur exactly once is an error: the source has changed, and the mutant
+has to follow.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SuiteName = Literal["scenarios", "random", "exhaustive", "sim", "crash", "failur
 
 
 class StaleError(Exception):
-    """A mutant that does not fit the sources any more."""
+    """A mutant that no longer fits the sources."""
 
 
 class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One text in one file, and what takes its place."""
+    """One text in one file, and its replacement."""
 
     file: str
     old: str
@@ -44,9 +44,9 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     new: str = ""
     edits: tuple[Edit, ...] = ()
     unit: tuple[str, ...] = ()
-    """Test files for the suite "unit", if the mirror of the mutated file is not meant."""
+    """Test files for the suite "unit", if not those named after the mutated file."""
     equivalent: str = ""
-    """Why other rules make the change harmless; then the mutant is not run and does not count."""
+    """Why the change is harmless, because of other rules; then the mutant is not run."""
     area: str = ""
 
     @property
@@ -69,7 +69,8 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return tuple(dict.fromkeys(found))
 
     def sources(self) -> dict[str, str]:
-        """The mutated text of each file. StaleError if a text is not there exactly once."""
+        """The mutated text of each file. Raises StaleError if an old text is not there exactly
+        once."""
         texts: dict[str, str] = {}
         for edit in self.all_edits:
             if edit.file not in texts:
@@ -90,7 +91,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load() -> list[Mutant]:
-    """All mutants, by area; names are unique."""
+    """All mutants of all files. Raises StaleError if two have the same name."""
     mutants: list[Mutant] = []
     for path in sorted(FOLDER.glob("*.toml")):
         values = msgspec.toml.decode(path.read_bytes(), type=_File).mutants
@@ -103,7 +104,8 @@ def load() -> list[Mutant]:
 
 
 def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
-    """The mutants of these names; all that count if none is named. KeyError for a wrong name."""
+    """The mutants of these names; all that are not equivalent if none is named. Raises KeyError for
+    an unknown name."""
     if not names:
         return [mutant for mutant in mutants if not mutant.equivalent]
     by_name = {mutant.name: mutant for mutant in mutants}
@@ -111,13 +113,13 @@ def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
 
 
 def evenly(mutants: Sequence[Mutant], number_max: int) -> list[Mutant]:
-    """At most so many mutants, always the same, from the beginning to the end of the list."""
+    """At most so many mutants, spread evenly over the list, and always the same."""
     number = min(number_max, len(mutants))
     return [mutants[index * len(mutants) // number] for index in range(number)]
 
 
 def _check_only_bodies(name: str, file: str, text: str) -> None:
-    """A mutant is put into running functions, so it may change nothing around them."""
+    """A mutant replaces the code of running functions, so it may change nothing outside of them."""
     before = _outside((ROOT / file).read_text(encoding="utf-8"))
     if before != _outside(text):
         raise StaleError(f"{name}: changes {file} outside of the bodies of functions")

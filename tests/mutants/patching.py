@@ -1,7 +1,7 @@
-"""Puts a mutant into the modules of this process: the code of functions is exchanged, no file is.
+"""Puts a mutant into this process: exchanges the code of functions, and changes no file.
 
-The functions that are already there get the code of the mutated source, wherever they were
-imported to, so modules need not be loaded again. A process does this once and ends with it.
+Functions that exist get the code of the mutated source, wherever they were imported to, so no
+module is loaded again. A process does this once, and then ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def put_in(mutant: Mutant) -> None:
 
 
 def exchange(file: str, text: str) -> int:
-    """Give the functions of a file the code of another text; how many of them are different now."""
+    """Give the functions of a file the code of another text. Returns how many have changed."""
     importlib.import_module(file.removesuffix(".py").replace("/", "."))
     path = str(ROOT / file)
     codes = _codes(compile(text, path, "exec", dont_inherit=True))

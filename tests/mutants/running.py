@@ -1,4 +1,4 @@
-"""One process per mutant: a copy of this one, in which the mutant is put in and hunted."""
+"""One process per mutant: a fork of this one, which puts the mutant in and hunts it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.mutants.suites import Kill
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """What one suite did to a mutant."""
+    """The result of one suite on one mutant."""
 
     suite: SuiteName
     tried: int
@@ -27,7 +27,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of a mutant."""
+    """The result on one mutant."""
 
     name: str
     tried: tuple[Tried, ...] = ()
@@ -41,21 +41,21 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """All suites together."""
+        """Seconds in all suites together."""
         return sum(tried.seconds for tried in self.tried)
 
 
 Judge = Callable[[Mutant], Verdict]
-"""Runs in the mutant's own process."""
+"""Judges a mutant, in the mutant's own process."""
 
 
 def hunt(effort: float) -> Judge:
-    """Every expected killer in turn, until one kills."""
+    """A judge that tries the expected killers in turn, until one kills."""
     return lambda mutant: _hunt(mutant, mutant.killers, effort, first_only=True)
 
 
 def hunt_with_all(names: tuple[SuiteName, ...], effort: float) -> Judge:
-    """Each of these suites, also after a kill: which of them see the mutant?"""
+    """A judge that tries all of these suites, also after a kill."""
     return lambda mutant: _hunt(mutant, names, effort, first_only=False)
 
 
@@ -74,7 +74,7 @@ def _hunt(
 
 
 def hunt_again(kills: dict[str, Kill]) -> Judge:
-    """Only where each was killed before."""
+    """A judge that repeats only what killed each mutant before."""
 
     def again(mutant: Mutant) -> Verdict:
         if error := _put_in(mutant):
@@ -90,7 +90,7 @@ def hunt_again(kills: dict[str, Kill]) -> Judge:
 
 
 def _put_in(mutant: Mutant) -> str:
-    """Put the mutant into this process; why that fails, or ""."""
+    """Put the mutant into this process. Returns why that failed, or ""."""
     try:
         put_in(mutant)
     except (StaleError, SyntaxError, AssertionError) as error:
@@ -113,7 +113,7 @@ def run_all(
     seconds_max: float,
     done: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
-    """A verdict on each mutant. One that hangs for ``seconds_max`` is killed by that."""
+    """A verdict on each mutant. One that takes longer than ``seconds_max`` is ended."""
     waiting = list(mutants)
     verdicts: list[Verdict] = []
     with selectors.DefaultSelector() as selector:
@@ -146,13 +146,13 @@ def _start(mutant: Mutant, judge: Judge) -> tuple[int, int]:
             pipe.write(msgspec.json.encode(verdict))
         code = 0
     finally:
-        os._exit(code)  # nothing of the copy may run on: no pytest, no progress bar
+        os._exit(code)  # nothing of the fork may run on: no pytest, no progress bar
 
 
 def without_false_kills(
     verdicts: Iterable[Verdict], mutants: Iterable[Mutant], *, jobs: int, seconds_max: float
 ) -> list[Verdict]:
-    """The verdicts, but a kill counts only if its check passes without the mutant."""
+    """The verdicts, where a kill counts only if its check passes without the mutant."""
     by_name = {mutant.name: mutant for mutant in mutants}
     kills = {v.name: v.kill for v in verdicts if v.kill is not None}
     asked = {(kill.suite, kill.seed): name for name, kill in kills.items()}

@@ -1,7 +1,7 @@
-"""The checks that kill mutants. Each runs until something is found, or its budget is used up.
+"""The suites that kill mutants. Each runs until it finds something or has used up its budget.
 
-``search`` begins afresh; ``replay`` goes straight to where a mutant was killed before, and looks a
-little further if the killing schedule has moved since.
+``search`` begins afresh. ``replay`` begins where a mutant was killed before, and looks a little
+further in case the killing schedule has moved.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tests.mutants.catalog import Mutant, SuiteName
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """A mutant's end."""
+    """What killed a mutant."""
 
     suite: SuiteName
     seed: str
-    """What to give to the suite to see it again: a seed, a scope, a file."""
+    """What to give to the suite to see it again: a seed, a scope, a file or a test."""
     tried: int
-    """Schedules (or scripts, scopes, files) up to and with the killing one."""
+    """Schedules (or scripts, scopes, files) up to and including the killing one."""
     seconds: float
     what: str
 
 
 Try = Callable[[], str]
-"""Runs one check; what it found, "" for nothing."""
+"""Runs one check. Returns what it found, or ""."""
 
 BUDGETS: Final[dict[SuiteName, tuple[int, float]]] = {
     "scenarios": (1_000, 60.0),
@@ -44,11 +44,11 @@ BUDGETS: Final[dict[SuiteName, tuple[int, float]]] = {
     "failures": (400, 120.0),
     "unit": (100, 120.0),
 }
-"""Most schedules, and most seconds, that one mutant may cost in a suite."""
+"""The most checks and the most seconds of one suite for one mutant."""
 
 HANGS_AFTER_S: Final = 300.0
-"""One check that takes so long, or a fifth of it of processor time, hangs, which is a finding; the
-slowest takes a few seconds."""
+"""Seconds after which one check counts as a hang, which is a finding; a fifth of it in processor
+time. The slowest check takes a few seconds."""
 
 _OPERATIONS_FAILED: Final = 250
 """Operations of a workload that are made to fail; it has fewer."""
@@ -58,22 +58,23 @@ REPLAYED: Final = 40
 
 
 def search(name: SuiteName, mutant: Mutant, effort: float) -> tuple[Kill | None, int, float]:
-    """The kill, if there is one; tries; seconds. ``effort`` scales the budget."""
+    """Search afresh. Returns the kill or None, the number of checks, and seconds. ``effort`` scales
+    the budget."""
     tries_max, seconds_max = BUDGETS[name]
     return _run(name, _SUITES[name](mutant, None), tries_max * effort, seconds_max * effort)
 
 
 def replay(kill: Kill, mutant: Mutant) -> Kill | None:
-    """The kill again, where it was or in a short search; None if the mutant survives that now."""
+    """Repeat a kill, where it was or by a short search. None if the mutant survives that."""
     checks = _SUITES[kill.suite](mutant, kill.seed)
-    with contextlib.suppress(UnusableError):  # the test has another name now
+    with contextlib.suppress(UnusableError):  # the test has been renamed
         if again := _run(kill.suite, checks, REPLAYED, 60.0)[0]:
             return again
     return search(kill.suite, mutant, 0.2)[0]
 
 
 def finds_in_sources(kill: Kill, mutant: Mutant) -> str:
-    """What the killing check says of the sources without the mutant: "" if the kill counts."""
+    """What the killing check finds in the sources without the mutant: "" if the kill counts."""
     _, check = next(iter(_SUITES[kill.suite](mutant, kill.seed)))
     return _attempt(check)
 
@@ -91,17 +92,17 @@ def _run(
         if what:
             seconds = round(time.process_time() - began, 2)
             if name == "unit":
-                seed = what  # the one test is enough to see it again
+                seed = what  # this one test shows it again
             return Kill(name, seed, tried, seconds, what[:200]), tried, seconds
     return None, tried, round(time.process_time() - began, 2)
 
 
 class UnusableError(BaseException):
-    """A check cannot be made, whatever the sources; that is no finding."""
+    """A check cannot be run at all, which says nothing about the mutant."""
 
 
 class HangError(BaseException):
-    """A check did not end. Not an Exception: nobody on the way may catch it."""
+    """A check did not end. Not an Exception, so that nothing on the way catches it."""
 
 
 def _hang(_number: int, _frame: object) -> None:
@@ -109,7 +110,7 @@ def _hang(_number: int, _frame: object) -> None:
 
 
 def _attempt(check: Try) -> str:
-    """What a check found. An error of any kind is a finding: the sources themselves pass."""
+    """Run a check. Any error is a finding, because the check passes without the mutant."""
     logging.disable(logging.CRITICAL)
     output = io.StringIO()
     signal.signal(signal.SIGALRM, _hang)
@@ -178,7 +179,7 @@ def _sim(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
 
 
 def _crash(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
-    """One workload of the crash loop each, with a crash at every operation."""
+    """Workloads of the crash loop, each with a crash at every operation."""
     from tests.crash.points import CrashLoop
 
     def check(seed: int) -> str:
@@ -190,7 +191,7 @@ def _crash(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
 
 
 def _failures(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
-    """One operation of a workload each, that fails in two ways. Seeds are "workload:operation"."""
+    """Operations of a workload, each of which fails in two ways. Seeds are "workload:operation"."""
     from tests.crash.failures import FailureTally, _hows, _run
 
     def check(seed: int, at: int) -> str:
@@ -245,7 +246,7 @@ _SUITES: Final[dict[SuiteName, Callable[[Mutant, str | None], Iterator[tuple[str
 
 
 def warm() -> None:
-    """Import all that the suites need, so that every mutant starts from a copy of this process."""
+    """Import all that the suites need, so that every mutant starts from a fork of this process."""
     import pytest
 
     import tests.crash.failures
@@ -256,6 +257,6 @@ def warm() -> None:
     import tests.sim.schedule
 
     assert tests.crash and tests.exhaustive and tests.scenarios and tests.sim
-    with contextlib.redirect_stdout(io.StringIO()):  # loads pytest's plugins, which take a second
+    with contextlib.redirect_stdout(io.StringIO()):  # loads pytest's plugins, which takes a second
         code = pytest.main([*_PYTEST, "--collect-only", "tests/unit/bookie_server/core"])
     assert code == pytest.ExitCode.OK, code

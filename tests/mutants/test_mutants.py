@@ -1,4 +1,4 @@
-"""The checks still find every bug that is put in on purpose (``python -m tests.mutants``)."""
+"""The suites still find every bug that is put in on purpose (``python -m tests.mutants``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT_LEAST = {"protocol": 25, "storage": 12, "core": 6, "stream": 6}
 
 
 def gate(*options: str) -> subprocess.CompletedProcess[str]:
-    """The gate in a process of its own: it makes copies of itself, which a test runner must not."""
+    """Run the command in a process of its own: it forks, which a test runner must not."""
     command = [sys.executable, "-m", "tests.mutants", *options]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
@@ -53,7 +53,7 @@ def test_mutants_are_killed_again(tmp_path: Path) -> None:
 
 
 def test_a_mutant_that_survives_fails_the_gate() -> None:
-    """A change that does no harm is not killed, so the checks do not find just anything."""
+    """A harmless change is not killed, so the suites do not report just anything."""
     result = gate("--only", "recovery-confirms-while-choosing", "--effort", "0.02")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "SURVIVES" in result.stdout

@@ -141,13 +141,13 @@ class SimAppender:
         """The bookie's side of an append stream: nothing behind a refusal is stored."""
         if self._refused:
             return
-        slot: list[AddResult] = []
-        self._unanswered.append(slot)
+        answer: list[AddResult] = []
+        self._unanswered.append(answer)
         self._connection.node.add(
             run,
             access_key=self._access_key,
             recovery=self._recovery,
-            done=lambda status, text: self._answered(slot, status, run.last_entry, text),
+            done=lambda status, text: self._answered(answer, status, run.last_entry, text),
         )
 
     def _arrived_again(self, run: EntryRun) -> None:
@@ -159,9 +159,9 @@ class SimAppender:
         )
 
     def _answered(
-        self, slot: list[AddResult], status: BookieStatus, last_entry: EntryId, text: str
+        self, answer: list[AddResult], status: BookieStatus, last_entry: EntryId, text: str
     ) -> None:
-        slot.append(AddResult(self._bookie_id, status, last_entry, text))
+        answer.append(AddResult(self._bookie_id, status, last_entry, text))
         self._refused = self._refused or status is not BookieStatus.OK
         while self._unanswered and self._unanswered[0]:
             (result,) = self._unanswered.popleft()

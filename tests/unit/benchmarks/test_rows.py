@@ -1,4 +1,4 @@
-"""Rows, rounds and the table: what is chosen, what is written, what is compared."""
+"""Rows, rounds and the table: what is selected, written and compared."""
 
 from __future__ import annotations
 

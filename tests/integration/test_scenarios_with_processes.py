@@ -1,7 +1,7 @@
-"""Scenarios of the protocol acted out by real processes, through the names that users type.
+"""Scenarios of the protocol with real processes, through the public names only.
 
-All tests share one cluster of five bookies; what a test kills or pauses is put right behind it.
-What is checked is what an application can see: ids, errors, last add confirmed, fragments, bytes.
+All tests share one cluster of five bookies, and repair what they kill or pause. They check what an
+application can see: ids, errors, last add confirmed, fragments, bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def shared() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def cluster(shared: LocalCluster) -> Iterator[LocalCluster]:
-    """The cluster, with all of its bookies at work before and after."""
+    """The cluster, with all of its bookies running before and after."""
     yield shared
     dead = [index for index in range(BOOKIES) if not shared.is_bookie_running(index)]
     for index in set(range(BOOKIES)) - set(dead):
@@ -69,7 +69,7 @@ def other(cluster: LocalCluster) -> Iterator[StreamConnection]:
 
 
 def start_all(cluster: LocalCluster, indexes: list[int]) -> None:
-    """Start bookies, all at once."""
+    """Start bookies, in parallel."""
     if indexes:
         with ThreadPoolExecutor(len(indexes)) as pool:
             list(pool.map(cluster.start_bookie, indexes))
@@ -80,15 +80,15 @@ def payload(number: int) -> bytes:
 
 
 def append(writer: BlockingWriter, count: int) -> None:
-    """Append, many in flight, and wait."""
+    """Append with many entries in flight, and wait."""
     first = writer.last_add_pushed + 1
     futures = [writer.append_async(payload(first + i)) for i in range(count)]
     assert [future.result(WAIT_S) for future in futures] == list(range(first, first + count))
     assert writer.last_add_confirmed == first + count - 1
 
 
-def index_of(cluster: LocalCluster, writer: BlockingWriter, bookie_index: int) -> int:
-    """Which bookie of the cluster stands at an index of the last fragment."""
+def cluster_index(cluster: LocalCluster, writer: BlockingWriter, bookie_index: int) -> int:
+    """The index in the cluster of the bookie at a bookie index of the last fragment."""
     return cluster.bookie_ids.index(writer.metadata.last_fragment.bookies[bookie_index])
 
 
@@ -99,7 +99,7 @@ def check_payloads(reader: BlockingReader, first: int, last: int) -> None:
 
 
 def check_closed_at(reader: BlockingReader, last: int) -> None:
-    """The ledger is closed, ends there, and can be read whole."""
+    """The ledger is closed, ends at this entry, and can be read completely."""
     assert reader.is_closed and reader.metadata.state == "closed"
     assert reader.last_add_confirmed == reader.metadata.last_entry_id == last
     assert reader.metadata.length == sum(len(payload(i)) for i in range(last + 1))
@@ -117,7 +117,7 @@ def eventually(probe: Callable[[], bool], what: str) -> None:
 
 
 def without_explicit_lac(cluster: LocalCluster) -> StreamConnection:
-    """A client whose idle writers tell nobody what is confirmed."""
+    """A client whose writers send no explicit LAC while they are idle."""
     return spark_ledger.connect(cluster.uri, explicit_lac_delay_s=1000.0, **SHORT_TIMES)
 
 
@@ -130,7 +130,7 @@ def test_the_ensemble_changes_twice(cluster: LocalCluster, client: StreamConnect
         append(writer, 100)
         ensembles = [list(writer.metadata.last_fragment.bookies)]
         for bookie_index in (0, 2):
-            cluster.kill_bookie(index_of(cluster, writer, bookie_index))
+            cluster.kill_bookie(cluster_index(cluster, writer, bookie_index))
             append(writer, 100)
             append(writer, 1)
             ensembles.append(list(writer.metadata.last_fragment.bookies))
@@ -149,9 +149,9 @@ def test_paused_bookie_is_awaited_only_if_it_is_needed(
 ) -> None:
     writer = client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=1)
     append(writer, 10)
-    paused = index_of(cluster, writer, 0)
+    paused = cluster_index(cluster, writer, 0)
     cluster.pause_bookie(paused)
-    append(writer, 200)  # AQ 1: the other one is enough
+    append(writer, 200)  # AQ is 1: the other one is enough
     cluster.resume_bookie(paused)
     writer.close()
     check_closed_at(client.open_ledger(writer.ledger_id), 209)
@@ -173,7 +173,7 @@ def test_too_few_bookies_end_the_ledger_at_what_was_confirmed(
 ) -> None:
     writer = client.create_ledger(ensemble_size=5, write_quorum=5, ack_quorum=5)
     append(writer, 50)
-    cluster.kill_bookie(index_of(cluster, writer, 3))
+    cluster.kill_bookie(cluster_index(cluster, writer, 3))
     futures = [writer.append_async(payload(50 + i)) for i in range(20)]
     for future in futures:
         error = future.exception(WAIT_S)
@@ -192,7 +192,7 @@ def test_too_few_bookies_end_the_ledger_at_what_was_confirmed(
 def test_close_while_a_bookie_fails(cluster: LocalCluster, client: StreamConnection) -> None:
     writer = client.create_ledger()
     append(writer, 20)
-    victim = index_of(cluster, writer, 1)
+    victim = cluster_index(cluster, writer, 1)
     futures = [writer.append_async(payload(20 + i)) for i in range(500)]
     cluster.kill_bookie(victim)
     futures += [writer.append_async(payload(520 + i)) for i in range(100)]
@@ -235,7 +235,7 @@ def test_recoveries_at_once_agree_while_the_writer_is_at_work(
     def recover(_number: int) -> BlockingReader:
         with spark_ledger.connect(cluster.uri, **SHORT_TIMES) as own:
             deadline = time.monotonic() + WAIT_S
-            while True:  # a loser of the race may be told to try again
+            while True:  # the loser of a race may be told to retry
                 try:
                     return own.open_ledger(writer.ledger_id, recover=True)
                 except (RetryableError, FencedError):
@@ -265,7 +265,7 @@ def test_recovery_with_a_dead_bookie_and_a_dead_writer(
         writer = gone.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
         append(writer, 200)
         dead = writer.metadata.last_fragment.bookies[1]
-        cluster.kill_bookie(index_of(cluster, writer, 1))
+        cluster.kill_bookie(cluster_index(cluster, writer, 1))
     assert client.ledger_metadata(writer.ledger_id).state == "open"
     reader = client.open_ledger(writer.ledger_id, recover=True)
     check_closed_at(reader, 199)
@@ -280,7 +280,7 @@ def test_recovery_without_coverage_fails_and_loses_nothing(
     with spark_ledger.connect(cluster.uri, **SHORT_TIMES) as gone:
         writer = gone.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
         append(writer, 50)
-        dead = [index_of(cluster, writer, bookie_index) for bookie_index in (0, 1)]
+        dead = [cluster_index(cluster, writer, bookie_index) for bookie_index in (0, 1)]
     for index in dead:
         cluster.kill_bookie(index)
     with pytest.raises(RecoveryError) as caught:
@@ -319,17 +319,17 @@ def test_a_wrong_password_fences_nothing(
 def test_striped_reads_with_dead_bookies(cluster: LocalCluster, client: StreamConnection) -> None:
     with client.create_ledger(ensemble_size=4, write_quorum=2, ack_quorum=2) as writer:
         append(writer, 103)
-    cluster.kill_bookie(index_of(cluster, writer, 1))
+    cluster.kill_bookie(cluster_index(cluster, writer, 1))
     reader = client.open_ledger(writer.ledger_id)
     check_closed_at(reader, 102)
     check_payloads(reader, 41, 60)
-    cluster.kill_bookie(index_of(cluster, writer, 2))
-    # Entries 1, 5, 9 ... are on indexes 1 and 2 only: they exist, and cannot be read now.
+    cluster.kill_bookie(cluster_index(cluster, writer, 2))
+    # Entries 1, 5, 9 ... are only on bookie indexes 1 and 2: they exist, but cannot be read now.
     with pytest.raises(BookieUnavailableError, match="entry 1:") as caught:
         list(reader.read(0, 102))
     assert not isinstance(caught.value, NotFoundError)
     check_payloads(reader, 2, 4)
-    cluster.start_bookie(index_of(cluster, writer, 2))
+    cluster.start_bookie(cluster_index(cluster, writer, 2))
     check_closed_at(client.open_ledger(writer.ledger_id), 102)
 
 
@@ -392,7 +392,7 @@ def test_tails_follow_over_ensemble_changes_to_the_end(
         followers = [pool.submit(follow, start) for start in (0, 40)]
         append(writer, 30)
         for bookie_index in (0, 1):
-            cluster.kill_bookie(index_of(cluster, writer, bookie_index))
+            cluster.kill_bookie(cluster_index(cluster, writer, bookie_index))
             append(writer, 30)
         writer.close()
         for follower, start in zip(followers, (0, 40), strict=True):
