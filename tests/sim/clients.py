@@ -182,7 +182,7 @@ class Pending:
         )
         client.settled()
 
-    def set_exception(self, error: Exception, /) -> None:
+    def set_exception(self, error: BaseException, /) -> None:
         """The entry failed, or its outcome is unknown: recovery may make it part of the ledger."""
         self.ended = True
         client = self._client
