@@ -134,10 +134,6 @@ class _FaultFile:
     def drop_cached(self, offset: int, length: int) -> None:
         self._inner.drop_cached(offset, length)
 
-    def truncate(self, size: int) -> None:
-        self._file_system.check("truncate", self.path)
-        self._inner.truncate(size)
-
     def preallocate(self, size: int) -> None:
         self._file_system.check("preallocate", self.path)
         self._inner.preallocate(size)

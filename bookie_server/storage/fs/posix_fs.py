@@ -101,10 +101,6 @@ class PosixFile:
     def drop_cached(self, offset: int, length: int) -> None:
         os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
-    def truncate(self, size: int) -> None:
-        self._unwritten_end = min(size, self._unwritten_end)
-        os.ftruncate(self._descriptor, size)
-
     def preallocate(self, size: int) -> None:
         if self.size() == 0:
             self._unwritten_end = size - size % DIRECT_ALIGNMENT

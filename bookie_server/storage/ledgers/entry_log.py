@@ -258,36 +258,6 @@ class EntryLogReader:
         except BlockFormatError as error:
             raise _damaged(file.path, start, str(error)) from error
 
-    def ledger_map(self, log_id: int) -> dict[LedgerId, int] | None:
-        """Bytes by ledger from the map at the end; None when the log was not closed in order."""
-        file = self._open(log_id)
-        end = file.size() - FOOTER_BYTES
-        footer = file.pread(FOOTER_BYTES, end) if end >= 0 else b""
-        if (
-            len(footer) < FOOTER_BYTES
-            or crc32c_value(footer[: _FOOT.size]) != (_CRC.unpack_from(footer, _FOOT.size)[0])
-        ):
-            return None
-        magic, offset = _FOOT.unpack_from(footer)
-        if magic != _FOOT_MAGIC:
-            return None
-        if not LOG_HEADER_BYTES <= offset < end:  # a map of nothing is a record too
-            raise _damaged(file.path, end, f"a ledger map at offset {offset}")
-        ledger_bytes: dict[LedgerId, int] = {}
-        while offset < end:
-            record = parse_header(file.pread(RECORD_HEADER_BYTES, offset), _SEED)
-            sequence = log_id << 32 | offset
-            if record is None or record[::2] != (RecordType.LEDGER_MAP, sequence):
-                raise _damaged(file.path, offset, "no ledger map")
-            body = file.pread(record.length, offset + RECORD_HEADER_BYTES)
-            if crc32c_value(body) != record.body_crc or len(body) % _PAIR.size:
-                raise _damaged(file.path, offset, "wrong checksum of the ledger map")
-            ledger_bytes.update(
-                (LedgerId(ledger_id), count) for ledger_id, count in _PAIR.iter_unpack(body)
-            )
-            offset += RECORD_HEADER_BYTES + record.length
-        return ledger_bytes
-
     def close(self) -> None:
         """Close all files."""
         with self._lock:

@@ -88,7 +88,7 @@ def test_missing_renamed_and_cut_files_are_refused(files: MemoryFileSystem) -> N
     with pytest.raises(CorruptionError, match="says it is file 3"):
         read(clone)
     clone = files.crash_clone(None)
-    clone.open(second, writable=True).truncate(batch_offset(4))
+    clone.cut(second, batch_offset(4))
     with pytest.raises(CorruptionError, match="has 16384 bytes, but was made with 65536"):
         read(clone)
     clone = files.crash_clone(None)
@@ -96,7 +96,7 @@ def test_missing_renamed_and_cut_files_are_refused(files: MemoryFileSystem) -> N
     with pytest.raises(CorruptionError, match="damaged file header"):
         read(clone)
     clone = files.crash_clone(None)
-    clone.open(third, writable=True).truncate(FILE_HEADER_BYTES)
+    clone.cut(third, FILE_HEADER_BYTES)
     with pytest.raises(CorruptionError, match="it was cut"):
         read(clone, writer.journal.durable_mark)
 
