@@ -1,4 +1,4 @@
-"""A file system that fails where it is told to, around another one.
+"""A file system around another one that fails where it is told to. For tests and simulation.
 
 ``plan`` is asked before every operation, and may let it pass, make it fail with an errno, make a
 write stop half-way with an errno, or do anything else by raising (a simulated crash).

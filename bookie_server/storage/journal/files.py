@@ -238,6 +238,7 @@ def _check_torn(
 
 
 def _damage(path: Path, end: Mark, trace: str) -> CorruptionError:
+    """The error of a batch that was synced and is not there; ``trace`` says how we know."""
     return CorruptionError(
         f"journal file {path}: batch {end.sequence + 1} at offset {end.offset} is damaged or "
         f"missing, and it was synced ({trace}): restore the file, or format this bookie and let "

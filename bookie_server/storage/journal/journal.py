@@ -70,6 +70,8 @@ _SPARES_MAX: Final = 2
 
 
 class _Waiting(NamedTuple):
+    """A record that was appended, and who waits for it."""
+
     record_type: int
     body: Block
     done: Done
@@ -241,7 +243,7 @@ class Journal:
         )
 
     def start(self) -> None:
-        """Commit on a thread of its own from now on."""
+        """Commit on a thread of its own from now on; nobody calls ``commit_pending`` any more."""
         assert self._thread is None, "started twice"
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -304,6 +306,8 @@ class Journal:
             return len(self._spares) + len(self._renamed) < _SPARES_MAX
 
     def _is_full_size(self, path: Path) -> bool:
+        """Whether a file has the size of new ones: another size was configured, or it held one
+        batch larger than a file. As a spare it would bring that size back."""
         file = self._file_system.open(path)
         try:
             return file.size() == self._file_bytes
@@ -328,6 +332,7 @@ class Journal:
         self._file.close()
 
     def _run(self) -> None:
+        """The journal thread. At the end it has committed everything, or failed for good."""
         finished = False
         try:
             while True:
@@ -347,6 +352,10 @@ class Journal:
                 self._fail([], RuntimeError("the journal thread ended unexpectedly"))
 
     def _take(self) -> list[_Waiting]:
+        """The next batch, in the order of the appends; empty when nothing is queued.
+
+        Bounded, so that the first record of a long queue is not answered as late as its last.
+        """
         batch: list[_Waiting] = []
         room = self._batch_bytes_max
         with self._wakeup:
@@ -469,6 +478,7 @@ class Journal:
             self._post(partial(self._on_fatal, message))
 
     def _complete(self, batch: list[_Waiting], status: BookieStatus, message: str) -> None:
+        """Tell everybody who waits, in the order of the appends. Service thread."""
         self._bytes_in_flight -= sum(waiting.body.length for waiting in batch)
         assert self._bytes_in_flight >= 0, "a record is completed once"
         for waiting in batch:

@@ -132,10 +132,12 @@ def _apply(stores: Sequence[DirectoryStore], batch: JournalBatch, directory: Pat
 
 
 def _lacks(store: DirectoryStore, batch_end: Mark) -> bool:
+    """Whether a store's mark is before a batch. What it has already would only cost time."""
     return store.mark is None or store.mark.sequence < batch_end.sequence
 
 
 def _apply_run(store: DirectoryStore, run: EntryRun, last_add_confirmed: EntryId) -> None:
+    """Put a run into the cache, as its add did; entries that are stored are dropped later."""
     block = encode_run(run, last_add_confirmed)
     store.cache.add(CachedRun(run, last_add_confirmed, block))
     state = store.state(run.ledger_id) or LedgerRecord()

@@ -70,12 +70,12 @@ FOOTER_BYTES: Final = _FOOT.size + _CRC.size
 _SEED: Final = 0
 _PAIRS_PER_RECORD: Final = BODY_BYTES_MAX // _PAIR.size
 _WRITE_BYTES: Final = 8 * MIB
-"""Blocks are gathered up to this many bytes, and written in one go."""
+"""Blocks are buffered up to this many bytes, and written by one call."""
 _DROP_BYTES: Final = 4 * MIB
-"""What is to leave the page cache leaves it in pieces of this size or more."""
+"""Old bytes are dropped from the page cache in pieces of this size or more."""
 _ZEROS: Final = bytes(DIRECT_ALIGNMENT)
 _OPEN_LOGS_MAX: Final = 256
-"""Open files of one directory; the one not used for longest is closed."""
+"""Open files of one directory; beyond that the least recently used one is closed."""
 
 
 def log_path(directory: Path, log_id: int) -> Path:

@@ -136,7 +136,7 @@ def journal_of_batches(count: int) -> MemoryFileSystem:
 def test_later_batch_is_found_at_any_distance(
     batches: int, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All between the damaged batch and the last one is zeros, as if one huge write was lost."""
+    """Everything between the damaged batch and the last one is zeros: a huge write was lost."""
     monkeypatch.setattr(journal_files, "_SEARCH_BYTES", piece_bytes)
     files = journal_of_batches(batches)
     assert len(read(files)) == batches
@@ -151,7 +151,7 @@ def test_later_batch_is_found_at_any_distance(
 
 
 def put_another_record(files: MemoryFileSystem, batch: int) -> None:
-    """In place of the batch's record: one of the same size, right in itself, of another time."""
+    """Replace the batch's record by another of the same size whose own checksums are right."""
     path = journal_path(DIRECTORY, 1)
     body = fence_body(LedgerId(77))
     header = read_file_header(files.open(path), 1)
@@ -173,7 +173,7 @@ def test_intact_record_that_the_trailer_does_not_cover_is_damage() -> None:
 
 @pytest.mark.parametrize("others", [(11, 12, 13, 14, 15), (11, 12)])
 def test_file_of_another_journal_is_refused(others: tuple[int, ...]) -> None:
-    """Of the right number; with the right first batch, too, or without."""
+    """The foreign file has the right number. Its first batch has the right number or not."""
     journals = []
     for ledgers in ((1, 2, 3, 4, 5), others):
         files = journal_directory()

@@ -323,8 +323,10 @@ class Killed(BaseException):
 
 
 def killed_before_a_sync(adds: int) -> MemoryFileSystem:
-    """The disk, and its page cache, of a bookie that was killed after the write of its last batch,
-    with so many batches before."""
+    """Disk and page cache of a bookie that was killed between write and sync of its last batch.
+
+    ``adds`` batches of each of two ledgers were acknowledged before.
+    """
     files = formatted()
     kills = False
 
@@ -349,8 +351,9 @@ def killed_before_a_sync(adds: int) -> MemoryFileSystem:
 
 @pytest.mark.parametrize("adds", [1, 6])
 def test_power_cut_at_any_moment_of_the_start_loses_nothing(adds: int) -> None:
-    """The batch that was not synced shows, so directories take it in. From then on the journal has
-    to have it as well: one directory may be ahead of the other, and the journal must reach both."""
+    """The page cache shows the batch that was not synced, so the start takes it in. If the power
+    goes in the middle of that, one directory may have it and the other not. The journal must still
+    have it then, or it could not bring both to the same state."""
     files = killed_before_a_sync(adds)
     assert (len(journal_numbers(files, JOURNAL)) > 1) == (adds > 1)
     clones: list[MemoryFileSystem] = []

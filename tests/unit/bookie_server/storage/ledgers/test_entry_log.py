@@ -250,7 +250,7 @@ def test_old_synced_bytes_leave_the_page_cache(
 
 
 def test_intact_block_at_another_offset_is_damage(files: MemoryFileSystem) -> None:
-    """As after a write that went astray: right checksums, the same size, and not what is meant."""
+    """As after a misdirected write: right checksums, the same size, but another block."""
     writer = EntryLogWriter(files, DIRECTORY, 1)
     runs = [make_run(7, [entry_id]) for entry_id in range(2)]
     first, second = (writer.append(LedgerId(7), encode_run(run, NO_ENTRY)) for run in runs)
