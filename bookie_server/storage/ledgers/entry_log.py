@@ -111,6 +111,7 @@ class EntryLogWriter:
         OSError if the file cannot be made.
         """
         assert 0 < log_id < 1 << 32, f"log id {log_id}: a record's sequence has 32 bits for it"
+        # Flush thread: all fields.
         self._cached_bytes = cached_bytes
         self._dropped_to = 0
         self.log_id = log_id
