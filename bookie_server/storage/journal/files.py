@@ -146,6 +146,8 @@ def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Itera
         file = file_system.open(journal_path(directory, number))
         try:
             header = read_file_header(file, number)
+            # A later file repeats in its header where the one before it ended: sequence and chain.
+            # In the first file the mark itself says where to begin.
             if index > 0:
                 _check_continues(file.path, header, position)
                 position = Mark(number, FILE_HEADER_BYTES, position.sequence, position.chain)
@@ -227,6 +229,8 @@ def _check_torn(
         offset += len(data)
     if next_number is None:
         return
+    # Nothing later in this file. The next one may begin with the torn batch's number: then a start
+    # cut the tail and went on there, and nothing is missing.
     later = file_system.open(journal_path(directory, next_number))
     try:
         later_header = read_file_header(later, next_number)
