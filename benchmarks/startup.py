@@ -14,7 +14,7 @@ import spark_ledger
 from benchmarks.paths import ROOT
 from benchmarks.rows import OURS, Row, median, rounded
 from connector.options import PlanLimits
-from connector.read.planner import plan_partitions, ranges_of
+from connector.read.planner import plan_partitions
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.base import Create, MetadataStore, Operation
@@ -23,7 +23,7 @@ from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.commit_rules import Apply, Proposal, decide
 from spark_ledger.stream.commit.summary_format import encode_summary
 from spark_ledger.stream.format import codec
-from spark_ledger.stream.model import UNPLACED, Segment
+from spark_ledger.stream.model import UNPLACED, Segment, ranges_between
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
@@ -84,7 +84,7 @@ def _plan(stream: Stream, start: Dlsn, commits: int) -> Dlsn:
     """Plan from a position to the end, which is returned, over so many commits."""
     end = stream.head().end
     found = stream.commits_between(start.segment, end.segment)
-    plans = plan_partitions(ranges_of(found, start, end), PlanLimits())
+    plans = plan_partitions(ranges_between(found, start, end), PlanLimits())
     assert len(found) == commits and plans, "every commit is planned"
     return end
 

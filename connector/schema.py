@@ -1,4 +1,4 @@
-"""Schemas: Spark's StructType to the Arrow schema a stream stores, and back.
+"""Schemas: Spark's StructType to the Arrow schema that a stream stores, and back. Pure.
 
 The Arrow types are those Spark itself uses. Some Spark types share one Arrow type (``interval hour
 to second`` and ``interval day to second``; strings with a collation), so the exact Spark type is
@@ -8,7 +8,7 @@ kept in the metadata of the Arrow field and used again as long as it still fits.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import (
 )
 
 from spark_ledger.errors import SchemaMismatchError
+from spark_ledger.stream.format.arrow_types import ArrowField
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
 from spark_ledger.stream.format.schema import canonical_schema
 
@@ -45,7 +46,7 @@ LEDGER_SCHEMA: Final = spark.StructType(
         spark.StructField("payload", spark.BinaryType(), nullable=False),
     ]
 )
-"""What reading a raw ledger gives."""
+"""The columns of a raw ledger."""
 
 
 def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
@@ -54,28 +55,33 @@ def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
     Whether a column of a DataFrame may hold nulls is what Spark's optimizer knows of this plan (a
     literal is never null), not what the user wants of the stream. Delta does the same.
 
-    Raises SchemaMismatchError naming the column whose type cannot be stored.
+    Raises SchemaMismatchError naming the column if its type cannot be stored.
     """
-    return canonical_schema(pa.schema([_arrow_field(field) for field in _nullable(schema).fields]))
+    fields = [_arrow_field(field) for field in _nullable_struct(schema).fields]
+    return canonical_schema(pa.schema(fields))
 
 
-def _nullable(data_type: spark.DataType) -> Any:
-    """The type with everything in it nullable, but the keys of maps."""
+def _nullable_struct(schema: spark.StructType) -> spark.StructType:
+    return spark.StructType(
+        [
+            spark.StructField(field.name, _nullable(field.dataType), True, field.metadata)
+            for field in schema.fields
+        ]
+    )
+
+
+def _nullable(data_type: spark.DataType) -> spark.DataType:
+    """The type with everything in it nullable, except the keys of maps."""
     if isinstance(data_type, spark.ArrayType):
         return spark.ArrayType(_nullable(data_type.elementType), True)
     if isinstance(data_type, spark.MapType):
         return spark.MapType(_nullable(data_type.keyType), _nullable(data_type.valueType), True)
     if isinstance(data_type, spark.StructType):
-        return spark.StructType(
-            [
-                spark.StructField(field.name, _nullable(field.dataType), True, field.metadata)
-                for field in data_type.fields
-            ]
-        )
+        return _nullable_struct(data_type)
     return data_type
 
 
-def _arrow_field(field: spark.StructField) -> pa.Field:
+def _arrow_field(field: spark.StructField) -> ArrowField:
     arrow_type = _arrow_type(field)
     metadata = dict(to_arrow_metadata(field.metadata) or {})
     if from_arrow_type(arrow_type) != field.dataType:
@@ -107,7 +113,7 @@ def spark_schema_of(schema: pa.Schema, *, include_metadata: bool) -> spark.Struc
     return spark.StructType(fields)
 
 
-def _spark_field(field: pa.Field) -> spark.StructField:
+def _spark_field(field: ArrowField) -> spark.StructField:
     metadata = field.metadata or {}
     data_type = from_arrow_type(field.type)
     if TYPE_KEY in metadata:
@@ -120,7 +126,7 @@ def _spark_field(field: pa.Field) -> spark.StructField:
 
 
 def read_schema(schema: spark.StructType) -> pa.Schema:
-    """The Arrow schema Spark wants of every batch of a read with this declared schema."""
+    """The Arrow schema that Spark wants of every batch of a read with this declared schema."""
     return pa.schema(
         [pa.field(field.name, _arrow_type(field), field.nullable) for field in schema.fields]
     )
@@ -129,12 +135,12 @@ def read_schema(schema: spark.StructType) -> pa.Schema:
 def check_declared(
     declared: spark.StructType, stored: pa.Schema, *, include_metadata: bool, subject: str
 ) -> None:
-    """Refuse a schema a user declared (``.schema(...)``) that the stream cannot deliver.
+    """Refuse a schema that a user declared (``.schema(...)``) if the stream cannot deliver it.
 
     Fewer columns, any order and types that Arrow can cast to are fine; a value that does not fit
     the declared type fails the task that meets it.
 
-    Raises SchemaMismatchError naming the column.
+    Raises SchemaMismatchError naming the column if it cannot be delivered.
     """
     for field in declared.fields:
         if field.name == LEDGER_COLUMN and include_metadata:
@@ -154,7 +160,7 @@ def check_declared(
         _check_widens(stored.field(index), field, subject)
 
 
-def _check_widens(stored: pa.Field, declared: spark.StructField, subject: str) -> None:
+def _check_widens(stored: ArrowField, declared: spark.StructField, subject: str) -> None:
     wanted = _arrow_type(declared)
     if stored.type.equals(wanted, check_metadata=False):
         return

@@ -12,7 +12,7 @@ Handles belong to the loop that made them.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Generator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -20,37 +20,43 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.format.arrow_types import ArrowSchema
 from spark_ledger.stream.stream import Stream
 
 
 class _Handle(Protocol):
     """What can stand in an ``async with``."""
 
-    async def __aexit__(self, *exc: Any) -> None: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
 
 
 HandleT = TypeVar("HandleT", bound=_Handle)
 
 
-class Opening(Coroutine[Any, Any, HandleT]):
+class Opening(Coroutine[object, object, HandleT]):
     """A handle to come: ``await`` it, or enter it with ``async with``, which closes it again."""
 
     __slots__ = ("_handle", "_work")
 
-    def __init__(self, work: Coroutine[Any, Any, HandleT]) -> None:
+    def __init__(self, work: Coroutine[object, object, HandleT]) -> None:
         self._work = work
         self._handle: HandleT | None = None
 
-    def send(self, value: Any, /) -> Any:
+    def send(self, value: object, /) -> object:
         return self._work.send(value)
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: Any) -> object:  # Any: typeshed gives it as overloads
         return self._work.throw(*error)
 
     def close(self) -> None:
         self._work.close()
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[object, object, HandleT]:
         return self._work.__await__()
 
     async def __aenter__(self) -> HandleT:
@@ -95,8 +101,9 @@ class StreamClient(LedgerClient):
             )
         )
 
-    async def create_stream(self, name: str, schema: Any, **options: Any) -> Stream:
-        """Create a stream for rows of a ``pyarrow.Schema``. See ``Streams.create``."""
+    # Any: the keyword arguments of StreamCatalog.create, which names and checks them.
+    async def create_stream(self, name: str, schema: ArrowSchema, **options: Any) -> Stream:
+        """Create a stream for rows of a ``pyarrow.Schema``. See ``StreamCatalog.create``."""
         return await self.streams.create(name, schema, **options)
 
     async def stream(self, name: str) -> Stream:
@@ -112,6 +119,6 @@ class StreamClient(LedgerClient):
         await self.streams.delete(name)
 
 
-def connect(uri: str, **options: Any) -> Opening[StreamClient]:
+def connect(uri: str, **options: object) -> Opening[StreamClient]:
     """Connect to the cluster whose metadata are at ``uri``. See ``LedgerClient.connect``."""
     return Opening(StreamClient.connect(uri, **options))

@@ -18,6 +18,7 @@ from spark_ledger.limits import (
     KIB,
     METADATA_TIMEOUT_S,
     READ_TIMEOUT_S,
+    SESSION_TIMEOUT_S,
     SPECULATIVE_READ_DELAY_S,
     WRITER_BYTES_IN_FLIGHT_MAX,
 )
@@ -41,7 +42,7 @@ class ClientConfig:
     """An idle writer makes its last entry visible to readers after so long."""
     metadata_timeout_s: float = METADATA_TIMEOUT_S
     """How long metadata operations are tried while ZooKeeper cannot be reached."""
-    session_timeout_s: float = 10.0
+    session_timeout_s: float = SESSION_TIMEOUT_S
     """ZooKeeper session timeout."""
 
     def __post_init__(self) -> None:

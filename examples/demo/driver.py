@@ -14,7 +14,8 @@ import sys
 import time
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 READ_ROWS_PER_TRIGGER = 40_000
 
@@ -51,10 +52,10 @@ def write(spark: SparkSession, options: argparse.Namespace) -> None:
     follow(query)
 
 
-def stream_frame(reader: object, options: argparse.Namespace) -> DataFrame:
+def stream_frame(reader: DataStreamReader, options: argparse.Namespace) -> DataFrame:
     """The stream with the position of each row."""
     return (
-        reader.format("ledger")  # type: ignore[attr-defined, no-any-return]
+        reader.format("ledger")
         .option("metadata", options.metadata)
         .option("stream", options.stream)
         .option("includeMetadata", "true")

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_ledger.errors import BookieUnavailableError, NoSuchLedgerError, NotFoundError
+from spark_ledger.limits import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.types import (
     NO_ENTRY,
     BookieId,
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from spark_ledger.metadata.base import MetadataStore
     from spark_ledger.transport.base import BookieDescription, Transport
 
-READS_IN_FLIGHT_MAX = 64
-ANSWER_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S: Final = 3.0
 """A bookie that does not answer a question about itself for so long is shown as silent."""
 
 
@@ -95,10 +95,10 @@ def all_metadata(uri: str, advance: Callable[[], None]) -> list[LedgerMetadata]:
         async with _store(uri) as store:
             ledgers = LedgerStore(store)
             ledger_ids = await ledgers.list()
-            slots = asyncio.Semaphore(READS_IN_FLIGHT_MAX)
+            reads = asyncio.Semaphore(METADATA_READS_IN_FLIGHT_MAX)
 
             async def one(ledger_id: LedgerId) -> LedgerMetadata | None:
-                async with slots:
+                async with reads:
                     try:
                         return (await ledgers.read(ledger_id)).value
                     except NoSuchLedgerError:

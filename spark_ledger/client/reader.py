@@ -18,10 +18,9 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits import LONG_POLL_S_MAX
 from spark_ledger.metadata.base import Watch
-from spark_ledger.protocol.ensemble import fragment_ranges
+from spark_ledger.protocol.ensemble import LaneRange, fragment_ranges, lane_ranges
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadLastConfirmed
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
-from spark_ledger.protocol.quorum import Lane, lanes
 from spark_ledger.types import (
     BookieId,
     Entry,
@@ -176,40 +175,25 @@ class LedgerReader:
         ):
             raise ConfigurationError(f"idle_timeout is seconds or None, not {idle_timeout!r}")
 
-    def _lane(
-        self, fragment: Fragment, index: int, lane: Lane, first: int, last: int, hint: int
-    ) -> AsyncGenerator[list[Entry], None]:
-        reader = LaneReader(
-            self._context,
-            self._ledger,
-            self._digest,
-            fragment,
-            index,
-            lane,
-            EntryId(first),
-            EntryId(last),
-            replica_hint=hint,
-        )
+    def _read_lane(self, wanted: LaneRange, hint: int) -> AsyncGenerator[list[Entry], None]:
+        reader = LaneReader(self._context, self._ledger, self._digest, wanted, replica_hint=hint)
         return reader.chunks()
 
     async def _read_fragment(
         self, fragment: Fragment, first: int, last: int, hint: int
     ) -> AsyncGenerator[list[Entry], None]:
-        all_lanes = lanes(self.metadata.quorums)
-        if len(all_lanes) == 1:
-            only = self._lane(fragment, 0, all_lanes[0], first, last, hint)
+        wanted = lane_ranges(self.metadata, fragment, first, last)
+        stride = wanted[0].lane.stride
+        if stride == 1:
+            only = self._read_lane(wanted[0], hint)
             async with aclosing(only):
                 async for chunk in only:
                     yield chunk
             return
         # Striped: each lane brings every E-th entry; merge them in entry order.
-        iterators = {}
-        for index, lane in enumerate(all_lanes):
-            start = lane.first_at_or_after(first)
-            if start <= last:
-                iterators[lane.residue] = self._lane(fragment, index, lane, start, last, hint)
+        iterators = {each.lane.residue: self._read_lane(each, hint) for each in wanted}
         try:
-            async for merged in _merge(iterators, first, last, all_lanes[0].stride):
+            async for merged in _merge(iterators, first, last, stride):
                 yield merged
         finally:
             for iterator in iterators.values():
@@ -344,17 +328,17 @@ async def read_last_confirmed(
     """The last add confirmed of a ledger that is not closed, without fencing it."""
     round_ = LastConfirmedRead(metadata, fence=False)
 
-    async def ask(slot: int, bookie_id: BookieId) -> LastConfirmedAnswer:
+    async def ask(bookie_index: int, bookie_id: BookieId) -> LastConfirmedAnswer:
         told = await context.transport.read_last_confirmed(
             bookie_id,
             metadata.ledger_id,
             access_key=access_key,
             timeout_s=context.config.read_timeout_s,
         )
-        return LastConfirmedAnswer(slot, told.status, told.last_add_confirmed, told.message)
+        return LastConfirmedAnswer(bookie_index, told.status, told.last_add_confirmed, told.message)
 
     questions = [c for c in round_.start() if isinstance(c, ReadLastConfirmed)]
-    tasks = [asyncio.ensure_future(ask(q.slot, q.bookie_id)) for q in questions]
+    tasks = [asyncio.ensure_future(ask(q.bookie_index, q.bookie_id)) for q in questions]
     try:
         for answer in asyncio.as_completed(tasks):
             if round_.answer(await answer):

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -19,10 +20,12 @@ from spark_ledger.local.cluster import ZOOKEEPER, LocalCluster
 from spark_ledger.local.ports import HOST
 from spark_ledger.local.supervisor import LOCK_NAME
 
-STATE_NAME = "cluster.json"
-DOWN_TIMEOUT_S = 30.0
-_FORMAT_VERSION = 1
-_POLL_S = 0.02
+STATE_NAME: Final = "cluster.json"
+DOWN_TIMEOUT_S: Final = 30.0
+"""Bookies drain, one after the other in the worst case; then ZooKeeper ends."""
+
+_FORMAT_VERSION: Final = 1
+_POLL_S: Final = 0.02
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from spark_ledger.errors import (
     ConfigurationError,
@@ -23,23 +24,18 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
+from spark_ledger.limits import DIRECTORY_REFRESH_S, METADATA_ATTEMPTS, REGISTER_RETRY_DELAY_S
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.codec import decode_bookie, encode_bookie
 from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
 
 BookieIds = list[BookieId]
+"""Inside of a class that has a method ``list``."""
 
-BOOKIES_PATH = "bookies"
-COOKIES_PATH = f"{BOOKIES_PATH}/cookies"
+BOOKIES_PATH: Final = "bookies"
+COOKIES_PATH: Final = f"{BOOKIES_PATH}/cookies"
 
-REGISTER_RETRY_DELAY_S = 0.2
-"""Pause between attempts to register again after a lost session."""
-
-DIRECTORY_REFRESH_S = 30.0
-"""The live view reads everything again this often: watches are hints, and free space drifts."""
-
-_ATTEMPTS = 3
-_BOOKIE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_BOOKIE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +77,9 @@ class BookieRegistry:
         """Announce this bookie, and keep it announced over lost sessions until ``deregister``.
 
         A registration that an earlier process with the same id left behind is taken over at once.
-        Call it again with changed information to update it. Raises MetadataUnavailableError,
-        OutcomeUnknownError (calling again is safe), UnauthorizedError.
+        Call it again with changed information to update it; while the state changes, a reader may
+        see the bookie in both states. Raises MetadataUnavailableError, OutcomeUnknownError (calling
+        again is safe), UnauthorizedError.
         """
         check_bookie_id(info.bookie_id)
         assert self._info is None or self._info.bookie_id == info.bookie_id, "one bookie each"
@@ -90,11 +87,6 @@ class BookieRegistry:
         if self._session_watch is None:
             self._session_watch = self._store.on_session_lost(self._on_session_lost)
         await self._publish()
-
-    async def set_state(self, state: BookieState) -> None:
-        """Move between writable and read-only. For a moment a reader may see both."""
-        assert self._info is not None, "registered before"
-        await self.register(replace(self._info, state=state))
 
     async def deregister(self) -> None:
         """Withdraw the registration. Idempotent."""
@@ -130,7 +122,7 @@ class BookieRegistry:
 
     async def _update(self, path: str, data: bytes) -> bool:
         """Replace our own node; False if it is not there (the bookie changes its state)."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(METADATA_ATTEMPTS):
             try:
                 node = await self._store.get(path)
                 if node.value != data:
@@ -145,14 +137,14 @@ class BookieRegistry:
     async def _take_over(self, path: str, data: bytes) -> None:
         """Create the node; one that stands belongs to a dead process with our id (its disks are
         locked by us now), or to our own attempt that lost its reply: it gives way."""
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.create(path, data, ephemeral=True)
             except ConflictError:
                 logger.info("replacing the registration %s of an earlier process", path)
                 await self._remove(path)
             except OutcomeUnknownError:
-                if attempt == _ATTEMPTS - 1:
+                if attempt == METADATA_ATTEMPTS - 1:
                     raise
             else:
                 return
@@ -162,14 +154,14 @@ class BookieRegistry:
         )
 
     async def _remove(self, path: str) -> None:
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.delete(path)
                 return
             except NotFoundError:
                 return
             except OutcomeUnknownError:
-                if attempt == _ATTEMPTS - 1:
+                if attempt == METADATA_ATTEMPTS - 1:
                     raise
 
     def _on_session_lost(self) -> None:
@@ -280,7 +272,6 @@ class BookieDirectory:
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._listeners: list[Callable[[], None]] = []
         self._failures = 0
         self._failure: MetadataUnavailableError | None = None
 
@@ -316,10 +307,6 @@ class BookieDirectory:
         """Registered bookies that take new entries, by id."""
         return [info for info in self._bookies.values() if info.state is BookieState.WRITABLE]
 
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Call back, on the loop, after the view changed."""
-        self._listeners.append(callback)
-
     async def refresh(self) -> None:
         """Read now, for instance before giving up for want of bookies.
 
@@ -338,12 +325,8 @@ class BookieDirectory:
             except MetadataUnavailableError as error:
                 self._failures, self._failure = self._failures + 1, error
                 raise
-            changed = bookies != self._bookies
             self._bookies = bookies
         self._addresses.update((info.bookie_id, info.address) for info in bookies.values())
-        if changed:
-            for listener in self._listeners:
-                listener()
 
     async def _follow(self) -> None:
         while True:

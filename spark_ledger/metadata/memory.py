@@ -22,9 +22,19 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put, Watch
-from spark_ledger.metadata.callbacks import Subscription
-from spark_ledger.metadata.paths import check_operations, check_path, check_size, parent_of
+from spark_ledger.metadata.base import (
+    Check,
+    Create,
+    Delete,
+    Operation,
+    Put,
+    Subscription,
+    Watch,
+    check_operations,
+    check_path,
+    check_size,
+    parent_of,
+)
 from spark_ledger.types import Versioned
 
 R = TypeVar("R")
@@ -115,13 +125,6 @@ class MemoryTree:
                 parent = "/".join(names[:depth])
                 if parent not in self._nodes:
                     self.apply([Create(parent, b"")])
-
-    def delete_tree(self, path: str) -> None:
-        with self.lock:
-            for name in self.children(path):
-                self.delete_tree(f"{path}/{name}")
-            if path in self._nodes:
-                self.apply([Delete(path)])
 
     def end_session(self, owner: int) -> None:
         """Remove a session's ephemeral nodes."""
@@ -240,10 +243,6 @@ class MemoryMetadataStore:
     async def delete(self, path: str, version: int = -1) -> None:
         check_path(path)
         await self._write("delete", path, lambda: self.tree.apply([Delete(path, version)]))
-
-    async def delete_tree(self, path: str) -> None:
-        check_path(path)
-        await self._write("delete_tree", path, lambda: self.tree.delete_tree(path))
 
     async def transaction(self, operations: Sequence[Operation]) -> None:
         check_operations(operations)

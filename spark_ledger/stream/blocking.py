@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow as pa
 from spark_ledger.client.blocking import BlockingPortal, LedgerConnection
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.format.arrow_types import Rows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import (
     ENTRY_BYTES_DEFAULT,
@@ -58,7 +59,7 @@ class StreamConnection(LedgerConnection):
     def create_stream(
         self,
         name: str,
-        schema: Any,
+        schema: pa.Schema,
         *,
         ensemble_size: int = 3,
         write_quorum: int = 3,
@@ -69,7 +70,7 @@ class StreamConnection(LedgerConnection):
         segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT,
         exist_ok: bool = False,
     ) -> Stream:
-        """Create a stream for rows of a ``pyarrow.Schema``. See ``Streams.create``."""
+        """Create a stream for rows of a ``pyarrow.Schema``. See ``StreamCatalog.create``."""
         created = self._call(
             self._streams.create(
                 name,
@@ -87,7 +88,7 @@ class StreamConnection(LedgerConnection):
         return self._handle(created)
 
     def stream(self, name: str) -> Stream:
-        """Open a stream. Raises ``NoSuchStreamError``."""
+        """Open a stream. Raises NoSuchStreamError."""
         return self._handle(self._call(self._streams.open(name)))
 
     def list_streams(self) -> list[str]:
@@ -95,7 +96,7 @@ class StreamConnection(LedgerConnection):
         return self._call(self._streams.names())
 
     def delete_stream(self, name: str) -> None:
-        """Delete a stream with its rows. Raises ``NoSuchStreamError``."""
+        """Delete a stream with its rows. Raises NoSuchStreamError."""
         self._call(self._streams.delete(name))
 
 
@@ -112,7 +113,7 @@ class Stream:
         self._stream = stream
         self._handles = handles
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    def _call(self, work: Coroutine[object, object, T]) -> T:
         return self._portal.call(work)
 
     @property
@@ -122,23 +123,23 @@ class Stream:
 
     @property
     def config(self) -> StreamConfig:
-        """The configuration as last read; ``refresh`` reads it again."""
+        """The configuration as it was last read; ``refresh`` reads it again."""
         return self._stream.config
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         """The newest schema known (``pyarrow.Schema``), in stored types."""
         return self._stream.schema
 
     def refresh(self) -> StreamConfig:
-        """Read the configuration again. Raises ``NoSuchStreamError``."""
+        """Read the configuration again. Raises NoSuchStreamError."""
         return self._call(self._stream.refresh())
 
     # -- appending ---------------------------------------------------------------------------------
 
     def append(
         self,
-        data: Any,
+        data: Rows,
         *,
         sink_id: str | None = None,
         transaction_id: int | None = None,
@@ -149,7 +150,7 @@ class Stream:
         """Append rows as one commit; the same (sink id, transaction id) again changes nothing."""
         return self._call(
             self._stream.append(
-                data if isinstance(data, pa.RecordBatch | pa.Table) else _in_thread(data),
+                data if isinstance(data, pa.RecordBatch | pa.Table) else _batches_in_thread(data),
                 sink_id=sink_id,
                 transaction_id=transaction_id,
                 run_id=run_id,
@@ -203,12 +204,12 @@ class Stream:
         self._handles.add(writer)
         return writer
 
-    def check_schema(self, schema: Any) -> None:
-        """Raise ``SchemaMismatchError`` when data of a schema cannot be appended as they are."""
+    def check_schema(self, schema: pa.Schema) -> None:
+        """Raises SchemaMismatchError if data of this schema cannot be appended as they are."""
         self._call(self._stream.check_schema(schema))
 
-    def merge_schema(self, schema: Any) -> Any:
-        """Add the columns that the stream lacks, as nullable ones; the newest schema then."""
+    def merge_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Add the columns that the stream lacks, nullable; the newest schema after that."""
         return self._call(self._stream.merge_schema(schema))
 
     # -- looking up --------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class Stream:
         return self._call(self._stream.commits(first, end))
 
     def commit_at(self, segment: int) -> Commit:
-        """The commit that placed a segment."""
+        """The commit that holds a segment."""
         return self._call(self._stream.commit_at(segment))
 
     def commits_between(
@@ -265,9 +266,9 @@ class Stream:
         start: Position = "earliest",
         end: Position = "latest",
         *,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[pa.RecordBatch]:
         """The rows from ``start`` (inclusive) to ``end`` (exclusive) as record batches."""
         chunks = self._stream.read_chunks(start, end, schema=schema, columns=columns)
         return _flatten(self._portal.iterate(chunks))
@@ -277,16 +278,20 @@ class Stream:
         start: Position = "latest",
         *,
         idle_timeout: float | None = None,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[pa.RecordBatch]:
         """Rows from ``start`` on, also those to come, until none came for ``idle_timeout`` s."""
         return self._portal.iterate(
             self._stream.tail(start, idle_timeout=idle_timeout, schema=schema, columns=columns)
         )
 
     def read_ranges(
-        self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
+        self,
+        ranges: Iterable[SegmentRange],
+        *,
+        schema: pa.Schema | None = None,
+        replica_hint: int = 0,
     ) -> Iterator[PositionedBatch]:
         """The rows of ranges that a planner made, each batch with its position."""
         chunks = self._stream.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
@@ -309,6 +314,7 @@ class Stream:
 
 
 def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
+    """The items of lists. Closing this generator closes ``chunks``."""
     try:
         for chunk in chunks:
             yield from chunk
@@ -316,11 +322,10 @@ def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
         chunks.close()  # type: ignore[attr-defined]  # it is a generator of the portal
 
 
-async def _in_thread(data: Any) -> AsyncGenerator[Any, None]:
-    """The batches of an iterable, drawn in a thread: it may block, even on this very portal."""
+async def _batches_in_thread(data: Rows) -> AsyncGenerator[pa.RecordBatch, None]:
+    """The batches of an iterable, taken in a thread: it may block, even on this very portal."""
     batches = as_batches(data)
-    end = object()
-    while (batch := await asyncio.to_thread(next, batches, end)) is not end:
+    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
         yield batch
 
 
@@ -331,10 +336,10 @@ class SegmentWriter:
         self._portal = portal
         self._writer = writer
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Rows) -> int:
         """Append rows to the micro-batch; how many. Waits only while too much is in flight.
 
-        An iterable is drawn on in the caller's thread, as it may block.
+        Items of an iterable are taken in the caller's thread, because that may block.
         """
         return sum(self._portal.call(self._writer.write(batch)) for batch in as_batches(data))
 

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from spark_ledger.errors import (
     ConflictError,
@@ -19,6 +19,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.metadata.base import Check, Create, Delete
 from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.schema import canonical_schema
 from spark_ledger.stream.ledgers import TAG_STREAM_ID, Ledgers
@@ -35,6 +36,9 @@ from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, Quorums, Versioned
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 T = TypeVar("T")
 
 _DELETES_AT_ONCE = 64
@@ -42,6 +46,7 @@ _DELETES_AT_ONCE = 64
 
 _DELETE_ATTEMPTS = 20
 _DELETE_DELAY_S = 0.05
+"""Another deletion or a late commit changes nodes for less than a second."""
 
 
 class StreamCatalog:
@@ -54,7 +59,7 @@ class StreamCatalog:
     async def create(
         self,
         name: str,
-        schema: Any,
+        schema: pa.Schema,
         *,
         ensemble_size: int = 3,
         write_quorum: int = 3,
@@ -67,9 +72,10 @@ class StreamCatalog:
     ) -> Stream:
         """Create a stream for rows of an Arrow schema.
 
-        Types are normalised to those Spark has (``schema.canonical_schema``). Raises
-        ``ConflictError`` when the name is taken (with ``exist_ok`` the existing stream is opened
-        instead, whatever its configuration), ``ConfigurationError`` and ``SchemaMismatchError``.
+        Types are normalised to those Spark has (``schema.canonical_schema``). With ``exist_ok`` an
+        existing stream of this name is opened instead, whatever its configuration.
+
+        Raises ConflictError if the name is taken, ConfigurationError, SchemaMismatchError.
         """
         nodes = StreamNodes(self._store, name)
         config = StreamConfig(
@@ -88,7 +94,7 @@ class StreamCatalog:
         except ConflictError as error:
             existing = await self._existing(nodes)
             if existing is not None and existing.value.stream_id == config.stream_id:
-                return Stream(self._ledgers, nodes, existing)  # our own, whose reply was lost
+                return Stream(self._ledgers, nodes, existing)  # ours: only the reply was lost
             if existing is not None and existing.value.deleted:
                 raise ConflictError(
                     f"stream {name!r} is being deleted; delete it again to finish that, "
@@ -119,18 +125,21 @@ class StreamCatalog:
                 except (ConflictError, OutcomeUnknownError):
                     continue
             except OutcomeUnknownError:
-                continue  # a repetition conflicts with what was created, and the id tells whose
+                # Sent again: if the stream was created after all, that is a conflict, and the
+                # caller sees by the stream id whether it is ours (rule T7).
+                continue
             else:
                 return
 
     async def _existing(self, nodes: StreamNodes) -> Versioned[StreamConfig] | None:
+        """The configuration, or None if there is no such stream (any more)."""
         try:
             return await nodes.config()
         except NoSuchStreamError:
-            return None  # deleted in between
+            return None
 
     async def open(self, name: str) -> Stream:
-        """Open a stream. Raises ``NoSuchStreamError``."""
+        """Open a stream. Raises NoSuchStreamError."""
         nodes = StreamNodes(self._store, name)
         config = await nodes.config()
         if config.value.deleted:
@@ -140,9 +149,7 @@ class StreamCatalog:
     async def names(self) -> list[str]:
         """The names of all streams, sorted."""
         names = await self._store.children(STREAMS_ROOT)
-        found = await asyncio.gather(
-            *(self._existing(StreamNodes(self._store, name)) for name in names)
-        )
+        found = await run_all(self._existing(StreamNodes(self._store, name)) for name in names)
         return [
             name
             for name, config in zip(names, found, strict=True)
@@ -150,20 +157,20 @@ class StreamCatalog:
         ]
 
     async def delete(self, name: str) -> None:
-        """Delete a stream with its rows. Raises ``NoSuchStreamError``.
+        """Delete a stream with its rows.
 
-        It is marked first, so that no commit and no reader gets in between; then go the ledgers
-        that its commits name, then the nodes. After a crash a second call finishes the work.
+        It is marked first, so that no commit is made any more and no reader opens it. Then its
+        ledgers are deleted, then its nodes. After a crash a second call finishes the work.
+        Raises NoSuchStreamError, RetryableError if its nodes keep changing meanwhile.
         """
         nodes = StreamNodes(self._store, name)
         config = await self._mark_deleted(nodes)
         for ledger_ids in _batches(sorted(await self._named_ledgers(nodes, config.value))):
-            await asyncio.gather(
-                *(self._delete_ledger(ledger_id, config.value) for ledger_id in ledger_ids)
-            )
+            await run_all(self._delete_ledger(ledger_id, config.value) for ledger_id in ledger_ids)
         await self._delete_nodes(nodes, config)
 
     async def _mark_deleted(self, nodes: StreamNodes) -> Versioned[StreamConfig]:
+        """Set ``deleted``. Every commit checks the configuration's version, so none follows."""
         while True:
             config = await nodes.config()
             if config.value.deleted:
@@ -178,7 +185,7 @@ class StreamCatalog:
             return Versioned(marked, config.version + 1)
 
     async def _named_ledgers(self, nodes: StreamNodes, config: StreamConfig) -> set[LedgerId]:
-        """The ledgers that commits name, also those that hold segment lists."""
+        """The ledgers that commits name, and those that hold their segment lists."""
         log = CommitLog(self._ledgers, nodes, config.stream_id)
 
         async def named_by(number: int) -> set[LedgerId]:
@@ -189,18 +196,18 @@ class StreamCatalog:
                     ledger_ids.add(pointer.ledger_id)
                 ledger_ids |= {part.ledger_id for part in (await log.get(number)).segments}
             except (NoSuchLedgerError, NotFoundError):
-                pass  # an interrupted or concurrent deletion was here, and took what it names
+                pass  # a deletion before this one, or at the same time, was here
             return ledger_ids
 
         result: set[LedgerId] = set()
         for bucket in await self._store.children(nodes.commits_path):
             commits = await self._store.children(f"{nodes.commits_path}/{bucket}")
             for numbers in _batches(int(commit) for commit in commits):
-                result.update(*await asyncio.gather(*map(named_by, numbers)))
+                result.update(*await run_all(map(named_by, numbers)))
         return result
 
     async def _delete_ledger(self, ledger_id: LedgerId, config: StreamConfig) -> None:
-        """Delete a ledger, unless it belongs to another stream, which may name it as well."""
+        """Delete a ledger, unless it was made for another stream, whose commits may name it."""
         try:
             metadata = await self._ledgers.ledger_metadata(ledger_id)
         except NoSuchLedgerError:
@@ -209,12 +216,12 @@ class StreamCatalog:
             await self._ledgers.delete_ledger(ledger_id)
 
     async def _delete_nodes(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
-        """Delete the nodes, until they are gone or belong to a new stream of that name."""
+        """Delete the nodes, until they are gone or are those of a new stream of that name."""
         for _ in range(_DELETE_ATTEMPTS):
             try:
                 return await self._try_delete_nodes(nodes, config.value.stream_id)
             except (ConflictError, NotFoundError, OutcomeUnknownError):
-                # Another deletion is at work, a commit's nodes came last, or a reply was lost.
+                # Another deletion is at work, a last commit added nodes, or a reply was lost.
                 existing = await self._existing(nodes)
                 if existing is None or existing.value.stream_id != config.value.stream_id:
                     return None
@@ -224,7 +231,7 @@ class StreamCatalog:
         )
 
     async def _try_delete_nodes(self, nodes: StreamNodes, stream_id: str) -> None:
-        """Every step is on condition that this is still the stream that was marked: a second
+        """Delete the nodes of the stream that was marked, and of no other (rule T7): a second
         deletion may have finished meanwhile, and the name may be in use again."""
         identity = nodes.identity_path(stream_id)
         paths: list[str] = []
@@ -249,6 +256,7 @@ class StreamCatalog:
 
 
 def _batches(items: Iterable[T]) -> Iterable[list[T]]:
+    """The items in lists of ``_DELETES_AT_ONCE``."""
     batch: list[T] = []
     for item in items:
         batch.append(item)

@@ -1,4 +1,4 @@
-"""What streams need of the ledger client, and no more. ``spark_ledger.client`` fits it."""
+"""The part of the ledger client that streams use, as protocols; ``LedgerClient`` has them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spark_ledger.types import Entry, EntryId, LedgerId, LedgerMetadata
 TAG_STREAM_NAME = "stream"
 TAG_STREAM_ID = "stream_id"
 TAG_PURPOSE = "purpose"
-"""Custom metadata of every ledger a stream makes, so that orphans can be told."""
+"""Custom metadata of every ledger that a stream makes: they tell whose an orphan is."""
 
 PURPOSE_SEGMENTS = "segments"
 PURPOSE_SEGMENT_LIST = "segment-list"
 
 
 class OpenLedger(Protocol):
-    """A ledger this process writes."""
+    """A ledger that this process writes."""
 
     @property
     def ledger_id(self) -> LedgerId: ...
@@ -31,17 +31,17 @@ class OpenLedger(Protocol):
     def is_closed(self) -> bool: ...
 
     def append_nowait(self, payload: bytes) -> asyncio.Future[int]:
-        """Push an entry; the future gives its id once it is confirmed."""
+        """Push an entry; the future gives its id once it is confirmed. Ids are consecutive."""
 
     async def wait_for_room(self) -> None:
         """Wait while too many bytes are in flight."""
 
     async def close(self) -> None:
-        """Close the ledger; adds still in flight have an unknown outcome."""
+        """Close the ledger; appends still in flight have an unknown outcome."""
 
 
 class LedgerRange(Protocol):
-    """A ledger this process reads."""
+    """A ledger that this process reads."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -69,14 +69,14 @@ class Ledgers(Protocol):
         """A new ledger, open for this process."""
 
     async def open_unconfirmed(self, ledger_id: int) -> LedgerRange:
-        """Open for reading ranges that are known to be confirmed; asks no bookie. Raises
-        ``NoSuchLedgerError``."""
+        """Open a ledger to read ranges that are known to be confirmed; asks no bookie (rule T9).
+        Raises NoSuchLedgerError."""
 
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
-        """What the metadata store knows of a ledger. Raises ``NoSuchLedgerError``."""
+        """What the metadata store has of a ledger. Raises NoSuchLedgerError."""
 
     async def delete_ledger(self, ledger_id: int) -> None:
-        """Delete; a ledger that is gone already is fine."""
+        """Delete a ledger; one that is gone already is no error."""
 
 
 def ledger_tags(stream_name: str, stream_id: str, purpose: str) -> dict[str, str]:

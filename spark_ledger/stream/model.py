@@ -1,23 +1,25 @@
 """The values of a stream: its configuration, segments, commits and head. Pure.
 
-A stream is a totally ordered sequence of segments, numbered 0, 1, 2 ... Commits append segments
-atomically; the head says how far the stream reaches. Constructors refuse values that break a
-rule, so a value that exists is valid.
+A stream is a totally ordered sequence of segments, numbered 0, 1, 2 ... A commit appends segments
+atomically. The head says how far the stream reaches. Constructors refuse invalid values, so a
+value that exists is valid.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, GIB, KIB, MIB
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ENTRY_BYTES_DEFAULT = 1 * MIB
 """Arrow bytes of an entry before compression: large enough to make the work per entry small,
@@ -42,7 +44,7 @@ class Compression(Enum):
 
 
 def check_stream_name(name: str) -> str:
-    """The name, if it may be a stream's; otherwise ``ConfigurationError``."""
+    """The name, unchanged. Raises ConfigurationError if no stream may have it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"stream name {name!r}: use 1 to 200 letters, digits, dots, hyphens and underscores, "
@@ -51,8 +53,47 @@ def check_stream_name(name: str) -> str:
     return name
 
 
+def check_transaction_id(transaction_id: int) -> int:
+    """The id, unchanged. Raises ConfigurationError if it is no integer of 64 bits."""
+    if (
+        not isinstance(transaction_id, int)
+        or isinstance(transaction_id, bool)
+        or not -(2**63) <= transaction_id < 2**63
+    ):
+        raise ConfigurationError(
+            f"transaction id {transaction_id!r}: use a whole number of at most 64 bits"
+        )
+    return transaction_id
+
+
+def check_sink_id(sink_id: str) -> str:
+    """The id, unchanged. Raises ConfigurationError if no sink may have it."""
+    if not _is_text(sink_id) or not sink_id:
+        raise ConfigurationError(
+            f"sink id {sink_id!r}: use a text of 1 to {SINK_ID_CHARS_MAX} characters"
+        )
+    return sink_id
+
+
+def check_run_id(run_id: str) -> str:
+    """The id, unchanged; it may be empty. Raises ConfigurationError if no run may have it."""
+    if not _is_text(run_id):
+        raise ConfigurationError(
+            f"run id {run_id!r}: use a text of at most {SINK_ID_CHARS_MAX} characters, or leave it "
+            "out"
+        )
+    return run_id
+
+
+def _is_text(value: object) -> bool:
+    """Whether a metadata node can hold it. With anything else no client could read the node."""
+    if not isinstance(value, str) or len(value) > SINK_ID_CHARS_MAX:
+        return False
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)  # no UTF-8 has surrogates
+
+
 def parse_compression(value: str | Compression) -> Compression:
-    """A compression by name; ``ConfigurationError`` lists what is allowed."""
+    """A compression by name. Raises ConfigurationError, which lists the names, for any other."""
     try:
         return value if isinstance(value, Compression) else Compression(str(value).lower())
     except ValueError:
@@ -62,15 +103,16 @@ def parse_compression(value: str | Compression) -> Compression:
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """What a stream is. Only ``schemas`` grows, and ``deleted`` turns true once.
+    """What a stream is. Only two fields ever change: ``schemas`` grows, ``deleted`` becomes true.
 
-    ``stream_id`` is random: it tells a stream from a later one of the same name. ``schemas`` are
-    Arrow schemas; the version of a schema is its index.
+    ``stream_id`` is random: it tells a stream from a later one of the same name (rule T7). The
+    version of a schema is its index in ``schemas``; versions are only added (rule T8).
+    Raises ConfigurationError if a field is outside of its bounds.
     """
 
     name: str
     stream_id: str
-    schemas: tuple[Any, ...]
+    schemas: tuple[pa.Schema, ...]
     quorums: Quorums = field(default_factory=Quorums)
     compression: Compression = Compression.LZ4
     entry_bytes: int = ENTRY_BYTES_DEFAULT
@@ -102,7 +144,7 @@ class StreamConfig:
             )
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         """The newest schema (``pyarrow.Schema``)."""
         return self.schemas[-1]
 
@@ -114,10 +156,11 @@ class StreamConfig:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Entries ``first_entry`` .. ``last_entry`` of one ledger, at place ``number`` of the stream.
+    """Entries ``first_entry`` .. ``last_entry`` of one ledger: segment ``number`` of the stream.
 
-    ``size_bytes`` counts payload bytes. ``entry_rows`` lists the rows of each entry. A segment
-    that no commit has placed yet has the number ``UNPLACED``.
+    ``size_bytes`` counts payload bytes. ``entry_rows`` is the number of rows of each entry. All
+    entries have one schema version (rule T8). A segment that is in no commit yet has the number
+    ``UNPLACED``.
     """
 
     number: int
@@ -164,7 +207,7 @@ def segment_error(
     schema_version: int,
     entry_rows: Sequence[int],
 ) -> str | None:
-    """Why these cannot be the fields of a segment, or None."""
+    """What is wrong with these as the fields of a segment, or None."""
     if ledger_id < 0 or not 0 <= first_entry <= last_entry:
         return f"ledger {ledger_id} with entries {first_entry}..{last_entry}"
     if len(entry_rows) != last_entry - first_entry + 1:
@@ -178,12 +221,13 @@ def segment_error(
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """An atomic append, at place ``number`` of the stream's commits. Immutable once stored.
+    """An atomic append: commit ``number`` of the stream. It never changes once stored (rule T5).
 
-    ``first_segment`` is the number of the first segment (for an empty commit: of the next one).
-    ``rows_before`` and ``bytes_before`` are totals of the stream up to it. ``sink_id`` and
-    ``transaction_id`` say who appended; a pair is applied at most once. ``applied`` is false when
-    the pair had been applied before, so this call changed nothing; it is not stored.
+    ``first_segment`` is the number of its first segment (of an empty commit: of the next one).
+    ``rows_before`` and ``bytes_before`` are the stream's totals before it. ``sink_id`` and
+    ``transaction_id`` say who appended; a pair is applied at most once (rule T3). ``applied`` is
+    false if an earlier call had applied the pair, so that this one changed nothing. It is not
+    stored.
     """
 
     number: int
@@ -199,10 +243,12 @@ class Commit:
 
     @property
     def rows(self) -> int:
+        """How many rows it appends."""
         return sum(segment.rows for segment in self.segments)
 
     @property
     def size_bytes(self) -> int:
+        """How many payload bytes it appends."""
         return sum(segment.size_bytes for segment in self.segments)
 
     @property
@@ -218,11 +264,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far a stream reaches. ``earliest`` is the truncation point, the first readable row.
+    """How far a stream reaches. Every commit replaces it (rule T2).
 
-    ``rows`` and ``size_bytes`` are totals since the stream began. ``time_ms`` is the time of the
-    last commit; commit times never go backwards. ``earliest_commit`` is the first commit with
-    a readable row (or the next commit).
+    ``earliest`` is the first row that can be read; those before it were truncated.
+    ``earliest_commit`` is the first commit with such a row (or the next commit). ``rows`` and
+    ``size_bytes`` are totals since the stream began. ``time_ms`` is the time of the last commit;
+    commit times never go back.
     """
 
     stream_id: str
@@ -239,14 +286,9 @@ class Head:
         """The position behind the last row."""
         return Dlsn(self.next_segment, 0, 0)
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing is readable: nothing was appended, or all is truncated."""
-        return self.earliest >= self.end
-
 
 class SinkRecord(NamedTuple):
-    """The newest transaction of a sink, and the commit that applied it."""
+    """The newest transaction of a sink, and the number of the commit that applied it (rule T3)."""
 
     sink_id: str
     transaction_id: int
@@ -254,26 +296,30 @@ class SinkRecord(NamedTuple):
     run_id: str
 
 
-class SegmentRange(NamedTuple):
-    """Rows of one segment: from ``start`` (inclusive) to ``end`` (exclusive), as (entry, slot).
+RowInSegment: TypeAlias = tuple[int, int]
+"""(entry, slot) of a row; both count from 0, the entry from the start of its segment (rule T5)."""
 
-    It carries all that a reader in another process needs to read it without metadata.
+
+class SegmentRange(NamedTuple):
+    """Rows of one segment from ``start`` (inclusive) to ``end`` (exclusive).
+
+    It has all that another process needs to read the rows without stream metadata.
     """
 
     segment: Segment
-    start: tuple[int, int]
-    end: tuple[int, int]
+    start: RowInSegment
+    end: RowInSegment
     commit: int
     commit_time_ms: int
 
     @property
     def first_entry(self) -> EntryId:
-        """Ledger entry id of the first entry that is touched."""
+        """The id, in its ledger, of the first entry that has rows of the range."""
         return EntryId(self.segment.first_entry + self.start[0])
 
     @property
     def last_entry(self) -> EntryId:
-        """Ledger entry id of the last entry that is touched."""
+        """The id, in its ledger, of the last entry that has rows of the range."""
         entry, slot = self.end
         return EntryId(self.segment.first_entry + (entry if slot > 0 else entry - 1))
 
@@ -290,13 +336,16 @@ class SegmentRange(NamedTuple):
         return -(-self.segment.size_bytes * self.rows // self.segment.rows)
 
 
-def cut(segment: Segment, start: Dlsn | None, end: Dlsn | None) -> tuple[tuple[int, int], ...]:
-    """The (start, end) of the part of a segment between two positions; empty when none is.
+def cut(
+    segment: Segment, start: Dlsn | None, end: Dlsn | None
+) -> tuple[RowInSegment, RowInSegment] | None:
+    """The part of a segment from ``start`` to ``end`` (None: no bound), or None if it has no rows.
 
-    Slots behind the last row of an entry mean the next entry, so any position is a place.
+    A slot behind the last row of an entry means the first row of the next entry, so every DLSN
+    is a position between two rows.
     """
 
-    def place(position: Dlsn | None, otherwise: tuple[int, int]) -> tuple[int, int]:
+    def row_at(position: Dlsn | None, otherwise: RowInSegment) -> RowInSegment:
         if position is None or position.segment != segment.number:
             return otherwise
         entry, slot = position.entry, position.slot
@@ -305,33 +354,28 @@ def cut(segment: Segment, start: Dlsn | None, end: Dlsn | None) -> tuple[tuple[i
         return (entry, slot) if slot < segment.entry_rows[entry] else (entry + 1, 0)
 
     if start is not None and start.segment > segment.number:
-        return ()
+        return None
     if end is not None and end.segment < segment.number:
-        return ()
-    first, last = place(start, (0, 0)), place(end, (segment.entries, 0))
-    return (first, last) if first < last else ()
+        return None
+    first, last = row_at(start, (0, 0)), row_at(end, (segment.entries, 0))
+    return (first, last) if first < last else None
 
 
-def ranges_between(commits: Sequence[Commit], start: Dlsn, end: Dlsn) -> list[SegmentRange]:
-    """The ranges of the commits' segments from ``start`` (inclusive) to ``end`` (exclusive)."""
+def ranges_between(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[SegmentRange]:
+    """The rows from ``start`` (inclusive) to ``end`` (exclusive) as ranges of segments, in order.
+
+    ``commits`` are in order and hold at least the segments between the two. The result depends on
+    nothing else (rule T5): a repeated micro-batch gets the same ranges.
+    """
     ranges: list[SegmentRange] = []
     for commit in commits:
+        number, time_ms = commit.number, commit.time_ms
         for segment in commit.segments:
-            bounds = cut(segment, start, end)
-            if bounds:
-                ranges.append(
-                    SegmentRange(segment, bounds[0], bounds[1], commit.number, commit.time_ms)
-                )
+            if start.segment < segment.number < end.segment:  # nearly all; cut would cost more
+                bounds: tuple[RowInSegment, RowInSegment] | None
+                bounds = ((0, 0), (segment.entries, 0))
+            else:
+                bounds = cut(segment, start, end)
+            if bounds is not None:
+                ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms))
     return ranges
-
-
-def position_after_rows(segment: Segment, start: tuple[int, int], rows: int) -> Dlsn:
-    """The position ``rows`` rows behind ``start``, but not beyond the start of the next segment."""
-    assert segment.number >= 0, "the segment is placed"
-    wanted = rows + start[1]
-    ends = list(accumulate(segment.entry_rows[start[0] :]))
-    for offset, rows_to_here in enumerate(ends):
-        if wanted < rows_to_here:
-            before = rows_to_here - segment.entry_rows[start[0] + offset]
-            return Dlsn(segment.number, start[0] + offset, wanted - before)
-    return Dlsn(segment.number + 1, 0, 0)

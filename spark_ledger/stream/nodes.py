@@ -1,24 +1,23 @@
 """Where a stream's metadata nodes are, and how to read them. No decisions.
 
-streams/<name>/id-<stream id>       empty; there as long as this stream is, and no other of its name
-streams/<name>/config               what the stream is; its version guards every commit
+streams/<name>/id-<stream id>       empty; exists as long as this very stream does (rule T7)
+streams/<name>/config               what the stream is; every commit checks its version (rule T2)
 streams/<name>/head                 how far it reaches; replaced by every commit
-streams/<name>/sinks/<sink id>      newest transaction of a sink
-streams/<name>/commits/<b>          summary of the bucket's first commits, or empty; see ``summary``
-streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never changed
+streams/<name>/sinks/<sink id>      newest transaction of a sink (rule T3)
+streams/<name>/commits/<b>          summary of the bucket's first commits, or empty (rule T6)
+streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never changed (rule T5)
 """
 
 from __future__ import annotations
 
-import asyncio
 from urllib.parse import quote, unquote
 
-from spark_ledger.errors import ConfigurationError, NoSuchStreamError, NotFoundError
+from spark_ledger.errors import NoSuchStreamError, NotFoundError
 from spark_ledger.metadata.base import Check, MetadataStore, Put
+from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.model import (
-    SINK_ID_CHARS_MAX,
     Commit,
     Head,
     SinkRecord,
@@ -29,11 +28,11 @@ from spark_ledger.types import Versioned
 
 STREAMS_ROOT = "streams"
 COMMITS_PER_BUCKET = 1000
-"""Children of one node stay listable in one ZooKeeper answer."""
+"""The children of one node fit into one answer of ZooKeeper."""
 
 COMMITS_PER_SUMMARY_STEP = 25
-"""A bucket's summary grows by so many commits at a time: a reader gets fewer than these singly,
-and few enough commits wait for the summary to be written."""
+"""A bucket's summary grows by this many commits at a time. A reader reads fewer than these one by
+one, and only every 25th commit takes the time to write a summary."""
 
 
 def bucket_of(commit: int) -> int:
@@ -54,8 +53,11 @@ class StreamNodes:
         self.commits_path = f"{self.root}/commits"
 
     def identity_path(self, stream_id: str) -> str:
-        """The node that only this stream has, not a later one of its name: versions of nodes
-        begin at 0 again, so every transaction checks that it is there."""
+        """The node that this stream has and no later one of its name (rule T7).
+
+        Every transaction checks that it exists. Versions would not tell the streams apart: those
+        of a new stream's nodes begin at 0 again.
+        """
         return f"{self.root}/id-{stream_id}"
 
     def sink_path(self, sink_id: str) -> str:
@@ -75,7 +77,7 @@ class StreamNodes:
         return f"{self.bucket_path(commit)}/{commit:010d}"
 
     async def config(self) -> Versioned[StreamConfig]:
-        """The configuration, also of a stream that is being deleted."""
+        """The configuration, also of a stream that is being deleted. Raises NoSuchStreamError."""
         try:
             node = await self.store.get(self.config_path)
         except NotFoundError as error:
@@ -83,16 +85,16 @@ class StreamNodes:
         return Versioned(codec.decode_config(node.value, self.config_path), node.version)
 
     async def replace_config(self, data: bytes, stream_id: str, version: int) -> None:
-        """Set the configuration of one stream in one version, all or nothing.
+        """Replace the configuration if it has this version and is that of this stream.
 
-        Raises ``ConflictError`` (another version), ``NotFoundError`` (not that stream any more),
-        ``OutcomeUnknownError``.
+        Raises ConflictError if it has another version, NotFoundError if the stream is gone,
+        OutcomeUnknownError if the reply was lost.
         """
         check = Check(self.identity_path(stream_id), 0)
         await self.store.transaction([check, Put(self.config_path, data, version)])
 
     async def head(self) -> Versioned[Head]:
-        """The head."""
+        """The head. Raises NoSuchStreamError."""
         try:
             node = await self.store.get(self.head_path)
         except NotFoundError as error:
@@ -100,7 +102,7 @@ class StreamNodes:
         return Versioned(codec.decode_head(node.value, self.head_path), node.version)
 
     async def sink(self, sink_id: str) -> Versioned[SinkRecord] | None:
-        """The record of a sink, or None when it never committed."""
+        """The record of a sink, or None if it never committed."""
         path = self.sink_path(sink_id)
         try:
             node = await self.store.get(path)
@@ -111,11 +113,11 @@ class StreamNodes:
     async def sinks(self) -> list[SinkRecord]:
         """The records of all sinks."""
         names = await self.store.children(self.sinks_path)
-        found = await asyncio.gather(*(self.sink(unquote(name[2:])) for name in names))
+        found = await run_all(self.sink(unquote(name[2:])) for name in names)
         return [record.value for record in found if record is not None]
 
     async def commit(self, number: int) -> tuple[Commit, SegmentListPointer | None]:
-        """A commit node. Raises ``NotFoundError`` when there is none."""
+        """A commit as its node has it, see ``codec.decode_commit``. Raises NotFoundError."""
         path = self.commit_path(number)
         node = await self.store.get(path)
         return codec.decode_commit(node.value, number, path)
@@ -126,42 +128,3 @@ class StreamNodes:
             f"stream {self.name!r} does not exist; create it first, or check the name and the "
             "metadata URI"
         )
-
-
-def check_transaction_id(transaction_id: int) -> int:
-    """The id, if it may be a transaction's; otherwise ``ConfigurationError``."""
-    if (
-        not isinstance(transaction_id, int)
-        or isinstance(transaction_id, bool)
-        or not -(2**63) <= transaction_id < 2**63
-    ):
-        raise ConfigurationError(
-            f"transaction id {transaction_id!r}: use a whole number of at most 64 bits"
-        )
-    return transaction_id
-
-
-def check_sink_id(sink_id: str) -> str:
-    """The id, if it may be a sink's; otherwise ``ConfigurationError``."""
-    if not _is_text(sink_id) or not sink_id:
-        raise ConfigurationError(
-            f"sink id {sink_id!r}: use a text of 1 to {SINK_ID_CHARS_MAX} characters"
-        )
-    return sink_id
-
-
-def check_run_id(run_id: str) -> str:
-    """The id, if it may be a run's; otherwise ``ConfigurationError``. It may be empty."""
-    if not _is_text(run_id):
-        raise ConfigurationError(
-            f"run id {run_id!r}: use a text of at most {SINK_ID_CHARS_MAX} characters, or leave it "
-            "out"
-        )
-    return run_id
-
-
-def _is_text(value: object) -> bool:
-    """Whether a metadata node can hold it: anything else would make the node unreadable."""
-    if not isinstance(value, str) or len(value) > SINK_ID_CHARS_MAX:
-        return False
-    return not any("\ud800" <= letter <= "\udfff" for letter in value)  # no UTF-8 has surrogates

@@ -1,18 +1,18 @@
-"""Reads ranges of segments: fetches entries, decodes them, cuts at rows. Knows no commits' nodes.
+"""Reads ranges of segments: fetches entries, decodes them, cuts them at rows. Reads no commits.
 
-A range carries the segment it belongs to, so a process that is given ranges needs no metadata but
-the schemas. Entries are read without asking for the last add confirmed: a commit names only
-confirmed entries. Neighbouring segments of one ledger are fetched as one range, because small
-micro-batches would otherwise cost a request each.
+A range carries the segment it belongs to, so a process that is given ranges needs no stream
+metadata but the schemas. Entries are read without asking for the last add confirmed, because a
+commit names only confirmed entries (rule T9). Neighbouring segments of one ledger are fetched as
+one range; small micro-batches would otherwise cost a request each.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -24,6 +24,7 @@ from spark_ledger.errors import (
     NotFoundError,
 )
 from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
+from spark_ledger.stream.concurrency import prefetch, run_all
 from spark_ledger.stream.format.entries import decode_entry, read_header
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.format.schema import Projection
@@ -37,32 +38,42 @@ from spark_ledger.stream.schema_registry import (
 )
 from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 T = TypeVar("T")
+Ranges: TypeAlias = AsyncIterator[SegmentRange] | Iterable[SegmentRange]
+"""Ranges in stream order; those that are still to be looked up come as an iterator."""
 
 CHUNKS_AHEAD = 4
-"""Chunks of about one MiB that are fetched and decoded before they are asked for."""
+"""Lists of about one MiB that are fetched and decoded before they are asked for."""
 
 GROUP_BYTES_MAX = READ_REQUEST_BYTES_MAX
-"""Neighbouring segments are joined up to what a bookie sends for one request."""
+"""Neighbouring segments are joined up to the size that a bookie sends for one request."""
 
 GROUPS_AT_ONCE_MAX = 32
+"""Requests that one read has in flight at most."""
 
 DECODE_IN_THREAD_BYTES_MIN = 256 * KIB
+"""From this size on decoding takes longer than handing it to a thread, and the loop stays free."""
+
 LEDGERS_OPEN_MAX = 64
+"""Ledgers whose metadata are kept for the next read."""
 
 
 class _OpenLedger(NamedTuple):
     ledger: LedgerRange
     opened_s: float
+    """When its metadata were read, by the loop's clock."""
     covered: EntryId
-    """Up to this entry its metadata know every fragment."""
+    """Its metadata name the fragments of all entries up to this one."""
 
 
-class _How(NamedTuple):
+class _ReadOptions(NamedTuple):
     """What all fetches of one read have in common."""
 
-    since_s: float
-    """When the read began: what it reads was committed by then."""
+    began_s: float
+    """When the read began, by the loop's clock: what it reads was committed before."""
     replica_hint: int
 
 
@@ -75,89 +86,68 @@ class RangeReader:
         self._schemas = schemas
         self._open: OrderedDict[LedgerId, _OpenLedger] = OrderedDict()
 
-    async def read(
-        self,
-        ranges: AsyncIterator[SegmentRange] | Iterable[SegmentRange],
-        *,
-        schema: Any,
-        replica_hint: int = 0,
-    ) -> AsyncGenerator[PositionedBatch, None]:
-        """The rows of the ranges, in order, cast to ``schema``; a batch lies within one entry.
+    def read(
+        self, ranges: Ranges, *, schema: pa.Schema, replica_hint: int = 0
+    ) -> AsyncGenerator[list[PositionedBatch], None]:
+        """The rows of the ranges, in order, cast to ``schema``, in lists of about one MiB.
 
-        ``replica_hint`` chooses the replica that is asked first, so that readers share the load.
-        Raises ``DataLossError`` (segments are gone), ``NoSuchStreamError`` (the stream is),
-        ``CorruptionError``, ``SchemaMismatchError``, ``BookieUnavailableError``.
+        A batch lies within one entry. ``replica_hint`` chooses the replica that is asked first, so
+        that readers share the load. Raises DataLossError if segments are gone, NoSuchStreamError
+        if the stream is, CorruptionError, SchemaMismatchError, BookieUnavailableError.
         """
-        async with aclosing(
-            self.read_chunks(ranges, schema=schema, replica_hint=replica_hint)
-        ) as chunks:
-            async for chunk in chunks:
-                for batch in chunk:
-                    yield batch
+        return prefetch(self._read(ranges, schema, replica_hint), CHUNKS_AHEAD)
 
-    def read_chunks(
-        self,
-        ranges: AsyncIterator[SegmentRange] | Iterable[SegmentRange],
-        *,
-        schema: Any,
-        replica_hint: int = 0,
+    async def _read(
+        self, ranges: Ranges, schema: pa.Schema, replica_hint: int
     ) -> AsyncGenerator[list[PositionedBatch], None]:
-        """As ``read``, in lists of about one MiB: for callers to whom each item costs."""
-        return prefetched(self._chunks(ranges, schema, replica_hint), CHUNKS_AHEAD)
-
-    async def _chunks(
-        self,
-        ranges: AsyncIterator[SegmentRange] | Iterable[SegmentRange],
-        schema: Any,
-        replica_hint: int,
-    ) -> AsyncGenerator[list[PositionedBatch], None]:
-        how = _How(asyncio.get_running_loop().time(), replica_hint)
+        options = _ReadOptions(asyncio.get_running_loop().time(), replica_hint)
         decoder = _Decoder(self._nodes.name, self._schemas, schema)
-        async for bundle in bundled(grouped(ranges)):
+        async for bundle in bundle_groups(group_neighbours(ranges)):
             if len(bundle) > 1:
-                fetched = await _together([self._fetch_all(group, how) for group in bundle])
+                fetched = await run_all(self._fetch_all(group, options) for group in bundle)
                 yield await decoder.decode([pair for pairs in fetched for pair in pairs])
                 continue
-            places = deque(bundle[0])
-            async with aclosing(self._fetch(bundle[0], how)) as lists:
-                async for entries in lists:
-                    yield await decoder.decode(_placed(entries, places))
+            parts = deque(bundle[0])
+            async with aclosing(self._fetch(bundle[0], options)) as batches:
+                async for entries in batches:
+                    yield await decoder.decode(_with_parts(entries, parts))
 
     async def _fetch_all(
-        self, group: list[SegmentRange], how: _How
+        self, group: list[SegmentRange], options: _ReadOptions
     ) -> list[tuple[SegmentRange, Entry]]:
-        places, result = deque(group), []
-        async with aclosing(self._fetch(group, how)) as lists:
-            async for entries in lists:
-                result += _placed(entries, places)
+        parts, result = deque(group), []
+        async with aclosing(self._fetch(group, options)) as batches:
+            async for entries in batches:
+                result += _with_parts(entries, parts)
         return result
 
     async def _fetch(
-        self, group: list[SegmentRange], how: _How
+        self, group: list[SegmentRange], options: _ReadOptions
     ) -> AsyncGenerator[list[Entry], None]:
-        """The entries of a group, in lists.
+        """The entries of a group, in order, in lists as they arrive.
 
-        What fails with metadata that were read earlier is tried again with fresh ones: bookies may
-        have been replaced since. A metadata server that lags may not know the newest fragment of
-        an open ledger, so an entry that is nowhere is looked for again, before it counts as lost.
+        A read that fails with metadata that were kept is tried again with fresh ones, because
+        bookies may have been replaced since. A metadata server that lags may not know the newest
+        fragment of an open ledger, so an entry that no bookie has is looked for again before it
+        counts as lost.
         """
         ledger_id, following = group[0].segment.ledger_id, group[0].first_entry
         last = group[-1].last_entry
         is_fresh, may_change, attempts = True, False, 0
         while following <= last:
             try:
-                ledger, is_fresh = await self._ledger(ledger_id, last, how.since_s)
+                ledger, is_fresh = await self._ledger(ledger_id, last, options.began_s)
                 may_change = not ledger.is_closed
                 async with aclosing(
                     ledger.read_batches(
-                        following, last, unconfirmed=True, replica_hint=how.replica_hint
+                        following, last, unconfirmed=True, replica_hint=options.replica_hint
                     )
                 ) as batches:
                     async for entries in batches:
                         assert entries[0].entry_id == following, "entries come in order"
                         following = EntryId(entries[-1].entry_id + 1)
                         yield entries
-                assert following == last + 1, "the ledger delivered the whole range"
+                assert following == last + 1, "a ledger delivers the whole range, or raises"
             except (NotFoundError, BookieUnavailableError, DigestMismatchError) as error:
                 self._open.pop(ledger_id, None)
                 attempts += 1
@@ -173,16 +163,16 @@ class RangeReader:
                     await asyncio.sleep(STALE_READ_DELAY_S)
 
     async def _ledger(
-        self, ledger_id: LedgerId, last: EntryId, since_s: float
+        self, ledger_id: LedgerId, last: EntryId, read_began_s: float
     ) -> tuple[LedgerRange, bool]:
         """A ledger whose metadata cover an entry, and whether they were read just now.
 
-        Metadata of an open ledger tell nothing of fragments made later. They serve for entries
-        that were committed before they were read.
+        Metadata of an open ledger do not name fragments made after they were read. They are good
+        enough for entries that were committed before.
         """
         known = self._open.get(ledger_id)
         if known is not None and (
-            known.ledger.is_closed or last <= known.covered or since_s <= known.opened_s
+            known.ledger.is_closed or last <= known.covered or read_began_s <= known.opened_s
         ):
             self._open[ledger_id] = known._replace(covered=max(last, known.covered))
             self._open.move_to_end(ledger_id)
@@ -197,49 +187,50 @@ class RangeReader:
     async def _why_missing(
         self, group: list[SegmentRange], entry_id: EntryId, cause: LedgerError
     ) -> LedgerError:
-        """The error that explains why an entry of a committed segment is gone."""
-        place = next(place for place in group if entry_id <= place.last_entry)
-        await self._schemas.refresh()  # raises NoSuchStreamError when the stream was deleted
+        """The error that says why an entry of a committed segment is gone."""
+        part = next(part for part in group if entry_id <= part.last_entry)
+        await self._schemas.refresh()  # raises NoSuchStreamError if the stream was deleted
         head = (await self._nodes.head()).value
-        number = place.segment.number
+        number = part.segment.number
         if number < head.earliest.segment:
             return DataLossError(
                 f"stream {self._nodes.name!r}: segment {number} was truncated while it was read; "
                 f"the earliest position is {tuple(head.earliest)}"
             )
         return DataLossError(
-            f"stream {self._nodes.name!r}: segment {number} (ledger {place.segment.ledger_id}, "
-            f"entries {place.segment.first_entry}..{place.segment.last_entry}) was committed, but "
+            f"stream {self._nodes.name!r}: segment {number} (ledger {part.segment.ledger_id}, "
+            f"entries {part.segment.first_entry}..{part.segment.last_entry}) was committed, but "
             f"its entries are gone: {cause}"
         )
 
 
 class _Decoder:
-    """Entries with their places to batches in the schema wanted; off the loop when it is much."""
+    """Turns entries, each with its range, into batches of one schema; large ones in a thread."""
 
-    def __init__(self, stream_name: str, schemas: SchemaRegistry, target: Any) -> None:
+    def __init__(self, stream_name: str, schemas: SchemaRegistry, target: pa.Schema) -> None:
         self._stream_name = stream_name
         self._schemas = schemas
         self._target = target
         self._projections: dict[int, Projection] = {}
 
-    async def decode(self, placed: list[tuple[SegmentRange, Entry]]) -> list[PositionedBatch]:
-        for place, _ in placed:
-            version = place.segment.schema_version
+    async def decode(self, entries: list[tuple[SegmentRange, Entry]]) -> list[PositionedBatch]:
+        for part, _ in entries:
+            version = part.segment.schema_version
             if version not in self._projections:
                 source = await self._schemas.schema(version)
                 self._projections[version] = Projection(source, self._target)
-        size_bytes = sum(len(entry.payload) for _, entry in placed)
+        size_bytes = sum(len(entry.payload) for _, entry in entries)
         if size_bytes >= DECODE_IN_THREAD_BYTES_MIN:
-            return await asyncio.to_thread(self._decode_all, placed)
-        return self._decode_all(placed)
+            return await asyncio.to_thread(self._decode_all, entries)
+        return self._decode_all(entries)
 
-    def _decode_all(self, placed: list[tuple[SegmentRange, Entry]]) -> list[PositionedBatch]:
-        return [self._decode_one(place, entry) for place, entry in placed]
+    def _decode_all(self, entries: list[tuple[SegmentRange, Entry]]) -> list[PositionedBatch]:
+        return [self._decode_one(part, entry) for part, entry in entries]
 
-    def _decode_one(self, place: SegmentRange, entry: Entry) -> PositionedBatch:
-        segment = place.segment
-        number = entry.entry_id - segment.first_entry
+    def _decode_one(self, part: SegmentRange, entry: Entry) -> PositionedBatch:
+        segment = part.segment
+        number = entry.entry_id - segment.first_entry  # as DLSNs count (rule T5)
+        assert part.first_entry <= entry.entry_id <= part.last_entry, "an entry of this range"
         where = (
             f"stream {self._stream_name!r}, segment {segment.number}, entry {number} "
             f"(ledger {segment.ledger_id}, entry {entry.entry_id})"
@@ -253,63 +244,61 @@ class _Decoder:
             )
         projection = self._projections[segment.schema_version]
         batch = decode_entry(entry.payload, projection.source, where)
-        first = place.start[1] if number == place.start[0] else 0
-        end = place.end[1] if number == place.end[0] else header.rows
+        first = part.start[1] if number == part.start[0] else 0
+        end = part.end[1] if number == part.end[0] else header.rows
         if (first, end) != (0, header.rows):
             batch = batch.slice(first, end - first)
         return PositionedBatch(
             Dlsn(segment.number, number, first),
             segment.ledger_id,
-            place.commit,
-            place.commit_time_ms,
+            part.commit,
+            part.commit_time_ms,
             projection.apply(batch),
         )
 
 
-def _placed(
-    entries: Sequence[Entry], places: deque[SegmentRange]
+def _with_parts(
+    entries: Sequence[Entry], parts: deque[SegmentRange]
 ) -> list[tuple[SegmentRange, Entry]]:
-    """Each entry with its range; ranges that are passed leave ``places``, except the last one."""
+    """Each entry with the range it belongs to. Ranges that are behind are taken off ``parts``."""
     result = []
     for entry in entries:
-        while entry.entry_id > places[0].last_entry:
-            places.popleft()
-        result.append((places[0], entry))
+        while entry.entry_id > parts[0].last_entry:
+            parts.popleft()
+        result.append((parts[0], entry))
     return result
 
 
-async def grouped(
-    ranges: AsyncIterator[SegmentRange] | Iterable[SegmentRange],
-) -> AsyncIterator[list[SegmentRange]]:
-    """Ranges in lists whose entries follow each other in one ledger."""
+async def group_neighbours(ranges: Ranges) -> AsyncIterator[list[SegmentRange]]:
+    """Ranges in groups: the entries of a group follow one another in one ledger."""
     group: list[SegmentRange] = []
     size_bytes = 0
-    async for place in _each(ranges):
+    async for part in _iterate(ranges):
         if group and (
-            place.segment.ledger_id != group[-1].segment.ledger_id
-            or place.first_entry != group[-1].last_entry + 1
+            part.segment.ledger_id != group[-1].segment.ledger_id
+            or part.first_entry != group[-1].last_entry + 1
             or size_bytes >= GROUP_BYTES_MAX
         ):
             yield group
             group, size_bytes = [], 0
-        group.append(place)
-        size_bytes += place.segment.size_bytes
+        group.append(part)
+        size_bytes += part.segment.size_bytes
     if group:
         yield group
 
 
-async def bundled(
+async def bundle_groups(
     groups: AsyncIterator[list[SegmentRange]],
 ) -> AsyncIterator[list[list[SegmentRange]]]:
-    """Small groups in lists of about a chunk, to be fetched at the same time; large ones alone.
+    """Small groups in bundles of about one MiB, to be fetched at once; a large group is alone.
 
-    Where several sinks write, neighbouring segments lie in different ledgers: asking for one after
+    Where several sinks write, neighbouring segments lie in different ledgers: to fetch one after
     the other would cost a round trip for each.
     """
     bundle: list[list[SegmentRange]] = []
     room_bytes = READ_CHUNK_BYTES_TARGET
     async for group in groups:
-        size_bytes = sum(place.segment.size_bytes for place in group)
+        size_bytes = sum(part.segment.size_bytes for part in group)
         if bundle and (size_bytes > room_bytes or len(bundle) == GROUPS_AT_ONCE_MAX):
             yield bundle
             bundle, room_bytes = [], READ_CHUNK_BYTES_TARGET
@@ -319,51 +308,10 @@ async def bundled(
         yield bundle
 
 
-async def _together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all; the first failure, in order, ends the others."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return [await task for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _each(items: AsyncIterator[T] | Iterable[T]) -> AsyncIterator[T]:
+async def _iterate(items: AsyncIterator[T] | Iterable[T]) -> AsyncIterator[T]:
     if isinstance(items, Iterable):
         for item in items:
             yield item
     else:
         async for item in items:
             yield item
-
-
-async def prefetched(source: AsyncGenerator[T, None], ahead: int) -> AsyncGenerator[T, None]:
-    """The items of ``source``, of which up to ``ahead`` are made before they are asked for.
-
-    Errors of the source arrive in their place. Closing this closes the source.
-    """
-    ready: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
-    room = asyncio.Semaphore(ahead)
-
-    async def pump() -> None:
-        try:
-            async for item in source:
-                ready.put_nowait((item,))
-                await room.acquire()
-        finally:
-            await source.aclose()
-            ready.put_nowait(None)
-
-    task = asyncio.get_running_loop().create_task(pump())
-    try:
-        while (item := await ready.get()) is not None:
-            room.release()
-            yield item[0]
-        await task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # delivered above, or nobody waits for it any more

@@ -1,10 +1,10 @@
-"""The schema versions of a stream as this process knows them, and which one a batch fits."""
+"""The schema versions of a stream as this process knows them, and which one takes a batch."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from spark_ledger.errors import (
     ConflictError,
@@ -19,27 +19,30 @@ from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import Versioned
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 STALE_READ_RETRIES = 40
 STALE_READ_DELAY_S = 0.05
-"""A metadata server may lag behind the one that another process wrote to: what was announced by
-the other process is looked for again for two seconds before it counts as absent."""
+"""Our metadata server may lag behind the one that another process wrote to. What that process has
+told us of is looked for during two seconds before it counts as absent."""
 
 
 class Fit(NamedTuple):
-    """The schema version that takes batches of some schema, and how they are turned into it."""
+    """The schema version that takes batches of some schema, and the cast to it."""
 
     schema_version: int
-    schema: Any
+    schema: pa.Schema
     projection: Projection
 
 
 class SchemaRegistry:
-    """Configuration of one stream, read again when it turns out to be stale."""
+    """The configuration of one stream. It is read again when it turns out to be outdated."""
 
     def __init__(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
         self._nodes = nodes
         self._config = config
-        self._last: tuple[Any, bool, Fit] | None = None
+        self._last: tuple[pa.Schema, bool, Fit] | None = None
 
     @property
     def versioned(self) -> Versioned[StreamConfig]:
@@ -48,20 +51,23 @@ class SchemaRegistry:
 
     @property
     def config(self) -> StreamConfig:
-        """The configuration as last read."""
+        """The configuration as it was last read."""
         return self._config.value
 
     async def refresh(self) -> StreamConfig:
-        """Read the configuration again. Raises ``NoSuchStreamError`` when the stream was deleted,
-        also when another one has its name now."""
+        """Read the configuration again. Raises NoSuchStreamError if the stream was deleted, also
+        if another stream has its name now (rule T7)."""
         found = await self._nodes.config()
         if found.value.deleted or found.value.stream_id != self.config.stream_id:
             raise self._nodes.no_such_stream()
+        assert len(found.value.schemas) >= len(self.config.schemas) or (
+            found.version < self._config.version  # from a metadata server that lags
+        ), "schema versions only grow (rule T8)"
         self._config = found
         return found.value
 
-    async def schema(self, version: int) -> Any:
-        """The schema of a version."""
+    async def schema(self, version: int) -> pa.Schema:
+        """The schema of a version. Raises CorruptionError if the stream has no such version."""
         for _ in range(STALE_READ_RETRIES):
             if version < len(self.config.schemas):
                 return self.config.schemas[version]
@@ -73,10 +79,10 @@ class SchemaRegistry:
             f"is {self.config.schema_version}"
         )
 
-    async def fit(self, schema: Any, *, merge: bool) -> Fit:
-        """Where batches of an Arrow schema go; with ``merge`` new columns are added first.
+    async def fit(self, schema: pa.Schema, *, merge: bool) -> Fit:
+        """The version that takes batches of an Arrow schema; ``merge`` adds new columns first.
 
-        Raises ``SchemaMismatchError`` that names the field.
+        Raises SchemaMismatchError that names the field.
         """
         if self._last is not None and self._last[1] == merge and self._last[0].equals(schema):
             return self._last[2]
@@ -94,19 +100,21 @@ class SchemaRegistry:
         self._last = (schema, merge, fit)
         return fit
 
-    def _find(self, schema: Any, offered: Any) -> Fit | None:
-        """The newest version with exactly these columns: a writer that does not know of a column
-        added since goes on writing the version before it."""
+    def _find(self, schema: pa.Schema, offered: pa.Schema) -> Fit | None:
+        """The newest version with exactly these columns, or None. A writer that does not have a
+        column added since goes on with the version before it."""
         for version in range(self.config.schema_version, -1, -1):
             stored = self.config.schemas[version]
             if mismatch(stored, offered) is None:
                 return Fit(version, stored, Projection(schema, stored))
         return None
 
-    async def merge(self, offered: Any) -> Any:
+    async def merge(self, offered: pa.Schema) -> pa.Schema:
         """Add the columns of a canonical schema that the stream lacks; the newest schema then.
 
-        Raises ``SchemaMismatchError`` when a column of both has different types.
+        The configuration is replaced in the version that was read, so of two processes that add
+        columns one sees those of the other first (rule T8). Raises SchemaMismatchError if a column
+        of both has different types.
         """
         while True:
             merged = merge_schema(self.config.schema, offered)
@@ -117,7 +125,7 @@ class SchemaRegistry:
             try:
                 await self._nodes.replace_config(data, after.stream_id, self._config.version)
             except (ConflictError, NotFoundError, OutcomeUnknownError):
-                await self.refresh()  # somebody, maybe we, changed it: look, and decide again
+                await self.refresh()  # another process changed it, or we did and got no reply
                 continue
             self._config = Versioned(after, self._config.version + 1)
             return merged

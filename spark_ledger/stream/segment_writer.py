@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -25,10 +24,11 @@ from spark_ledger.errors import (
     RetryableError,
 )
 from spark_ledger.limits import KIB
+from spark_ledger.stream.format.arrow_types import AsyncRows, Rows
 from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder, in_pieces
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, ledger_tags
 from spark_ledger.stream.model import UNPLACED, Compression, Segment, parse_compression
-from spark_ledger.stream.schema_registry import Fit, SchemaRegistry
+from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import EntryId
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,9 @@ ENCODE_IN_THREAD_BYTES_MIN = 256 * KIB
 """From this size on encoding takes longer than handing it to a thread, and the loop stays free."""
 
 
-def as_batches(data: Any) -> Iterator[Any]:
+def as_batches(data: Rows) -> Iterator[pa.RecordBatch]:
     """The record batches of a ``pyarrow`` RecordBatch, Table or RecordBatchReader, or of an
-    iterable of them. Raises ``ConfigurationError`` for anything else."""
+    iterable of them. Raises ConfigurationError for anything else."""
     if isinstance(data, pa.RecordBatch):
         yield data
     elif isinstance(data, pa.Table):
@@ -59,8 +59,8 @@ def as_batches(data: Any) -> Iterator[Any]:
         )
 
 
-async def _drawn(data: Any) -> AsyncIterator[Any]:
-    """The batches of data; those of an async iterable as they come."""
+async def _batches_of(data: AsyncRows) -> AsyncIterator[pa.RecordBatch]:
+    """As ``as_batches``; also the batches of an async iterable, as they arrive."""
     if isinstance(data, AsyncIterable):
         async for item in data:
             for batch in as_batches(item):
@@ -71,7 +71,7 @@ async def _drawn(data: Any) -> AsyncIterator[Any]:
 
 
 @dataclass(slots=True)
-class _Part:
+class _OpenSegment:
     """A segment that is being written: consecutive entries of one ledger and schema version."""
 
     ledger: OpenLedger
@@ -80,17 +80,18 @@ class _Part:
     entry_rows: list[int] = field(default_factory=list)
     size_bytes: int = 0
     last: asyncio.Future[int] | None = None
+    """The entry pushed last. A ledger confirms in order, so with it all are confirmed."""
     failure: BaseException | None = None
 
     def push(self, entry: EncodedEntry) -> None:
         future = self.ledger.append_nowait(entry.payload)
-        future.add_done_callback(self._note)
+        future.add_done_callback(self._keep_failure)
         self.last = future
         self.entry_rows.append(entry.rows)
         self.size_bytes += len(entry.payload)
 
-    def _note(self, future: asyncio.Future[int]) -> None:
-        """Keep the first failure. Each one is looked at, or asyncio reports it as forgotten."""
+    def _keep_failure(self, future: asyncio.Future[int]) -> None:
+        """Keep the first failure. Looks at each one, or asyncio would report it as not handled."""
         error: BaseException | None
         if future.cancelled():
             error = OutcomeUnknownError("the append was cancelled with its ledger")
@@ -99,15 +100,16 @@ class _Part:
         self.failure = self.failure or error
 
     async def confirmed(self) -> Segment:
-        """The segment once all of its entries are confirmed; raises what the first failed with."""
-        assert self.last is not None, "a part has entries"
-        await asyncio.wait([self.last])  # not awaited itself: our cancellation must not reach it
+        """The segment once all of its entries are confirmed (rule T1). Raises the first failure."""
+        assert self.last is not None, "a segment has entries"
+        # Not awaited itself: a cancellation of this call must not cancel the append.
+        await asyncio.wait([self.last])
         if self.failure is None:
-            self._note(self.last)
+            self._keep_failure(self.last)
         if self.failure is not None:
             raise self.failure
         last_entry = EntryId(self.first_entry + len(self.entry_rows) - 1)
-        assert self.last.result() == last_entry, "entries of a part are consecutive"
+        assert self.last.result() == last_entry, "nothing else was pushed to this ledger in between"
         return Segment(
             number=UNPLACED,
             ledger_id=self.ledger.ledger_id,
@@ -121,23 +123,23 @@ class _Part:
 
 
 class PendingSegments:
-    """Segments whose entries are pushed and maybe not confirmed yet."""
+    """Segments whose entries are all pushed, and perhaps not all confirmed yet."""
 
-    def __init__(self, writer: SegmentWriter, parts: list[_Part]) -> None:
+    def __init__(self, writer: SegmentWriter, segments: list[_OpenSegment]) -> None:
         self._writer = writer
-        self._parts = parts
+        self._segments = segments
 
     async def confirm(self) -> list[Segment]:
-        """The segments, once every entry is confirmed. Raises the failure of an append; then
-        nothing of this micro-batch may be committed."""
-        segments = []
-        for part in self._parts:
+        """The segments, once every entry is confirmed. Raises what an append failed with; then
+        nothing of this micro-batch may be committed (rule T1)."""
+        confirmed = []
+        for segment in self._segments:
             try:
-                segments.append(await part.confirmed())
+                confirmed.append(await segment.confirmed())
             except LedgerError:
-                self._writer.give_up(part.ledger)
+                self._writer.stop_using(segment.ledger)
                 raise
-        return segments
+        return confirmed
 
 
 class SegmentWriter:
@@ -165,27 +167,27 @@ class SegmentWriter:
         self._ledger_bytes = 0
         self._last_push: asyncio.Future[int] | None = None
         self._encoder: EntryEncoder | None = None
-        self._parts: list[_Part] = []
+        self._segments: list[_OpenSegment] = []
         self._is_broken = False
+        """A part of this micro-batch could not be written, so none of it may be finished."""
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def ledger_id(self) -> int | None:
-        """The ledger that takes entries now, if one is open."""
+        """The ledger that takes entries now, or None if none is open."""
         return None if self._ledger is None else self._ledger.ledger_id
 
-    async def write(self, data: Any, *, merge_schema: bool | None = None) -> int:
-        """Append rows to the micro-batch; how many. Returns once they are pushed or held.
+    async def write(self, data: AsyncRows, *, merge_schema: bool | None = None) -> int:
+        """Append rows to the micro-batch; how many. Returns once they are pushed, or held to be
+        joined with the next ones. ``data``: see ``as_batches``, or an async iterable of such.
 
-        ``data``: see ``as_batches``; an async iterable of such is drawn on as it comes.
-
-        Raises ``SchemaMismatchError``, ``EntryTooLargeError`` (naming the row), or what an append
-        failed with. After an error the micro-batch is to be abandoned and written again.
+        Raises SchemaMismatchError, EntryTooLargeError that names the row, or what an append
+        failed with. After an error the micro-batch has to be abandoned and written again.
         """
         merge = self._merge_schema if merge_schema is None else merge_schema
         rows = 0
         try:
-            async for batch in _drawn(data):
+            async for batch in _batches_of(data):
                 await self._write_batch(batch, merge)
                 rows += batch.num_rows
         except BaseException:
@@ -193,21 +195,25 @@ class SegmentWriter:
             raise
         return rows
 
-    async def _write_batch(self, batch: Any, merge: bool) -> None:
+    async def _write_batch(self, batch: pa.RecordBatch, merge: bool) -> None:
         fit = await self._schemas.fit(batch.schema, merge=merge)
         encoder = await self._encoder_for(fit.schema_version, fit.schema)
+
+        def encode(piece: pa.RecordBatch) -> list[EncodedEntry]:
+            return encoder.add(fit.projection.apply(piece))
+
         for piece in in_pieces(batch):
             if piece.nbytes >= ENCODE_IN_THREAD_BYTES_MIN:
-                entries = await asyncio.to_thread(_encode, encoder, fit, piece)
+                entries = await asyncio.to_thread(encode, piece)
             else:
-                entries = _encode(encoder, fit, piece)
+                entries = encode(piece)
             await self._push(entries, encoder.schema_version)
 
     async def seal(self) -> PendingSegments:
-        """End the micro-batch: push the rest. The next one may begin before this is confirmed.
+        """End the micro-batch: push the rows that are held. The next one may begin at once.
 
-        Raises what an append failed with, ``RetryableError`` when a ``write`` or ``seal`` of it
-        failed before: a part is no micro-batch.
+        Raises what an append failed with, RetryableError if a ``write`` or ``seal`` of it failed
+        before: the rest would be a micro-batch with rows missing.
         """
         if self._is_broken:
             self.abandon()
@@ -222,13 +228,14 @@ class SegmentWriter:
             except BaseException:
                 self._is_broken = True
                 raise
-        parts, self._parts = self._parts, []
-        return PendingSegments(self, parts)
+        segments, self._segments = self._segments, []
+        return PendingSegments(self, segments)
 
     async def finish(self) -> list[Segment]:
         """End the micro-batch; its segments (no number yet) once all entries are confirmed.
 
-        Usually one; none without rows; several when the ledger was replaced in between.
+        There is one as a rule, none if there are no rows, and several if the ledger was replaced
+        or the schema changed in between. Raises as ``seal`` and ``PendingSegments.confirm``.
         """
         try:
             return await (await self.seal()).confirm()
@@ -237,26 +244,26 @@ class SegmentWriter:
             raise
 
     def abandon(self) -> None:
-        """Forget the micro-batch. Its entries stay, but no commit will name them."""
-        failed = [part.ledger for part in self._parts if part.failure is not None]
-        self._parts, self._encoder, self._is_broken = [], None, False
+        """Forget the micro-batch. Its entries stay, but no commit will name them (rule T1)."""
+        failed = [segment.ledger for segment in self._segments if segment.failure is not None]
+        self._segments, self._encoder, self._is_broken = [], None, False
         for ledger in failed:
-            self.give_up(ledger)
+            self.stop_using(ledger)
 
     async def close(self) -> None:
-        """Close the ledger, once what was pushed is confirmed or failed. Idempotent."""
+        """Close the ledger, once what was pushed is confirmed or has failed. Idempotent."""
         self.abandon()
-        self._retire()
+        self._close_ledger()
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def give_up(self, ledger: OpenLedger) -> None:
-        """Append nothing more to a ledger in which an append failed."""
+    def stop_using(self, ledger: OpenLedger) -> None:
+        """Append nothing more to a ledger in which an append has failed."""
         if self._ledger is ledger:
-            self._retire()
+            self._close_ledger()
 
-    async def _encoder_for(self, schema_version: int, schema: Any) -> EntryEncoder:
-        """The encoder of a version. A change of version ends the entry, as a segment has one."""
+    async def _encoder_for(self, schema_version: int, schema: pa.Schema) -> EntryEncoder:
+        """The encoder of a version. A new version ends the entry: entries have one (rule T8)."""
         encoder = self._encoder
         if encoder is not None and encoder.schema_version != schema_version:
             await self._push(encoder.flush(), encoder.schema_version)
@@ -274,36 +281,38 @@ class SegmentWriter:
         for entry in entries:
             ledger = await self._ledger_for(len(entry.payload))
             await ledger.wait_for_room()
-            for part in self._parts:
-                if part.failure is not None:
-                    self.give_up(part.ledger)
-                    raise part.failure
-            part = self._part_for(ledger, schema_version)
+            for segment in self._segments:
+                if segment.failure is not None:
+                    self.stop_using(segment.ledger)
+                    raise segment.failure
+            segment = self._segment_for(ledger, schema_version)
             try:
-                part.push(entry)
+                segment.push(entry)
             except LedgerError:
-                self.give_up(ledger)
+                self.stop_using(ledger)
                 raise
-            self._last_push = part.last
+            self._last_push = segment.last
             self._ledger_bytes += len(entry.payload)
 
-    def _part_for(self, ledger: OpenLedger, schema_version: int) -> _Part:
-        if self._parts:
-            part = self._parts[-1]
-            if part.ledger is ledger and part.schema_version == schema_version:
-                return part
-        part = _Part(ledger, schema_version, EntryId(ledger.last_add_pushed + 1))
-        self._parts.append(part)
-        return part
+    def _segment_for(self, ledger: OpenLedger, schema_version: int) -> _OpenSegment:
+        """The segment that takes the next entry: the last one, unless ledger or version changed."""
+        if self._segments:
+            segment = self._segments[-1]
+            if segment.ledger is ledger and segment.schema_version == schema_version:
+                return segment
+        segment = _OpenSegment(ledger, schema_version, EntryId(ledger.last_add_pushed + 1))
+        self._segments.append(segment)
+        return segment
 
     async def _ledger_for(self, size_bytes: int) -> OpenLedger:
+        """The ledger that takes an entry; a new one if the last is closed, old or full."""
         config = self._schemas.config
         if self._ledger is not None and (
             self._ledger.is_closed
             or self._clock() - self._ledger_opened_s >= config.segment_roll_age_s
             or self._ledger_bytes + size_bytes > config.segment_roll_bytes
         ):
-            self._retire()
+            self._close_ledger()
         if self._ledger is None:
             quorums = config.quorums
             self._ledger = await self._ledgers.create_ledger(
@@ -317,8 +326,8 @@ class SegmentWriter:
             self._last_push = None
         return self._ledger
 
-    def _retire(self) -> None:
-        """Stop using the ledger, and close it once what was pushed to it is decided."""
+    def _close_ledger(self) -> None:
+        """Use another ledger from now on; close this one once its appends have ended."""
         ledger, self._ledger = self._ledger, None
         if ledger is None:
             return
@@ -327,13 +336,9 @@ class SegmentWriter:
         task.add_done_callback(self._closing.discard)
 
 
-def _encode(encoder: EntryEncoder, fit: Fit, batch: Any) -> list[EncodedEntry]:
-    return encoder.add(fit.projection.apply(batch))
-
-
 async def _close(ledger: OpenLedger, last_push: asyncio.Future[int] | None) -> None:
-    """Close a ledger that is no longer needed. When it cannot be closed it is left to recovery:
-    what a commit names is confirmed, whether the ledger is closed or not."""
+    """Close a ledger that is no longer used. If that fails it is left open for recovery to close:
+    what a commit names is confirmed in either case (rule T9)."""
     if last_push is not None:
         await asyncio.wait([last_push])
     try:

@@ -7,20 +7,20 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 
-from spark_ledger.errors import ConfigurationError, DataLossError, LedgerError
+from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.committer import Committer
 from spark_ledger.stream.commit.head_watch import HeadWatch
+from spark_ledger.stream.format.arrow_types import AsyncRows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.format.schema import canonical_schema
 from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.model import (
-    UNPLACED,
     Commit,
     Compression,
     Head,
@@ -28,14 +28,10 @@ from spark_ledger.stream.model import (
     SegmentRange,
     SinkRecord,
     StreamConfig,
+    check_sink_id,
     ranges_between,
 )
-from spark_ledger.stream.nodes import (
-    StreamNodes,
-    check_run_id,
-    check_sink_id,
-    check_transaction_id,
-)
+from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.schema_registry import (
     STALE_READ_DELAY_S,
@@ -48,13 +44,18 @@ from spark_ledger.types import Dlsn, Versioned
 Position = Dlsn | tuple[int, ...] | str
 """A ``Dlsn`` (or its tuple, entry and slot may be left out), "earliest" or "latest"."""
 
+T = TypeVar("T")
+
 _COMMITS_PER_STEP_MIN = 16
 _COMMITS_PER_STEP_MAX = 1024
+"""A read looks up this many commits first, then twice as many each time: a short read ends soon."""
+
 _SPARE_WRITERS_MAX = 2
+"""Writers of data that were still to come, kept with their open ledgers for later ones."""
 
 
 class Stream:
-    """One stream. Made by ``Streams``; bound to one event loop."""
+    """One stream. Made by ``StreamCatalog``; bound to one event loop."""
 
     def __init__(
         self, ledgers: Ledgers, nodes: StreamNodes, config: Versioned[StreamConfig]
@@ -77,16 +78,16 @@ class Stream:
 
     @property
     def config(self) -> StreamConfig:
-        """The configuration as last read; ``refresh`` reads it again."""
+        """The configuration as it was last read; ``refresh`` reads it again."""
         return self._schemas.config
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         """The newest schema known (``pyarrow.Schema``), in stored types."""
         return self.config.schema
 
     async def refresh(self) -> StreamConfig:
-        """Read the configuration again. Raises ``NoSuchStreamError``."""
+        """Read the configuration again. Raises NoSuchStreamError."""
         return await self._schemas.refresh()
 
     async def close(self) -> None:
@@ -103,7 +104,7 @@ class Stream:
 
     async def append(
         self,
-        data: Any,
+        data: AsyncRows,
         *,
         sink_id: str | None = None,
         transaction_id: int | None = None,
@@ -115,37 +116,37 @@ class Stream:
 
         ``data`` is a ``pyarrow`` Table or RecordBatch, or an iterable of them. With a sink id and a
         transaction id a repetition of the pair changes nothing (``Commit.applied`` is false);
-        transactions of a sink must ascend. ``merge_schema`` adds columns the stream lacks.
-        ``overwrite`` drops all rows before, in the same commit.
+        transactions of a sink must ascend. ``run_id`` is kept in the commit, and errors name it.
+        ``merge_schema`` adds columns the stream lacks. ``overwrite`` drops all rows before, in the
+        same commit.
 
-        Raises ``SchemaMismatchError``, ``EntryTooLargeError``, ``ConflictError`` (an older
-        transaction), ``NoSuchStreamError``, ``OutcomeUnknownError`` and what the client raises.
+        Raises ConfigurationError for an id that no commit may have, SchemaMismatchError,
+        EntryTooLargeError, ConflictError if the sink has applied a newer transaction,
+        NoSuchStreamError, OutcomeUnknownError if the commit may or may not have been made, and
+        what the client raises.
         """
-        if (sink_id is None) != (transaction_id is None):
-            raise ConfigurationError("append: give sink_id and transaction_id together, or neither")
-        if sink_id is not None and transaction_id is not None:
-            applied = await self._applied(sink_id, transaction_id)
-            if applied is not None:
-                return applied
+        proposal = _proposal("append", sink_id, transaction_id, run_id, overwrite)
+        applied = await self._applied(proposal)
+        if applied is not None:
+            return applied
         segments = await self._write(data, merge_schema=merge_schema)
-        return await self._commit(
-            segments, sink_id, transaction_id, run_id=run_id, overwrite=overwrite
-        )
+        return await self._commit(proposal, segments)
 
-    async def _applied(self, sink_id: str, transaction_id: int) -> Commit | None:
-        """The commit of a pair that was applied already, found before its data are written."""
-        check_transaction_id(transaction_id)
-        record = await self.last_transaction(sink_id)
-        if record is None or record.transaction_id != transaction_id:
+    async def _applied(self, proposal: Proposal) -> Commit | None:
+        """The commit of a pair that was applied before, found before its rows are written."""
+        if not proposal.is_remembered:
+            return None
+        record = await self.last_transaction(proposal.sink_id)
+        if record is None or record.transaction_id != proposal.transaction_id:
             return None
         return replace(await self._log.get(record.commit), applied=False)
 
-    async def _write(self, data: Any, *, merge_schema: bool) -> list[Segment]:
-        """The data as confirmed segments.
+    async def _write(self, data: AsyncRows, *, merge_schema: bool) -> list[Segment]:
+        """Write the data; their segments, once all entries are confirmed (rule T1).
 
-        Data at hand go through one writer: concurrent appends push one after the other, so that
+        Data in memory go through one writer: concurrent appends push one after another, so that
         their entries do not mix, and wait for their confirmations together. Data that are still
-        to come take a writer of their own, because nobody knows how long they take.
+        to come get a writer of their own, because nobody knows how long they take.
         """
         if isinstance(data, pa.RecordBatch | pa.Table):
             async with self._append_lock:
@@ -173,40 +174,21 @@ class Stream:
     ) -> Commit:
         """Commit segments that writers finished, here or in other processes, in this order.
 
-        As ``append``, without writing. An empty list is a commit as well.
+        As ``append``, without writing. An empty list makes a commit as well.
         """
-        if (sink_id is None) != (transaction_id is None):
-            raise ConfigurationError("commit: give sink_id and transaction_id together, or neither")
-        return await self._commit(
-            segments, sink_id, transaction_id, run_id=run_id, overwrite=overwrite
-        )
+        proposal = _proposal("commit", sink_id, transaction_id, run_id, overwrite)
+        return await self._commit(proposal, segments)
 
-    async def _commit(
-        self,
-        segments: Sequence[Segment],
-        sink_id: str | None,
-        transaction_id: int | None,
-        *,
-        run_id: str,
-        overwrite: bool,
-    ) -> Commit:
-        check_run_id(run_id)
-        newest = max((segment.schema_version for segment in segments), default=0)
-        await self._schemas.schema(newest)  # another process may have added the version
-        proposal = Proposal(
-            segments=tuple(segment.placed(UNPLACED) for segment in segments),
-            sink_id=uuid.uuid4().hex if sink_id is None else check_sink_id(sink_id),
-            transaction_id=0 if transaction_id is None else check_transaction_id(transaction_id),
-            run_id=run_id,
-            overwrites=overwrite,
-            is_remembered=sink_id is not None,
-        )
+    async def _commit(self, proposal: Proposal, segments: Iterable[Segment]) -> Commit:
+        proposal = proposal.with_segments(tuple(segments))
+        newest = max((segment.schema_version for segment in proposal.segments), default=0)
+        await self._schemas.schema(newest)  # maybe new to this process (rule T8)
         commit = await self._committer.commit(proposal)
         self._watch.invalidate()  # so that a writer sees its own commit at once
         return commit
 
     async def last_transaction(self, sink_id: str) -> SinkRecord | None:
-        """The newest transaction of a sink with its commit, or None."""
+        """The newest transaction of a sink with the number of its commit, or None."""
         record = await self._nodes.sink(check_sink_id(sink_id))
         return None if record is None else record.value
 
@@ -222,7 +204,7 @@ class Stream:
         entry_bytes: int | None = None,
     ) -> SegmentWriter:
         """A writer of segments that keeps its ledger open; commit what it finishes with
-        ``commit_segments``. Compression and entry size default to the stream's."""
+        ``commit_segments``. Compression and entry size are the stream's unless given."""
         return SegmentWriter(
             self._ledgers,
             self._schemas,
@@ -231,12 +213,12 @@ class Stream:
             entry_bytes=entry_bytes,
         )
 
-    async def check_schema(self, schema: Any) -> None:
-        """Raise ``SchemaMismatchError`` when data of a schema cannot be appended as they are."""
+    async def check_schema(self, schema: pa.Schema) -> None:
+        """Raises SchemaMismatchError if data of this schema cannot be appended as they are."""
         await self._schemas.fit(schema, merge=False)
 
-    async def merge_schema(self, schema: Any) -> Any:
-        """Add the columns that the stream lacks, as nullable ones; the newest schema then."""
+    async def merge_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Add the columns that the stream lacks, nullable; the newest schema then (rule T8)."""
         return await self._schemas.merge(canonical_schema(schema))
 
     # -- looking up --------------------------------------------------------------------------------
@@ -250,7 +232,7 @@ class Stream:
         return await self._watch.wait(after_segment=after_segment, timeout_s=timeout_s)
 
     async def commit(self, number: int) -> Commit:
-        """A commit by number."""
+        """A commit by number. Raises DataLossError if it was truncated, NotFoundError."""
         return await self._log.get(number)
 
     async def commits(self, first: int, end: int) -> list[Commit]:
@@ -258,8 +240,8 @@ class Stream:
         return await self._log.range(first, end)
 
     async def commit_at(self, segment: int) -> Commit:
-        """The commit that placed a segment. Raises ``DataLossError`` for a truncated one and
-        ``ConfigurationError`` for one that does not exist yet."""
+        """The commit that holds a segment. Raises DataLossError if the segment was truncated,
+        ConfigurationError if it does not exist yet."""
         head = await self._head_reaching(Dlsn(segment, 0, 1))
         return await self._log.at_segment(head, segment)
 
@@ -274,7 +256,7 @@ class Stream:
         """The commits that hold segments ``first_segment`` .. ``end_segment - 1``, in order.
 
         With a limit, only as many as hold that many rows or bytes, counted from the start of the
-        first; commits without rows are left out. Cached, and read in parallel.
+        first. Commits without rows are left out. Raises as ``commit_at``.
         """
         if first_segment >= end_segment:
             return []
@@ -295,34 +277,31 @@ class Stream:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    async def read(
+    def read(
         self,
         start: Position = "earliest",
         end: Position = "latest",
         *,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """The rows from ``start`` (inclusive) to ``end`` (exclusive) as record batches, in order.
 
         ``schema`` casts them (missing columns are null); ``columns`` picks some of the newest
-        schema. Raises ``DataLossError`` for a truncated start, ``ConfigurationError`` for a
-        position behind the end of the stream.
+        schema. Raises DataLossError if the start was truncated, ConfigurationError if a position
+        lies behind the end of the stream, and what ``RangeReader.read`` raises.
         """
-        async with aclosing(self.read_chunks(start, end, schema=schema, columns=columns)) as chunks:
-            async for chunk in chunks:
-                for batch in chunk:
-                    yield batch
+        return _flatten(self.read_chunks(start, end, schema=schema, columns=columns))
 
     async def read_chunks(
         self,
         start: Position = "earliest",
         end: Position = "latest",
         *,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> AsyncGenerator[list[Any], None]:
-        """As ``read``, in lists of about one MiB: for callers to whom each item costs."""
+    ) -> AsyncGenerator[list[pa.RecordBatch], None]:
+        """As ``read``, in lists of about one MiB, for callers to whom each item costs time."""
         target = await self._target_schema(schema, columns)
         first, last = await self._resolve(start, end)
         async with aclosing(self._chunks_between(first, last, target)) as chunks:
@@ -334,11 +313,11 @@ class Stream:
         start: Position = "latest",
         *,
         idle_timeout: float | None = None,
-        schema: Any = None,
+        schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Rows from ``start`` on, also those to come. Ends after ``idle_timeout`` seconds without
-        a new one (None: never)."""
+        a new row (None: never). Raises as ``read``."""
         target = await self._target_schema(schema, columns)
         position, end = await self._resolve(start, "latest")
         while True:
@@ -356,30 +335,38 @@ class Stream:
             end = head.end
 
     def read_ranges(
-        self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
+        self,
+        ranges: Iterable[SegmentRange],
+        *,
+        schema: pa.Schema | None = None,
+        replica_hint: int = 0,
     ) -> AsyncGenerator[PositionedBatch, None]:
         """The rows of ranges that a planner made, each batch with its position.
 
-        Reads no commit metadata. Ranges must be in order; ``schema`` as for ``read``.
-        ``replica_hint`` chooses the replica that is asked first, so that readers share the load.
+        Reads no commits. Ranges must be in order; ``schema`` as for ``read``. ``replica_hint``
+        chooses the replica that is asked first, so that readers share the load.
         """
+        chunks = self.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
+        return _flatten(chunks)
+
+    def read_range_chunks(
+        self,
+        ranges: Iterable[SegmentRange],
+        *,
+        schema: pa.Schema | None = None,
+        replica_hint: int = 0,
+    ) -> AsyncGenerator[list[PositionedBatch], None]:
+        """As ``read_ranges``, in lists of about one MiB, as each item costs some callers time."""
         target = self.schema if schema is None else schema
         return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
 
-    def read_range_chunks(
-        self, ranges: Iterable[SegmentRange], *, schema: Any = None, replica_hint: int = 0
-    ) -> AsyncGenerator[list[PositionedBatch], None]:
-        """As ``read_ranges``, in lists of about one MiB: for callers to whom each item costs."""
-        target = self.schema if schema is None else schema
-        return self._reader.read_chunks(ranges, schema=target, replica_hint=replica_hint)
-
     def _chunks_between(
-        self, start: Dlsn, end: Dlsn, target: Any
+        self, start: Dlsn, end: Dlsn, target: pa.Schema
     ) -> AsyncGenerator[list[PositionedBatch], None]:
-        return self._reader.read_chunks(self._ranges(start, end), schema=target)
+        return self._reader.read(self._ranges(start, end), schema=target)
 
     async def _ranges(self, start: Dlsn, end: Dlsn) -> AsyncIterator[SegmentRange]:
-        """The ranges between two positions, looked up in growing steps."""
+        """The ranges between two positions, from commits that are looked up in growing steps."""
         if start >= end:
             return
         head = await self._head_reaching(end)
@@ -389,13 +376,15 @@ class Stream:
         step = _COMMITS_PER_STEP_MIN
         while number < head.next_commit:
             commits = await self._log.range(number, min(number + step, head.next_commit))
-            for place in ranges_between(commits, start, end):
-                yield place
+            for part in ranges_between(commits, start, end):
+                yield part
             if Dlsn(commits[-1].end_segment) >= end:
                 return
             number, step = number + step, min(2 * step, _COMMITS_PER_STEP_MAX)
 
-    async def _target_schema(self, schema: Any, columns: Sequence[str] | None) -> Any:
+    async def _target_schema(
+        self, schema: pa.Schema | None, columns: Sequence[str] | None
+    ) -> pa.Schema:
         if schema is not None and columns is not None:
             raise ConfigurationError("read: give schema or columns, not both")
         if columns is None:
@@ -411,23 +400,22 @@ class Stream:
         return pa.schema([self.schema.field(name) for name in columns])
 
     async def _resolve(self, start: Position, end: Position) -> tuple[Dlsn, Dlsn]:
-        """Positions as places in the stream: start not truncated, neither behind the end."""
-        first, last = parse_position(start), parse_position(end)
-        named = [position for position in (first, last) if isinstance(position, Dlsn)]
+        """Both positions as DLSNs; the start is not truncated, and neither is behind the end."""
+        parsed = parse_position(start), parse_position(end)
+        named = [position for position in parsed if isinstance(position, Dlsn)]
         head = await self._head_reaching(max(named)) if named else await self._watch.read()
-        places = [
-            position
-            if isinstance(position, Dlsn)
-            else (head.earliest if position == "earliest" else head.end)
-            for position in (first, last)
-        ]
-        if places[0] < places[1]:
-            self._refuse_truncated(places[0], head)
-        return places[0], places[1]
+        words = {"earliest": head.earliest, "latest": head.end}
+        first, last = (words[p] if isinstance(p, str) else p for p in parsed)
+        if first < last:
+            self._refuse_truncated(first, head)
+        return first, last
 
     async def _head_reaching(self, position: Dlsn) -> Head:
-        """A head that reaches a position. Positions come from other processes as well, whose
-        metadata server may be ahead of ours, so ours is asked for a while."""
+        """A head that reaches a position.
+
+        Positions also come from other processes, whose metadata server may be ahead of ours, so
+        ours is asked again for a while before the position counts as wrong.
+        """
         head = await self.head()
         for _ in range(STALE_READ_RETRIES):
             if head.end >= position:
@@ -441,10 +429,14 @@ class Stream:
 
     def _refuse_truncated(self, position: Dlsn, head: Head) -> None:
         if position < head.earliest:
-            raise _truncated(self.name, position, head)
+            raise DataLossError(
+                f"stream {self.name!r}: rows from position {tuple(position)} on were asked for, "
+                f"but those before {tuple(head.earliest)} were truncated; start at 'earliest' or "
+                "there"
+            )
 
 
-async def _push(writer: SegmentWriter, data: Any, merge_schema: bool) -> PendingSegments:
+async def _push(writer: SegmentWriter, data: AsyncRows, merge_schema: bool) -> PendingSegments:
     try:
         await writer.write(data, merge_schema=merge_schema)
         return await writer.seal()
@@ -453,15 +445,32 @@ async def _push(writer: SegmentWriter, data: Any, merge_schema: bool) -> Pending
         raise
 
 
-def _truncated(name: str, position: Dlsn, head: Head) -> LedgerError:
-    return DataLossError(
-        f"stream {name!r}: rows from position {tuple(position)} on were asked for, but those "
-        f"before {tuple(head.earliest)} were truncated; start at 'earliest' or there"
-    )
+async def _flatten(chunks: AsyncGenerator[list[T], None]) -> AsyncGenerator[T, None]:
+    """The items of lists. Closing this generator closes ``chunks``."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for item in chunk:
+                yield item
+
+
+def _proposal(
+    operation: str, sink_id: str | None, transaction_id: int | None, run_id: str, overwrite: bool
+) -> Proposal:
+    """A proposal, without segments yet. Raises ConfigurationError for ids that are not valid.
+
+    Checked before rows are written: no client could read a commit with such ids again.
+    """
+    if sink_id is None and transaction_id is None:
+        return Proposal((), uuid.uuid4().hex, 0, run_id, overwrites=overwrite, is_remembered=False)
+    if sink_id is None or transaction_id is None:
+        raise ConfigurationError(
+            f"{operation}: give sink_id and transaction_id together, or neither"
+        )
+    return Proposal((), sink_id, transaction_id, run_id, overwrites=overwrite)
 
 
 def parse_position(position: Position) -> Dlsn | str:
-    """A position as a ``Dlsn``, "earliest" or "latest". Raises ``ConfigurationError``."""
+    """A position as a ``Dlsn``, "earliest" or "latest". Raises ConfigurationError."""
     if isinstance(position, str) and position in ("earliest", "latest"):
         return position
     if (

@@ -63,7 +63,7 @@ class BookieDescription(NamedTuple):
 
 
 class Appender(Protocol):
-    """One writer's ordered lane to one bookie, over the stream that all writers share."""
+    """One ledger's runs to one bookie, in order, over the stream that all ledgers share."""
 
     def send(self, run: EntryRun) -> None:
         """Queue a run. Never blocks and never raises; failures arrive as an ``AddResult``."""
@@ -84,7 +84,10 @@ class Transport(Protocol):
         recovery: bool,
         on_result: Callable[[AddResult], None],
     ) -> Appender:
-        """A lane for one ledger. ``on_result`` is never called from inside this or ``send``."""
+        """An appender for one ledger.
+
+        ``on_result`` is never called from inside this call or inside ``send``.
+        """
 
     def read(
         self,

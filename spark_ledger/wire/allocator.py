@@ -13,7 +13,7 @@ from typing import Final
 
 from spark_ledger.limits import MIB
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # mallopt parameters, from malloc.h
 _TRIM_THRESHOLD: Final = -1
@@ -32,7 +32,7 @@ def keep_freed_memory(up_to_bytes: int) -> None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        _log.info("this C library has no mallopt: large messages may cost page faults")
+        logger.info("this C library has no mallopt: large messages may cost page faults")
         return
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     for parameter, value in (
@@ -41,4 +41,4 @@ def keep_freed_memory(up_to_bytes: int) -> None:
         (_TOP_PAD, _TOP_PAD_BYTES),
     ):
         if mallopt(parameter, value) != 1:
-            _log.info("mallopt(%d, %d) was refused", parameter, value)
+            logger.info("mallopt(%d, %d) was refused", parameter, value)

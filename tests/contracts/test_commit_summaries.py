@@ -277,9 +277,9 @@ def test_streams_with_summaries_are_deleted_and_made_anew(run: Run) -> None:
         expected = await build(session, 2 * STEP + 1)
         old = StreamNodes(session.store, "s")
         node = await session.store.get(old.bucket_path_of(0))
-        summary = stale._summaries.kept(0)
+        summary = stale._summary_store.kept(0)
         assert summary is not None
-        await stale._summaries.extend(0, summary._replace(version=node.version), [])
+        await stale._summary_store.extend(0, summary._replace(version=node.version), [])
         assert (await session.store.get(old.bucket_path_of(0))).value, "a late one came through"
         reader = await open_session()
         assert await reader.commits() == expected, "but nobody believes it"

@@ -138,20 +138,6 @@ def test_children_are_sorted_and_of_nothing_none(run: Run) -> None:
     run(scenario)
 
 
-def test_delete_tree(run: Run) -> None:
-    async def scenario(open_session: Open) -> None:
-        store = await open_session()
-        for path in ("t/a/b/c", "t/a/d", "t/e", "u"):
-            await store.create(path, b"x")
-        await store.delete_tree("t")
-        await store.delete_tree("t")
-        with pytest.raises(NotFoundError):
-            await store.get("t")
-        assert await store.get("u") == Versioned(b"x", 0)
-
-    run(scenario)
-
-
 def test_transaction_does_all(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         store = await open_session()
@@ -333,7 +319,6 @@ def test_bad_paths_are_refused(run: Run, path: str) -> None:
             lambda: store.create(path, b""),
             lambda: store.put(path, b"", 0),
             lambda: store.delete(path),
-            lambda: store.delete_tree(path),
             lambda: store.transaction([Create(path, b"")]),
         ):
             with pytest.raises(ConfigurationError, match="metadata path"):
@@ -369,7 +354,7 @@ def test_many_requests_at_once(run: Run) -> None:
         store = await open_session()
         await asyncio.gather(*(store.create(f"many/{n:03}", b"") for n in range(300)))
         assert await store.children("many") == [f"{n:03}" for n in range(300)]
-        await store.delete_tree("many")
+        await asyncio.gather(*(store.delete(f"many/{n:03}") for n in range(300)))
         assert await store.children("many") == []
 
     run(scenario)
@@ -391,7 +376,6 @@ def test_everything_after_close_says_so(run: Run) -> None:
             store.create("e", b"", ephemeral=True, make_parents=False),
             store.put("n", b"x", 0),
             store.delete("n"),
-            store.delete_tree("n"),
             store.transaction([Check("n", 0), Put("n", b"x", 0)]),
         ):
             with pytest.raises(LedgerClosedError, match="this connection is closed: connect again"):

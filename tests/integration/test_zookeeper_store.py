@@ -25,8 +25,7 @@ from spark_ledger.errors import (
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.base import Check, Create, MetadataStore, Put
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.connect import open_store
-from spark_ledger.metadata.uri import parse_uri
+from spark_ledger.metadata.connect import open_store, parse_uri
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import BookieId, BookieInfo, Versioned
 from tests.integration.relay import Lose, Relay
@@ -302,9 +301,9 @@ def test_closing_ends_what_is_under_way(metadata_uri: str) -> None:
 def expire(store: ZooKeeperStore, port: int) -> None:
     """End the store's session from outside: resume it on another connection, and close it in the
     same breath, before the store takes it back."""
-    known = store._client.client_id
+    known = store._session.client.client_id
     assert known is not None
-    resume = Connect(0, store._client.last_zxid, 4000, *known, False).serialize()
+    resume = Connect(0, store._session.client.last_zxid, 4000, *known, False).serialize()
     end = struct.pack(">ii", 1, Close.type)
     with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as connection:
         for message in (resume, end):
@@ -324,10 +323,10 @@ def test_an_expired_session_is_replaced(metadata_uri: str, zookeeper: LocalClust
         calls: list[str] = []
         store.watch("n", lambda: calls.append("watch"))
         store.on_session_lost(lambda: calls.append("lost"))
-        before = store._client.client_id
+        before = store._session.client.client_id
         await asyncio.to_thread(expire, store, zookeeper.zookeeper_port)
         await eventually(lambda: "lost" in calls and "watch" in calls and registry.registered)
-        assert store._client.client_id != before
+        assert store._session.client.client_id != before
         assert await reader.list() == [info]
         calls.clear()
         await store.children("n")
@@ -366,7 +365,7 @@ def test_a_dead_connection_thread_is_replaced(
             def serialize(self) -> bytes:
                 raise RuntimeError("a bug in the client library")
 
-        store._client._call(Broken(), None)
+        store._session.client._call(Broken(), None)
         await eventually(lambda: calls == ["lost"])
         assert await store.get("n") == Versioned(b"0", 0)
         await store.close()
@@ -414,9 +413,9 @@ def test_credentials_protect_every_level(zookeeper: LocalCluster) -> None:
 def _refusal(stranger: ZooKeeperStore, path: str) -> list[str]:
     """Names of the errors of read, write and delete."""
     results = [
-        stranger._client.get_async(path),
-        stranger._client.set_async(path, b""),
-        stranger._client.create_async(f"{path}/intruder", b""),
+        stranger._session.client.get_async(path),
+        stranger._session.client.set_async(path, b""),
+        stranger._session.client.create_async(f"{path}/intruder", b""),
     ]
     found: list[str] = []
     for result in results:

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 
-from spark_ledger.protocol.append import AppendLimits
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import Done
 from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums
 from tests.scenarios.invariants import Invariants

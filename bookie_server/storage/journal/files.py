@@ -194,6 +194,8 @@ def _read_batch(file: File, header: JournalFileHeader, start: Mark) -> JournalBa
     chain = extend_chain(start.chain, b"".join(headers))
     if trailer is None or trailer != (offset - start.offset, len(records), chain):
         return None
+    assert len(records) == len(headers), "the chain is over the headers of the records"
+    # The next batch begins at a block of its own, behind zeros (rule S11).
     end = offset + RECORD_HEADER_BYTES + len(body)
     return JournalBatch(records, Mark(start.file_number, end + padding(end), sequence, chain))
 

@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bookie_server.core.answers import Done
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX, File, FileSystem
 from bookie_server.storage.journal.files import (
@@ -55,7 +56,6 @@ from spark_ledger.types import BookieStatus
 
 logger = logging.getLogger(__name__)
 
-Done = Callable[[BookieStatus, str], None]
 Post = Callable[[Callable[[], None]], None]
 
 _ZEROS = bytes(FILE_HEADER_BYTES)
@@ -214,8 +214,10 @@ class Journal:
     def _end_of_batch(self) -> None:
         """Commit in place, or wake the journal thread."""
         with self._wakeup:
-            if not self._queue or not self._sleeping:
-                return  # the thread is at work, or the caller commits; both look at the queue again
+            # Unless the journal thread sleeps it looks at the queue again, and so does whoever
+            # closes the journal, or commits without a thread.
+            if not self._queue or not self._sleeping or self._stopping:
+                return
             assert self._thread is not None, "only the journal thread sleeps"
             if not self._is_fast_in_place():
                 self._wakeup.notify()
@@ -374,6 +376,8 @@ class Journal:
         if start.offset > FILE_HEADER_BYTES and start.offset + size > self._file_bytes:
             start = self._roll(start)
         assert start.offset % BATCH_ALIGNMENT == 0, f"a batch starts in mid-block: {start}"
+        # Every record carries the sequence of its batch. One above the last durable one, it is what
+        # later proves to a reader that the batch before was synced (rule S5).
         sequence = start.sequence + 1
         seed = self._seed
         buffers: list[bytes] = []
@@ -419,7 +423,9 @@ class Journal:
         self._file.close()
         self._file, self._seed = file, seed
         self._durable = Mark(number, FILE_HEADER_BYTES, end.sequence, end.chain)
-        assert end.is_behind(self._durable), "the same batch, in a later file"
+        # The same batch, in a later file: a mark that a checkpoint takes from now on lets the full
+        # file go.
+        assert end.is_behind(self._durable), f"{self._durable} does not follow {end}"
         return self._durable
 
     def _create_file(self, number: int, end: Mark) -> tuple[File, int]:

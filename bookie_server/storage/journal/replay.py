@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
 from bookie_server.storage.fs.vfs import FileSystem
-from bookie_server.storage.journal.changes import Change, decode_change
+from bookie_server.storage.journal.changes import decode_change
 from bookie_server.storage.journal.files import (
     JournalBatch,
     journal_numbers,
@@ -152,14 +152,8 @@ def _apply_run(store: DirectoryStore, run: EntryRun, last_add_confirmed: EntryId
 
 def _apply_change(store: DirectoryStore, change: Change) -> None:
     """Changes only add up (rule S8): a key and a fence stay, the last add confirmed grows."""
-    state = store.state(change.ledger_id) or LedgerRecord()
-    state = LedgerRecord(
-        change.access_key_hash or state.access_key_hash,
-        change.fenced or state.fenced,
-        max(change.last_add_confirmed, state.last_add_confirmed),
-        state.last_entry,
-    )
-    store.set_state(change.ledger_id, state)
+    record = store.state(change.ledger_id) or LedgerRecord()
+    store.set_state(change.ledger_id, record.with_change(change))
 
 
 def _unreadable(directory: Path, end: Mark, what: str) -> CorruptionError:

@@ -1,9 +1,9 @@
-"""Reads the commits of a stream: by number, by range, by segment, by time; cached.
+"""Reads the commits of a stream: by number, range, segment or time. Keeps what it has read.
 
-A commit never changes, so what was read once stays true. Commits are found by number, never by
-listing: their segment numbers and times ascend, so a search needs a few gets. Many at once are
-taken from the summaries of their buckets (``summary``), and what those lack from the commits'
-own nodes.
+A commit never changes, so what was read once stays true (rule T5). Commits are found by number,
+never by listing: their segment numbers and times ascend, so a search needs a few gets. Many at
+once are taken from the summaries of their buckets (``summary_store``), and those that a summary
+lacks from their own nodes (rule T6).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from spark_ledger.errors import CorruptionError, DataLossError, LedgerError, NotFoundError
 from spark_ledger.stream.commit.summary_store import EXTEND_TIMEOUT_S, SummaryStore
+from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import Ledgers
@@ -31,28 +32,33 @@ from spark_ledger.stream.nodes import (
 from spark_ledger.types import EntryId
 
 CACHE_WEIGHT_MAX = 1 << 20
-"""Bounds the cache to some 50 MB: 60,000 small commits, or commits with a million entries."""
+"""Bounds the cache to about 50 MB: 60,000 small commits, or commits with a million entries."""
 
 _COMMIT_WEIGHT = 16
+"""What a commit weighs besides its entries, which weigh 1 each."""
+
 GETS_IN_FLIGHT_MAX = 64
 """Parallel metadata reads: enough to hide the round trip, few enough to be polite."""
 
 _TASKS_MAX = 1024
+"""Commits that ``range`` asks for at a time; of these, ``GETS_IN_FLIGHT_MAX`` are in flight."""
+
 _WINDOW_FIRST = 16
 _WINDOW_MAX = 1024
+"""A read with a limit fetches this many commits first, then twice as many each time."""
 
 logger = logging.getLogger(__name__)
 
 
 class StoredCommit(NamedTuple):
-    """A commit as its node has it: with a pointer when the node's segment list is elsewhere."""
+    """A commit with the pointer that its node has if the segment list is kept elsewhere."""
 
     commit: Commit
     pointer: SegmentListPointer | None
 
 
 class CommitLog:
-    """The commits of one stream. Bound to one event loop, as all of the client is."""
+    """The commits of one stream. Bound to one event loop."""
 
     def __init__(self, ledgers: Ledgers, nodes: StreamNodes, stream_id: str) -> None:
         self._ledgers = ledgers
@@ -60,10 +66,10 @@ class CommitLog:
         self._cache: OrderedDict[int, StoredCommit] = OrderedDict()
         self._cache_weight = 0
         self._gets = asyncio.Semaphore(GETS_IN_FLIGHT_MAX)
-        self._summaries = SummaryStore(nodes, stream_id)
+        self._summary_store = SummaryStore(nodes, stream_id)
 
     def remember(self, commit: Commit, pointer: SegmentListPointer | None = None) -> None:
-        """Put a commit that is known to be stored into the cache, with its node's pointer."""
+        """Put a commit that is known to be stored, and its node's pointer, into the cache."""
         if commit.number in self._cache:
             return
         if not commit.applied:
@@ -77,8 +83,8 @@ class CommitLog:
     async def get(self, number: int) -> Commit:
         """A commit by number.
 
-        Raises ``NoSuchStreamError`` when the stream was deleted, ``DataLossError`` when the
-        commit is before the truncation point, ``NotFoundError`` when it is not made yet.
+        Raises NoSuchStreamError if the stream was deleted, DataLossError if the commit was
+        truncated, NotFoundError if it is not made yet, CorruptionError if its node is damaged.
         """
         return (await self._stored(number)).commit
 
@@ -101,7 +107,10 @@ class CommitLog:
         return StoredCommit(commit, pointer)
 
     async def range(self, first: int, end: int) -> list[Commit]:
-        """Commits ``first`` .. ``end - 1``, read in parallel."""
+        """Commits ``first`` .. ``end - 1``, in order; those that are not cached read in parallel.
+
+        Raises as ``get``, and CorruptionError if their segments are not numbered without gaps.
+        """
         found: dict[int, StoredCommit] = {}
         missing: defaultdict[int, list[int]] = defaultdict(list)
         for number in range(first, end):
@@ -110,28 +119,28 @@ class CommitLog:
                 found[number] = known
             else:
                 missing[bucket_of(number)].append(number)
-        await asyncio.gather(
-            *(self._look_up(bucket, numbers, found) for bucket, numbers in missing.items())
+        await run_all(
+            self._take_from_summary(bucket, numbers, found) for bucket, numbers in missing.items()
         )
         rest = [number for numbers in missing.values() for number in numbers if number not in found]
         for start in range(0, len(rest), _TASKS_MAX):
             window = rest[start : start + _TASKS_MAX]
-            for stored in await asyncio.gather(*(self._stored(number) for number in window)):
+            for stored in await run_all(self._stored(number) for number in window):
                 found[stored.commit.number] = stored
         if len(rest) >= COMMITS_PER_SUMMARY_STEP:
-            await asyncio.gather(*(self._extend(bucket, found) for bucket in missing))
+            await run_all(self._extend_summary(bucket, found) for bucket in missing)
         commits = [found[number].commit for number in range(first, end)]
         for before, after in pairwise(commits):
             if before.end_segment != after.first_segment:
                 raise self._gap(before, before.end_segment)
         return commits
 
-    async def _look_up(
+    async def _take_from_summary(
         self, bucket: int, numbers: list[int], found: dict[int, StoredCommit]
     ) -> None:
-        """Take commits from the summary of their bucket, as far as it has them."""
+        """Add to ``found`` those commits that the summary of their bucket has (rule T6)."""
         async with self._gets:
-            summary = await self._summaries.find(bucket, numbers)
+            summary = await self._summary_store.find(bucket, numbers)
         if summary is None:
             return
         for number in numbers:
@@ -141,14 +150,14 @@ class CommitLog:
             try:
                 commit, pointer = codec.decode_commit(node, number, self._nodes.commit_path(number))
             except CorruptionError:
-                continue  # the commit's own node decides, and says what is wrong with it
+                continue  # its own node decides, and if that is damaged too the error names it
             if pointer is None:
                 self.remember(commit)
                 found[number] = StoredCommit(commit, None)
 
-    async def _extend(self, bucket: int, read: Mapping[int, StoredCommit]) -> None:
-        """Make the summary of a bucket reach as far as commits are known, in whole steps."""
-        summary = self._summaries.kept(bucket)
+    async def _extend_summary(self, bucket: int, read: Mapping[int, StoredCommit]) -> None:
+        """Extend the summary of a bucket by the commits that are known, in whole steps."""
+        summary = self._summary_store.kept(bucket)
         if summary is None:
             return
         more: list[bytes] = []
@@ -157,26 +166,34 @@ class CommitLog:
             if known is None:
                 break
             more.append(codec.encode_commit(*known))
-        excess = len(more) % COMMITS_PER_SUMMARY_STEP
-        if len(more) > excess:
-            await self._summaries.extend(bucket, summary, more[: len(more) - excess])
+        whole_steps = len(more) - len(more) % COMMITS_PER_SUMMARY_STEP
+        if whole_steps:
+            await self._summary_store.extend(bucket, summary, more[:whole_steps])
 
     async def summarize(self, end: int) -> None:
-        """Make the summary reach up to commit ``end - 1``, which was made just now. Best effort:
-        whatever stands in the way is left to those who read the commits."""
+        """Extend the summary up to commit ``end - 1``, which was made just now. Best effort: if
+        it fails, whoever reads the commits extends it."""
         bucket = bucket_of(end - 1)
         try:
             async with asyncio.timeout(EXTEND_TIMEOUT_S):
-                summary = await self._summaries.load(bucket)
+                summary = await self._summary_store.load(bucket)
                 if summary is not None:
                     numbers = range(summary.end, end)
-                    stored = await asyncio.gather(*(self._stored(number) for number in numbers))
-                    await self._extend(bucket, dict(zip(numbers, stored, strict=True)))
+                    stored = await run_all(self._stored(number) for number in numbers)
+                    await self._extend_summary(bucket, dict(zip(numbers, stored, strict=True)))
         except (LedgerError, TimeoutError) as error:
-            logger.debug("%s of stream %r waits for readers: %s", bucket, self._nodes.name, error)
+            logger.debug(
+                "stream %r: the summary of bucket %d is left to readers: %s",
+                self._nodes.name,
+                bucket,
+                error,
+            )
 
     async def at_segment(self, head: Head, segment: int) -> Commit:
-        """The commit that placed a segment, which must be below ``head.next_segment``."""
+        """The commit that holds a segment, which must be below ``head.next_segment``.
+
+        Raises DataLossError if the segment was truncated, CorruptionError if no commit holds it.
+        """
         assert 0 <= segment < head.next_segment, (segment, head.next_segment)
         number = await self._last_at_or_below(
             head, segment, lambda commit: commit.first_segment, head.next_segment
@@ -197,6 +214,7 @@ class CommitLog:
             head, time_ms - 1, lambda commit: commit.time_ms, head.time_ms + 1
         )
         following = head.earliest_commit if number is None else number + 1
+        assert head.earliest_commit <= following <= head.next_commit, (number, head)
         return await self.get(following) if following < head.next_commit else None
 
     async def between(
@@ -210,9 +228,10 @@ class CommitLog:
     ) -> list[Commit]:
         """The commits that hold segments ``first_segment`` .. ``end_segment - 1``, in order.
 
-        Commits without segments are left out. With a limit it stops after the commit in which
-        the rows (or bytes) counted from the start of the first commit reach it, and reads in
-        growing windows, so a far-behind reader does not fetch the whole backlog.
+        Commits without segments are left out. With a limit the list ends with the commit in which
+        the rows (or bytes), counted from the start of the first commit, reach it; commits are then
+        read in growing windows, so that a reader far behind does not fetch the whole backlog.
+        Raises as ``at_segment``.
         """
         end_segment = min(end_segment, head.next_segment)
         if first_segment >= end_segment:
@@ -227,7 +246,7 @@ class CommitLog:
                 raise self._gap(commits[-1], end_segment - 1)
         else:
             limits = _Limits(max_rows, max_bytes)
-            commits = await self._until(limits, first, end_segment, head.next_commit)
+            commits = await self._commits_until(limits, first, end_segment, head.next_commit)
         return [commit for commit in commits if commit.segments]
 
     def _gap(self, commit: Commit, segment: int) -> CorruptionError:
@@ -236,10 +255,10 @@ class CommitLog:
             f"{commit.number} ends before {commit.end_segment}"
         )
 
-    async def _until(
+    async def _commits_until(
         self, limits: _Limits, first: Commit, end_segment: int, next_commit: int
     ) -> list[Commit]:
-        """Commits from ``first`` on up to a segment, or until a limit is reached."""
+        """The commits from ``first`` on up to a segment, or until a limit is reached."""
         commits, window = [first], _WINDOW_FIRST
         while commits[-1].end_segment < end_segment and not limits.reached(first, commits[-1]):
             following = commits[-1].number + 1
@@ -255,10 +274,10 @@ class CommitLog:
     async def _last_at_or_below(
         self, head: Head, target: int, key: Callable[[Commit], int], key_at_end: int
     ) -> int | None:
-        """The last commit whose ascending key is at most ``target``; None when there is none.
+        """The number of the last commit whose key is at most ``target``, or None. Keys ascend.
 
-        Guesses by proportion, because keys often grow evenly, and halves in between, so that an
-        uneven stream costs at most twice a binary search.
+        It alternates between a guess by proportion, because keys often grow evenly, and halving,
+        so that an uneven stream costs at most twice a binary search.
         """
         low, high = head.earliest_commit, head.next_commit
         if low >= high:
@@ -267,7 +286,8 @@ class CommitLog:
         if low_key > target:
             return None
         high_key, guesses = key_at_end, True
-        while high - low > 1:  # key(low) <= target, and key(high) > target or high is the end
+        while high - low > 1:
+            assert low_key <= target < high_key or high == head.next_commit, "low is a lower bound"
             middle = (low + high) // 2
             if guesses and high_key > low_key:
                 share = (target - low_key) * (high - low) // (high_key - low_key)
@@ -283,7 +303,7 @@ class CommitLog:
     async def _segment_list(
         self, commit: Commit, pointer: SegmentListPointer
     ) -> tuple[Segment, ...]:
-        """Fetch a segment list that was too large for its node."""
+        """Fetch a segment list that was too long for its node; it is confirmed (rule T9)."""
         reader = await self._ledgers.open_unconfirmed(pointer.ledger_id)
         parts: list[bytes] = []
         async for entries in reader.read_batches(
@@ -294,7 +314,7 @@ class CommitLog:
         return codec.decode_segment_list(b"".join(parts), commit.first_segment, path)
 
     async def _why_missing(self, number: int) -> Exception:
-        """The error that explains why a commit node is not there."""
+        """The error that says why a commit's node is not there."""
         name = self._nodes.name
         config = await self._nodes.config()
         if config.value.deleted:
@@ -318,7 +338,7 @@ def _weight(commit: Commit) -> int:
 
 
 class _Limits(NamedTuple):
-    """When enough commits were read. Totals in the commits tell it without adding up."""
+    """When enough commits were read. The totals in each commit tell it without adding up."""
 
     max_rows: int | None
     max_bytes: int | None

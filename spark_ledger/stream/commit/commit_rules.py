@@ -1,8 +1,7 @@
 """Decides what a proposed commit does to a stream. Pure.
 
-The rule: a (sink, transaction) pair is applied at most once, and the transactions of a sink are
-applied in ascending order. The decision is made from one reading of the head and the sink's record
-and takes effect only if neither changed since (one metadata transaction).
+The decision is made from one reading of the head and the sink's record. It takes effect only if
+neither has changed since, because one metadata transaction checks and writes both (rule T2).
 """
 
 from __future__ import annotations
@@ -11,17 +10,26 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from spark_ledger.errors import ConflictError
-from spark_ledger.stream.model import UNPLACED, Commit, Head, Segment, SinkRecord
+from spark_ledger.stream.model import (
+    UNPLACED,
+    Commit,
+    Head,
+    Segment,
+    SinkRecord,
+    check_run_id,
+    check_sink_id,
+    check_transaction_id,
+)
 from spark_ledger.types import Dlsn
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Segments to append, by whom.
+    """What an append wants: its segments, who appends them, and how.
 
-    ``overwrites`` drops all rows before it from the stream, atomically with the append.
-    ``is_remembered`` is false for an append whose sink id nobody else knows: it leaves no record,
-    because nobody can repeat it.
+    ``overwrites`` drops all rows before it from the stream, in the same commit. ``is_remembered``
+    is false for an append without a sink id: the id made for it is known to nobody, so nobody can
+    repeat the transaction, and it leaves no sink record.
     """
 
     segments: tuple[Segment, ...]
@@ -32,11 +40,18 @@ class Proposal:
     is_remembered: bool = True
 
     def __post_init__(self) -> None:
-        assert all(segment.number == UNPLACED for segment in self.segments), "not placed yet"
+        check_sink_id(self.sink_id)
+        check_transaction_id(self.transaction_id)
+        check_run_id(self.run_id)
+        assert all(segment.number == UNPLACED for segment in self.segments), "in no commit yet"
+
+    def with_segments(self, segments: tuple[Segment, ...]) -> Proposal:
+        """The same proposal for these segments; numbers that they had are dropped."""
+        return replace(self, segments=tuple([segment.placed(UNPLACED) for segment in segments]))
 
 
 class AlreadyApplied(NamedTuple):
-    """The pair was applied before, by this commit: nothing to do."""
+    """The pair was applied before, by the commit of this number: there is nothing to do."""
 
     commit: int
 
@@ -52,9 +67,9 @@ class Apply(NamedTuple):
 def decide(
     head: Head, sink: SinkRecord | None, proposal: Proposal, *, now_ms: int, stream_name: str
 ) -> AlreadyApplied | Apply:
-    """What the proposal does to a stream with this head and sink record.
+    """What the proposal does to a stream with this head and sink record (rule T3).
 
-    Raises ``ConflictError`` when the sink has applied a newer transaction.
+    Raises ConflictError if the sink has applied a newer transaction.
     """
     if sink is not None:
         assert sink.sink_id == proposal.sink_id, "the record is of this sink"
@@ -65,7 +80,7 @@ def decide(
     first = head.next_segment
     commit = Commit(
         number=head.next_commit,
-        time_ms=max(now_ms, head.time_ms),
+        time_ms=max(now_ms, head.time_ms),  # never back: readers search commits by time
         first_segment=first,
         segments=tuple(segment.placed(n) for n, segment in enumerate(proposal.segments, first)),
         sink_id=proposal.sink_id,

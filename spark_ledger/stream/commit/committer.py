@@ -1,9 +1,9 @@
 """Applies a proposed commit to a stream: one metadata transaction, repeated until it is decided.
 
-The transaction checks the configuration (the stream still exists and knows the schema), replaces
-the head, creates the commit node and sets the sink's record. Its outcome is always found out from
-what the store says, never assumed: a lost race is decided anew from a fresh reading, and a lost
-reply is looked up.
+The transaction checks the configuration (the stream still exists and has the schema versions),
+replaces the head, creates the commit node and writes the sink's record (rule T2). Its outcome is
+read from the store and never assumed: after a lost race the proposal is decided again from a fresh
+reading, and after a lost reply the commit is looked up (rule T4).
 """
 
 from __future__ import annotations
@@ -28,26 +28,29 @@ from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, KIB
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
+from spark_ledger.stream.concurrency import task_group
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags
-from spark_ledger.stream.model import Commit, Segment, SinkRecord
+from spark_ledger.stream.model import Commit, Head, SinkRecord
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import Versioned
 
 SEGMENT_LIST_NODE_BYTES_MAX = 200 * KIB
-"""A longer list goes into a ledger: ZooKeeper wants a whole transaction in one MiB."""
+"""A longer list goes into a ledger: ZooKeeper takes at most 1 MiB in a whole transaction."""
 
 COMMIT_TIMEOUT_S = 60.0
 """How long a commit keeps trying when others win every race, or the store cannot be reached."""
 
 BACKOFF_S_MIN = 0.002
 BACKOFF_S_MAX = 0.2
+"""Pauses between attempts double between these bounds, each drawn at random below its bound: two
+drivers that lost to each other do not meet again at once."""
 
 
 class Committer:
-    """Commits to one stream. Several may work on one stream, in one process or in many."""
+    """Commits to one stream. Any number of them may work on one stream, in any processes."""
 
     def __init__(
         self,
@@ -59,18 +62,19 @@ class Committer:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         rng: random.Random | None = None,
     ) -> None:
-        self._ledgers = ledgers
-        self._nodes = nodes
-        self._log = log
-        self._schemas = schemas
-        self._clock_ms = clock_ms
-        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self.ledgers = ledgers
+        self.nodes = nodes
+        self.log = log
+        self.schemas = schemas
+        self.clock_ms = clock_ms
+        self.rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
 
     async def commit(self, proposal: Proposal) -> Commit:
         """Apply a proposal, or find that it was applied before (``Commit.applied`` is false).
 
-        Raises ``ConflictError`` (an older transaction of the sink), ``NoSuchStreamError``,
-        ``OutcomeUnknownError`` (repeat the same pair to find out), ``RetryableError``.
+        Raises ConflictError if the sink has applied a newer transaction, NoSuchStreamError,
+        OutcomeUnknownError if the commit may or may not have been made (to repeat the same pair
+        is safe and tells), RetryableError if nothing was committed.
         """
         attempt = _Attempt(self, proposal)
         try:
@@ -78,86 +82,98 @@ class Committer:
         except (MetadataUnavailableError, LedgerClosedError, ConfigurationError) as error:
             if not attempt.is_undecided:
                 raise
-            raise self._outcome_unknown(proposal) from error
+            raise _outcome_unknown(self.nodes.name, proposal) from error
         if commit.applied and (commit.number + 1) % COMMITS_PER_SUMMARY_STEP == 0:
-            await self._log.summarize(commit.number + 1)
+            await self.log.summarize(commit.number + 1)
         return commit
-
-    def _outcome_unknown(self, proposal: Proposal) -> OutcomeUnknownError:
-        return OutcomeUnknownError(
-            f"stream {self._nodes.name!r}: the commit of sink {proposal.sink_id!r}, transaction "
-            f"{proposal.transaction_id}, may or may not have taken effect, because the metadata "
-            "store did not answer; repeating the same sink id and transaction id is safe"
-        )
 
 
 class _Attempt:
-    """One proposal on its way to a decision."""
+    """One proposal until it is decided."""
 
-    def __init__(self, owner: Committer, proposal: Proposal) -> None:
-        self._owner = owner
-        self._nodes = owner._nodes
+    def __init__(self, committer: Committer, proposal: Proposal) -> None:
+        self._committer = committer
+        self._nodes = committer.nodes
+        self._schemas = committer.schemas
         self._proposal = proposal
-        self._schemas = owner._schemas
-        self._unknown: Commit | None = None
+        self._unanswered: Commit | None = None
+        """The commit of a transaction that was sent and whose reply was lost."""
         self._list: SegmentListPointer | None = None
+        """Where the segment list is, if it is too long for the commit's node."""
 
     @property
     def is_undecided(self) -> bool:
-        """A transaction was sent whose outcome is not known."""
-        return self._unknown is not None
+        """A transaction was sent, and whether it took effect is not known."""
+        return self._unanswered is not None
 
     async def run(self) -> Commit:
-        self._check_schemas()
+        newest = self._schemas.config.schema_version
+        for segment in self._proposal.segments:
+            assert segment.schema_version <= newest, (
+                "the stream has the segment's version (rule T8)"
+            )
         await self._store_long_list()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + COMMIT_TIMEOUT_S
         backoff_s = BACKOFF_S_MIN
         while True:
             try:
-                done = await self._try_once()
+                commit = await self._try_once()
             except (ConflictError, NotFoundError):
-                # A real conflict (an older transaction, a stream that is gone) drops the list.
+                # Refused for good: a newer transaction of the sink, or the stream is gone.
                 await self._drop_list()
                 raise
-            if done is not None:
-                return done
+            if commit is not None:
+                return commit
             if loop.time() > deadline:
                 raise self._gave_up()
-            await asyncio.sleep(self._owner._rng.uniform(0, backoff_s))
+            await asyncio.sleep(self._committer.rng.uniform(0, backoff_s))
             backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
 
     async def _try_once(self) -> Commit | None:
-        """Read, decide, perform. None: lost a race, or the outcome is to be looked up."""
+        """Read, decide, write. None: a lost race, or a lost reply that is looked up next time."""
         proposal, nodes = self._proposal, self._nodes
-        head, sink = await asyncio.gather(nodes.head(), self._sink())
+        # The two may be of different moments. The transaction fails if either is outdated.
+        async with task_group() as group:
+            reading_head = group.create_task(nodes.head())
+            reading_sink = group.create_task(self._read_sink())
+        head, sink = reading_head.result(), reading_sink.result()
         if head.value.stream_id != self._schemas.config.stream_id:
-            raise nodes.no_such_stream()
-        mine = await self._applied_unknown(head.value.next_commit)
-        if mine is not None:
-            return mine
+            raise nodes.no_such_stream()  # another stream of the same name (rule T7)
+        ours = await self._find_unanswered(head.value.next_commit)
+        if ours is not None:
+            return ours
         decision = decide(
             head.value,
             sink.value if sink else None,
             proposal,
-            now_ms=self._owner._clock_ms(),
+            now_ms=self._committer.clock_ms(),
             stream_name=nodes.name,
         )
         if isinstance(decision, AlreadyApplied):
             await self._drop_list()
-            return replace(await self._owner._log.get(decision.commit), applied=False)
+            return replace(await self._committer.log.get(decision.commit), applied=False)
         if decision.commit.number % COMMITS_PER_BUCKET == 0:
             await self._make_bucket(decision.commit.number)
-        return await self._perform(decision, head.version, sink)
+        return await self._write(decision, head, sink)
 
-    async def _perform(
-        self, decision: Apply, head_version: int, sink: Versioned[SinkRecord] | None
+    async def _read_sink(self) -> Versioned[SinkRecord] | None:
+        if not self._proposal.is_remembered:
+            return None
+        return await self._nodes.sink(self._proposal.sink_id)
+
+    async def _write(
+        self, decision: Apply, head: Versioned[Head], sink: Versioned[SinkRecord] | None
     ) -> Commit | None:
+        """Send the transaction of a decision (rule T2). None: it failed, or its reply was lost."""
         nodes, commit = self._nodes, decision.commit
+        assert commit.number == head.value.next_commit, "commits are numbered without gaps"
+        assert commit.first_segment == head.value.next_segment, "so are segments"
+        assert decision.head.next_segment == commit.end_segment, "the new head is behind its commit"
         operations: list[Operation] = [
             Check(nodes.identity_path(self._schemas.config.stream_id), 0),
             Check(nodes.config_path, self._schemas.versioned.version),
-            Put(nodes.head_path, codec.encode_head(decision.head), head_version),
+            Put(nodes.head_path, codec.encode_head(decision.head), head.version),
             Create(nodes.commit_path(commit.number), codec.encode_commit(commit, self._list)),
         ]
         if decision.sink is not None:
@@ -166,53 +182,47 @@ class _Attempt:
         try:
             await nodes.store.transaction(operations)
         except OutcomeUnknownError:
-            self._unknown = commit
+            self._unanswered = commit
             return None
         except (ConflictError, NotFoundError):
+            # Another commit was first, the configuration changed, or the stream is gone.
             await self._schemas.refresh()
             return None
-        self._owner._log.remember(commit, self._list)
+        self._committer.log.remember(commit, self._list)
         return commit
 
-    async def _sink(self) -> Versioned[SinkRecord] | None:
-        if not self._proposal.is_remembered:
-            return None
-        return await self._nodes.sink(self._proposal.sink_id)
+    async def _find_unanswered(self, next_commit: int) -> Commit | None:
+        """Our commit of the transaction whose reply was lost, if it was applied (rule T4).
 
-    async def _applied_unknown(self, next_commit: int) -> Commit | None:
-        """Look up a transaction whose reply was lost: our commit, if it was applied.
-
-        While its number is not taken it may still arrive late; then the head's version decides
-        between it and the repetition, so that only one of them is applied.
+        While its number is free the transaction may still arrive. Then it and its repetition
+        expect the same version of the head, so at most one of them is applied. Once the number is
+        taken, the commit that has it tells: it is ours only if the segments are the same as well,
+        because a second driver may offer the same pair, with what it has written itself.
         """
-        unknown = self._unknown
-        if unknown is None or unknown.number >= next_commit:
+        sent = self._unanswered
+        if sent is None or sent.number >= next_commit:
             return None
-        stored = await self._owner._log.get(unknown.number)
-        self._unknown = None
+        stored = await self._committer.log.get(sent.number)
+        self._unanswered = None
         is_ours = (stored.sink_id, stored.transaction_id, stored.run_id, stored.segments) == (
-            unknown.sink_id,
-            unknown.transaction_id,
-            unknown.run_id,
-            unknown.segments,
+            sent.sink_id,
+            sent.transaction_id,
+            sent.run_id,
+            sent.segments,
         )
         return stored if is_ours else None
 
     async def _make_bucket(self, number: int) -> None:
+        """Create the parent node of a bucket's commits, unless it is there."""
         path = self._nodes.bucket_path(number)
         try:
             await self._nodes.store.create(path, b"", make_parents=False)
         except (ConflictError, NotFoundError, OutcomeUnknownError):
             return  # it is there, or gone with its stream: the transaction will tell
 
-    def _check_schemas(self) -> None:
-        newest = self._schemas.config.schema_version
-        for segment in self._proposal.segments:
-            assert segment.schema_version <= newest, "segments are of a version the stream has"
-
     def _gave_up(self) -> LedgerError:
         if self.is_undecided:
-            return self._owner._outcome_unknown(self._proposal)
+            return _outcome_unknown(self._nodes.name, self._proposal)
         return RetryableError(
             f"stream {self._nodes.name!r}: other writers won every race for the next commit for "
             f"{COMMIT_TIMEOUT_S:.0f} s; nothing was committed: try again, with fewer writers"
@@ -221,14 +231,15 @@ class _Attempt:
     # -- long segment lists ------------------------------------------------------------------------
 
     async def _store_long_list(self) -> None:
-        """Put a list that is too large for a node into a ledger; its content has no numbers, so
-        it stays right whatever place the commit gets."""
-        segments: tuple[Segment, ...] = self._proposal.segments
-        data = codec.encode_segment_list(segments)
+        """Put a segment list that is too long for a node into a ledger of its own.
+
+        The list has no segment numbers, so it stays right whatever number the commit gets.
+        """
+        data = codec.encode_segment_list(self._proposal.segments)
         if len(data) <= SEGMENT_LIST_NODE_BYTES_MAX:
             return
         config = self._schemas.config
-        writer = await self._owner._ledgers.create_ledger(
+        writer = await self._committer.ledgers.create_ledger(
             ensemble_size=config.quorums.ensemble_size,
             write_quorum=config.quorums.write_quorum,
             ack_quorum=config.quorums.ack_quorum,
@@ -237,12 +248,24 @@ class _Attempt:
         size = ENTRY_PAYLOAD_BYTES_MAX // 4
         parts = [data[start : start + size] for start in range(0, len(data), size)]
         for part in parts:
-            await writer.append_nowait(part)
+            await writer.append_nowait(part)  # confirmed before a commit names it (rule T1)
         await writer.close()
         self._list = SegmentListPointer(writer.ledger_id, len(parts))
 
     async def _drop_list(self) -> None:
-        """Delete the list of a commit that will not be made."""
+        """Delete the list of a commit that will not be made.
+
+        Not after a lost reply: the commit may be there, and then its list is needed.
+        """
         if self._list is not None and not self.is_undecided:
             pointer, self._list = self._list, None
-            await self._owner._ledgers.delete_ledger(pointer.ledger_id)
+            await self._committer.ledgers.delete_ledger(pointer.ledger_id)
+
+
+def _outcome_unknown(stream_name: str, proposal: Proposal) -> OutcomeUnknownError:
+    """The error for a commit whose transaction was sent, and then the store did not answer."""
+    return OutcomeUnknownError(
+        f"stream {stream_name!r}: the commit of sink {proposal.sink_id!r}, transaction "
+        f"{proposal.transaction_id}, may or may not have taken effect, because the metadata "
+        "store did not answer; repeating the same sink id and transaction id is safe"
+    )

@@ -10,9 +10,9 @@ from spark_ledger.stream.nodes import StreamNodes
 
 
 class HeadWatch:
-    """The head of one stream. Starts watching when somebody waits for the first time.
+    """The head of one stream. It starts to watch when somebody waits for the first time.
 
-    Before that every ``current`` is one metadata read; after it only a change costs one.
+    Before that every ``current`` is one metadata read; from then on only a change costs one.
     """
 
     def __init__(self, nodes: StreamNodes, stream_id: str) -> None:
@@ -23,7 +23,7 @@ class HeadWatch:
         self._head: Head | None = None
 
     async def current(self) -> Head:
-        """The head. Raises ``NoSuchStreamError`` when the stream is gone or is another one."""
+        """The head. Raises NoSuchStreamError if the stream is gone, or another has its name."""
         if self._watch is not None and self._head is not None:
             return self._head
         return await self.read()
@@ -31,7 +31,7 @@ class HeadWatch:
     async def wait(self, *, after_segment: int, timeout_s: float | None) -> Head:
         """The head once ``next_segment`` is above ``after_segment``, or as it is at the timeout.
 
-        None waits for ever. Raises ``NoSuchStreamError`` when the stream is deleted meanwhile.
+        A timeout of None waits for ever. Raises NoSuchStreamError if the stream is deleted.
         """
         self._start()
         loop = asyncio.get_running_loop()
@@ -63,16 +63,17 @@ class HeadWatch:
             self._watch = self._nodes.store.watch(self._nodes.head_path, self.invalidate)
 
     def invalidate(self) -> None:
-        """The head has changed, or may have: read it again when it is asked for."""
+        """The head has changed, or may have: the next ``current`` reads it."""
         self._head = None
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def read(self) -> Head:
+        """Read the head from the store. Raises as ``current``."""
         before = self._changed
         head = (await self._nodes.head()).value
         if head.stream_id != self._stream_id:
-            raise self._nodes.no_such_stream()
-        if before is self._changed:  # else it changed while it was read: read again next time
-            self._head = head
+            raise self._nodes.no_such_stream()  # rule T7
+        if before is self._changed:
+            self._head = head  # otherwise it changed meanwhile, and this may be the old one
         return head

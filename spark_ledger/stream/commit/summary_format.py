@@ -1,8 +1,8 @@
 """A bucket's summary: its first commits in one compressed metadata node. Pure.
 
-Reading a thousand commits one by one takes most of a second; their summary takes one read. It
-only repeats commit nodes, byte for byte, and those stay: a summary that is missing, damaged, short
-or of another stream costs time and nothing else.
+To read a thousand commits one by one takes most of a second; their summary takes one read. It only
+repeats commit nodes, byte for byte, and those stay (rule T6): a summary that is missing, damaged,
+short or of another stream costs time and nothing else.
 
     4 bytes   CRC-32 of all that follows, big-endian
     a line    JSON: format version, stream id, number of the first commit, count, size of the rows
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -25,10 +26,12 @@ from spark_ledger.limits import KIB, MIB
 FORMAT_VERSION = 1
 SUMMARY_BYTES_MAX = 256 * KIB
 """As for a ledger's metadata: a quarter of what ZooKeeper takes in one request. A thousand commits
-of small micro-batches take a tenth of it."""
+of small micro-batches need a tenth of it."""
 
 _ROWS_BYTES_MAX = 256 * MIB
-_CODEC = "zstd"
+"""What a reader decompresses at most, whatever the header says."""
+
+_CODEC: Final = "zstd"
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,8 +45,8 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def encode_summary(stream_id: str, first_commit: int, nodes: Sequence[bytes]) -> bytes:
     """The summary of commits ``first_commit`` and following, whose nodes are given.
 
-    An empty node is a commit that is left out. If the result were too large, the largest nodes
-    are left out.
+    An empty node stands for a commit that is left out. If the result would be too large, the
+    largest nodes are left out as well.
     """
     assert nodes and first_commit >= 0, (first_commit, len(nodes))
     assert all(b"\n" not in node for node in nodes), "a row is a line"
@@ -71,9 +74,9 @@ def _encode(stream_id: str, first_commit: int, nodes: Sequence[bytes]) -> bytes:
 
 
 def decode_summary(data: bytes, stream_id: str, first_commit: int, path: str) -> tuple[bytes, ...]:
-    """The nodes of commits ``first_commit`` and following; empty ones were left out.
+    """The nodes of commits ``first_commit`` and following; those left out are empty.
 
-    Raises ``CorruptionError`` when these bytes are not a summary of that stream's commits.
+    Raises CorruptionError if these bytes are not a summary of that stream's commits.
     """
     body = data[4:]
     if len(data) < 4 or zlib.crc32(body).to_bytes(4, "big") != data[:4]:

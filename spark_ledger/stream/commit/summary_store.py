@@ -1,8 +1,8 @@
-"""Reads the summaries of a stream's buckets and makes them grow. Best effort: commits do without.
+"""Reads and extends the summaries of a stream's buckets. Best effort: nothing depends on them.
 
-Whoever completes a step of a bucket's commits extends its summary: the committer that made the
-last of them, and a reader that had to get them singly. A summary is replaced only in the version
-that was read, so of two who extend it one loses, and both wrote the truth.
+A summary grows by steps of commits. Whoever completes a step writes it: the committer that made
+the last of them, or a reader that had to read them one by one. A summary is replaced only in the
+version that was read, so of two that extend it one loses; both wrote the same commits (rule T6).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from spark_ledger.stream.commit.summary_format import decode_summary, encode_sum
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
 
 COMMITS_WORTH_A_SUMMARY = 8
-"""Fewer commits of one bucket are cheaper to get singly than to find in a summary."""
+"""Fewer commits of one bucket are cheaper to read one by one than from a summary."""
 
 SUMMARIES_KEPT_MAX = 8
 """A few hundred KiB each: a reader that advances in small steps stays within a few buckets."""
 
 EXTEND_TIMEOUT_S = 1.0
-"""What extends a summary has other work to do."""
+"""Whoever extends a summary has other work to do, and does not wait longer for it."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,9 @@ class Summary(NamedTuple):
 
     def node(self, commit: int) -> bytes:
         """The node of a commit of this bucket; empty when the summary does not have it."""
-        place = commit - self.first
-        return self.nodes[place] if place < len(self.nodes) else b""
+        assert commit >= self.first, "a commit of this bucket"
+        index = commit - self.first
+        return self.nodes[index] if index < len(self.nodes) else b""
 
 
 class SummaryStore:
@@ -56,9 +57,9 @@ class SummaryStore:
         self._kept: OrderedDict[int, Summary] = OrderedDict()
 
     async def find(self, bucket: int, commits: Sequence[int]) -> Summary | None:
-        """A summary for looking up ascending commits of a bucket; None when none is worth it.
+        """A summary in which to look up ascending commits of a bucket, or None if not worth it.
 
-        It is read if it is not at hand, or if it should have grown by enough of these meanwhile.
+        It is read if it is not kept here, or if by now it should have many more of these commits.
         """
         kept = self._kept.get(bucket)
         if kept is None:
@@ -69,13 +70,13 @@ class SummaryStore:
         return await self.load(bucket) if gain >= COMMITS_WORTH_A_SUMMARY else kept
 
     def kept(self, bucket: int) -> Summary | None:
-        """The summary of a bucket as it was read or written last, if that was not long ago."""
+        """The summary of a bucket as it was last read or written here, unless it was dropped."""
         return self._kept.get(bucket)
 
     async def load(self, bucket: int) -> Summary | None:
-        """Read a bucket's summary; without commits when it is not made yet, or is not to be used.
+        """Read a bucket's summary. It has no commits if it is not made yet, or is damaged.
 
-        None when there is no such bucket: the stream was deleted, or this server lags.
+        None if there is no such bucket: the stream was deleted, or this metadata server lags.
         """
         path, first = self._nodes.bucket_path_of(bucket), bucket * COMMITS_PER_BUCKET
         try:
@@ -98,7 +99,7 @@ class SummaryStore:
         return summary
 
     async def extend(self, bucket: int, summary: Summary, more: Sequence[bytes]) -> None:
-        """Add the nodes of the commits from ``summary.end`` on."""
+        """Write the summary again, with the nodes of the commits from ``summary.end`` on added."""
         path, nodes = self._nodes.bucket_path_of(bucket), (*summary.nodes, *more)
         assert len(nodes) <= COMMITS_PER_BUCKET, "commits of one bucket"
         data = encode_summary(self._stream_id, summary.first, nodes)
@@ -106,7 +107,8 @@ class SummaryStore:
             async with asyncio.timeout(EXTEND_TIMEOUT_S):
                 version = await self._nodes.store.put(path, data, summary.version)
         except (LedgerError, TimeoutError) as error:
-            # Another was faster, may not write, or has no connection: the commits are all there.
+            # Another writer was first, or this one may not write or has no connection. Nothing is
+            # lost: every commit has its own node.
             logger.debug("the summary in metadata node %s stays as it is: %s", path, error)
             self._kept.pop(bucket, None)
         else:

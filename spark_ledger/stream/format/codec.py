@@ -1,7 +1,8 @@
 """Stream metadata as JSON nodes: strict and versioned. Pure.
 
-Every node is one JSON object with a format version ``v``. Unknown fields, missing fields, wrong
-types and contradictory values are ``CorruptionError`` that names the node, never a guess.
+Every node is one JSON object with a format version ``v``. A reader never guesses: every ``decode``
+function raises CorruptionError that names the node for unknown or missing fields, wrong types and
+values that contradict each other.
 
 A commit whose segment list is large keeps it elsewhere: the node then has ``list_ledger`` and
 ``list_entries`` (payloads of entries 0 .. n-1 of that ledger, joined, are the JSON of the list).
@@ -12,7 +13,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -33,11 +34,11 @@ from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 FORMAT_VERSION = 1
 
 SCHEMA_COMPRESSED_FROM_BYTES = 4 * KIB
-"""A schema of about 60 columns: below it there is room for many versions in plain."""
+"""The size of a schema of about 60 columns. Smaller ones fit many times without compression."""
 
 _COMPRESSED = "zlib:"
 _SCHEMA_BYTES_MAX = 16 * MIB
-"""What a reader unpacks of a compressed schema, whatever its node says."""
+"""What a reader decompresses at most, whatever the node says."""
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -57,7 +58,7 @@ class _ConfigNode(_Node, frozen=True, kw_only=True):
     created_ms: int
     deleted: bool
     schemas: list[str]
-    """Base64 of Arrow IPC schema messages, long ones compressed; the index is the version."""
+    """Arrow IPC schema messages in base64, long ones compressed; the index is the version."""
 
 
 class _HeadNode(_Node, frozen=True, kw_only=True):
@@ -105,7 +106,7 @@ class _SinkNode(_Node, frozen=True, kw_only=True):
 
 
 class SegmentListPointer(msgspec.Struct, frozen=True):
-    """Where the segment list of a commit is kept when the node is too small for it."""
+    """Where the segment list of a commit is kept if it is too long for the node."""
 
     ledger_id: LedgerId
     entries: int
@@ -136,7 +137,7 @@ def _require(condition: bool, path: str, what: str) -> None:
 
 
 def encode_config(config: StreamConfig) -> bytes:
-    """The ``config`` node. Raises ``ConfigurationError`` when it is too large for the metadata."""
+    """The ``config`` node. Raises ConfigurationError if it would be too large for the metadata."""
     data = msgspec.json.encode(
         _ConfigNode(
             name=config.name,
@@ -186,15 +187,15 @@ def decode_config(data: bytes, path: str) -> StreamConfig:
         raise CorruptionError(f"metadata node {path}: {error}") from error
 
 
-def encode_schema(schema: Any) -> str:
-    """An Arrow schema as text; a long one is compressed, as its columns resemble each other."""
+def encode_schema(schema: pa.Schema) -> str:
+    """An Arrow schema as text. A long one is compressed: its columns resemble each other."""
     data = schema.serialize().to_pybytes()
     if len(data) < SCHEMA_COMPRESSED_FROM_BYTES:
         return base64.b64encode(data).decode("ascii")
     return _COMPRESSED + base64.b64encode(zlib.compress(data)).decode("ascii")
 
 
-def decode_schema(text: str, path: str) -> Any:
+def decode_schema(text: str, path: str) -> pa.Schema:
     """The Arrow schema in a text."""
     try:
         data = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)
@@ -293,7 +294,7 @@ def encode_commit(commit: Commit, pointer: SegmentListPointer | None = None) -> 
 
 
 def decode_commit(data: bytes, number: int, path: str) -> tuple[Commit, SegmentListPointer | None]:
-    """The commit in a node. With a pointer, its segments are still to be fetched and attached."""
+    """The commit in a node. With a pointer it has no segments yet: they have to be fetched."""
     node = _decode(data, _CommitNode, path)
     _require(node.first_segment >= 0, path, "negative segment number")
     pointer = None
@@ -321,7 +322,7 @@ def encode_segment_list(segments: tuple[Segment, ...]) -> bytes:
 
 
 def decode_segment_list(data: bytes, first_segment: int, path: str) -> tuple[Segment, ...]:
-    """The segments of such a list, numbered from ``first_segment``."""
+    """The segments of a list made by ``encode_segment_list``, numbered from ``first_segment``."""
     try:
         items = msgspec.json.decode(data, type=tuple[_SegmentItem, ...])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -8,24 +8,26 @@
     12      4      rows
     16      n      Arrow IPC record batch message, without schema
 
-The bytes behind the header are Arrow's own encapsulated message format; the schema is in the
-stream's configuration, once, not in every entry. Sixteen bytes keep Arrow's buffers aligned.
+The bytes behind the header are in Arrow's own encapsulated message format. The schema is in the
+stream's configuration, once, and not in every entry (rule T8). Sixteen bytes keep Arrow's buffers
+aligned.
 
-Entries are digest protected, so damage is found before it comes here. Still nothing here trusts a
-length: a malicious writer must not make a reader allocate or crash.
+Entries have a digest, so damage is found before it gets here. Still nothing here trusts a length:
+a malicious writer must not make a reader crash or run out of memory.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_ledger.errors import CorruptionError, EntryTooLargeError
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, MIB
+from spark_ledger.stream.format.arrow_types import concat_batches, map_type
 from spark_ledger.stream.format.ipc_message import check_record_batch_message
 from spark_ledger.stream.model import Compression
 
@@ -33,12 +35,12 @@ HEADER = struct.Struct(">4sHHII")
 HEADER_BYTES = HEADER.size
 MAGIC = b"SLE1"
 _END_OF_STREAM_BYTES = 8
-"""What Arrow writes at the end of a stream; it tells how long the schema message before it is."""
+"""What Arrow writes at the end of an IPC stream. Before it an empty one has the schema message."""
 
 _CODES = {Compression.NONE: 0, Compression.LZ4: 1, Compression.ZSTD: 2}
 
 DECODED_BYTES_MAX = 256 * MIB
-"""Arrow bytes of one entry, however well they compress: what a reader must be ready to hold."""
+"""Arrow bytes of one entry after decompression, at most: a reader needs memory for them."""
 
 ENCODE_BYTES_AT_ONCE = 8 * MIB
 """Arrow bytes a caller should hand over in one ``add`` (see ``in_pieces``)."""
@@ -60,15 +62,15 @@ class EntryHeader(NamedTuple):
 
 
 class EntryEncoder:
-    """Cuts and glues batches of one schema version into entries of about ``entry_bytes``.
+    """Turns batches of one schema version into entries of about ``entry_bytes`` Arrow bytes.
 
-    ``add`` returns entries that are full, ``flush`` the rest. Row counts are chosen from the mean
-    row size of each batch, and a slice that is still too large is halved, so no work is done per
-    row. Small batches are held (at most ``entry_bytes`` of them) and glued.
+    ``add`` returns entries that are full, ``flush`` the rest. Large batches are cut and small ones
+    joined; less than ``entry_bytes`` of them are held for that. Where to cut follows from the mean
+    row size of a batch, and a slice that is still too large is halved, so no work is done per row.
     """
 
     def __init__(
-        self, schema: Any, schema_version: int, *, compression: Compression, entry_bytes: int
+        self, schema: pa.Schema, schema_version: int, *, compression: Compression, entry_bytes: int
     ) -> None:
         self.schema = schema
         self.schema_version = schema_version
@@ -77,23 +79,21 @@ class EntryEncoder:
         self._options = pa.ipc.IpcWriteOptions(compression=codec)
         self._prefix_bytes = self._schema_message_bytes()
         self._entry_bytes = entry_bytes
-        self._held: list[Any] = []
+        self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._rows_done = 0
-        """Rows in entries made so far; it makes the row number in errors."""
+        """Rows in entries made so far: errors name the row that does not fit."""
 
     def _schema_message_bytes(self) -> int:
         sink = pa.BufferOutputStream()
         pa.ipc.RecordBatchStreamWriter(sink, self.schema, options=self._options).close()
         return int(sink.tell()) - _END_OF_STREAM_BYTES
 
-    @property
-    def held_rows(self) -> int:
-        """Rows that were added and are in no entry yet."""
-        return sum(batch.num_rows for batch in self._held)
+    def add(self, batch: pa.RecordBatch) -> list[EncodedEntry]:
+        """Take a batch of the schema; the entries that are full.
 
-    def add(self, batch: Any) -> list[EncodedEntry]:
-        """Take a batch of the schema. Raises ``EntryTooLargeError`` naming the row."""
+        Raises EntryTooLargeError that names the row.
+        """
         assert batch.schema.equals(self.schema, check_metadata=False), "the caller has cast it"
         if batch.num_rows == 0:
             return []
@@ -104,7 +104,7 @@ class EntryEncoder:
         return self._encode_held(keep_rest=True)
 
     def flush(self) -> list[EncodedEntry]:
-        """Entries with all rows that are held."""
+        """The entries of all rows that are held. Raises as ``add``."""
         return self._encode_held(keep_rest=False) if self._held else []
 
     def _encode_held(self, *, keep_rest: bool) -> list[EncodedEntry]:
@@ -119,11 +119,11 @@ class EntryEncoder:
             self._rows_done += entry.rows
         return entries
 
-    def _slices(self, held: list[Any]) -> Iterator[Any]:
-        """The held batches as slices of about ``entry_bytes``: neighbours that are small glued,
-        large ones cut."""
+    def _slices(self, held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The held batches as slices of about ``entry_bytes``: small neighbours joined, large
+        batches cut."""
         limit = self._entry_bytes + self._entry_bytes // 2
-        small: list[Any] = []
+        small: list[pa.RecordBatch] = []
         small_bytes = 0
         for batch in held:
             rest, rest_bytes = batch, batch.nbytes
@@ -134,7 +134,7 @@ class EntryEncoder:
                     small.append(rest.slice(0, rows))
                     rest = rest.slice(rows)
                     rest_bytes = rest.nbytes
-                yield from self._halve(pa.concat_batches(small))
+                yield from self._halve(concat_batches(small))
                 small, small_bytes = [], 0
             if rest_bytes > limit:
                 yield from self._cut(rest, rest_bytes)
@@ -142,9 +142,9 @@ class EntryEncoder:
                 small.append(rest)
                 small_bytes += rest_bytes
         if small:
-            yield pa.concat_batches(small) if len(small) > 1 else small[0]
+            yield concat_batches(small) if len(small) > 1 else small[0]
 
-    def _cut(self, batch: Any, size_bytes: int) -> Iterator[Any]:
+    def _cut(self, batch: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
         """A large batch in slices; one with uneven rows is halved until it fits or is one row."""
         pieces = -(-size_bytes // self._entry_bytes)
         step = max(1, -(-batch.num_rows // pieces))
@@ -152,7 +152,7 @@ class EntryEncoder:
             piece = batch.slice(offset, step)
             yield from self._halve(piece)
 
-    def _halve(self, piece: Any) -> Iterator[Any]:
+    def _halve(self, piece: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if piece.nbytes <= 2 * self._entry_bytes or piece.num_rows == 1:
             yield piece
             return
@@ -160,11 +160,11 @@ class EntryEncoder:
         yield from self._halve(piece.slice(0, middle))
         yield from self._halve(piece.slice(middle))
 
-    def _write(self, slices: Iterable[Any], first_row: int) -> list[EncodedEntry]:
+    def _write(self, slices: Iterable[pa.RecordBatch], first_row: int) -> list[EncodedEntry]:
         """Encode slices one after the other into one buffer, and cut it into entries."""
         sink = pa.BufferOutputStream()
         writer = pa.ipc.RecordBatchStreamWriter(sink, self.schema, options=self._options)
-        bounds: list[tuple[int, int, Any]] = []
+        bounds: list[tuple[int, int, pa.RecordBatch]] = []
         start = self._prefix_bytes  # the writer puts the schema before the first batch
         for piece in slices:
             writer.write_batch(piece)
@@ -182,8 +182,11 @@ class EntryEncoder:
             first_row += piece.num_rows
         return entries
 
-    def _split(self, piece: Any, size_bytes: int, first_row: int) -> list[EncodedEntry]:
-        """A slice whose entry came out too large: two halves, or the error when it is one row."""
+    def _split(self, piece: pa.RecordBatch, size_bytes: int, first_row: int) -> list[EncodedEntry]:
+        """The entries of a slice that is too large for one, made from its two halves.
+
+        Raises EntryTooLargeError if it is one row.
+        """
         if piece.num_rows == 1:
             raise EntryTooLargeError(
                 f"row {first_row} (counted from 0) takes {size_bytes} bytes; an entry holds at "
@@ -194,8 +197,10 @@ class EntryEncoder:
         return self._write([piece.slice(0, middle), piece.slice(middle)], first_row)
 
 
-def in_pieces(batch: Any, size_bytes: int = ENCODE_BYTES_AT_ONCE) -> Iterator[Any]:
-    """A batch in slices of about ``size_bytes``, without copying: encoding takes bounded memory."""
+def in_pieces(
+    batch: pa.RecordBatch, size_bytes: int = ENCODE_BYTES_AT_ONCE
+) -> Iterator[pa.RecordBatch]:
+    """A batch in slices of about ``size_bytes``, not copied: encoding then needs little memory."""
     pieces = -(-batch.nbytes // size_bytes)
     step = max(1, -(-batch.num_rows // max(1, pieces)))
     for offset in range(0, batch.num_rows, step):
@@ -203,7 +208,7 @@ def in_pieces(batch: Any, size_bytes: int = ENCODE_BYTES_AT_ONCE) -> Iterator[An
 
 
 def read_header(payload: bytes, where: str) -> EntryHeader:
-    """The header of an entry; ``where`` names the entry in errors."""
+    """The header of an entry; ``where`` names the entry in errors. Raises CorruptionError."""
     if len(payload) < HEADER_BYTES:
         raise CorruptionError(f"{where}: {len(payload)} bytes are too short for an entry")
     magic, flags, code, schema_version, rows = HEADER.unpack_from(payload)
@@ -219,13 +224,13 @@ def read_header(payload: bytes, where: str) -> EntryHeader:
     return EntryHeader(schema_version, rows, code)
 
 
-def decode_entry(payload: bytes, schema: Any, where: str) -> Any:
-    """The batch (``pyarrow.RecordBatch``) in an entry, in the schema of its version.
+def decode_entry(payload: bytes, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """The batch in an entry; ``schema`` is that of its schema version.
 
-    Raises ``CorruptionError`` unless the batch is sound in every buffer: lengths and offsets are
-    verified (a tenth of a millisecond per MiB), so no use of the batch reads outside of it. Text
-    may be any bytes, as in Spark, which does not check the strings it makes of files or of
-    ``CAST(binary AS string)``; Parquet and Kafka keep such strings too.
+    All lengths and offsets are verified (a tenth of a millisecond per MiB), so no use of the batch
+    reads outside of it. Text may be any bytes, as in Spark, which does not check the strings it
+    makes of files or of ``CAST(binary AS string)``; Parquet and Kafka keep such strings too.
+    Raises CorruptionError if anything in the entry is damaged.
     """
     header = read_header(payload, where)
     message = pa.py_buffer(payload).slice(HEADER_BYTES)
@@ -250,12 +255,12 @@ def decode_entry(payload: bytes, schema: Any, where: str) -> Any:
     return batch
 
 
-def _text_as_bytes(schema: Any) -> Any:
-    """A stored schema whose text is binary; the buffers of both are the same."""
+def _text_as_bytes(schema: pa.Schema) -> pa.Schema:
+    """The schema with binary in place of text, which has the same buffers."""
     return pa.schema([field.with_type(_type_as_bytes(field.type)) for field in schema])
 
 
-def _type_as_bytes(type_: Any) -> Any:
+def _type_as_bytes(type_: pa.DataType) -> pa.DataType:
     if pat.is_string(type_):
         return pa.binary()
     if pat.is_list(type_):
@@ -263,7 +268,7 @@ def _type_as_bytes(type_: Any) -> Any:
         return pa.list_(element.with_type(_type_as_bytes(element.type)))
     if pat.is_map(type_):
         key, value = type_.key_field, type_.item_field
-        return pa.map_(
+        return map_type(
             key.with_type(_type_as_bytes(key.type)), value.with_type(_type_as_bytes(value.type))
         )
     if pat.is_struct(type_):

@@ -1,7 +1,7 @@
 """Checks the lengths inside an Arrow IPC record batch message before Arrow acts on them. Pure.
 
-Arrow allocates what a compressed buffer says it decompresses to, so a few hostile bytes could ask
-for any amount of memory. The message is (Arrow columnar format, "Encapsulated message format"):
+Arrow allocates as much memory as a compressed buffer says that it decompresses to, so a few hostile
+bytes could ask for any amount. The message (Arrow columnar format, "Encapsulated message format"):
 four bytes 0xFFFFFFFF, a little-endian int32 length, a flatbuffer of that length, the body. Of the
 flatbuffer only the fields below are read:
 
@@ -42,11 +42,11 @@ class _Table:
         (self._vtable_bytes,) = _U16.unpack_from(data, self._vtable)
 
     def field(self, index: int) -> int:
-        """Where a field is, or 0 when it is absent."""
-        slot = 4 + 2 * index
-        if slot + 2 > self._vtable_bytes:
+        """The offset of a field in the buffer, or 0 if it is absent."""
+        entry = 4 + 2 * index
+        if entry + 2 > self._vtable_bytes:
             return 0
-        (offset,) = _U16.unpack_from(self.data, self._vtable + slot)
+        (offset,) = _U16.unpack_from(self.data, self._vtable + entry)
         return self.position + offset if offset else 0
 
     def table(self, index: int) -> _Table | None:
@@ -55,7 +55,7 @@ class _Table:
         return _Table(self.data, at + _U32.unpack_from(self.data, at)[0]) if at else None
 
     def integer(self, index: int, kind: struct.Struct) -> int:
-        """A number field; 0 when it is absent, as flatbuffers mean it."""
+        """A number; 0 if the field is absent, as the format says."""
         at = self.field(index)
         return int(kind.unpack_from(self.data, at)[0]) if at else 0
 
@@ -75,7 +75,7 @@ class _Table:
 def check_record_batch_message(
     message: memoryview, *, rows: int, compression: int, decoded_bytes_max: int
 ) -> str | None:
-    """Why a message must not be given to Arrow, or None.
+    """Why a message must not be given to Arrow, or None if it may.
 
     ``compression`` is the code of the entry header: 0 none, 1 LZ4 frame, 2 ZSTD.
     """

@@ -1,8 +1,8 @@
-"""The ``_ledger`` column: where each row of a batch stands in the stream. Pure."""
+"""The ``_ledger`` column: the position of each row of a batch in the stream. Pure."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -10,11 +10,12 @@ from spark_ledger.types import Dlsn, LedgerId
 
 LEDGER_COLUMN = "_ledger"
 
-_kept: Any = None
-"""Made on first use: Arrow loads pandas, if it is installed, with the first array it makes from
-Python values, and that takes longer than all of our imports."""
+_kept: pa.Int64Array | None = None
+"""The integers from 0 on, as many as were needed so far. Made on first use: with the first array
+that Arrow makes from Python values it loads pandas, which takes longer than all of our imports."""
 
 _KEPT_MIN = 16_384
+"""How many integers are made at first: more than most batches have rows."""
 
 
 class PositionedBatch(NamedTuple):
@@ -24,10 +25,10 @@ class PositionedBatch(NamedTuple):
     ledger_id: LedgerId
     commit: int
     commit_time_ms: int
-    batch: Any
+    batch: pa.RecordBatch
 
 
-def ledger_type() -> Any:
+def ledger_type() -> pa.StructType:
     """The Arrow type of the column: a struct, none of whose fields is ever null."""
     return pa.struct(
         [
@@ -41,7 +42,7 @@ def ledger_type() -> Any:
     )
 
 
-def ledger_array(positioned: PositionedBatch) -> Any:
+def ledger_array(positioned: PositionedBatch) -> pa.StructArray:
     """The column's values for a batch."""
     rows, position = positioned.batch.num_rows, positioned.position
     type_ = ledger_type()
@@ -59,17 +60,11 @@ def ledger_array(positioned: PositionedBatch) -> Any:
     )
 
 
-def _numbers(first: int, end: int) -> Any:
-    """The integers ``first`` .. ``end - 1``: a slice of one array that is kept, because making it
+def _numbers(first: int, end: int) -> pa.Int64Array:
+    """The integers ``first`` .. ``end - 1``: a slice of one array that is kept, because to make it
     costs more than the rest of the column."""
     global _kept
     if _kept is None or len(_kept) < end:
         known = 0 if _kept is None else len(_kept)
         _kept = pa.array(range(max(end, 2 * known, _KEPT_MIN)), pa.int64())
     return _kept.slice(first, end - first)
-
-
-def with_ledger_column(positioned: PositionedBatch, name: str = LEDGER_COLUMN) -> Any:
-    """The batch with the column appended."""
-    field = pa.field(name, ledger_type(), nullable=False)
-    return positioned.batch.append_column(field, ledger_array(positioned))

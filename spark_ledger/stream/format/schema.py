@@ -3,25 +3,29 @@
 Stored types are exactly the Arrow types Spark uses for its own (``pyspark.sql.pandas.types``), so
 that a reader never has to guess: timestamps are microseconds in UTC or without a zone, text is
 ``string``, bytes are ``binary``, list items are called ``element``, nothing is dictionary encoded.
-Everything else is normalised to one of these without losing a value, or refused by name.
+Every other type is turned into one of these without losing a value, or refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_ledger.errors import ConfigurationError, SchemaMismatchError
+from spark_ledger.stream.format.arrow_types import (
+    ArrowArray,
+    ArrowField,
+    ArrowMap,
+    map_type,
+    with_type,
+)
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
 
 _TEXT = (pat.is_string, pat.is_large_string, pat.is_string_view)
 _BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
-_LISTS = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list)
-"""Not the views: Arrow's casts make invalid lists of them, which nobody could read again."""
-
+_LIST_ARRAYS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
 _AS_THEY_ARE = (
     pat.is_null,
     pat.is_boolean,
@@ -46,12 +50,12 @@ _WIDENED = (
 )
 
 
-def canonical_schema(schema: Any) -> Any:
-    """The stored schema for an Arrow schema; metadata of fields stays, of the schema goes.
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """The stored schema for an Arrow schema. Metadata of fields stay, those of the schema do not.
 
-    Raises ``SchemaMismatchError`` for a type that cannot be stored, a column named ``_ledger`` and
-    for names (also of the fields of a struct) that are equal but for their case, and
-    ``ConfigurationError`` for a schema without columns.
+    Raises SchemaMismatchError if a type cannot be stored, a column is named ``_ledger``, or two
+    names (also of fields of a struct) differ at most in case, ConfigurationError if the schema has
+    no columns.
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(
@@ -71,7 +75,7 @@ def canonical_schema(schema: Any) -> Any:
 
 
 def _refuse_duplicates(names: Sequence[str], where: str) -> None:
-    """Names that differ in case only count as equal: Spark could not tell them apart."""
+    """Raises SchemaMismatchError if two names are equal, or differ only in case."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.get(name.lower())
@@ -86,7 +90,7 @@ def _refuse_duplicates(names: Sequence[str], where: str) -> None:
         )
 
 
-def _canonical_field(field: Any, path: str, name: str | None = None) -> Any:
+def _canonical_field(field: ArrowField, path: str, name: str | None = None) -> ArrowField:
     return pa.field(
         field.name if name is None else name,
         canonical_type(field.type, path),
@@ -95,8 +99,9 @@ def _canonical_field(field: Any, path: str, name: str | None = None) -> Any:
     )
 
 
-def canonical_type(type_: Any, path: str) -> Any:
-    """The stored type for an Arrow type; ``path`` names the field in errors."""
+def canonical_type(type_: pa.DataType, path: str) -> pa.DataType:
+    """The stored type for an Arrow type; ``path`` names the field in errors. Raises
+    SchemaMismatchError if it has none."""
     if any(test(type_) for test in _AS_THEY_ARE):
         return type_
     if any(test(type_) for test in _TEXT):
@@ -117,13 +122,14 @@ def canonical_type(type_: Any, path: str) -> Any:
     return _canonical_nested(type_, path)
 
 
-def _canonical_nested(type_: Any, path: str) -> Any:
-    if any(test(type_) for test in _LISTS):
+def _canonical_nested(type_: pa.DataType, path: str) -> pa.DataType:
+    if pat.is_list(type_) or pat.is_large_list(type_) or pat.is_fixed_size_list(type_):
+        # Not the list views: Arrow's casts make invalid lists of them, which nobody could read.
         return pa.list_(_canonical_field(type_.value_field, f"{path}.element", "element"))
     if pat.is_map(type_):
         key = _canonical_field(type_.key_field, f"{path}.key", "key")
         value = _canonical_field(type_.item_field, f"{path}.value", "value")
-        return pa.map_(key.with_nullable(False), value)
+        return map_type(key.with_nullable(False), value)
     if pat.is_struct(type_):
         fields = [type_.field(index) for index in range(type_.num_fields)]
         _refuse_duplicates([field.name for field in fields], f"field {path}")
@@ -136,12 +142,12 @@ def _canonical_nested(type_: Any, path: str) -> Any:
 # -- compatibility ---------------------------------------------------------------------------------
 
 
-def mismatch(stored: Any, offered: Any) -> str | None:
-    """Why rows of the canonical schema ``offered`` are not rows of ``stored``, or None.
+def mismatch(stored: pa.Schema, offered: pa.Schema) -> str | None:
+    """Why rows of the canonical schema ``offered`` cannot be rows of ``stored``, or None.
 
-    Columns match by name, in any order. A column of type null fits every nullable column: it
-    holds nothing but nulls. Nullable data in a not-null column are decided by the data
-    (``conform``), because Spark declares most columns nullable.
+    Columns match by name, in any order. A column of type null fits every nullable column, because
+    all of its values are null. A nullable column fits a not-null one: Spark declares most columns
+    nullable, so ``Projection.apply`` looks for nulls in the data instead.
     """
     for field in stored:
         index = offered.get_field_index(field.name)
@@ -161,13 +167,13 @@ def mismatch(stored: Any, offered: Any) -> str | None:
     return None
 
 
-def _near(name: str, schema: Any, who: str) -> str:
-    """A hint at a column whose name differs in case only: Spark could not tell both apart."""
+def _near(name: str, schema: pa.Schema, who: str) -> str:
+    """A hint at a column whose name differs only in case, or an empty text."""
     near = [other for other in schema.names if other.lower() == name.lower()]
     return f"; {who} {near[0]!r}, and names match with their case" if near else ""
 
 
-def _type_mismatch(stored: Any, offered: Any, path: str) -> str | None:
+def _type_mismatch(stored: pa.DataType, offered: pa.DataType, path: str) -> str | None:
     if stored.equals(offered) or pat.is_null(offered):
         return None
     if pat.is_list(stored) and pat.is_list(offered):
@@ -188,12 +194,12 @@ def _type_mismatch(stored: Any, offered: Any, path: str) -> str | None:
     return f"field {path!r}: the stream has type {stored}, the data have type {offered}"
 
 
-def merge_schema(stored: Any, offered: Any) -> Any:
-    """The stored schema with the columns that only ``offered`` has appended, all nullable.
+def merge_schema(stored: pa.Schema, offered: pa.Schema) -> pa.Schema:
+    """The stored schema with the columns that only ``offered`` has added at its end, nullable.
 
-    Columns of both must fit, and no names may differ in case only; otherwise
-    ``SchemaMismatchError``. ``stored`` itself when nothing is
-    new. A column of type null cannot be added, because its real type is not known yet.
+    Returns ``stored`` itself if nothing is new. A column of type null is not added, because its
+    real type is not known yet. Old columns never change (rule T8). Raises SchemaMismatchError if
+    a column of both has different types, or two names differ only in case.
     """
     fields = list(stored)
     for field in offered:
@@ -214,26 +220,29 @@ def merge_schema(stored: Any, offered: Any) -> Any:
 # -- casts -----------------------------------------------------------------------------------------
 
 
-_Convert = Callable[[Any, Any], Any]
+_Convert = Callable[[ArrowArray, ArrowField], ArrowArray]
 """Turns an array into one of a field's type."""
 
 
 class Projection:
-    """Casts batches of one schema to another, by name; missing nullable columns become null.
+    """Casts batches of one schema to another by name; nullable columns they lack become null.
 
-    Made once per pair of schemas, because the decision is the same for every batch. Columns the
-    target does not name are left out. Values never change silently: a cast that would lose
-    something is ``SchemaMismatchError`` that names the field.
+    Made once for a pair of schemas, because the plan is the same for every batch. Columns that the
+    target does not name are left out. Raises SchemaMismatchError if a not-null column is missing.
     """
 
-    def __init__(self, source: Any, target: Any) -> None:
+    def __init__(self, source: pa.Schema, target: pa.Schema) -> None:
         self.source = source
         self.target = target
         self._is_identity = source.equals(target, check_metadata=False)
         self._columns = [_column_plan(source, field) for field in target]
 
-    def apply(self, batch: Any) -> Any:
-        """The ``pyarrow.RecordBatch`` in the target schema; copied only where it must be."""
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch in the target schema; columns are copied only where their type changes.
+
+        Raises SchemaMismatchError that names the field if a value does not fit its new type, or
+        is null in a not-null column.
+        """
         if self._is_identity:
             return batch
         columns = []
@@ -248,8 +257,8 @@ class Projection:
         return pa.RecordBatch.from_arrays(columns, schema=self.target)
 
 
-def _column_plan(source: Any, field: Any) -> tuple[int, _Convert | None, bool]:
-    """(index in the source or -1, how to convert, whether to look for nulls)."""
+def _column_plan(source: pa.Schema, field: ArrowField) -> tuple[int, _Convert | None, bool]:
+    """(index in the source or -1 if it has none, how to convert, whether to look for nulls)."""
     index = source.get_field_index(field.name)
     if index < 0:
         if not field.nullable:
@@ -267,8 +276,8 @@ def _column_plan(source: Any, field: Any) -> tuple[int, _Convert | None, bool]:
     return index, convert, _has_required(field) and not offered.equals(field)
 
 
-def _with_nulls(type_: Any) -> Any:
-    """The type with everything in it nullable, but the keys of maps."""
+def _with_nulls(type_: pa.DataType) -> pa.DataType:
+    """The type with everything in it nullable, except the keys of maps."""
     if pat.is_list(type_):
         return pa.list_(pa.field("element", _with_nulls(type_.value_type)))
     if pat.is_map(type_):
@@ -278,8 +287,8 @@ def _with_nulls(type_: Any) -> Any:
     return type_
 
 
-def _has_required(field: Any) -> bool:
-    """Whether a field or any below it must not be null."""
+def _has_required(field: ArrowField) -> bool:
+    """Whether a field, or one inside of it, must not be null."""
     if not field.nullable:
         return True
     type_ = field.type
@@ -294,8 +303,9 @@ def _has_required(field: Any) -> bool:
     return False
 
 
-def _refuse_nulls(column: Any, field: Any, path: str) -> None:
-    """Look for nulls where the target forbids them; Arrow's own casts do not."""
+def _refuse_nulls(column: ArrowArray, field: ArrowField, path: str) -> None:
+    """Look for nulls where the target forbids them; Arrow's own casts do not. Raises
+    SchemaMismatchError that names the field."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if not field.nullable and column.null_count > 0:
@@ -303,13 +313,14 @@ def _refuse_nulls(column: Any, field: Any, path: str) -> None:
     if pat.is_null(column.type):
         return
     type_ = field.type
-    if pat.is_list(type_) and _has_required(type_.value_field):
-        _refuse_nulls(column.flatten(), type_.value_field, f"{path}.element")
-    elif pat.is_map(type_) and pat.is_map(column.type):
+    if pat.is_list(type_) and isinstance(column, _LIST_ARRAYS):
+        if _has_required(type_.value_field):
+            _refuse_nulls(column.flatten(), type_.value_field, f"{path}.element")
+    elif pat.is_map(type_) and isinstance(column, pa.MapArray):
         entries = _map_entries(column)
         _refuse_nulls(entries.field(0), type_.key_field, f"{path}.key")
         _refuse_nulls(entries.field(1), type_.item_field, f"{path}.value")
-    elif pat.is_struct(type_) and pat.is_struct(column.type):
+    elif pat.is_struct(type_) and isinstance(column, pa.StructArray):
         present = column.drop_null() if column.null_count else column
         children = present.flatten()
         for index in range(type_.num_fields):
@@ -319,8 +330,8 @@ def _refuse_nulls(column: Any, field: Any, path: str) -> None:
                 _refuse_nulls(children[source_index], child, f"{path}.{child.name}")
 
 
-def _map_entries(column: Any) -> Any:
-    """The (key, value) structs of the maps that are not null, respecting slices."""
+def _map_entries(column: ArrowMap) -> pa.StructArray:
+    """The (key, value) structs of the maps that are not null, without those outside of a slice."""
     if column.null_count:
         column = column.drop_null()
     offsets = column.offsets
@@ -330,24 +341,13 @@ def _map_entries(column: Any) -> Any:
     return pa.StructArray.from_arrays([keys, items], names=["key", "value"])
 
 
-class _Retyped:
-    """The buffers of an array under another type of the same layout."""
-
-    def __init__(self, array: Any, type_: Any) -> None:
-        self._array = array
-        self._type = type_
-
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        return self._type.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]
+def _retyped(column: ArrowArray, field: ArrowField) -> ArrowArray:
+    """The column under a type that differs only in what may be null. Arrow's cast refuses some of
+    these: inside a null struct, a field that must not be null is null nevertheless."""
+    return with_type(column, field.type)
 
 
-def _retyped(column: Any, field: Any) -> Any:
-    """The column under a type that differs in what may be null only. Arrow's cast refuses some of
-    these: below a null struct, what must not be null is null all the same."""
-    return pa.array(_Retyped(column, field.type))
-
-
-def _cast(column: Any, field: Any) -> Any:
+def _cast(column: ArrowArray, field: ArrowField) -> ArrowArray:
     try:
         if isinstance(column, pa.ExtensionArray):
             column = column.storage
@@ -357,15 +357,3 @@ def _cast(column: Any, field: Any) -> Any:
             f"field {field.name!r}: a value of type {column.type} does not fit {field.type}: "
             f"{error}"
         ) from error
-
-
-def conform(batches_schema: Any, stored: Any) -> Projection:
-    """How to turn batches as a user gives them into batches of a stored schema.
-
-    Raises ``SchemaMismatchError`` when the types do not fit; nulls in not-null columns are found
-    when it is applied.
-    """
-    reason = mismatch(stored, canonical_schema(batches_schema))
-    if reason:
-        raise SchemaMismatchError(reason)
-    return Projection(batches_schema, stored)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bookie_server.bookie import Bookie
+from bookie_server.opening import open_bookie
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
@@ -368,7 +368,7 @@ def test_what_is_added_leaves_memory_by_itself(tmp_path: Path) -> None:
     )
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
     answers: list[BookieStatus] = []
-    bookie = Bookie.open(config, post=posted.put, on_fatal=lambda message: None)
+    bookie = open_bookie(config, post=posted.put, on_fatal=lambda message: None)
     flushes = bookie.stats().engine.flushes
     for ledger in (L, LedgerId(L + 1)):
         bookie.add(

@@ -63,7 +63,7 @@ def test_a_flush_is_asked_for_as_soon_as_it_is_needed() -> None:
     assert wanted.is_set(), "the cache is full"
     machine.start_add(LEDGER, [first], size=ENTRY_BYTES)
     wanted.clear()
-    machine.bookie._on_flushed()  # of another directory
+    machine.bookie.on_flushed()  # of another directory
     assert wanted.is_set()
     assert machine.bookie.stats().adds_waiting == 1, "there is no room for it yet"
 
@@ -104,6 +104,6 @@ def test_an_add_that_is_refused_for_want_of_room_holds_no_bytes(
     refused = machine.start_add(LEDGER, [first + 1], size=ENTRY_BYTES)
     assert refused == [(BookieStatus.IO_ERROR, "flush fails: no room")]
     assert machine.bookie.append_bytes_in_flight == ENTRY_BYTES, "of the one that waits"
-    machine.bookie._on_flushed()
+    machine.bookie.on_flushed()
     assert waiting == [(BookieStatus.IO_ERROR, "flush fails: no room")]
     assert machine.bookie.append_bytes_in_flight == 0

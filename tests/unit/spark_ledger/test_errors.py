@@ -47,7 +47,14 @@ def test_unknown_outcomes() -> None:
     }
 
 
-def test_an_add_given_up_at_close_is_both() -> None:
+def test_malformed_message_is_the_fault_of_the_sender() -> None:
+    """Not of the caller (ConfigurationError), and not of a disk (CorruptionError)."""
+    kind = errors.MalformedMessageError
+    assert not issubclass(kind, errors.ConfigurationError | errors.CorruptionError)
+    assert not kind.retryable and not kind.outcome_unknown
+
+
+def test_add_given_up_at_close_is_of_both_families() -> None:
     """Callers look for either family."""
     assert issubclass(errors.AddOutcomeUnknownError, errors.OutcomeUnknownError)
     assert issubclass(errors.AddOutcomeUnknownError, errors.LedgerClosedError)

@@ -77,7 +77,7 @@ def test_quorums_have_sane_defaults_and_a_short_form() -> None:
         ((), "starts at 0"),
         ((fragment(1, "b0", "b1"),), "starts at 0"),
         ((fragment(0, "b0", "b1"), fragment(0, "b0", "b2")), "strictly increasing"),
-        ((fragment(0, "b0"),), "E slots"),
+        ((fragment(0, "b0"),), "E members"),
         ((fragment(0, "b0", "b0"),), "distinct"),
     ],
 )

@@ -144,7 +144,7 @@ async def test_results_wait_for_a_slow_client_without_piling_up(f: Fixture) -> N
 @on_loop
 async def test_reading_stops_while_too_many_results_are_unsent(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_session, "_UNSENT_RESULTS_MAX", 10)
+        patch.setattr(append_session, "BOOKIE_UNSENT_RESULTS_MAX", 10)
         f.context.may_write.clear()
         for tag in range(50):
             f.context.send((tag, 0))
@@ -232,7 +232,7 @@ async def test_bytes_that_are_no_request_end_the_stream(f: Fixture) -> None:
 @on_loop
 async def test_too_many_refused_tags_end_the_stream(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_session, "_REFUSED_TAGS_MAX", 3)
+        patch.setattr(append_session, "BOOKIE_REFUSED_APPENDERS_MAX", 3)
         for tag in range(4):
             f.bookie.refuse_next = BookieStatus.FENCED, "fenced"
             f.context.send((tag, 0))

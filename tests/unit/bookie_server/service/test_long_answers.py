@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from bookie_server.core.answers import LedgerEnd
 from bookie_server.service import grpc_service, read_path
 from bookie_server.service.read_path import RangeRead, read_request_error
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import decode_read_response
-from tests.contracts.scripted_bookie import LedgerEnd, ScriptedBookie
+from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.bookie_server.service.test_grpc_service import HERE, Fixture, on_loop
 
 NO_ENTRY = EntryId(-1)
@@ -131,7 +132,7 @@ def test_ranges_of_any_number_arrive(count: int) -> None:
         for entry in range(count):
             await f.store(10 * entry, 2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grpc_service, "_RANGES_PER_MESSAGE", 3)
+            patch.setattr(grpc_service, "BOOKIE_RANGES_PER_MESSAGE", 3)
             call = f.stub.ListEntries(pb.ListEntriesRequest(ledger_id=1), timeout=5, metadata=HERE)
             answers = [[(r.first_entry, r.last_entry) for r in a.ranges] async for a in call]
         assert [pair for pairs in answers for pair in pairs] == [

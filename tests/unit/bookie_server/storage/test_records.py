@@ -9,8 +9,8 @@ from google_crc32c import value as crc32c_value
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie_server.core.ledger_record import Change
 from bookie_server.storage.journal.changes import (
-    Change,
     access_key_body,
     decode_change,
     fence_body,

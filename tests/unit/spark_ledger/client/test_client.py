@@ -115,14 +115,14 @@ def test_without_a_spare_the_writer_goes_on_and_the_bookie_returns() -> None:
         world.kill("b0")
         for payload in PAYLOADS:
             await writer.append(payload)
-        assert writer.failed_slots
+        assert writer.failed_indexes
         world.revive("b0")
         for _ in range(300):
             await writer.append(b"more")
-            if not writer.failed_slots:
+            if not writer.failed_indexes:
                 break
             await asyncio.sleep(0.01)
-        assert not writer.failed_slots, "the bookie that came back serves its slot again"
+        assert not writer.failed_indexes, "the bookie that came back serves its index again"
         world.kill("b1")
         await writer.append(b"on two of three again")
         last = writer.last_add_confirmed

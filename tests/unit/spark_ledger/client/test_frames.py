@@ -1,4 +1,4 @@
-"""FrameStore: runs for slots, released and resent frames."""
+"""FrameStore: runs for indexes, released and resent frames."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def store(e: int = 3, wq: int = 3) -> FrameStore:
     return FrameStore(metadata, Crc32cDigest())
 
 
-def payloads_of(frames: FrameStore, slot: int, first: int, last: int) -> dict[int, bytes]:
+def payloads_of(frames: FrameStore, bookie_index: int, first: int, last: int) -> dict[int, bytes]:
     found = {}
-    for run in frames.runs(slot, first, last):
+    for run in frames.runs(bookie_index, first, last):
         entries, damage = open_run(Crc32cDigest(), run)
         assert damage is None
         found.update({entry.entry_id: entry.payload for entry in entries})
@@ -38,7 +38,7 @@ def test_a_full_write_set_shares_its_runs() -> None:
     assert payloads_of(frames, 1, 0, 2) == {0: b"a", 1: b"bb", 2: b"ccc"}
 
 
-def test_a_striped_slot_gets_its_own_entries_only() -> None:
+def test_a_striped_index_gets_its_own_entries_only() -> None:
     frames = store(e=5, wq=2)
     frames.seal([b"%d" % i for i in range(10)], NO_ENTRY)
     assert sorted(payloads_of(frames, 0, 0, 9)) == [0, 4, 5, 9]

@@ -283,7 +283,7 @@ def test_a_dead_bookie_is_not_taken_for_its_own_replacement() -> None:
         world.kill(writer.metadata.last_fragment.bookies[0])
         for _ in range(20):
             await writer.append(b"more")
-        assert writer.failed_slots == {0}
+        assert writer.failed_indexes == {0}
         assert len(writer.metadata.fragments) == 1
         await writer.close()
 

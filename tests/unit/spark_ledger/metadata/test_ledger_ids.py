@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from spark_ledger.errors import ConflictError
-from spark_ledger.metadata.ledgers import LEDGER_ID_BLOCK, LedgerStore
+from spark_ledger.limits import LEDGER_ID_BLOCK
+from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 
 

@@ -29,13 +29,13 @@ from spark_ledger.protocol.events import (
     WriteMetadata,
 )
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerState
-from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_slot_1
+from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_index_1
 from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
 
 # -- adding ----------------------------------------------------------------------------------------
 
 
-def test_begins_with_an_appender_per_slot() -> None:
+def test_begins_with_an_appender_per_bookie() -> None:
     writer = Writer()
     opened: list[Command] = [OpenAppender(i, b) for i, b in enumerate(ids("b0 b1 b2"))]
     assert writer.machine.start() == opened
@@ -68,7 +68,7 @@ def test_our_own_mistakes_are_refused() -> None:
     with pytest.raises(AssertionError, match="not an event of a writer"):
         writer.machine.handle(LengthRead(0), 0.0)
     writer.close()
-    with pytest.raises(AssertionError, match="checks before it adds"):
+    with pytest.raises(AssertionError, match="before it adds"):
         writer.add()
     with pytest.raises(AssertionError, match="closes once"):
         writer.close()
@@ -78,16 +78,16 @@ def test_bytes_in_flight_are_those_of_the_slowest_live_bookie() -> None:
     writer = Writer()
     assert writer.machine.bytes_in_flight_max == 100
     writer.add(9)
-    for slot in (0, 1):
-        writer.ack(slot, 8)
+    for index in (0, 1):
+        writer.ack(index, 8)
     writer.ack(2, 4)
     assert writer.machine.bytes_in_flight == 40 and writer.machine.has_room
     assert writer.machine.held_by_all == 4
     writer.add(6)
     assert writer.machine.bytes_in_flight == 100 and not writer.machine.has_room
     writer.fail(2)
-    for slot in (0, 1):
-        writer.ack(slot, 14)
+    for index in (0, 1):
+        writer.ack(index, 14)
     writer.choose()
     assert writer.machine.last_add_confirmed == 14 and writer.machine.bytes_in_flight == 0
 
@@ -96,10 +96,10 @@ def test_bytes_that_an_ensemble_change_holds_back_are_in_flight() -> None:
     """However long the metadata store takes, producers do not go on without bound."""
     writer = Writer()
     writer.add(4)
-    wanted = change_of_slot_1(writer)
+    wanted = change_of_index_1(writer)
     writer.add(8)
-    for slot in (0, 2):
-        writer.ack(slot, 11)
+    for index in (0, 2):
+        writer.ack(index, 11)
     assert writer.machine.bytes_in_flight == 120 and not writer.machine.has_room
     writer.written(wanted)
     assert writer.machine.last_add_confirmed == 11
@@ -132,20 +132,21 @@ def test_a_change_starts_behind_the_confirmed_entries() -> None:
     writer.add(2)
     writer.ack_all()
     writer.add(2)
-    wanted = change_of_slot_1(writer)
+    wanted = change_of_index_1(writer)
     assert wanted.fragments == (fragment(0, "b0 b1 b2"), fragment(2, "b0 b3 b2"))
     commands = writer.written(wanted)
     assert commands == [
         OpenAppender(1, BookieId("b3")),
         SendEntries(1, EntryId(2), EntryId(3)),
     ]
-    assert writer.machine.metadata == wanted and writer.machine.version == 5
+    assert writer.machine.metadata == wanted
+    assert one(writer.close(), WriteMetadata).version == 5
 
 
 def test_nothing_is_confirmed_during_a_change() -> None:
     writer = Writer()
     writer.add()
-    wanted = change_of_slot_1(writer)
+    wanted = change_of_index_1(writer)
     assert writer.ack(0, 0) == [] and writer.ack(2, 0) == []
     assert ConfirmEntries(EntryId(0)) in writer.written(wanted)
 
@@ -153,12 +154,12 @@ def test_nothing_is_confirmed_during_a_change() -> None:
 def test_a_second_failure_is_handled_before_anything_is_confirmed() -> None:
     writer = Writer()
     writer.add()
-    wanted = change_of_slot_1(writer)
+    wanted = change_of_index_1(writer)
     writer.ack(0, 0)
     writer.ack(2, 0)
     assert writer.fail(2) == [CloseAppender(2)]
     commands = writer.written(wanted)
-    assert one(commands, ChooseBookies).slots == (2,) and not only(commands, ConfirmEntries)
+    assert one(commands, ChooseBookies).indexes == (2,) and not only(commands, ConfirmEntries)
 
 
 def test_a_late_failure_waits_for_the_next_add() -> None:
@@ -167,7 +168,7 @@ def test_a_late_failure_waits_for_the_next_add() -> None:
     writer.ack_all()
     assert writer.fail(1) == [CloseAppender(1)]
     assert writer.fail(1) == [], "known already"
-    assert writer.machine.failed_slots == {1}
+    assert writer.machine.failed_indexes == {1}
     assert not only(writer.tick(0.1), ChooseBookies) and writer.machine.is_idle
     commands = writer.add()
     assert len(only(commands, SendEntries)) == 2 and one(commands, ChooseBookies)
@@ -181,21 +182,21 @@ def test_without_a_replacement_it_goes_on_and_looks_again_later() -> None:
     writer.ack(2, 0)
     assert writer.choose() == [ConfirmEntries(EntryId(0))]
     assert not only(writer.add(), ChooseBookies)
-    assert one(writer.tick(1.0), ChooseBookies).slots == (1,)
+    assert one(writer.tick(1.0), ChooseBookies).indexes == (1,)
 
 
 def test_what_is_not_failed_is_not_replaced() -> None:
     writer = Writer()
     writer.add()
     writer.fail(1)
-    assert not only(writer.choose(s0="b3"), WriteMetadata)
+    assert not only(writer.choose(i0="b3"), WriteMetadata)
     assert writer.machine.bookies == ids("b0 b1 b2")
 
 
 def test_answers_to_nothing_asked_change_nothing() -> None:
     writer = Writer()
     writer.add()
-    assert writer.choose(s1="b3") == []
+    assert writer.choose(i1="b3") == []
     assert writer.conflict(writer.first) == []
     assert writer.metadata_failed() == []
     assert writer.written(writer.first) == []
@@ -229,8 +230,8 @@ def test_out_of_reach_of_the_ack_quorum_asks_once_more_at_the_next_add() -> None
     writer.fail(2)
     writer.choose()
     assert one(writer.choose(), ConfirmEntries).last == 0
-    assert one(writer.add(), ChooseBookies).slots == (1, 2)
-    assert one(writer.choose(s1="b3"), WriteMetadata)
+    assert one(writer.add(), ChooseBookies).indexes == (1, 2)
+    assert one(writer.choose(i1="b3"), WriteMetadata)
 
 
 def test_a_replacement_that_refuses_again_and_again_ends_it() -> None:
@@ -238,7 +239,7 @@ def test_a_replacement_that_refuses_again_and_again_ends_it() -> None:
     writer = Writer((2, 2, 2))
     writer.add()
     assert one(writer.fail(1, BookieStatus.IO_ERROR), ChooseBookies)
-    assert one(writer.choose(s1="b1"), OpenAppender)
+    assert one(writer.choose(i1="b1"), OpenAppender)
     commands = writer.fail(1, BookieStatus.IO_ERROR)
     assert isinstance(one(commands, FailEntries).error, NotEnoughBookiesError)
 
@@ -247,7 +248,7 @@ def test_the_same_bookie_in_its_own_place_needs_no_write() -> None:
     writer = Writer()
     writer.add()
     writer.fail(1)
-    commands = writer.choose(s1="b1")
+    commands = writer.choose(i1="b1")
     assert commands == [OpenAppender(1, BookieId("b1")), SendEntries(1, EntryId(0), EntryId(0))]
 
 
@@ -272,17 +273,17 @@ def test_unauthorized_stops_the_writer() -> None:
 def test_fenced_while_a_change_is_written() -> None:
     writer = Writer()
     writer.add()
-    wanted = change_of_slot_1(writer)
+    wanted = change_of_index_1(writer)
     assert isinstance(one(writer.fail(0, BookieStatus.FENCED), FailEntries).error, FencedError)
     assert writer.written(wanted) == []
-    assert writer.choose(s1="b4") == []
+    assert writer.choose(i1="b4") == []
 
 
 def test_the_metadata_store_fails_during_a_change() -> None:
     """The store did nothing, but the entries may be on bookies: their outcome is unknown."""
     writer = Writer()
     writer.add()
-    change_of_slot_1(writer)
+    change_of_index_1(writer)
     error = one(writer.metadata_failed(), FailEntries).error
     assert isinstance(error, AddOutcomeUnknownError) and not error.retryable
     assert isinstance(error.__cause__, MetadataUnavailableError)
@@ -291,9 +292,9 @@ def test_the_metadata_store_fails_during_a_change() -> None:
 def test_a_lost_answer_is_recognised() -> None:
     writer = Writer()
     writer.add()
-    wanted = change_of_slot_1(writer)
+    wanted = change_of_index_1(writer)
     assert one(writer.conflict(wanted, 5), OpenAppender)
-    assert writer.machine.version == 5
+    assert one(writer.close(), WriteMetadata).version == 5
 
 
 def test_a_conflict_keeps_both_edits() -> None:
@@ -301,7 +302,7 @@ def test_a_conflict_keeps_both_edits() -> None:
     writer.add(2)
     writer.ack_all()
     writer.add()
-    change_of_slot_1(writer)
+    change_of_index_1(writer)
     stored = writer.first.with_changes(fragments=(fragment(0, "b7 b1 b2"),))
     again = one(writer.conflict(stored, 6), WriteMetadata)
     assert again.version == 6
@@ -311,7 +312,7 @@ def test_a_conflict_keeps_both_edits() -> None:
 def test_a_conflict_with_a_younger_fragment_is_the_end() -> None:
     writer = Writer()
     writer.add(2)
-    change_of_slot_1(writer)
+    change_of_index_1(writer)
     stored = ledger((3, 3, 2), (0, "b0 b1 b2"), (1, "b7 b8 b9"))
     assert isinstance(one(writer.conflict(stored), FailEntries).error, ConflictError)
 
@@ -323,7 +324,7 @@ def test_a_conflict_with_a_younger_fragment_is_the_end() -> None:
 def test_a_ledger_taken_over_during_a_change(state: LedgerState, error: type[LedgerError]) -> None:
     writer = Writer()
     writer.add()
-    change_of_slot_1(writer)
+    change_of_index_1(writer)
     stored = writer.first.with_changes(state=state)
     assert type(one(writer.conflict(stored), FailEntries).error) is error
     assert writer.machine.metadata == stored
@@ -336,7 +337,7 @@ def test_a_ledger_has_a_bounded_number_of_fragments(monkeypatch: pytest.MonkeyPa
     writer.ack_all()
     writer.add()
     writer.fail(1)
-    commands = writer.choose(s1="b3")
+    commands = writer.choose(i1="b3")
     assert "the most allowed" in str(one(commands, FailEntries).error)
     assert one(commands, WriteMetadata).metadata.last_entry_id == 1
 
@@ -347,7 +348,7 @@ def test_too_many_fragments_after_a_conflict(monkeypatch: pytest.MonkeyPatch) ->
     writer.add(2)
     writer.ack_all()
     writer.add()
-    change_of_slot_1(writer)
+    change_of_index_1(writer)
     monkeypatch.setattr(append, "FRAGMENTS_MAX", 1)
     stored = writer.first.with_changes(fragments=(fragment(0, "b7 b1 b2"),))
     assert one(writer.conflict(stored), WriteMetadata).metadata.is_closed

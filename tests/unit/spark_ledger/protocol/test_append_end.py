@@ -21,7 +21,7 @@ from spark_ledger.protocol.events import (
     WriteMetadata,
 )
 from spark_ledger.types import BookieStatus, EntryId, LedgerState
-from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_slot_1
+from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_index_1
 from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
 
 # -- close -----------------------------------------------------------------------------------------
@@ -55,13 +55,13 @@ def test_close_while_bookies_are_being_chosen() -> None:
     writer.add()
     writer.fail(1)
     assert one(writer.close(), WriteMetadata)
-    assert writer.choose(s1="b3") == []
+    assert writer.choose(i1="b3") == []
 
 
 def test_close_waits_for_a_change_in_flight() -> None:
     writer = Writer()
     writer.add()
-    wanted = change_of_slot_1(writer)
+    wanted = change_of_index_1(writer)
     assert not only(writer.close(), WriteMetadata)
     closing = one(writer.written(wanted), WriteMetadata)
     assert closing.metadata.is_closed and closing.metadata.fragments == wanted.fragments
@@ -160,7 +160,7 @@ def test_a_silent_bookie_fails_after_the_timeout() -> None:
     writer.ack(0, 0)
     assert only(writer.tick(4.9), ChooseBookies) == []
     asked = one(writer.tick(5.0), ChooseBookies)
-    assert asked.slots == (1, 2), "silent together, replaced together"
+    assert asked.indexes == (1, 2), "silent together, replaced together"
 
 
 def test_a_slow_bookie_is_borne_while_there_is_room() -> None:
@@ -207,8 +207,8 @@ def test_time_does_nothing_to_a_writer_that_has_stopped() -> None:
 def test_what_a_slow_bookie_lacks_counts_however_many_entries_it_is() -> None:
     writer = Writer()
     writer.add(10_000, size=1)
-    for slot in (0, 1):
-        writer.ack(slot, 9_999)
+    for index in (0, 1):
+        writer.ack(index, 9_999)
     assert writer.machine.last_add_confirmed == 9_999
     assert writer.machine.bytes_in_flight == 10_000
     writer.ack(2, 6_000)

@@ -11,22 +11,22 @@ from spark_ledger.protocol.events import (
     WriteMetadata,
 )
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerState
-from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_slot_1
+from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_index_1
 from tests.unit.spark_ledger.protocol.ledgers import ids, ledger, one
 
 CLOSED = LedgerState.CLOSED
 
 
 def test_the_fence_of_a_replaced_bookie_is_not_news() -> None:
-    """Its slot is another's now; only bookies of the ensemble speak for the ledger."""
+    """Its index is another's now; only bookies of the ensemble speak for the ledger."""
     writer = Writer()
     writer.add()
-    writer.written(change_of_slot_1(writer))
+    writer.written(change_of_index_1(writer))
     for status in (BookieStatus.FENCED, BookieStatus.UNAUTHORIZED, BookieStatus.TIMEOUT):
         late = AddFailed(1, BookieId("b1"), status)
         assert writer.machine.handle(late, 0.0) == []
     assert writer.machine.error is None and writer.machine.phase is Phase.WRITING
-    assert writer.machine.bookies == ids("b0 b3 b2") and not writer.machine.failed_slots
+    assert writer.machine.bookies == ids("b0 b3 b2") and not writer.machine.failed_indexes
 
 
 def test_a_bookie_fails_once() -> None:
@@ -63,8 +63,8 @@ def test_closing_ends_although_giving_up_could_not_close_the_ledger() -> None:
     """The metadata store failed when the writer gave up; the application closes later."""
     writer = Writer()
     writer.add()
-    for slot in (1, 2):
-        writer.fail(slot)
+    for index in (1, 2):
+        writer.fail(index)
         commands = writer.choose()
     one(commands, WriteMetadata)
     assert writer.metadata_failed() == []
@@ -76,8 +76,8 @@ def test_closing_ends_although_another_took_the_ledger_that_was_given_up() -> No
     """Closing after giving up met a recovery: it is for that one to close the ledger."""
     writer = Writer()
     writer.add()
-    for slot in (1, 2):
-        writer.fail(slot)
+    for index in (1, 2):
+        writer.fail(index)
         writer.choose()
     stored = ledger((3, 3, 2), (0, "b0 b1 b2"), state=LedgerState.IN_RECOVERY)
     assert writer.conflict(stored) == []

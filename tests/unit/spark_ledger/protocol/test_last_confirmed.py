@@ -14,8 +14,8 @@ OK, NO_LEDGER = BookieStatus.OK, BookieStatus.NO_SUCH_LEDGER
 DOWN, LIMBO = BookieStatus.UNAVAILABLE, BookieStatus.UNKNOWN_STATE
 
 
-def told(slot: int, status: BookieStatus, last: int = -1) -> LastConfirmedAnswer:
-    return LastConfirmedAnswer(slot, status, EntryId(last), "")
+def told(bookie_index: int, status: BookieStatus, last: int = -1) -> LastConfirmedAnswer:
+    return LastConfirmedAnswer(bookie_index, status, EntryId(last), "")
 
 
 @pytest.mark.parametrize("fence", [True, False])

@@ -20,14 +20,14 @@ from spark_ledger.stream.model import (
     Segment,
     SegmentRange,
     StreamConfig,
+    check_sink_id,
     check_stream_name,
+    check_transaction_id,
     cut,
     parse_compression,
-    position_after_rows,
     ranges_between,
     segment_error,
 )
-from spark_ledger.stream.nodes import check_sink_id, check_transaction_id
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
 
@@ -84,17 +84,7 @@ def test_ranges_between_cuts_exactly_the_rows_of_the_positions() -> None:
 
 def test_a_slot_behind_the_last_row_means_the_next_entry() -> None:
     assert cut(segment(0, (2, 2)), Dlsn(0, 0, 2), None) == ((1, 0), (2, 0))
-    assert cut(segment(0, (2, 2)), Dlsn(0, 2, 0), None) == ()
-
-
-def test_position_after_rows_walks_over_entries() -> None:
-    part = segment(3, (2, 3, 1))
-    rows = [*rows_of(part), Dlsn(4, 0, 0)]
-    for first in range(6):
-        start = rows[first]
-        for step in range(8):
-            expected = rows[min(first + step, 6)]
-            assert position_after_rows(part, (start.entry, start.slot), step) == expected
+    assert cut(segment(0, (2, 2)), Dlsn(0, 2, 0), None) is None
 
 
 def test_a_segment_with_contradicting_fields_cannot_be_made() -> None:
@@ -232,13 +222,9 @@ def test_totals_and_places_of_a_commit() -> None:
     assert segment(10, (2, 1)).placed(12) == segment(12, (2, 1))
 
 
-def test_a_stream_is_empty_up_to_its_end() -> None:
-    head = Head("id", next_segment=3)
-    assert head.end == Dlsn(3, 0, 0)
-    assert not head.is_empty
-    assert replace(head, earliest=Dlsn(3, 0, 0)).is_empty
-    assert not replace(head, earliest=Dlsn(2, 9, 9)).is_empty
-    assert Head("id").is_empty
+def test_the_end_of_a_head_is_the_start_of_its_next_segment() -> None:
+    assert Head("id", next_segment=3).end == Dlsn(3, 0, 0)
+    assert Head("id").end == Head("id").earliest
 
 
 def test_the_size_of_a_part_is_its_share_by_rows_rounded_up() -> None:

@@ -18,15 +18,15 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.format.metadata_column import ledger_type, with_ledger_column
+from spark_ledger.stream.concurrency import prefetch
+from spark_ledger.stream.format.metadata_column import ledger_array, ledger_type
 from spark_ledger.stream.model import SegmentRange, ranges_between
 from spark_ledger.stream.reader import (
     CHUNKS_AHEAD,
     GROUP_BYTES_MAX,
     GROUPS_AT_ONCE_MAX,
-    bundled,
-    grouped,
-    prefetched,
+    bundle_groups,
+    group_neighbours,
 )
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
@@ -95,7 +95,7 @@ def whole(number: int, size_bytes: int, ledger_id: int = 9) -> SegmentRange:
 def test_what_is_fetched_at_the_same_time_is_bounded() -> None:
     async def sizes(*parts: int) -> list[int]:
         ranges = [whole(number, part, number) for number, part in enumerate(parts)]
-        return [len(bundle) async for bundle in bundled(grouped(ranges))]
+        return [len(bundle) async for bundle in bundle_groups(group_neighbours(ranges))]
 
     async def scenario() -> None:
         half, most = READ_CHUNK_BYTES_TARGET // 2, GROUPS_AT_ONCE_MAX
@@ -109,7 +109,7 @@ def test_what_is_fetched_at_the_same_time_is_bounded() -> None:
 def test_a_fetch_is_no_larger_than_a_bookie_sends_for_one_request() -> None:
     async def sizes(*parts: int) -> list[int]:
         ranges = [whole(number, part) for number, part in enumerate(parts)]
-        return [len(group) async for group in grouped(ranges)]
+        return [len(group) async for group in group_neighbours(ranges)]
 
     async def scenario() -> None:
         half = GROUP_BYTES_MAX // 2
@@ -164,9 +164,9 @@ def test_the_ledger_column_says_where_each_row_is() -> None:
         commits = await stream.commits(0, 2)
         ranges = ranges_between(commits, Dlsn(0, 0, 1), Dlsn(2))
         rows = [
-            row["_ledger"]
+            row
             async for positioned in stream.read_ranges(ranges)
-            for row in with_ledger_column(positioned).to_pylist()
+            for row in ledger_array(positioned).to_pylist()
         ]
         assert [(row["segment"], row["entry"], row["slot"]) for row in rows] == [
             (0, 0, 1),
@@ -214,13 +214,13 @@ def test_prefetching_delivers_errors_in_their_place_and_closes_its_source() -> N
             closed.append(fail)
 
     async def scenario() -> None:
-        assert [n async for n in prefetched(source(False), 2)] == list(range(10))
+        assert [n async for n in prefetch(source(False), 2)] == list(range(10))
         seen = []
         with pytest.raises(DataLossError):
-            async for n in prefetched(source(True), 2):
+            async for n in prefetch(source(True), 2):
                 seen += [n]
         assert seen == list(range(6))
-        items = prefetched(source(False), 2)
+        items = prefetch(source(False), 2)
         await anext(items)
         await items.aclose()
         assert closed == [False, True, False], "at once, and not with the loop"

@@ -19,11 +19,10 @@ from spark_ledger.wire.frame import (
     derive_keys,
     digest_for,
     frame_last_add_confirmed,
-    open_frame,
     open_run,
     seal_heads,
 )
-from tests.frames import seal
+from tests.frames import open_frame, seal
 
 DIGESTS = [Crc32cDigest(), HmacDigest(b"k" * 32)]
 every_digest = pytest.mark.parametrize("digest", DIGESTS, ids=["crc32c", "hmac"])

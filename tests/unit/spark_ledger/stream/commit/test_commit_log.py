@@ -38,7 +38,7 @@ async def build(ledgers: FakeLedgers, shape: list[tuple[int, int]]) -> tuple[Str
     """A stream with a commit of so many segments, so many ms after the one before."""
     stream = await StreamCatalog(ledgers).create("s", SCHEMA)
     clock = Clock()
-    stream._committer._clock_ms = clock
+    stream._committer.clock_ms = clock
     commits = []
     for segments, later_ms in shape:
         clock.now_ms += later_ms

@@ -183,9 +183,9 @@ def test_few_summaries_are_kept() -> None:
         for bucket in range(SUMMARIES_KEPT_MAX + 3):
             path = stream._nodes.bucket_path_of(bucket)
             await ledgers.store.create(path, b"")
-            await stream._log._summaries.load(bucket)
-            await stream._log._summaries.find(0, [1])  # used again and again
-        kept = list(stream._log._summaries._kept)
+            await stream._log._summary_store.load(bucket)
+            await stream._log._summary_store.find(0, [1])  # used again and again
+        kept = list(stream._log._summary_store._kept)
         assert len(kept) == SUMMARIES_KEPT_MAX
         assert kept[-2:] == [SUMMARIES_KEPT_MAX + 2, 0]
 
@@ -257,7 +257,7 @@ def test_a_bucket_that_lags_is_no_error() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
         log = CommitLog(ledgers, StreamNodes(ledgers.store, "s"), stream.config.stream_id)
-        assert await log._summaries.load(5) is None
+        assert await log._summary_store.load(5) is None
         await log.summarize(5 * COMMITS_PER_BUCKET + 1)
         assert await ledgers.store.children("streams/s/commits") == []
         commits = await committed(stream, STEP)

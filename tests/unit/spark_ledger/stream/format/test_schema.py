@@ -14,7 +14,6 @@ from spark_ledger.stream.format.schema import (
     Projection,
     canonical_schema,
     canonical_type,
-    conform,
     merge_schema,
     mismatch,
 )
@@ -201,7 +200,7 @@ def test_a_batch_becomes_what_is_stored() -> None:
         }
     )
     stored = canonical_schema(batch.schema)
-    result = conform(batch.schema, stored).apply(batch)
+    result = Projection(batch.schema, stored).apply(batch)
     assert result.schema.equals(stored)
     assert result.to_pylist() == [
         {"t": moment, "s": "x", "u": b"a" * 16, "d": decimal.Decimal("1.5"), "n": [[1, 2]]}
@@ -216,7 +215,7 @@ def test_an_identical_batch_is_not_touched() -> None:
 def test_values_that_would_be_lost_are_refused_by_field() -> None:
     batch = pa.record_batch({"t": pa.array([1001], pa.timestamp("ns"))})
     with pytest.raises(SchemaMismatchError, match="'t'"):
-        conform(batch.schema, pa.schema([("t", pa.timestamp("us"))])).apply(batch)
+        Projection(batch.schema, pa.schema([("t", pa.timestamp("us"))])).apply(batch)
 
 
 def required(name: str, type_: pa.DataType) -> pa.Field:
@@ -258,7 +257,7 @@ def test_nulls_are_found_where_the_stream_forbids_them(
 ) -> None:
     stored = pa.schema([field])
     loose = pa.schema([loosened(field)])
-    projection = conform(loose, stored)
+    projection = Projection(loose, stored)
     assert projection.apply(batch_of(loose, good)).to_pydict()[field.name] == good
     with pytest.raises(SchemaMismatchError, match=path):
         projection.apply(batch_of(loose, bad))
@@ -306,6 +305,6 @@ def test_below_a_null_struct_a_value_that_must_not_be_null_may_be() -> None:
         [inner], fields=list(given), mask=pa.array([True, False, False])
     )
     batch = pa.record_batch([outer], names=["s"])
-    found = conform(batch.schema, pa.schema([("s", stored)])).apply(batch.slice(0, 2))
+    found = Projection(batch.schema, pa.schema([("s", stored)])).apply(batch.slice(0, 2))
     assert found.schema.field("s").type.equals(stored)
     assert found.to_pylist() == [{"s": None}, {"s": {"v": {"value": b"1", "metadata": b"m"}}}]
