@@ -130,6 +130,7 @@ def check_cookies(
     Empty ids are not compared with the configuration. Raises ConfigurationError, which names the
     first directory that is not this bookie's, CorruptionError if a cookie is damaged.
     """
+    assert ledger_directories, "a bookie has a ledger directory"
     journal_cookie = read_cookie(file_system, journal_directory)
     wanted_id = bookie_id or journal_cookie.bookie_id
     wanted_cluster = cluster_id or journal_cookie.cluster_id
@@ -176,6 +177,7 @@ def lock_directories(file_system: FileSystem, directories: Sequence[Path]) -> li
         for lock in locks:
             lock.release()
         raise
+    assert len(locks) == len(directories), "every directory is locked, or none"
     return locks
 
 

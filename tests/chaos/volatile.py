@@ -89,15 +89,6 @@ class VolatileFile:
     def drop_cached(self, offset: int, length: int) -> None:
         self._file.drop_cached(offset, length)
 
-    def truncate(self, size: int) -> None:
-        with self._unsynced.lock:
-            self._unsynced.writes = [
-                (offset, data[: size - offset], file)
-                for offset, data, file in self._unsynced.writes
-                if offset < size
-            ]
-            self._file.truncate(size)
-
     def preallocate(self, size: int) -> None:
         self._file.preallocate(size)
 

@@ -154,8 +154,7 @@ def damaged(disk: MemoryFileSystem, damage: Damage, choose: random.Random) -> Me
     copied = disk.crash_clone(None)
     file = copied.open(damage.path, writable=True)
     if damage.kind == CUT:
-        file.truncate(damage.at)
-        file.fdatasync()
+        copied.cut(damage.path, damage.at)
     elif damage.kind == ZEROS:
         length = min(BLOCK_BYTES, file.size() - damage.at)
         copied.damage(damage.path, damage.at, bytes(length))

@@ -13,7 +13,7 @@ POINTS = 1000
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", in_shares([1000, 2000, 3000, 4000, 5000], CRASH_SEEDS))
-def test_every_operation(seed: int) -> None:
+def test_crash_at_every_operation_keeps_every_promise(seed: int) -> None:
     tally = CrashLoop(seed).run(POINTS)
     print(tally.as_json())
     assert tally.points >= POINTS

@@ -16,7 +16,7 @@ INDEX_SAMPLES = 100
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", in_shares([3, 4], ROT_SEEDS))
-def test_any_file_but_the_index(seed: int) -> None:
+def test_damage_to_any_file_but_the_index_is_harmless_or_refused(seed: int) -> None:
     tally = rot(seed, samples=SAMPLES)
     print(tally.as_json())
     assert tally.damages > SAMPLES // 2
@@ -27,7 +27,7 @@ def test_any_file_but_the_index(seed: int) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_index(tmp_path: Path) -> None:
+def test_damage_to_the_index_is_harmless_or_refused(tmp_path: Path) -> None:
     seed = 5
     outcomes = rot_index(tmp_path, seed, samples=INDEX_SAMPLES)
     print(f"seed {seed}", dict(outcomes))

@@ -38,6 +38,7 @@ from spark_ledger.types import EntryId, LedgerId
 from spark_ledger.wire.frame import Crc32cDigest, HmacDigest, open_run
 from tests.frames import open_frame, seal
 from tests.fuzz.target import Target, only_what_was_written, written_again_it_is_the_same
+from tests.unit.bookie_server.storage.ledger_map import read_ledger_map
 from tests.unit.bookie_server.storage.support import JOURNAL, LEDGERS, formatted, make_run
 
 SEED = 0x1234ABCD
@@ -235,7 +236,7 @@ def _entry_log() -> list[Target]:
         return f"served {wrong!r:.200}" if wrong else ""
 
     def parse_map(data: bytes) -> object:
-        return EntryLogReader(_disk_with(path, data), DIRECTORY).ledger_map(1)
+        return read_ledger_map(_disk_with(path, data), DIRECTORY, 1)
 
     return [
         Target("entry log", corpus, parse, (), 15_000, judge),

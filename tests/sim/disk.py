@@ -45,7 +45,7 @@ JOURNAL: Final = ROOT / "journal"
 LEDGERS: Final = (ROOT / "ledgers",)
 
 _WRITES: Final = frozenset({"create", "pwritev", "preallocate"})
-_CHANGES: Final = _WRITES | {"fdatasync", "rename", "remove", "sync_directory", "truncate"}
+_CHANGES: Final = _WRITES | {"fdatasync", "rename", "remove", "sync_directory"}
 
 _formatted: dict[str, MemoryFileSystem] = {}
 

@@ -1,6 +1,6 @@
-"""Files past the page cache (O_DIRECT): bytes go through few aligned buffers that are used again.
+"""Files past the page cache (O_DIRECT): bytes go through a few aligned buffers that are reused.
 
-Fresh pages of the page cache are what costs in writing much: each has to be allocated, and
+Most of the cost of writing a lot is fresh pages of the page cache: each has to be allocated, and
 reclaimed later. A direct write copies into memory that is warm, and the disk takes it from there.
 """
 
@@ -22,7 +22,7 @@ from spark_ledger.limits import MIB
 logger = logging.getLogger(__name__)
 
 BUFFER_BYTES: Final = 8 * MIB
-"""Most that one system call writes or reads. Waiting for the disk costs a few thread switches."""
+"""Most that one system call writes or reads: large, as each call costs some thread switches."""
 
 SPLIT_BYTES_MAX: Final = BUFFER_BYTES - 2 * DIRECT_ALIGNMENT
 """Longest read that is sure to fit into one buffer, wherever it starts."""
@@ -162,7 +162,11 @@ class DirectTransfers:
             return bytes(buffer[skip : min(skip + cut, end)]), bytes(buffer[skip + cut : end])
 
     def _fill(self, descriptor: int, buffer: memoryview, offset: int) -> int:
-        """Read into the buffer up to its end or the file's; how much that was."""
+        """Read into the buffer, up to its end or the end of the file; how many bytes were read.
+
+        A count that is no multiple of the alignment is the end of the file: it ends the loop, as
+        the next read would start in mid-block and be refused.
+        """
         found = 0
         assert offset % DIRECT_ALIGNMENT == len(buffer) % DIRECT_ALIGNMENT == 0, (
             f"direct read of {len(buffer)} bytes at offset {offset}"

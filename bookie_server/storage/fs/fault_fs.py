@@ -1,4 +1,4 @@
-"""A file system that fails where it is told to, around another one.
+"""A file system around another one that fails where it is told to. For tests and simulation.
 
 ``plan`` is asked before every operation, and may let it pass, make it fail with an errno, make a
 write stop half-way with an errno, or do anything else by raising (a simulated crash).
@@ -133,10 +133,6 @@ class _FaultFile:
 
     def drop_cached(self, offset: int, length: int) -> None:
         self._inner.drop_cached(offset, length)
-
-    def truncate(self, size: int) -> None:
-        self._file_system.check("truncate", self.path)
-        self._inner.truncate(size)
 
     def preallocate(self, size: int) -> None:
         self._file_system.check("preallocate", self.path)

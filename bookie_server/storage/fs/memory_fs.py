@@ -138,10 +138,6 @@ class MemoryFile:
     def drop_cached(self, offset: int, length: int) -> None:
         pass  # all of it is memory
 
-    def truncate(self, size: int) -> None:
-        self._inode.dirty = [(start, min(end, size)) for start, end in self._inode.dirty]
-        _resize(self._inode.data, size)
-
     def preallocate(self, size: int) -> None:
         _resize(self._inode.data, max(size, len(self._inode.data)))
 
@@ -250,6 +246,14 @@ class MemoryFileSystem:
         inode = self._inode(path)
         assert offset + len(content) <= len(inode.data), "damage is inside the file"
         inode.write(content, offset)
+        inode.sync()
+
+    def cut(self, path: Path, size: int) -> None:
+        """Take the end of a stored file away, as a failing file system does."""
+        inode = self._inode(path)
+        assert size <= len(inode.data), "a file is cut, not extended"
+        inode.dirty = [(start, min(end, size)) for start, end in inode.dirty]
+        _resize(inode.data, size)
         inode.sync()
 
     def _directory(self, path: str) -> _Directory:

@@ -28,7 +28,7 @@ _ZEROS: Final = bytes(256 * KIB)
 """Filled behind a small write into blocks that were never written, up to a multiple of this."""
 
 _FILLED_BEHIND_BYTES_MAX: Final = 32 * KIB
-"""A longer write is worth a note of the file system; filling behind it would cost more."""
+"""Behind a longer write the zeros would cost more than the metadata that they save."""
 
 READ_BYTES_MAX: Final = 1 << 30
 """One read; the kernel itself stops a little below 2 GiB."""
@@ -101,18 +101,18 @@ class PosixFile:
     def drop_cached(self, offset: int, length: int) -> None:
         os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
-    def truncate(self, size: int) -> None:
-        self._unwritten_end = min(size, self._unwritten_end)
-        os.ftruncate(self._descriptor, size)
-
     def preallocate(self, size: int) -> None:
         if self.size() == 0:
             self._unwritten_end = size - size % DIRECT_ALIGNMENT
         os.posix_fallocate(self._descriptor, 0, size)
 
     def _with_zeros_behind(self, buffers: Sequence[bytes], offset: int) -> Sequence[bytes]:
-        """The file system notes which blocks were written for the first time, and a sync waits
-        for that note. Zeros where zeros are anyway make it one note for many small writes."""
+        """The buffers, and zeros behind them if these are blocks that were never written.
+
+        The file system records in its metadata which blocks were written for the first time, and
+        a sync waits for that. One write of zeros, which is what those blocks read as anyway, makes
+        it one such record for many small writes.
+        """
         size = sum(map(len, buffers))
         end = offset + size
         if end <= self._unwritten_from:

@@ -45,9 +45,6 @@ class File(Protocol):
     def drop_cached(self, offset: int, length: int) -> None:
         """A hint: durable bytes from ``offset`` on will hardly be read, keep them out of memory."""
 
-    def truncate(self, size: int) -> None:
-        """Cut or extend (with zeros) the file to ``size`` bytes."""
-
     def preallocate(self, size: int) -> None:
         """Reserve disk blocks so that the file is at least ``size`` bytes, zeros where new."""
 

@@ -1,5 +1,7 @@
 """Journal bodies of changes to a ledger other than added entries: fence, access key, LAC. Pure.
 
+Each sets one value for good, or raises one, so applying a change twice is harmless (rule S8).
+
 record               body (big endian)
 FENCE                ledger id (8)
 ACCESS_KEY           ledger id (8), SHA-256 of the access key (32)
@@ -51,7 +53,7 @@ def last_add_confirmed_body(ledger_id: LedgerId, last_add_confirmed: EntryId) ->
 
 
 def decode_change(record_type: int, body: bytes) -> Change | None:
-    """The change in a body of one of the three types, or None when it has a wrong length."""
+    """The change in a body; None when the type is none of the three, or the length is wrong."""
     if record_type == RecordType.FENCE and len(body) == _FENCE.size:
         return Change(LedgerId(_FENCE.unpack(body)[0]), fenced=True)
     if record_type == RecordType.ACCESS_KEY and len(body) == _ACCESS_KEY.size:

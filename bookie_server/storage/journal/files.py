@@ -146,6 +146,8 @@ def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Itera
         file = file_system.open(journal_path(directory, number))
         try:
             header = read_file_header(file, number)
+            # A later file repeats in its header where the one before it ended: sequence and chain.
+            # In the first file the mark itself says where to begin.
             if index > 0:
                 _check_continues(file.path, header, position)
                 position = Mark(number, FILE_HEADER_BYTES, position.sequence, position.chain)
@@ -192,6 +194,8 @@ def _read_batch(file: File, header: JournalFileHeader, start: Mark) -> JournalBa
     chain = extend_chain(start.chain, b"".join(headers))
     if trailer is None or trailer != (offset - start.offset, len(records), chain):
         return None
+    assert len(records) == len(headers), "the chain is over the headers of the records"
+    # The next batch begins at a block of its own, behind zeros (rule S11).
     end = offset + RECORD_HEADER_BYTES + len(body)
     return JournalBatch(records, Mark(start.file_number, end + padding(end), sequence, chain))
 
@@ -227,6 +231,8 @@ def _check_torn(
         offset += len(data)
     if next_number is None:
         return
+    # Nothing later in this file. The next one may begin with the torn batch's number: then a start
+    # cut the tail and went on there, and nothing is missing.
     later = file_system.open(journal_path(directory, next_number))
     try:
         later_header = read_file_header(later, next_number)
@@ -238,6 +244,7 @@ def _check_torn(
 
 
 def _damage(path: Path, end: Mark, trace: str) -> CorruptionError:
+    """The error of a batch that was synced and is not there; ``trace`` says how we know."""
     return CorruptionError(
         f"journal file {path}: batch {end.sequence + 1} at offset {end.offset} is damaged or "
         f"missing, and it was synced ({trace}): restore the file, or format this bookie and let "

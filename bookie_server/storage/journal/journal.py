@@ -70,6 +70,8 @@ _SPARES_MAX: Final = 2
 
 
 class _Waiting(NamedTuple):
+    """A record that was appended, and who waits for it."""
+
     record_type: int
     body: Block
     done: Done
@@ -212,8 +214,10 @@ class Journal:
     def _end_of_batch(self) -> None:
         """Commit in place, or wake the journal thread."""
         with self._wakeup:
-            if not self._queue or not self._sleeping:
-                return  # the thread is at work, or the caller commits; both look at the queue again
+            # Unless the journal thread sleeps it looks at the queue again, and so does whoever
+            # closes the journal, or commits without a thread.
+            if not self._queue or not self._sleeping or self._stopping:
+                return
             assert self._thread is not None, "only the journal thread sleeps"
             if not self._is_fast_in_place():
                 self._wakeup.notify()
@@ -241,7 +245,7 @@ class Journal:
         )
 
     def start(self) -> None:
-        """Commit on a thread of its own from now on."""
+        """Commit on a thread of its own from now on; nobody calls ``commit_pending`` any more."""
         assert self._thread is None, "started twice"
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -304,6 +308,8 @@ class Journal:
             return len(self._spares) + len(self._renamed) < _SPARES_MAX
 
     def _is_full_size(self, path: Path) -> bool:
+        """Whether a file has the size of new ones: another size was configured, or it held one
+        batch larger than a file. As a spare it would bring that size back."""
         file = self._file_system.open(path)
         try:
             return file.size() == self._file_bytes
@@ -328,6 +334,7 @@ class Journal:
         self._file.close()
 
     def _run(self) -> None:
+        """The journal thread. At the end it has committed everything, or failed for good."""
         finished = False
         try:
             while True:
@@ -347,6 +354,10 @@ class Journal:
                 self._fail([], RuntimeError("the journal thread ended unexpectedly"))
 
     def _take(self) -> list[_Waiting]:
+        """The next batch, in the order of the appends; empty when nothing is queued.
+
+        Bounded, so that the first record of a long queue is not answered as late as its last.
+        """
         batch: list[_Waiting] = []
         room = self._batch_bytes_max
         with self._wakeup:
@@ -365,6 +376,8 @@ class Journal:
         if start.offset > FILE_HEADER_BYTES and start.offset + size > self._file_bytes:
             start = self._roll(start)
         assert start.offset % BATCH_ALIGNMENT == 0, f"a batch starts in mid-block: {start}"
+        # Every record carries the sequence of its batch. One above the last durable one, it is what
+        # later proves to a reader that the batch before was synced (rule S5).
         sequence = start.sequence + 1
         seed = self._seed
         buffers: list[bytes] = []
@@ -410,7 +423,9 @@ class Journal:
         self._file.close()
         self._file, self._seed = file, seed
         self._durable = Mark(number, FILE_HEADER_BYTES, end.sequence, end.chain)
-        assert end.is_behind(self._durable), "the same batch, in a later file"
+        # The same batch, in a later file: a mark that a checkpoint takes from now on lets the full
+        # file go.
+        assert end.is_behind(self._durable), f"{self._durable} does not follow {end}"
         return self._durable
 
     def _create_file(self, number: int, end: Mark) -> tuple[File, int]:
@@ -469,6 +484,7 @@ class Journal:
             self._post(partial(self._on_fatal, message))
 
     def _complete(self, batch: list[_Waiting], status: BookieStatus, message: str) -> None:
+        """Tell everybody who waits, in the order of the appends. Service thread."""
         self._bytes_in_flight -= sum(waiting.body.length for waiting in batch)
         assert self._bytes_in_flight >= 0, "a record is completed once"
         for waiting in batch:

@@ -61,9 +61,13 @@ def replay_journal(
     for batch in read_batches(file_system, directory, start):
         end = batch.end
         _apply(stores, batch, directory)
+        # All that lies up to this batch is in the caches, so its end is a mark like any other. If
+        # the start is interrupted, the next one goes on from here.
         for store in stores:
             if store.cache.byte_count >= cache_bytes_max:
                 store.flush(end)
+    # A directory is flushed up to durable marks only, so the journal did reach this one's mark. A
+    # journal that ends before it lost batches that were synced, although its tail looks torn.
     for store in stores:
         if store.mark is not None and store.mark.sequence > end.sequence:
             raise CorruptionError(
@@ -95,6 +99,8 @@ def _start(
     unmarked = [store for store in stores if store.mark is None]
     marks = [store.mark for store in stores if store.mark is not None]
     if unmarked:
+        # Never flushed, or its index is gone. Only the whole journal, from its first file on, can
+        # stand in for it: whatever was trimmed was in the index.
         if not numbers and not marks:
             return None
         if not numbers or numbers[0] != 1:
@@ -132,10 +138,12 @@ def _apply(stores: Sequence[DirectoryStore], batch: JournalBatch, directory: Pat
 
 
 def _lacks(store: DirectoryStore, batch_end: Mark) -> bool:
+    """Whether a store's mark is before a batch. What it has already would only cost time."""
     return store.mark is None or store.mark.sequence < batch_end.sequence
 
 
 def _apply_run(store: DirectoryStore, run: EntryRun, last_add_confirmed: EntryId) -> None:
+    """Put a run into the cache, as its add did; entries that are stored are dropped later."""
     block = encode_run(run, last_add_confirmed)
     store.cache.add(CachedRun(run, last_add_confirmed, block))
     state = store.state(run.ledger_id) or LedgerRecord()

@@ -33,11 +33,11 @@ from spark_ledger.types import EntryId, LedgerId
 logger = logging.getLogger(__name__)
 
 _JOIN_BELOW_BYTES: Final = 64 * KIB
-"""Runs below this are joined with their neighbours ..."""
+"""Runs below this are joined with their neighbours: fewer rows, fewer reads."""
 _JOINED_BYTES_MAX: Final = 256 * KIB
-"""... to blocks of about this size: fewer rows, fewer reads."""
+"""Largest block that is made by joining; a point read has to read all of it."""
 _CLEAN_STATES_MAX: Final = 100_000
-"""Ledger states kept in memory although the index has them, too."""
+"""Most ledger records in memory after a flush; beyond it those that the index has are dropped."""
 
 
 class DirectoryStore:
@@ -152,6 +152,7 @@ class DirectoryStore:
 
     def entry_ranges(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]]:
         """Stretches of entries that are held, ascending, disjoint and not adjacent."""
+        # Cache before index (rule S7): an entry that moves meanwhile is listed twice, not missed.
         ranges: list[tuple[EntryId, EntryId]] = []
         for run in self.cache.runs_of(ledger_id):
             ranges.extend(_ranges(run.ids()))
@@ -245,13 +246,17 @@ class DirectoryStore:
             writer.finish()
 
     def _abandon_writer(self, *, keep: bool) -> None:
-        """Leave a log whose writing failed; its file goes if the index cannot name it."""
+        """Leave a log whose writing failed (rule S3); remove its file if no row can name it.
+
+        ``keep``: an earlier commit named blocks in it, or the commit that failed may have been
+        done all the same.
+        """
         writer, self._writer = self._writer, None
         if writer is None:
             return
         try:
             writer.abandon(remove=not keep)
-        except OSError as error:  # costs space only, and the fault behind it is on its way up
+        except OSError as error:  # it costs space only, and the first fault is raised anyway
             logger.warning("entry log %d in %s stays: %s", writer.log_id, self.directory, error)
 
     def _store_ledger(self, update: IndexUpdate, ledger_id: LedgerId, runs: LedgerRuns) -> None:

@@ -70,12 +70,12 @@ FOOTER_BYTES: Final = _FOOT.size + _CRC.size
 _SEED: Final = 0
 _PAIRS_PER_RECORD: Final = BODY_BYTES_MAX // _PAIR.size
 _WRITE_BYTES: Final = 8 * MIB
-"""Blocks are gathered up to this many bytes, and written in one go."""
+"""Blocks are buffered up to this many bytes, and written by one call."""
 _DROP_BYTES: Final = 4 * MIB
-"""What is to leave the page cache leaves it in pieces of this size or more."""
+"""Old bytes are dropped from the page cache in pieces of this size or more."""
 _ZEROS: Final = bytes(DIRECT_ALIGNMENT)
 _OPEN_LOGS_MAX: Final = 256
-"""Open files of one directory; the one not used for longest is closed."""
+"""Open files of one directory; beyond that the least recently used one is closed."""
 
 
 def log_path(directory: Path, log_id: int) -> Path:
@@ -111,6 +111,7 @@ class EntryLogWriter:
         OSError if the file cannot be made.
         """
         assert 0 < log_id < 1 << 32, f"log id {log_id}: a record's sequence has 32 bits for it"
+        # Flush thread: all fields.
         self._cached_bytes = cached_bytes
         self._dropped_to = 0
         self.log_id = log_id
@@ -257,36 +258,6 @@ class EntryLogReader:
             return decode_run(header, numbers, frames)
         except BlockFormatError as error:
             raise _damaged(file.path, start, str(error)) from error
-
-    def ledger_map(self, log_id: int) -> dict[LedgerId, int] | None:
-        """Bytes by ledger from the map at the end; None when the log was not closed in order."""
-        file = self._open(log_id)
-        end = file.size() - FOOTER_BYTES
-        footer = file.pread(FOOTER_BYTES, end) if end >= 0 else b""
-        if (
-            len(footer) < FOOTER_BYTES
-            or crc32c_value(footer[: _FOOT.size]) != (_CRC.unpack_from(footer, _FOOT.size)[0])
-        ):
-            return None
-        magic, offset = _FOOT.unpack_from(footer)
-        if magic != _FOOT_MAGIC:
-            return None
-        if not LOG_HEADER_BYTES <= offset < end:  # a map of nothing is a record too
-            raise _damaged(file.path, end, f"a ledger map at offset {offset}")
-        ledger_bytes: dict[LedgerId, int] = {}
-        while offset < end:
-            record = parse_header(file.pread(RECORD_HEADER_BYTES, offset), _SEED)
-            sequence = log_id << 32 | offset
-            if record is None or record[::2] != (RecordType.LEDGER_MAP, sequence):
-                raise _damaged(file.path, offset, "no ledger map")
-            body = file.pread(record.length, offset + RECORD_HEADER_BYTES)
-            if crc32c_value(body) != record.body_crc or len(body) % _PAIR.size:
-                raise _damaged(file.path, offset, "wrong checksum of the ledger map")
-            ledger_bytes.update(
-                (LedgerId(ledger_id), count) for ledger_id, count in _PAIR.iter_unpack(body)
-            )
-            offset += RECORD_HEADER_BYTES + record.length
-        return ledger_bytes
 
     def close(self) -> None:
         """Close all files."""

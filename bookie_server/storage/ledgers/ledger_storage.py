@@ -170,6 +170,7 @@ class LedgerStorage:
     def start(self) -> None:
         """Flush on a thread of its own from now on: when a cache is full, and at intervals."""
         assert self._thread is None, "started twice"
+        assert not self._stopping, "started after it was stopped"
         self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
         self._thread.start()
 

@@ -27,7 +27,9 @@ def slice_run(
     Stops behind ``last``, before the first of them the run does not hold, and before the frames
     exceed ``max_bytes``; one entry is returned whatever its size.
     """
-    assert stride >= 1 and holds(run, first) and first <= last
+    assert stride >= 1, f"stride {stride}"
+    assert first <= last, f"entries {first} to {last}"
+    assert holds(run, first), f"entry {first} is not in the run that was found for it"
     if run.entry_ids is None and stride == 1:
         return _consecutive(run, first, last, max_bytes)
     if run.entry_ids is None:

@@ -15,6 +15,7 @@ from bookie_server.storage.blocks import (
     BLOCK_BYTES_MAX,
     HEADER_BYTES,
     BlockFormatError,
+    consecutive_numbers_bytes,
     decode_block,
     decode_header,
     encode_run,
@@ -49,6 +50,13 @@ def test_golden_bytes(source: EntryRun, lac: int, golden: bytes) -> None:
     assert (found.ledger_id, found.first_entry) == (source.ledger_id, source.first_entry)
     assert list(found.ids()) == list(source.ids())
     assert (list(found.sizes), found.frames) == (list(source.sizes), source.frames)
+
+
+def test_frames_of_consecutive_entries_start_where_a_reader_expects_them() -> None:
+    """A reader that knows the count of entries reads what is before the frames by itself."""
+    length = len(GOLDEN_CONSECUTIVE)
+    frames_offset = decode_header(GOLDEN_CONSECUTIVE, length).frames_offset
+    assert consecutive_numbers_bytes(2) == frames_offset == length - len(b"abcde")
 
 
 def test_frames_are_not_copied() -> None:

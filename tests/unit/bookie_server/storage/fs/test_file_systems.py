@@ -42,11 +42,8 @@ def test_a_file_holds_what_was_written(place: Place) -> None:
     assert file.pread(100, 0) == b"onetwo\0\0\0\0!"
     assert file.pread(3, 3) == b"two"
     assert file.pread(3, 11) == b""
-    file.truncate(2)
-    assert file.pread(9, 0) == b"on"
-    file.truncate(4)
     file.preallocate(3)
-    assert file.pread(9, 0) == b"on\0\0"
+    assert file.size() == 11
     file.preallocate(4096)
     assert file.size() == 4096
     file.close()
@@ -71,9 +68,6 @@ def test_a_preallocated_file_holds_what_was_written_and_zeros(place: Place) -> N
             model[offset : offset + len(data)] = data
             offset = choose.choice([offset + len(data), choose.randrange(size)]) % size
         assert file.pread(2 * size, 0) == model
-        file.truncate(100_000)
-        file.pwritev([b"x"], 99_000)
-        assert file.size() == 100_000
         file.close()
 
 
@@ -263,7 +257,6 @@ def test_a_lottery_keeps_some_blocks_and_a_prefix_of_names(memory: MemoryFileSys
         ("pwritev", lambda files: files.open(Path("/data/a")).pwritev([b"x" * 8], 0)),
         ("pread", lambda files: files.open(Path("/data/a")).pread(1, 0)),
         ("fdatasync", lambda files: files.open(Path("/data/a")).fdatasync()),
-        ("truncate", lambda files: files.open(Path("/data/a")).truncate(0)),
         ("preallocate", lambda files: files.open(Path("/data/a")).preallocate(9)),
     ],
 )

@@ -88,7 +88,7 @@ def test_missing_renamed_and_cut_files_are_refused(files: MemoryFileSystem) -> N
     with pytest.raises(CorruptionError, match="says it is file 3"):
         read(clone)
     clone = files.crash_clone(None)
-    clone.open(second, writable=True).truncate(batch_offset(4))
+    clone.cut(second, batch_offset(4))
     with pytest.raises(CorruptionError, match="has 16384 bytes, but was made with 65536"):
         read(clone)
     clone = files.crash_clone(None)
@@ -96,7 +96,7 @@ def test_missing_renamed_and_cut_files_are_refused(files: MemoryFileSystem) -> N
     with pytest.raises(CorruptionError, match="damaged file header"):
         read(clone)
     clone = files.crash_clone(None)
-    clone.open(third, writable=True).truncate(FILE_HEADER_BYTES)
+    clone.cut(third, FILE_HEADER_BYTES)
     with pytest.raises(CorruptionError, match="it was cut"):
         read(clone, writer.journal.durable_mark)
 
@@ -136,7 +136,7 @@ def journal_of_batches(count: int) -> MemoryFileSystem:
 def test_later_batch_is_found_at_any_distance(
     batches: int, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All between the damaged batch and the last one is zeros, as if one huge write was lost."""
+    """Everything between the damaged batch and the last one is zeros: a huge write was lost."""
     monkeypatch.setattr(journal_files, "_SEARCH_BYTES", piece_bytes)
     files = journal_of_batches(batches)
     assert len(read(files)) == batches
@@ -151,7 +151,7 @@ def test_later_batch_is_found_at_any_distance(
 
 
 def put_another_record(files: MemoryFileSystem, batch: int) -> None:
-    """In place of the batch's record: one of the same size, right in itself, of another time."""
+    """Replace the batch's record by another of the same size whose own checksums are right."""
     path = journal_path(DIRECTORY, 1)
     body = fence_body(LedgerId(77))
     header = read_file_header(files.open(path), 1)
@@ -173,7 +173,7 @@ def test_intact_record_that_the_trailer_does_not_cover_is_damage() -> None:
 
 @pytest.mark.parametrize("others", [(11, 12, 13, 14, 15), (11, 12)])
 def test_file_of_another_journal_is_refused(others: tuple[int, ...]) -> None:
-    """Of the right number; with the right first batch, too, or without."""
+    """The foreign file has the right number. Its first batch has the right number or not."""
     journals = []
     for ledgers in ((1, 2, 3, 4, 5), others):
         files = journal_directory()

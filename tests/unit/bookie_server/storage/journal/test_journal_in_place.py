@@ -1,4 +1,4 @@
-"""What a journal commits in place, on the thread that appends, and what its own thread does."""
+"""Which batches are committed in place, by the service thread, and which by the journal thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files() -> MemoryFileSystem:
 
 
 class Gathering:
-    """A journal with its thread, fed by gathered appends; each tells who answered it."""
+    """A journal with its thread. Appends are made in batches, and each notes who answered it."""
 
     def __init__(
         self, files: FileSystem, *, sync_s: float = 0.001, clock: Iterator[float] | None = None

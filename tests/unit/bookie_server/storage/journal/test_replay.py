@@ -1,4 +1,4 @@
-"""A bookie over faults and restarts: sticky failure, marks, lost and damaged files."""
+"""A bookie over faults and restarts: final failures, marks, lost and damaged files, power cuts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX
 from bookie_server.storage.journal.files import journal_numbers, journal_path
 from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.journal.mark import Mark
-from bookie_server.storage.ledgers.entry_log import EntryLogReader, log_ids
+from bookie_server.storage.ledgers.entry_log import log_ids
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.records import RecordType
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.access import key_status
+from tests.unit.bookie_server.storage.ledger_map import read_ledger_map
 from tests.unit.bookie_server.storage.support import (
     JOURNAL,
     LEDGERS,
@@ -194,8 +195,7 @@ def test_entry_logs_are_never_written_after_a_restart(
             machine.flush()
         before = log_ids(files, LEDGERS[1])
         machine.close()
-        reader = EntryLogReader(files, LEDGERS[1])
-        assert all(reader.ledger_map(log_id) for log_id in before)
+        assert all(read_ledger_map(files, LEDGERS[1], log_id) for log_id in before)
         machine = Machine(files)
         for entry_id in range(4 * start + 4):
             outcome = machine.bookie.read(
@@ -308,10 +308,10 @@ def test_full_entry_logs_are_finished(machine: Machine, files: MemoryFileSystem)
         machine.add(7, [entry_id], size=4000)
         machine.flush()
     machine.close()
-    store = Machine(files).bookie._storage.store_of(L)
+    Machine(files)
     logs = log_ids(files, LEDGERS[1])
     assert len(logs) == 4
-    totals = [store._reader.ledger_map(log_id) for log_id in logs]
+    totals = [read_ledger_map(files, LEDGERS[1], log_id) for log_id in logs]
     assert all(total is not None and total.keys() == {7} for total in totals)
 
 
@@ -323,8 +323,10 @@ class Killed(BaseException):
 
 
 def killed_before_a_sync(adds: int) -> MemoryFileSystem:
-    """The disk, and its page cache, of a bookie that was killed after the write of its last batch,
-    with so many batches before."""
+    """Disk and page cache of a bookie that was killed between write and sync of its last batch.
+
+    ``adds`` batches of each of two ledgers were acknowledged before.
+    """
     files = formatted()
     kills = False
 
@@ -349,8 +351,9 @@ def killed_before_a_sync(adds: int) -> MemoryFileSystem:
 
 @pytest.mark.parametrize("adds", [1, 6])
 def test_power_cut_at_any_moment_of_the_start_loses_nothing(adds: int) -> None:
-    """The batch that was not synced shows, so directories take it in. From then on the journal has
-    to have it as well: one directory may be ahead of the other, and the journal must reach both."""
+    """The page cache shows the batch that was not synced, so the start takes it in. If the power
+    goes in the middle of that, one directory may have it and the other not. The journal must still
+    have it then, or it could not bring both to the same state."""
     files = killed_before_a_sync(adds)
     assert (len(journal_numbers(files, JOURNAL)) > 1) == (adds > 1)
     clones: list[MemoryFileSystem] = []

@@ -26,6 +26,7 @@ from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, LedgerId
+from tests.unit.bookie_server.storage.ledger_map import read_ledger_map
 from tests.unit.bookie_server.storage.support import make_run
 
 DIRECTORY = Path("/ledgers")
@@ -92,17 +93,22 @@ def test_the_map_counts_bytes_by_ledger(files: MemoryFileSystem) -> None:
     third = put(writer, make_run(7, [3]))
     reader = EntryLogReader(files, DIRECTORY)
     writer.sync()
-    assert reader.ledger_map(1) is None, "not closed yet"
+    assert read_ledger_map(files, DIRECTORY, 1) is None, "not closed yet"
     writer.finish()
-    assert reader.ledger_map(1) == {7: first.length + third.length + 48, 8: second.length + 24}
+    assert read_ledger_map(files, DIRECTORY, 1) == {
+        7: first.length + third.length + 48,
+        8: second.length + 24,
+    }
     assert entries(reader.read(third)) == entries(make_run(7, [3]))
     data = files.open(log_path(DIRECTORY, 1)).pread(1 << 20, 0)
     files.damage(log_path(DIRECTORY, 1), len(data) - 20 - 3, b"\xff")
     with pytest.raises(CorruptionError, match="ledger map"):
-        reader.ledger_map(1)
+        read_ledger_map(files, DIRECTORY, 1)
     for place in range(1, 21):
         files.damage(log_path(DIRECTORY, 1), len(data) - place, bytes([data[-place] ^ 1]))
-        assert reader.ledger_map(1) is None, "no footer, as if it had not been closed"
+        assert read_ledger_map(files, DIRECTORY, 1) is None, (
+            "no footer, as if it had not been closed"
+        )
         files.damage(log_path(DIRECTORY, 1), len(data) - place, data[-place:][:1])
 
 
@@ -119,7 +125,7 @@ def test_a_map_that_is_not_where_the_footer_says_is_damage(
     files.remove(path)
     files.create(path).pwritev([data[: -20 - cut] + data[-20:]], 0)
     with pytest.raises(CorruptionError, match="ledger map"):
-        EntryLogReader(files, DIRECTORY).ledger_map(1)
+        read_ledger_map(files, DIRECTORY, 1)
 
 
 @pytest.mark.parametrize("ledgers", [0, 1, 2, 3, 5])
@@ -130,7 +136,7 @@ def test_a_map_of_any_number_of_ledgers(
     writer = EntryLogWriter(files, DIRECTORY, 1)
     sizes = {number: put(writer, make_run(number, [0])).length + 24 for number in range(ledgers)}
     writer.finish()
-    assert EntryLogReader(files, DIRECTORY).ledger_map(1) == sizes
+    assert read_ledger_map(files, DIRECTORY, 1) == sizes
 
 
 def test_a_footer_that_names_a_block_names_no_map(files: MemoryFileSystem) -> None:
@@ -142,16 +148,17 @@ def test_a_footer_that_names_a_block_names_no_map(files: MemoryFileSystem) -> No
     body = files.open(path).pread(8, end) + struct.pack(">Q", LOG_HEADER_BYTES)
     files.damage(path, end, body + struct.pack(">I", crc32c_value(body)))
     with pytest.raises(CorruptionError, match="no ledger map"):
-        EntryLogReader(files, DIRECTORY).ledger_map(1)
+        read_ledger_map(files, DIRECTORY, 1)
 
 
 def test_a_finished_log_is_durable(files: MemoryFileSystem) -> None:
     writer = EntryLogWriter(files, DIRECTORY, 1)
     location = put(writer, make_run(7, [0]))
     writer.finish()
-    reader = EntryLogReader(files.crash_clone(None), DIRECTORY)
+    clone = files.crash_clone(None)
+    reader = EntryLogReader(clone, DIRECTORY)
     assert entries(reader.read(location)) == entries(make_run(7, [0]))
-    assert reader.ledger_map(1) is not None
+    assert read_ledger_map(clone, DIRECTORY, 1) is not None
 
 
 def test_every_flipped_byte_of_a_block_is_damage(files: MemoryFileSystem) -> None:
@@ -243,7 +250,7 @@ def test_old_synced_bytes_leave_the_page_cache(
 
 
 def test_intact_block_at_another_offset_is_damage(files: MemoryFileSystem) -> None:
-    """As after a write that went astray: right checksums, the same size, and not what is meant."""
+    """As after a misdirected write: right checksums, the same size, but another block."""
     writer = EntryLogWriter(files, DIRECTORY, 1)
     runs = [make_run(7, [entry_id]) for entry_id in range(2)]
     first, second = (writer.append(LedgerId(7), encode_run(run, NO_ENTRY)) for run in runs)
