@@ -49,7 +49,7 @@ check: $(STAMP) ## format, lint, types, style, generated code (under a minute)
 	@mypy
 	@python -m pytest -q tests/style
 
-test: $(STAMP) java ## every test a change must pass, in two processes
+test: $(STAMP) java ## what a change must pass: every test, a share of each proof (twelve minutes)
 	@python -m pytest -n 2 --no-loadscope-reorder || { \
 	  status=$$?; \
 	  if [ $$status -ne 1 ]; then exit $$status; fi; \
@@ -66,7 +66,7 @@ mutants: $(STAMP) ## bugs put in on purpose, each of which has to be found
 chaos: $(STAMP) java ## real processes under load and faults: MINUTES=n
 	@python -m tests.chaos --minutes $(or $(MINUTES),2)
 
-proof: $(STAMP) java ## the runs of PROOF.md, and the page from what they found (ten minutes)
+proof: $(STAMP) java ## the rest of the tests and whole proofs; writes PROOF.md (forty minutes)
 	@python -m tests.proof
 
 demo: $(STAMP) java ## real flights through two streams, with faults on the way; prints a report

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 SAMPLE_S = 0.25
 """Spark's Python processes come and go; what they used is read this often."""

@@ -15,7 +15,7 @@ from bookie_server.storage.config import StorageConfig
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import BookieId
 
-_DEFAULTS: Final[Mapping[str, Any]] = {
+_DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, checked by msgspec
     field.name: field.default for field in fields(StorageConfig) if field.default is not MISSING
 }
 
@@ -89,7 +89,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def storage_config(self, bookie_id: BookieId, cluster_id: str) -> StorageConfig:
         """The storage's own settings for this identity.
 
-        Raises ConfigurationError for values that do not go together.
+        Raises ConfigurationError if values do not go together.
         """
         settings = msgspec.structs.asdict(self.storage)
         settings["journal_directory"] = self.journal_directory
@@ -109,7 +109,10 @@ _SECTIONS: Final = (StorageSettings, ListenConfig, AdminConfig)
 
 
 def load(path: Path) -> BookieConfig:
-    """Read a configuration file. Raises ConfigurationError that names the file and the key."""
+    """Read a configuration file.
+
+    Raises ConfigurationError, which names the file and the key, if it cannot be used.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -118,7 +121,10 @@ def load(path: Path) -> BookieConfig:
 
 
 def parse(text: str, path: Path) -> BookieConfig:
-    """A configuration from TOML text; ``path`` is the file it came from, for messages."""
+    """A configuration from TOML text; ``path`` is the file it came from, for messages.
+
+    Raises ConfigurationError, which names the file and the key, if it cannot be used.
+    """
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers too long, brackets too deep
@@ -139,7 +145,7 @@ def parse(text: str, path: Path) -> BookieConfig:
 
 
 def _refuse_unknown(
-    values: Mapping[str, Any], kind: type[msgspec.Struct], prefix: str, path: Path
+    values: Mapping[str, object], kind: type[msgspec.Struct], prefix: str, path: Path
 ) -> None:
     """Name the first unknown key and the known one it is most like."""
     known = {field.name: field.type for field in msgspec.structs.fields(kind)}

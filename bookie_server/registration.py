@@ -29,15 +29,13 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
+from spark_ledger.limits import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry, check_bookie_id
 from spark_ledger.metadata.cluster import ensure_cluster, read_cluster
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
-_log = logging.getLogger(__name__)
-
-REFRESH_INTERVAL_S: Final = 5.0
-"""How often state and free space are compared with what is registered."""
+logger = logging.getLogger(__name__)
 
 _FREE_SPACE_CHANGE: Final = 0.05
 """Free space is announced again when it has moved by this share; placement needs no more."""
@@ -60,7 +58,11 @@ def is_formatted(config: BookieConfig) -> bool:
 
 
 def local_cookie(config: BookieConfig) -> Cookie:
-    """The identity in the directories. Raises ConfigurationError, CorruptionError."""
+    """The identity in the directories.
+
+    Raises ConfigurationError if they hold no bookie or another one, CorruptionError if a cookie is
+    damaged.
+    """
     return check_cookies(
         PosixFileSystem(),
         config.journal_directory,
@@ -72,8 +74,8 @@ def local_cookie(config: BookieConfig) -> Cookie:
 async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     """Make a new bookie: its name in the cluster, then its directories.
 
-    Raises ConfigurationError when the name is taken or a directory is not empty; then nothing is
-    left behind. Raises what the metadata store raises.
+    When that fails nothing is left behind. Raises ConfigurationError if the name is taken or a
+    directory is not empty, otherwise what the metadata store or the disk raises.
     """
     bookie_id = check_bookie_id(config.bookie_id or f"bookie-{secrets.token_hex(8)}")
     cluster_id = await ensure_cluster(store)
@@ -106,7 +108,10 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
 
 
 async def check_identity(cookie: Cookie, store: MetadataStore) -> None:
-    """Compare the directories' identity with the cluster's. Raises ConfigurationError."""
+    """Compare the directories' identity with the cluster's.
+
+    Raises ConfigurationError if they differ, otherwise what the metadata store raises.
+    """
     try:
         cluster_id = await read_cluster(store)
     except NotFoundError as error:
@@ -141,7 +146,10 @@ async def check_identity(cookie: Cookie, store: MetadataStore) -> None:
 
 
 class Registration:
-    """Keeps this bookie announced, with its state and its free space up to date."""
+    """Keeps this bookie announced, with its state and its free space up to date.
+
+    Everything here belongs to the service thread.
+    """
 
     def __init__(
         self,
@@ -158,7 +166,10 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Announce, and keep it up. Raises what the metadata store raises."""
+        """Announce this bookie, and refresh that from now on.
+
+        Raises what the metadata store raises.
+        """
         self._info = replace(self._info, state=self._state(), free_bytes=self._free_bytes())
         await self._registry.register(self._info)
         self._task = asyncio.get_running_loop().create_task(self._refresh())
@@ -172,11 +183,11 @@ class Registration:
         try:
             await self._registry.deregister()
         except LedgerError as error:
-            _log.warning("not withdrawn from the metadata store, its session will end: %s", error)
+            logger.warning("not withdrawn from the metadata store, its session will end: %s", error)
 
     async def _refresh(self) -> None:
         while True:
-            await asyncio.sleep(REFRESH_INTERVAL_S)
+            await asyncio.sleep(BOOKIE_REFRESH_INTERVAL_S)
             state, free_bytes = self._state(), self._free_bytes()
             moved = abs(free_bytes - self._info.free_bytes) > (
                 _FREE_SPACE_CHANGE * max(free_bytes, self._info.free_bytes)
@@ -187,10 +198,10 @@ class Registration:
             try:
                 await self._registry.register(info)
             except (RetryableError, OutcomeUnknownError, ConflictError) as error:
-                _log.warning("the registration is not up to date: %s", error)
+                logger.warning("the registration is not up to date: %s", error)
                 continue
             if state is not self._info.state:
-                _log.warning("this bookie is %s now", state.value)
+                logger.warning("this bookie is %s now", state.value)
             self._info = info
 
 

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
+from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
     check_identity,
@@ -44,7 +45,13 @@ from spark_ledger.errors import (
     LedgerError,
     MetadataUnavailableError,
 )
-from spark_ledger.limits import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
+from spark_ledger.limits import (
+    BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
+    BOOKIE_CLOSE_TIMEOUT_S,
+    BOOKIE_CONNECT_ATTEMPTS_S,
+    BOOKIE_WITHDRAW_TIMEOUT_S,
+    METADATA_TIMEOUT_S,
+)
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
@@ -60,14 +67,9 @@ EXIT_REFUSED: Final = 2
 EXIT_FATAL: Final = 3
 """The journal failed while the bookie was serving."""
 
-_CONNECT_ATTEMPTS_S: Final = (1.0, 2.0, 4.0)
-"""Lengths of the attempts to reach the metadata store; the last one is repeated."""
-_WITHDRAW_TIMEOUT_S: Final = 3.0
-_CLOSE_TIMEOUT_S: Final = 60.0
-"""A flush of the whole write cache to a slow disk. Longer, and the journal has to do."""
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
@@ -101,22 +103,23 @@ def run(
     except _Stopped:
         return EXIT_OK
     except (ConfigurationError, CorruptionError) as error:
-        _log.error("%s", error)
+        logger.error("%s", error)  # noqa: TRY400 - the message says what to do
         return EXIT_REFUSED
     except LedgerError as error:
-        _log.error("%s", error)
+        logger.error("%s", error)  # noqa: TRY400 - the message says what to do
         return EXIT_FAILED
 
 
 def format_bookie(config: BookieConfig) -> Cookie:
     """Make a new bookie in the configured directories and in the cluster, without serving.
 
-    Raises ConfigurationError when there is one already, MetadataUnavailableError.
+    Raises ConfigurationError if there is one already, MetadataUnavailableError if the metadata
+    store cannot be reached.
     """
 
     async def make() -> Cookie:
         store = await open_store(
-            config.metadata, connect_timeout_s=min(config.metadata_wait_s, 15.0)
+            config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
         )
         try:
             return await format_new(config, store)
@@ -127,23 +130,33 @@ def format_bookie(config: BookieConfig) -> Cookie:
 
 
 class BookieServer:
-    """One run of a bookie, from start to exit code."""
+    """One run of a bookie, from start to exit code.
+
+    The main thread runs the loop and is the service thread. All methods belong to it, except
+    ``_describe``, ``_status`` and ``_exposition``, which run in a pool and only read.
+    """
 
     def __init__(
         self, config: BookieConfig, *, ready_file: Path | None, format_if_new: bool
     ) -> None:
+        # Set before anything is served, then read by any thread.
         self._config = config
         self._ready_file = ready_file
         self._format_if_new = format_if_new
-        self._metrics = ServiceMetrics()
         self._started_at = time.monotonic()
-        self._stop: asyncio.Event
-        self._fatal = ""
         self._bookie: Bookie
         self._cookie: Cookie
+        # Changed by the service thread; the pool reads them.
+        self._metrics = ServiceMetrics()
+        self._fatal = ""  # why the journal failed
+        # Service thread only.
+        self._stop: asyncio.Event
 
     async def run(self) -> int:
-        """Start, serve, stop. Raises what prevents the start."""
+        """Start, serve, stop.
+
+        Raises ConfigurationError, CorruptionError or another LedgerError if it cannot start.
+        """
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -170,7 +183,7 @@ class BookieServer:
             if admin_server is not None:
                 closing.push_async_callback(admin_server.stop)
             await self._stop.wait()
-            _log.info("stopping: %s", self._fatal or "asked to")
+            logger.info("stopping: %s", self._fatal or "asked to")
         return EXIT_FATAL if self._fatal else EXIT_OK
 
     # -- start -------------------------------------------------------------------------------------
@@ -184,7 +197,7 @@ class BookieServer:
         closing.push_async_callback(store.close)
         if make_new:
             self._cookie = await format_new(self._config, store)
-            _log.info("formatted bookie %s", self._cookie.bookie_id)
+            logger.info("formatted bookie %s", self._cookie.bookie_id)
         else:
             await check_identity(self._cookie, store)
         return store
@@ -192,7 +205,7 @@ class BookieServer:
     async def _connect(self) -> MetadataStore:
         """The metadata store, tried for a bounded time. Raises MetadataUnavailableError."""
         deadline = time.monotonic() + self._config.metadata_wait_s
-        for attempt_s in chain(_CONNECT_ATTEMPTS_S, repeat(_CONNECT_ATTEMPTS_S[-1])):
+        for attempt_s in chain(BOOKIE_CONNECT_ATTEMPTS_S, repeat(BOOKIE_CONNECT_ATTEMPTS_S[-1])):
             left = deadline - time.monotonic()
             try:
                 return await open_store(
@@ -206,7 +219,7 @@ class BookieServer:
                     raise MetadataUnavailableError(
                         f"no metadata store within {self._config.metadata_wait_s:g} s: {error}"
                     ) from error
-                _log.warning("waiting for the metadata store (%.0f s more): %s", left, error)
+                logger.warning("waiting for the metadata store (%.0f s more): %s", left, error)
                 await asyncio.sleep(min(0.2, left))
             if self._stop.is_set():
                 raise _Stopped
@@ -222,8 +235,8 @@ class BookieServer:
         storage = self._config.storage_config(
             BookieId(self._cookie.bookie_id), self._cookie.cluster_id
         )
-        bookie = await asyncio.to_thread(Bookie.open, storage, post=post, on_fatal=self._on_fatal)
-        _log.info("storage opened in %.2f s", time.monotonic() - started)
+        bookie = await asyncio.to_thread(open_bookie, storage, post=post, on_fatal=self._on_fatal)
+        logger.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
 
     async def _listen(self, server: GrpcServer) -> str:
@@ -271,7 +284,7 @@ class BookieServer:
             temporary.write_text(text + "\n", encoding="utf-8")
             temporary.replace(self._ready_file)
         print(f"ready {text}", flush=True)
-        _log.info("bookie %s serves on %s", ready.bookie_id, address)
+        logger.info("bookie %s serves on %s", ready.bookie_id, address)
 
     async def _serve_admin(self, listener: socket.socket | None) -> admin.AdminServer | None:
         if listener is None:
@@ -280,7 +293,7 @@ class BookieServer:
             listener,
             status=self._status,
             metrics=self._exposition,
-            is_healthy=lambda: not (self._fatal or self._bookie.stats().failure),
+            is_healthy=lambda: not (self._fatal or self._bookie.failure),
         )
         await server.start()
         return server
@@ -289,13 +302,13 @@ class BookieServer:
 
     def _on_fatal(self, message: str) -> None:
         """The journal failed; nothing is acknowledged from here on."""
-        _log.critical("the journal failed, this bookie stops: %s", message)
+        logger.critical("the journal failed, this bookie stops: %s", message)
         self._fatal = message
         self._stop.set()
 
     def _state(self) -> BookieState:
-        """Entries that cannot be flushed would fill the memory: then only reads are welcome."""
-        return BookieState.READ_ONLY if self._bookie.stats().failure else BookieState.WRITABLE
+        """READ_ONLY after a failure: entries that cannot be flushed would fill the memory."""
+        return BookieState.READ_ONLY if self._bookie.failure else BookieState.WRITABLE
 
     def _describe(self) -> Description:
         stats = self._bookie.stats()
@@ -334,10 +347,10 @@ class BookieServer:
 
     async def _withdraw(self, registration: Registration) -> None:
         try:
-            async with asyncio.timeout(_WITHDRAW_TIMEOUT_S):
+            async with asyncio.timeout(BOOKIE_WITHDRAW_TIMEOUT_S):
                 await registration.stop()
         except TimeoutError:
-            _log.warning("not withdrawn in time: the metadata session will end by itself")
+            logger.warning("not withdrawn in time: the metadata session will end by itself")
 
     async def _finish_calls(self, service: BookieService, server: GrpcServer) -> None:
         """Answer what is in flight, unless the journal failed: then there are no more answers."""
@@ -347,13 +360,14 @@ class BookieServer:
 
     async def _close_bookie(self) -> None:
         """Flush and close, in a thread that may be left behind when a disk does not answer."""
+        kept = "the journal has everything acknowledged"
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(BOOKIE_CLOSE_TIMEOUT_S):
                 await _in_daemon_thread(self._bookie.close)
         except TimeoutError:
-            _log.error("the storage did not close in time; the journal has everything acknowledged")
+            logger.error("the storage did not close in time; %s", kept)  # noqa: TRY400 - no fault
         except (OSError, CorruptionError) as error:
-            _log.error("the last flush failed, the journal has everything acknowledged: %s", error)
+            logger.error("the last flush failed, %s: %s", kept, error)  # noqa: TRY400 - it says where
 
 
 def _bracketed(host: str) -> str:

@@ -1,20 +1,25 @@
-"""LedgerDataSource: the class Spark calls, in many processes, to make readers and writers.
+"""LedgerDataSource: the class from which Spark makes readers and writers.
 
-Instances are pickled by Spark again and again, so they hold the options as given and nothing else.
-Options are checked here, on the driver, before any task starts.
+Spark makes it once per query and pickles it into the processes beside its driver (planner, source,
+commit), which call the methods below. So it holds the options as given and nothing else. Options
+are checked here, before any task starts. It is not sent to the tasks; readers and writers are.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from connector.options import read_options, write_options
 
+if TYPE_CHECKING:
+    from connector.read.readers import LedgerBatchReader, LedgerStreamReader
+    from connector.write.writers import LedgerBatchWriter, LedgerStreamWriter
 
-class LedgerDataSource(DataSource):  # type: ignore[misc]
+
+class LedgerDataSource(DataSource):
     """Reads and writes streams, and reads raw ledgers. See ``connector.options`` for the options.
 
     ``spark.read`` and ``spark.readStream`` give the stream's columns; ``df.write.mode("append")``
@@ -31,32 +36,32 @@ class LedgerDataSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """The stream's newest schema, or that of raw entries."""
-        from connector.read.open_source import declared_schema
+        from connector.read.source import stored_schema
 
-        return declared_schema(read_options(self.options, streaming=None))
+        return stored_schema(read_options(self.options, streaming=None))
 
-    def reader(self, schema: StructType) -> Any:
+    def reader(self, schema: StructType) -> LedgerBatchReader:
         """A batch read."""
-        from connector.read.batch_reader import LedgerBatchReader
+        from connector.read.readers import LedgerBatchReader
 
         return LedgerBatchReader(read_options(self.options, streaming=False), schema)
 
-    def streamReader(self, schema: StructType) -> Any:
+    def streamReader(self, schema: StructType) -> LedgerStreamReader:
         """A streaming read."""
-        from connector.read.stream_reader import LedgerStreamReader
+        from connector.read.readers import LedgerStreamReader
 
         return LedgerStreamReader(read_options(self.options, streaming=True), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> Any:
+    def writer(self, schema: StructType, overwrite: bool) -> LedgerBatchWriter:
         """A batch write."""
-        from connector.write.batch_writer import LedgerBatchWriter
+        from connector.write.writers import LedgerBatchWriter
 
         options = write_options(self.options, streaming=False)
         return LedgerBatchWriter(options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        """A streaming write; made again for every micro-batch, and once more to commit it."""
-        from connector.write.stream_writer import LedgerStreamWriter
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LedgerStreamWriter:
+        """A streaming write; made twice per micro-batch, for its tasks and for its commit."""
+        from connector.write.writers import LedgerStreamWriter
 
         options = write_options(self.options, streaming=True)
         return LedgerStreamWriter(options, schema, overwrite=overwrite)

@@ -1,7 +1,7 @@
 """Parsers of single option values: numbers, sizes, times, positions, secrets.
 
-Each takes the text a user wrote and raises ValueError with the half sentence that says what is
-allowed; ``connector.options`` puts the name of the option in front.
+Each takes the text that a user wrote. Each raises ValueError with the half sentence that says what
+is allowed; ``option_table`` puts the name of the option in front.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PositionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entry: int = 0
     slot: int = 0
     stream: str = ""
-    """The id of the stream, in an offset that was copied from a query's progress."""
+    """The stream's id; present if the position was copied from a query's progress."""
 
     @property
     def dlsn(self) -> Dlsn:
@@ -44,7 +44,7 @@ Position = Literal["earliest", "latest"] | PositionJson
 class Secret:
     """A secret, or where to find it: ``env:NAME`` or ``file:PATH``. Never shown.
 
-    The reference travels with the task; the value is looked up where it is used.
+    The reference is pickled into the tasks; the value is looked up where it is used.
     """
 
     reference: str
@@ -56,7 +56,7 @@ class Secret:
         return bool(self.reference)
 
     def reveal(self) -> str:
-        """The value. Raises ConfigurationError when the variable or file is missing."""
+        """The value. Raises ConfigurationError if the variable or file is missing."""
         kind, _, name = self.reference.partition(":")
         if kind == "env":
             value = os.environ.get(name)
@@ -160,7 +160,7 @@ def parse_name(wanted: str) -> Callable[[str], str]:
 
 
 def parse_path(text: str) -> str:
-    """The path of a file; whether it exists is known only where it is used."""
+    """The path of a file. Whether it exists is not checked here: it is used on other machines."""
     return parse_name("the path of a PEM file")(text)
 
 

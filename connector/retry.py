@@ -1,8 +1,8 @@
-"""Repeats calls that failed for a passing reason.
+"""Repeats calls that failed for a transient reason, within a budget of seconds.
 
-Spark ends a streaming query at the first exception on the driver and allows a task few attempts in
-quick succession. An outage of the metadata store or of some bookies is shorter than a restart of
-the query, so it is sat out here.
+Spark ends a streaming query at the first exception on the driver, and it repeats a failed task only
+a few times in quick succession. An outage of the metadata store or of some bookies is often
+shorter than a restart of the query, so the connector waits for its end.
 """
 
 from __future__ import annotations
@@ -10,62 +10,61 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from spark_ledger.errors import LedgerError, OutcomeUnknownError, RetryableError
+from spark_ledger.limits import RETRY_PAUSES_S, RETRY_S
 
 T = TypeVar("T")
 
-_LOG: Final = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-PATIENCE_S: Final = 120.0
-"""As long as Spark's own default for a lost network peer (spark.network.timeout)."""
-
-START_PATIENCE_S: Final = 30.0
-"""At the start of a query a store that does not answer is rather a wrong URI: say so soon."""
-
-TASK_PATIENCE_S: Final = 20.0
-"""In a task, which Spark repeats as well: long enough for bookies that start again."""
-
-_PAUSE_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+# Why not tenacity: its stop conditions count from the start of the first attempt, but a call may
+# work for minutes before it fails, so the budget here counts from the first failure. It repeats
+# functions, but a reading task is a generator whose progress resets the budget. With a stop
+# condition, a wait strategy, a log callback and a loop of our own for generators the code would be
+# longer than the class below.
 
 
-class Patience:
-    """How long something may keep failing for a passing reason, counted from the first failure."""
+class RetryBudget:
+    """How long one operation may keep failing, counted from its first failure."""
 
-    def __init__(self, what: str, patience_s: float) -> None:
-        self._what = what
-        self._patience_s = patience_s
+    def __init__(self, operation: str, budget_s: float) -> None:
+        self._operation = operation
+        self._budget_s = budget_s
         self._deadline = 0.0
         self._failures = 0
 
-    def succeeded(self) -> None:
-        """There was progress: the next failure is a first one."""
+    def reset(self) -> None:
+        """The operation made progress: the next failure is a first one."""
         self._failures = 0
 
     def pause_or_raise(self, error: LedgerError) -> None:
-        """Sleep a while before the next attempt; raise the error when it lasts too long."""
+        """Sleep before the next attempt; raise ``error`` unchanged once the budget is spent."""
         if self._failures == 0:
-            self._deadline = time.monotonic() + self._patience_s
-        pause_s = _PAUSE_S[min(self._failures, len(_PAUSE_S) - 1)]
+            self._deadline = time.monotonic() + self._budget_s
+        pause_s = RETRY_PAUSES_S[min(self._failures, len(RETRY_PAUSES_S) - 1)]
         self._failures += 1
         if time.monotonic() + pause_s > self._deadline:
             raise error
-        _LOG.warning("%s failed, trying again in %.1f s: %s", self._what, pause_s, error)
+        logger.warning("%s failed, trying again in %.1f s: %s", self._operation, pause_s, error)
         time.sleep(pause_s)
 
 
-def patiently(
-    call: Callable[[], T], what: str, *, idempotent: bool = False, patience_s: float = PATIENCE_S
+def retry_transient(
+    call: Callable[[], T], operation: str, *, idempotent: bool = False, budget_s: float = RETRY_S
 ) -> T:
-    """The result of ``call``, repeated for ``patience_s`` seconds while it raises RetryableError.
+    """The result of ``call``, which is repeated while it raises RetryableError.
 
-    ``idempotent``: an OutcomeUnknownError is repeated as well, because doing it twice is harmless.
+    ``operation`` names the call in the log. ``idempotent``: an OutcomeUnknownError is repeated too,
+    because it is harmless if the call takes effect twice.
+
+    Raises the error of the last attempt if the call still fails after ``budget_s`` seconds.
     """
-    retried = (RetryableError, OutcomeUnknownError) if idempotent else (RetryableError,)
-    patience = Patience(what, patience_s)
+    transient = (RetryableError, OutcomeUnknownError) if idempotent else (RetryableError,)
+    budget = RetryBudget(operation, budget_s)
     while True:
         try:
             return call()
-        except retried as error:
-            patience.pause_or_raise(error)
+        except transient as error:
+            budget.pause_or_raise(error)

@@ -1,4 +1,4 @@
-"""Schemas: Spark's StructType to the Arrow schema a stream stores, and back.
+"""Schemas: Spark's StructType to the Arrow schema that a stream stores, and back. Pure.
 
 The Arrow types are those Spark itself uses. Some Spark types share one Arrow type (``interval hour
 to second`` and ``interval day to second``; strings with a collation), so the exact Spark type is
@@ -8,7 +8,7 @@ kept in the metadata of the Arrow field and used again as long as it still fits.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -46,7 +46,7 @@ LEDGER_SCHEMA: Final = spark.StructType(
         spark.StructField("payload", spark.BinaryType(), nullable=False),
     ]
 )
-"""What reading a raw ledger gives."""
+"""The columns of a raw ledger."""
 
 
 def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
@@ -55,24 +55,29 @@ def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
     Whether a column of a DataFrame may hold nulls is what Spark's optimizer knows of this plan (a
     literal is never null), not what the user wants of the stream. Delta does the same.
 
-    Raises SchemaMismatchError naming the column whose type cannot be stored.
+    Raises SchemaMismatchError naming the column if its type cannot be stored.
     """
-    return canonical_schema(pa.schema([_arrow_field(field) for field in _nullable(schema).fields]))
+    fields = [_arrow_field(field) for field in _nullable_struct(schema).fields]
+    return canonical_schema(pa.schema(fields))
 
 
-def _nullable(data_type: spark.DataType) -> Any:
-    """The type with everything in it nullable, but the keys of maps."""
+def _nullable_struct(schema: spark.StructType) -> spark.StructType:
+    return spark.StructType(
+        [
+            spark.StructField(field.name, _nullable(field.dataType), True, field.metadata)
+            for field in schema.fields
+        ]
+    )
+
+
+def _nullable(data_type: spark.DataType) -> spark.DataType:
+    """The type with everything in it nullable, except the keys of maps."""
     if isinstance(data_type, spark.ArrayType):
         return spark.ArrayType(_nullable(data_type.elementType), True)
     if isinstance(data_type, spark.MapType):
         return spark.MapType(_nullable(data_type.keyType), _nullable(data_type.valueType), True)
     if isinstance(data_type, spark.StructType):
-        return spark.StructType(
-            [
-                spark.StructField(field.name, _nullable(field.dataType), True, field.metadata)
-                for field in data_type.fields
-            ]
-        )
+        return _nullable_struct(data_type)
     return data_type
 
 
@@ -86,7 +91,7 @@ def _arrow_field(field: spark.StructField) -> ArrowField:
 
 def _arrow_type(field: spark.StructField) -> pa.DataType:
     try:
-        arrow_type: pa.DataType = to_arrow_type(field.dataType, timezone="UTC")
+        return to_arrow_type(field.dataType, timezone="UTC")
     except PySparkException as error:
         hint = "cast it to int (months)" if "YearMonth" in repr(field.dataType) else "cast it first"
         raise SchemaMismatchError(
@@ -98,7 +103,6 @@ def _arrow_type(field: spark.StructField) -> pa.DataType:
             f"column {field.name!r} has the type {field.dataType.simpleString()}, which cannot be "
             "stored: cast it, such as an empty map() to map<string,string>"
         ) from error
-    return arrow_type
 
 
 def spark_schema_of(schema: pa.Schema, *, include_metadata: bool) -> spark.StructType:
@@ -122,7 +126,7 @@ def _spark_field(field: ArrowField) -> spark.StructField:
 
 
 def read_schema(schema: spark.StructType) -> pa.Schema:
-    """The Arrow schema Spark wants of every batch of a read with this declared schema."""
+    """The Arrow schema that Spark wants of every batch of a read with this declared schema."""
     return pa.schema(
         [pa.field(field.name, _arrow_type(field), field.nullable) for field in schema.fields]
     )
@@ -131,12 +135,12 @@ def read_schema(schema: spark.StructType) -> pa.Schema:
 def check_declared(
     declared: spark.StructType, stored: pa.Schema, *, include_metadata: bool, subject: str
 ) -> None:
-    """Refuse a schema a user declared (``.schema(...)``) that the stream cannot deliver.
+    """Refuse a schema that a user declared (``.schema(...)``) if the stream cannot deliver it.
 
     Fewer columns, any order and types that Arrow can cast to are fine; a value that does not fit
     the declared type fails the task that meets it.
 
-    Raises SchemaMismatchError naming the column.
+    Raises SchemaMismatchError naming the column if it cannot be delivered.
     """
     for field in declared.fields:
         if field.name == LEDGER_COLUMN and include_metadata:

@@ -1,8 +1,9 @@
 """Connections of this process: made on first use, kept, never shared with a forked child.
 
-Spark reuses its Python processes for many tasks and micro-batches, and forks them from a daemon.
-So connections live in module globals (a reader or writer object is pickled and holds none), and
-those made by another process id are set aside: their sockets belong to the parent.
+Used on both sides: in the processes beside Spark's driver and in the tasks on executors. Spark
+reuses its Python processes for many tasks and micro-batches, and forks them from a daemon. So
+connections live in module globals (readers and writers are pickled and hold none), and those of
+another process id are set aside: their sockets belong to the parent.
 """
 
 from __future__ import annotations
@@ -10,19 +11,17 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from connector.options import ConnectionOptions
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ConfigurationError, NoSuchStreamError
+from spark_ledger.limits import RAW_READERS_MAX
 from spark_ledger.types import LedgerId
 
 if TYPE_CHECKING:
     from spark_ledger.client.blocking import BlockingReader
     from spark_ledger.stream.blocking import SegmentWriter, Stream, StreamConnection
-
-READERS_MAX: Final = 64
-"""Raw ledgers kept open per connection."""
 
 
 class _Session:
@@ -40,11 +39,11 @@ class _Session:
 _LOCK: Final = threading.RLock()
 _SESSIONS: Final[dict[ConnectionOptions, _Session]] = {}
 _INHERITED: Final[list[_Session]] = []
-"""What a forked child got from its parent: kept alive, because closing it would write to sockets
-that are the parent's."""
+"""Sessions of the parent in a forked child. They are kept alive, because their destructors would
+write to sockets that belong to the parent."""
 
 _owner_pid = 0
-
+"""The process whose sessions ``_SESSIONS`` holds."""
 
 _SETTINGS: Final = {
     "readTimeout": "read_timeout_s",
@@ -58,8 +57,11 @@ _SETTINGS: Final = {
 """Options that are settings of the client, by the client's name."""
 
 
-def _client_settings(options: ConnectionOptions) -> dict[str, Any]:
-    """The keyword arguments of ``connect``. Raises ConfigurationError for what it cannot do."""
+def _client_settings(options: ConnectionOptions) -> dict[str, object]:
+    """The keyword arguments of ``connect``.
+
+    Raises ConfigurationError if this version of the client does not have a setting.
+    """
     values: dict[str, object] = {
         "readTimeout": options.read_timeout_s,
         "speculativeReadDelay": options.speculative_read_delay_s,
@@ -70,7 +72,7 @@ def _client_settings(options: ConnectionOptions) -> dict[str, Any]:
         "tls.keyPassword": options.key_password.reveal(),
     }
     known = {field.name for field in fields(ClientConfig)}
-    settings = {}
+    settings: dict[str, object] = {}
     for option, value in values.items():
         if not value:
             continue
@@ -104,7 +106,7 @@ def connection(options: ConnectionOptions) -> StreamConnection:
 def stream(options: ConnectionOptions, name: str, stream_id: str) -> Stream:
     """The handle of one stream, as it was known when it was opened: costs no metadata read.
 
-    Raises NoSuchStreamError, also when the name is that of another stream by now.
+    Raises NoSuchStreamError if it does not exist, also if another stream has its name (rule T7).
     """
     known = _session(options).streams.get(name)
     if known is None or known.config.stream_id != stream_id:
@@ -125,8 +127,10 @@ def _opened(session: _Session, name: str) -> Stream:
 
 
 def fresh_stream(options: ConnectionOptions, name: str) -> Stream:
-    """The handle of a stream with its newest schema, also when the stream was deleted and created
-    again since. Raises NoSuchStreamError."""
+    """The handle of the stream that has the name now, with its newest schema.
+
+    Raises NoSuchStreamError if there is none.
+    """
     session = _session(options)
     known = session.streams.get(name)
     if known is not None:
@@ -171,7 +175,10 @@ def segment_writer(
 
 
 def ledger_reader(options: ConnectionOptions, ledger_id: LedgerId) -> BlockingReader:
-    """A reader of a raw ledger, without recovery. Raises NoSuchLedgerError, UnauthorizedError."""
+    """A reader of a raw ledger, without recovery.
+
+    Raises NoSuchLedgerError if it does not exist, UnauthorizedError if the password is wrong.
+    """
     session = _session(options)
     with _LOCK:
         known = session.readers.pop(ledger_id, None)
@@ -179,7 +186,7 @@ def ledger_reader(options: ConnectionOptions, ledger_id: LedgerId) -> BlockingRe
             password = options.password.reveal().encode()
             known = session.connection.open_ledger(ledger_id, password=password)
         session.readers[ledger_id] = known
-        if len(session.readers) > READERS_MAX:
+        if len(session.readers) > RAW_READERS_MAX:
             del session.readers[next(iter(session.readers))]
         return known
 

@@ -1,10 +1,10 @@
-"""A service that appends to a ledger and one that follows it: how soon is an entry seen?
+"""One service appends to a ledger, another follows it: how soon is an entry seen?
 
     python examples/append_and_tail.py                       # starts a cluster of its own
     python examples/append_and_tail.py --metadata zk://host:2181/ledgers --entries 500
 
-Two threads with a connection each stand for two services. The writer stamps each entry with the
-time; the follower, which learns of new entries by long poll, subtracts. Closing the ledger ends it.
+Two threads with a connection each stand for two services. The writer puts the time into each entry.
+The follower learns of new entries by long poll and subtracts. Closing the ledger ends the program.
 """
 
 from __future__ import annotations

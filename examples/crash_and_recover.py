@@ -1,4 +1,4 @@
-"""Writers that die and writers that freeze: what was acknowledged stays, and the old one is out.
+"""A writer is killed, another freezes: what was acknowledged stays, and the old writer is fenced.
 
     python examples/crash_and_recover.py                        # starts a cluster of its own
     python examples/crash_and_recover.py --metadata zk://host:2181/ledgers
@@ -21,11 +21,11 @@ import spark_ledger
 from spark_ledger.errors import FencedError
 from spark_ledger.local import LocalCluster
 
-ENTRIES = 200  # let the writer get so far before it meets its fate
+ENTRIES = 200  # the writer has this many acknowledgements before it is killed or frozen
 
 
 def write(uri: str) -> None:
-    """The writer process: append for ever, until another client takes the ledger over."""
+    """The writer process: append until another client takes the ledger over."""
     with spark_ledger.connect(uri) as client:
         writer = client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
         print(writer.ledger_id, flush=True)
@@ -38,7 +38,7 @@ def write(uri: str) -> None:
 
 @contextmanager
 def writer_process(uri: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A writer with ENTRIES entries behind it and no thought of stopping, and its ledger."""
+    """A writer that has appended ENTRIES entries and goes on, and its ledger."""
     command = [sys.executable, __file__, "--metadata", uri, "--write"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -47,7 +47,7 @@ def writer_process(uri: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def recover(uri: str, ledger_id: int) -> int:
-    """Fence the ledger, close it at its true end, check every entry; how many there are."""
+    """Fence the ledger, close it at its end, and check every entry. Returns how many there are."""
     with spark_ledger.connect(uri) as client:
         reader = client.open_ledger(ledger_id, recover=True)
         entries = list(reader.read(0, reader.last_add_confirmed))
@@ -61,14 +61,14 @@ def run(uri: str) -> None:
         acknowledged = ENTRIES + len(process.communicate()[0].splitlines())
     entries = recover(uri, ledger_id)
     print(f"ledger {ledger_id}: killed after {acknowledged} acknowledgements, {entries} entries")
-    assert acknowledged <= entries <= acknowledged + 1, "one append at most was on its way"
+    assert acknowledged <= entries <= acknowledged + 1, "at most one append was in flight"
 
     with writer_process(uri) as (process, ledger_id):
-        process.send_signal(signal.SIGSTOP)  # a long pause; others give it up for dead
+        process.send_signal(signal.SIGSTOP)  # a long pause; others take it for dead
         entries = recover(uri, ledger_id)
-        process.send_signal(signal.SIGCONT)  # it knows of nothing, and goes on
+        process.send_signal(signal.SIGCONT)  # it does not know that it was fenced, and goes on
         *late, last_words = process.communicate()[0].splitlines()
-    assert ENTRIES + len(late) <= entries, "recovery kept all that it was told, and it got no more"
+    assert ENTRIES + len(late) <= entries, "no append was acknowledged after recovery"
     print(f"ledger {ledger_id}: recovered with {entries} entries; then its writer got {last_words}")
 
 

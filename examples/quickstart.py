@@ -1,4 +1,4 @@
-"""Spark writes a table to a stream and reads it back: rows, their positions, and only the news.
+"""Spark writes a table to a stream and reads it back: all rows, their positions, the newest rows.
 
 python examples/quickstart.py                        # starts a cluster of its own
 python examples/quickstart.py --metadata zk://host:2181/ledgers
@@ -33,20 +33,20 @@ def run(spark: SparkSession, uri: str) -> None:
     weather = spark.read.format("ledger").options(**options)
     print(f"{weather.load().count()} rows")
 
-    # Where each row stands: a stream is a sequence of segments, a segment one of entries, and an
-    # entry holds rows in slots.
-    placed = weather.option("includeMetadata", True).load()
-    for row in placed.orderBy("_ledger.segment", "_ledger.entry", "_ledger.slot").collect():
-        place = row["_ledger"]
+    # The position of each row: a stream is a sequence of segments, a segment is a sequence of
+    # entries, and an entry holds rows in slots.
+    with_position = weather.option("includeMetadata", True).load()
+    for row in with_position.orderBy("_ledger.segment", "_ledger.entry", "_ledger.slot").collect():
+        position = row["_ledger"]
         print(
-            f"commit {place.commit} segment {place.segment} entry {place.entry} slot {place.slot} "
-            f"in ledger {place.ledger_id}: {row.city} {row.celsius}"
+            f"commit {position.commit} segment {position.segment} entry {position.entry} "
+            f"slot {position.slot} in ledger {position.ledger_id}: {row.city} {row.celsius}"
         )
 
-    # A position is a place to read from: here, that of the last segment.
-    position = json.dumps({"segment": place.segment})
-    news = weather.option("startingPosition", position).load()
-    print(f"{news.count()} rows from {position} on")
+    # A read may start at a position: here, at the last segment.
+    start = json.dumps({"segment": position.segment})
+    newest = weather.option("startingPosition", start).load()
+    print(f"{newest.count()} rows from {start} on")
 
 
 def main() -> None:

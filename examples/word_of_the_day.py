@@ -3,7 +3,7 @@
     python examples/word_of_the_day.py                        # starts a cluster of its own
     python examples/word_of_the_day.py --metadata zk://host:2181/ledgers
 
-The query runs all the while. The producer uses no Spark; here both are in one process for brevity.
+The query runs all the time. The producer uses no Spark; both are in one process for brevity.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_ledger
 from spark_ledger.local import LocalCluster
@@ -43,7 +43,7 @@ def start_count(spark: SparkSession, uri: str) -> StreamingQuery:
 def run(spark: SparkSession, uri: str) -> None:
     with spark_ledger.connect(uri) as client:
         stream = client.create_stream(STREAM, SCHEMA, exist_ok=True)
-        done = stream.last_transaction("producer")  # how far an earlier run has come
+        done = stream.last_transaction("producer")  # how far an earlier run came
         query = start_count(spark, uri)
         for number, (day, text) in enumerate(LINES.items()):
             rows = [{"day": day, "line": line} for line in text.splitlines()]
@@ -54,10 +54,10 @@ def run(spark: SparkSession, uri: str) -> None:
 
             counts = spark.table("word_counts").where(F.col("day") == day)
             words = len(re.findall(r"\w+", text))
-            while (counts.agg(F.sum("count")).first()[0] or 0) < words:
-                query.awaitTermination(0.1)  # raises if the query has failed
-            word, times = counts.orderBy(F.desc("count")).first()[1:]
-            print(f"{day}: {word}, {times} times")
+            while sum(row["count"] for row in counts.collect()) < words:
+                query.awaitTermination(1)  # raises if the query has failed
+            (top,) = counts.orderBy(F.desc("count")).limit(1).collect()
+            print(f"{day}: {top['word']}, {top['count']} times")
         query.stop()
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_ledger import errors
 from spark_ledger.types import Dlsn
 from spark_ledger.version import __version__
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from spark_ledger import aio, local
     from spark_ledger.stream.blocking import StreamConnection
 
 
-def connect(uri: str, **options: Any) -> StreamConnection:
+def connect(uri: str, **options: object) -> StreamConnection:
     """Connect to a cluster: ``with spark_ledger.connect("zk://host:2181/ledgers") as client: ...``
 
-    ``options`` are the fields of ``spark_ledger.config.ClientConfig``. Raises ConfigurationError
-    for a malformed URI or an unknown option, MetadataUnavailableError if ZooKeeper is not there.
+    ``options`` are the fields of ``spark_ledger.config.ClientConfig``.
+
+    Raises ConfigurationError if the URI is malformed or an option is unknown,
+    MetadataUnavailableError if ZooKeeper does not answer.
     """
     from spark_ledger.stream.blocking import StreamConnection
 
@@ -27,7 +31,7 @@ def connect(uri: str, **options: Any) -> StreamConnection:
 _SUBMODULES = ("aio", "local")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> ModuleType:
     """``spark_ledger.aio`` and ``spark_ledger.local`` without an import of their own, on use."""
     if name in _SUBMODULES:
         from importlib import import_module

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import (
@@ -18,6 +18,7 @@ from spark_ledger.limits import (
     KIB,
     METADATA_TIMEOUT_S,
     READ_TIMEOUT_S,
+    SESSION_TIMEOUT_S,
     SPECULATIVE_READ_DELAY_S,
     WRITER_BYTES_IN_FLIGHT_MAX,
 )
@@ -41,7 +42,7 @@ class ClientConfig:
     """An idle writer makes its last entry visible to readers after so long."""
     metadata_timeout_s: float = METADATA_TIMEOUT_S
     """How long metadata operations are tried while ZooKeeper cannot be reached."""
-    session_timeout_s: float = 10.0
+    session_timeout_s: float = SESSION_TIMEOUT_S
     """ZooKeeper session timeout."""
 
     def __post_init__(self) -> None:
@@ -63,8 +64,11 @@ def unknown_name(name: str, valid: Iterable[str], *, what: str) -> Configuration
     return ConfigurationError(f"unknown {what} {name!r}: {hint}")
 
 
-def build(config_class: type[T], values: Mapping[str, Any], *, what: str = "option") -> T:
-    """A settings object from named values. Raises ConfigurationError for an unknown name."""
+def build(config_class: type[T], values: Mapping[str, object], *, what: str = "option") -> T:
+    """A settings object from named values.
+
+    Raises ConfigurationError if a name is unknown, and what the class raises for a value.
+    """
     valid = {field.name for field in fields(config_class)}  # type: ignore[arg-type]
     for name in values:
         if name not in valid:

@@ -18,6 +18,7 @@ LedgerError
 │   └── ReadBeyondConfirmedError    the entry is not confirmed yet
 ├── UnauthorizedError           wrong password, key or token
 ├── LedgerClosedError           the handle or the ledger is closed
+├── MalformedMessageError       a peer sent bytes that are not a message: it is broken or hostile
 ├── CorruptionError             stored bytes are damaged: stop, and repair
 │   ├── DigestMismatchError         no replica of an entry has a valid digest
 │   └── DataLossError               data a reader asked for are gone for good
@@ -120,6 +121,14 @@ class ReadBeyondConfirmedError(NotFoundError):
 
 class UnauthorizedError(LedgerError):
     """The password, key or token is wrong."""
+
+
+class MalformedMessageError(LedgerError):
+    """Bytes that a peer sent are not a message of the protocol; nothing in them was used.
+
+    The fault is the sender's, never the caller's: a client reports the bookie's answer as an I/O
+    error and asks another replica; a bookie ends the stream of the client.
+    """
 
 
 class CorruptionError(LedgerError):

@@ -1,4 +1,4 @@
-"""Every limit of the product, each with its reason. A limit is a number, not a policy."""
+"""Every number that is policy, each with its reason: bounds, timeouts, retries and their pauses."""
 
 from __future__ import annotations
 
@@ -29,6 +29,46 @@ METADATA_REQUEST_BYTES_MAX: Final = 1 * MIB - 16 * KIB
 """One metadata write or transaction. ZooKeeper drops the connection, without a reason, of a client
 that sends more than its ``jute.maxbuffer`` (1 MiB less a byte), names and ACLs included."""
 
+# -- metadata --------------------------------------------------------------------------------------
+
+SESSION_TIMEOUT_S: Final = 10.0
+"""A client silent for this long loses its ephemeral nodes. The server bounds it to 2-20 ticks."""
+
+METADATA_ATTEMPTS: Final = 3
+"""How often a metadata change is sent whose outcome stays unknown. Each attempt lasts for
+``METADATA_TIMEOUT_S`` already, so more would only delay the error."""
+
+METADATA_RETRY_DELAY_S: Final = 0.2
+"""Pause before metadata are read again after ZooKeeper could not be reached."""
+
+METADATA_READS_IN_FLIGHT_MAX: Final = 64
+"""Nodes of a listing read at once: the answers are large, and each is kept until all are there."""
+
+LEDGER_ID_BLOCK: Final = 64
+"""Ledger ids taken per round trip. Unused ones are lost when a client ends; ids are plentiful."""
+
+REGISTER_RETRY_DELAY_S: Final = 0.2
+"""Pause between attempts of a bookie to register again after a lost session."""
+
+DIRECTORY_REFRESH_S: Final = 30.0
+"""A client reads the list of bookies again this often: watches are hints, and free space drifts."""
+
+ZOOKEEPER_CONNECT_ATTEMPT_S: Final = 2.5
+"""About how long a server may take to accept a session, before it is tried again. One that is just
+starting swallows the first message, and would cost the whole session timeout otherwise."""
+
+ZOOKEEPER_RECONNECT_DELAY_S: Final = 0.05
+"""First pause between two attempts to connect; it doubles up to the longest one."""
+
+ZOOKEEPER_RECONNECT_DELAY_S_MAX: Final = 0.5
+"""Longest pause. A server that comes back is found at once, compared with the session timeout."""
+
+ZOOKEEPER_RECONNECT_JITTER: Final = 0.2
+"""Share of a pause that is random, so that not all clients come back in the same moment."""
+
+ZOOKEEPER_RESTART_DELAY_S: Final = 0.5
+"""Pause before kazoo is started anew after its thread has died, or a session is verified again."""
+
 # -- messages --------------------------------------------------------------------------------------
 
 APPEND_MESSAGE_BYTES_TARGET: Final = 1 * MIB
@@ -51,13 +91,50 @@ WRITER_BYTES_IN_FLIGHT_MAX: Final = 32 * MIB
 BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 128 * MIB
 """Append bytes a bookie holds before they are durable; then it stops reading its streams."""
 
+# -- a bookie --------------------------------------------------------------------------------------
+
+BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
+"""On one append stream. Refused appenders are remembered, so that nothing behind a refusal is
+stored. A stream with more of them has been failing for days: it is ended, its client starts afresh.
+"""
+
+BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
+"""Results that wait for a client which does not read them; then its stream is not read either."""
+
+BOOKIE_CALLS_MAX: Final = 10_000
+"""Calls at once, long polls and append streams included; more are refused by gRPC."""
+
+BOOKIE_READ_THREADS: Final = 4
+"""Reads wait for the disk or copy memory; both leave the interpreter's lock to others."""
+
+BOOKIE_RANGES_PER_MESSAGE: Final = 10_000
+"""About 100 KB of the answer that lists a ledger's entries."""
+
+BOOKIE_REFRESH_INTERVAL_S: Final = 5.0
+"""How often a bookie compares its state and free space with what it has registered."""
+
+BOOKIE_CONNECT_ATTEMPTS_S: Final = (1.0, 2.0, 4.0)
+"""Lengths of a starting bookie's attempts to reach the metadata store; the last one is repeated.
+The first is short, because services that are started together find each other quickly."""
+
+BOOKIE_WITHDRAW_TIMEOUT_S: Final = 3.0
+"""A stopping bookie withdraws its registration for this long; otherwise the session ends later."""
+
+BOOKIE_CLOSE_TIMEOUT_S: Final = 60.0
+"""Enough to flush a whole write cache to a slow disk. Then the process ends all the same: the
+journal has everything that was acknowledged."""
+
 # -- time ------------------------------------------------------------------------------------------
 
 ADD_TIMEOUT_S: Final = 5.0
-"""A bookie that acknowledges nothing for this long while adds wait is failed (not slow: silent)."""
+"""A bookie that acknowledges nothing for this long while adds wait is silent: failed (rule P11)."""
 
 SLOW_BOOKIE_GRACE_S: Final = 1.0
-"""A bookie that is silent this long *and* over the byte bound is failed, if the others suffice."""
+"""A bookie that is silent this long *and* over the byte bound is failed, if the others suffice
+(rule P11)."""
+
+REPLACEMENT_RETRY_S: Final = 1.0
+"""A failed bookie that nobody could replace is looked at again after this long."""
 
 READ_TIMEOUT_S: Final = 10.0
 """One read request to one bookie."""
@@ -68,8 +145,82 @@ SPECULATIVE_READ_DELAY_S: Final = 0.5
 LONG_POLL_S_MAX: Final = 30.0
 """A bookie holds a tail request at most this long."""
 
+BOOKIE_SUSPECT_S: Final = 10.0
+"""A bookie that failed an add is used again for so long only after a probe; one that a speculative
+read overtook is asked last. About the time that a restart of a bookie takes."""
+
+BOOKIE_PROBE_TIMEOUT_S: Final = 1.0
+"""A bookie that answers a probe later than this would fail the next add as well."""
+
 METADATA_TIMEOUT_S: Final = 15.0
 """One metadata operation, retries over a lost connection included."""
 
+PORTAL_STOP_TIMEOUT_S: Final = 2.0
+"""How long the end of a process waits for the thread of the blocking client. What that thread does
+is lost with the process anyway."""
+
 EXPLICIT_LAC_DELAY_S: Final = 0.02
 """An idle writer tells its bookies the last add confirmed after this long without a new add."""
+
+# -- the Spark connector: retries and waiting ------------------------------------------------------
+
+RETRY_S: Final = 120.0
+"""On Spark's driver. As long as Spark's own default for a lost network peer
+(``spark.network.timeout``)."""
+
+RETRY_AT_START_S: Final = 30.0
+"""At the start of a query a store that does not answer is more likely a wrong URI: say so soon."""
+
+RETRY_IN_TASK_S: Final = 20.0
+"""In a task, which Spark repeats as well: long enough for bookies that start again."""
+
+RETRY_PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Before each attempt; the last one repeats. Short ones first, because most outages are short."""
+
+METADATA_LAG_S: Final = 2.0
+"""How far a ZooKeeper server may lag behind the one that a query asked before its restart."""
+
+STREAM_CREATE_ATTEMPTS: Final = 3
+"""Opening a stream that others create and delete at the same time."""
+
+POLL_WAIT_S: Final = 0.1
+"""How long a poll for the newest rows waits if there are none. Without it Spark asks every 11 ms;
+it asks the sources of a query one after the other, so a longer wait would slow the others down."""
+
+TRIGGER_DELAY_S_DEFAULT: Final = 900.0
+"""How long ``minRowsPerTrigger`` may hold rows back; 15 minutes, as in Spark's Kafka source."""
+
+# -- the Spark connector: sizes --------------------------------------------------------------------
+
+PARTITIONS_MAX: Final = 2048
+"""A partition costs about 50 ms to start: 100 s on one core. Beyond it partitions grow instead."""
+
+PARTITIONS_WANTED: Final = 8
+"""A range is cut into this many partitions if their size stays within the two bounds below."""
+
+PARTITION_BYTES_MIN: Final = 16 * MIB
+"""Below this the start of a task costs more than its data."""
+
+PARTITION_BYTES_MAX: Final = 128 * MIB
+"""Spark's own partition size for files."""
+
+SPARK_BATCH_BYTES_TARGET: Final = 1 * MIB
+"""Smaller Arrow batches are joined up to this: Spark moves batches of 1 to 2 MB fastest."""
+
+SPARK_BATCH_BYTES_MAX: Final = 4 * MIB
+"""Larger Arrow batches are cut into slices of the target."""
+
+RAW_ENTRIES_PER_BATCH: Final = 4096
+"""Raw entries of a few bytes are given to Spark in Arrow batches of at most this many."""
+
+SEGMENTS_PER_FETCH: Final = 1024
+"""Commits are read in steps of this many segments while a limited trigger looks for its end."""
+
+TASK_KEPT_BYTES_MAX: Final = 16 * MIB
+"""Arrow bytes a task keeps to write them again: most micro-batches fit, and memory stays small."""
+
+RAW_READERS_MAX: Final = 64
+"""Raw ledgers that one process keeps open per connection."""
+
+RUNS_REMEMBERED_MAX: Final = 1024
+"""Runs of queries whose first micro-batch the process that commits remembers."""

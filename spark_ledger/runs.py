@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Final
 
 from spark_ledger.types import EntryId, LedgerId
 
@@ -55,12 +56,12 @@ class EntryRun:
             start += size
 
 
-_ENTRY_ID_END = 2**63 - 1
+_ENTRY_ID_END: Final = 2**63 - 1
 """Above every entry id, so that the id behind the last one fits into 64 bits as well."""
 
 
 def run_error(run: EntryRun) -> str | None:
-    """Why a run that came from outside is malformed, or None."""
+    """Why a run that a peer sent is malformed, or None."""
     if run.ledger_id < 0 or run.first_entry < 0:
         return f"negative ledger id {run.ledger_id} or entry id {run.first_entry}"
     if not run.sizes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
-from typing import Any, Generic, NamedTuple, NewType, NoReturn, TypeVar
+from typing import Final, Generic, NamedTuple, NewType, NoReturn, TypeVar
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import ENSEMBLE_SIZE_MAX
@@ -18,7 +18,7 @@ LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)
 BookieId = NewType("BookieId", str)
 
-NO_ENTRY = EntryId(-1)
+NO_ENTRY: Final = EntryId(-1)
 """Stands for "no entry yet": the last add confirmed of an empty ledger."""
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Quorums:
         for name, value in (("ensemble_size", e), ("write_quorum", wq), ("ack_quorum", aq)):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigurationError(f"{name} {value!r}: needs a whole number")
-        if not e >= wq >= aq >= 1:
+        if not e >= wq >= aq >= 1:  # rule P1
             raise ConfigurationError(
                 f"ensemble_size {e}, write_quorum {wq}, ack_quorum {aq}: "
                 "needs ensemble_size >= write_quorum >= ack_quorum >= 1"
@@ -73,14 +73,14 @@ class DigestType(Enum):
 
 
 class Fragment(NamedTuple):
-    """Entries from ``first_entry`` up to the next fragment, and their bookies in slot order."""
+    """Entries from ``first_entry`` up to the next fragment, and their bookies in index order."""
 
     first_entry: EntryId
     bookies: tuple[BookieId, ...]
 
 
 class Ensemble(tuple[BookieId, ...]):
-    """The bookies of a fragment in slot order. Equals a list of the same names, as users write."""
+    """The bookies of a fragment in index order. Equals a list of the same names, as users write."""
 
     __slots__ = ()
 
@@ -111,7 +111,7 @@ class FragmentList(list[Fragment]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[FragmentList], tuple[tuple[Fragment, ...]]]:
         return FragmentList, (tuple(self),)
 
     def _refuse(self, *_given: object, **_named: object) -> NoReturn:
@@ -150,7 +150,7 @@ class LedgerMetadata:
         previous = -1
         for fragment in self.fragments:
             assert fragment.first_entry > previous, "fragments are in strictly increasing order"
-            assert len(fragment.bookies) == self.quorums.ensemble_size, "an ensemble has E slots"
+            assert len(fragment.bookies) == self.quorums.ensemble_size, "an ensemble has E members"
             assert len(set(fragment.bookies)) == len(fragment.bookies), "bookies are distinct"
             previous = fragment.first_entry
 
@@ -226,7 +226,7 @@ class BookieStatus(IntEnum):
 
     @property
     def is_negative(self) -> bool:
-        """True only for a definite "I do not hold it". Unknown is never negative (DESIGN 5.6)."""
+        """True only for a definite "I do not hold it". Unknown is never negative (rule P14)."""
         return self in (BookieStatus.NO_SUCH_LEDGER, BookieStatus.NO_SUCH_ENTRY)
 
 

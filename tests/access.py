@@ -1,11 +1,13 @@
-"""What a bookie says of an access key, without changing anything there."""
+"""Asks a bookie whether an access key opens a ledger, without changing anything."""
 
 from __future__ import annotations
 
 from bookie_server.bookie import Bookie
-from bookie_server.core.ledger_state import hash_of, refuse_access
+from bookie_server.core.answers import Refusal
+from bookie_server.core.transitions import on_fence
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, LedgerId
+from spark_ledger.wire.frame import access_key_hash
 
 
 def key_status(bookie: Bookie, ledger_id: int, access_key: bytes) -> BookieStatus:
@@ -14,5 +16,5 @@ def key_status(bookie: Bookie, ledger_id: int, access_key: bytes) -> BookieStatu
         record = bookie._storage.state(LedgerId(ledger_id))
     except (OSError, CorruptionError):
         return BookieStatus.IO_ERROR
-    refusal = refuse_access(ledger_id, record, hash_of(access_key))
-    return BookieStatus.OK if refusal is None else refusal.status
+    decision = on_fence(record, LedgerId(ledger_id), access_key_hash(access_key))
+    return decision.status if isinstance(decision, Refusal) else BookieStatus.OK

@@ -9,36 +9,49 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from spark_ledger.local import LocalCluster
+from tests.effort import ONLY_IN_PROOF
 
 _roots = itertools.count()
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach programs under test also where a script runs us in the background, which
-    ignores it, and hands that on to every child."""
+    """Restore Ctrl-C, which a shell script makes its background jobs and their children ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _LONGEST_FIRST = ("spark", "chaos", "sim", "mutants", "fuzz", "crash", "exhaustive", "integration")
-"""Folders in the order in which `make test`, which runs several processes, should begin them."""
+"""Folders in the order in which the processes of `make test` begin them, slowest first."""
 
 
 def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin what takes longest."""
+@pytest.hookimpl(tryfirst=True)  # before -m looks at marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the slowest, and leave tests that are marked ``proof`` to ``make proof``.
+
+    Whoever names a test, or selects by -k or -m, gets exactly that.
+    """
     ranks = {folder: rank for rank, folder in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(_folder(item), len(ranks)))
+    for item in items:
+        if item.nodeid.partition("[")[0] in ONLY_IN_PROOF:
+            item.add_marker("proof")
+    selects = config.option.markexpr or config.option.keyword
+    if selects or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("proof")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("proof")]
 
 
-class _ByFile(LoadScopeScheduling):
-    """What shares fixtures runs in one process: a file, and all tests of Spark with its session."""
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests that share fixtures run in one process: those of a file, and all tests of Spark."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

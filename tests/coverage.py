@@ -1,8 +1,8 @@
-"""Branch coverage of the pure parts, which must be whole: ``python -m tests.coverage``.
+"""Branch coverage of the pure parts, which has to be 100 %: ``python -m tests.coverage``.
 
-Whatever protocol machines, bookie rules, wire formats and stored formats can do is done by their
-own tests at least once. Only those tests are run: that a branch is passed somewhere in a test of a
-whole cluster proves little. Exit code 1, and the lines, when anything is missing.
+Protocol machines, bookie rules, wire formats and stored formats pass every branch in their own
+tests. Only those tests are run, because a branch that a test of a whole cluster passes by chance
+proves little. Exit code 1, and the lines, if anything is missing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ WHOLE: Final = (
     "bookie_server/storage/records.py",
     "bookie_server/storage/blocks.py",
 )
-"""What is measured ..."""
+"""What is measured,"""
 NOT_OURS: Final = ("*_pb2.py", "*_pb2_grpc.py")
-"""... without what a generator wrote."""
+"""without generated code."""
 TESTS: Final = (
     "tests/unit/spark_ledger/protocol",
     "tests/unit/spark_ledger/wire",
@@ -67,7 +67,7 @@ def measure() -> tuple[float, str, dict[str, float]]:
 
 
 def unmeasured(by_file: dict[str, float]) -> list[str]:
-    """Files that the tests never import: coverage would not know of them."""
+    """Files that no test imports: coverage does not know them."""
     wanted = {
         str(path.relative_to(ROOT))
         for pattern in WHOLE

@@ -1,1 +1,6 @@
-"""What a bookie may answer, and how much unfinished work it holds. Pure."""
+"""What a bookie may answer, decided by pure functions over what it keeps of a ledger.
+
+``transitions`` decides requests, ``ledger_record`` is what they are decided on, ``admission`` says
+whether an add is taken now, ``answers`` holds the values that go back. ``bookie_server.bookie``
+performs what is decided here: it writes to memory and journal, waits for the disk, and answers.
+"""

@@ -1,19 +1,61 @@
-"""How much unfinished work a bookie holds, in bytes. Pure."""
+"""How much unfinished work a bookie holds, and whether one more add is taken now. Pure."""
 
 from __future__ import annotations
 
+from enum import Enum
+
+from bookie_server.core.answers import Refusal
+from spark_ledger.types import BookieStatus
+
+
+class Admission(Enum):
+    """What happens to an add that nothing was decided about yet."""
+
+    ADD = "add"
+    """There is room in the write cache."""
+
+    WAIT = "wait"
+    """There will be room once the flush that is running has ended."""
+
+
+def admit(*, is_full: bool, others_wait: bool, flush_failure: str | None) -> Admission | Refusal:
+    """Whether an add may go on.
+
+    Adds of one ledger keep their order, because an acknowledgement covers all entries before it
+    (rule P3). So an add waits behind others even if there is room for it by now. When the last
+    flush has failed nobody knows when there will be room: the add is refused instead, so that its
+    client can go on with other bookies. While there is room a failed flush refuses nobody: the
+    journal still makes adds durable, and the next flush may work.
+    """
+    if not (is_full or others_wait):
+        return Admission.ADD
+    if flush_failure is not None:
+        return refuse_for_failed_flush(flush_failure)
+    return Admission.WAIT
+
+
+def refuse_for_failed_flush(failure: str) -> Refusal:
+    """The answer to an add that cannot wait for room."""
+    assert failure, "it says what failed"
+    return Refusal(BookieStatus.IO_ERROR, f"flush fails: {failure}")
+
 
 class BytesInFlight:
-    """Bytes taken and given back. Who hands work over stops while there are too many."""
+    """Bytes of adds that were accepted and are not answered.
+
+    The service stops reading while they are above a limit. So every byte that is acquired must be
+    released by exactly one answer, also by a refusal: what is never released stops all streams, and
+    what is released twice lets more in than there is memory for.
+    """
 
     __slots__ = ("_count",)
 
     def __init__(self) -> None:
-        self._count = 0
+        self._count = 0  # service thread; others may read it, for metrics
 
     @property
     def count(self) -> int:
-        """Bytes taken and not given back."""
+        """Bytes acquired and not released."""
         return self._count
 
     def acquire(self, byte_count: int) -> None:
@@ -23,5 +65,5 @@ class BytesInFlight:
 
     def release(self, byte_count: int) -> None:
         """Account for finished work."""
-        assert 0 <= byte_count <= self._count, "more was given back than was taken"
+        assert 0 <= byte_count <= self._count, "more is released than was acquired"
         self._count -= byte_count

@@ -10,17 +10,24 @@ import asyncio
 import importlib
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from spark_ledger.errors import ConfigurationError
 
-_BACKLOG = 128
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_BACKLOG: Final = 128
+"""Connections that wait until the HTTP library is loaded: scrapers, and people who look."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Raises ConfigurationError."""
+    """A listening socket; port 0 picks a free one.
+
+    Raises ConfigurationError if the address cannot be bound.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -31,7 +38,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class AdminServer:
-    """Serves on a bound socket. The callables run in a thread, for they may ask the disk."""
+    """Serves on a bound socket. Its methods belong to the service thread.
+
+    ``status`` and ``metrics`` run in a thread of a pool, because they may ask the disk.
+    """
 
     def __init__(
         self,
@@ -46,23 +56,24 @@ class AdminServer:
         self._status = status
         self._metrics = metrics
         self._is_healthy = is_healthy
-        self._runner: Any = None
+        self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         """Load the HTTP library and serve."""
-        web: Any = await asyncio.to_thread(importlib.import_module, "aiohttp.web")
+        await asyncio.to_thread(importlib.import_module, "aiohttp.web")
+        from aiohttp import web  # loaded now
 
-        async def get_metrics(_request: Any) -> Any:
+        async def get_metrics(_request: web.Request) -> web.Response:
             text = await asyncio.to_thread(self._metrics)
             headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
             return web.Response(body=text, headers=headers)
 
-        async def get_status(_request: Any) -> Any:
+        async def get_status(_request: web.Request) -> web.Response:
             status = await asyncio.to_thread(self._status)
             body = msgspec.json.format(msgspec.json.encode(status)) + b"\n"
             return web.Response(body=body, content_type="application/json")
 
-        async def get_health(_request: Any) -> Any:
+        async def get_health(_request: web.Request) -> web.Response:
             if self._is_healthy():
                 return web.Response(text="ok\n")
             return web.Response(text="the storage has failed\n", status=503)

@@ -6,59 +6,13 @@ put a scripted bookie behind the same interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from bookie_server.core.answers import Done, LedgerEnd, ReadOutcome
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import BookieStatus, EntryId, LedgerId
-
-Done = Callable[[BookieStatus, str], None]
-"""Receives the answer to a write: a status, and a sentence when it is not OK."""
-
-
-class ReadOutcome(Protocol):
-    """Entries of a range, and why there are no more of them."""
-
-    @property
-    def runs(self) -> Sequence[EntryRun]:
-        """In order; together the entries that could be had."""
-
-    @property
-    def status(self) -> BookieStatus:
-        """OK: everything, or as much as the byte limit allows; else why reading stopped."""
-
-    @property
-    def entry_id(self) -> EntryId:
-        """The entry that could not be had, when the status is not OK."""
-
-    @property
-    def message(self) -> str:
-        """A sentence, when the status is not OK."""
-
-
-class LedgerEnd(Protocol):
-    """What a bookie knows of a ledger's end."""
-
-    @property
-    def status(self) -> BookieStatus:
-        """OK, NO_SUCH_LEDGER, UNKNOWN_STATE ..."""
-
-    @property
-    def last_add_confirmed(self) -> EntryId:
-        """Highest LAC heard of; -1: none."""
-
-    @property
-    def last_entry(self) -> EntryId:
-        """Highest entry held; -1: none."""
-
-    @property
-    def fenced(self) -> bool:
-        """Normal adds are refused for ever."""
-
-    @property
-    def message(self) -> str:
-        """A sentence, when the status is not OK."""
+from spark_ledger.types import EntryId, LedgerId
 
 
 class BookieApi(Protocol):

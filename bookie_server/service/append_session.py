@@ -1,8 +1,13 @@
 """One client's Append stream on the bookie: runs in, cumulative results out.
 
+A stream carries many appenders, each under a tag of its own: one writer's entries of one ledger.
 The reading side hands each run to the bookie and goes on reading; the writing side sends what has
 become durable since its last message. One synced journal batch completes many runs at once, so its
 results travel in one message, and of several runs of one tag only the last one is named.
+
+A result covers all runs of its tag before it (rule P3). This holds because the bookie answers the
+runs of a ledger in order, and because no run behind a refused one is acknowledged: those that were
+on their way to the disk already may be stored, later ones are dropped.
 """
 
 from __future__ import annotations
@@ -11,34 +16,33 @@ import asyncio
 import logging
 import time
 from functools import partial
-from typing import Any, Final
 
 import grpc
 import grpc.aio
 
+from bookie_server.core.answers import Refusal
 from bookie_server.service.api import BookieApi
+from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
-from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
-from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.errors import MalformedMessageError
+from spark_ledger.limits import (
+    BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
+    BOOKIE_REFUSED_APPENDERS_MAX,
+    BOOKIE_UNSENT_RESULTS_MAX,
+)
+from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import ReceivedAdd, decode_append_request, status_to_wire
 from spark_ledger.wire.frame import frame_last_add_confirmed
 
-_log = logging.getLogger(__name__)
-
-_REFUSED_TAGS_MAX: Final = 65_536
-"""Tags that were refused are remembered, so that nothing behind a refusal is stored. A stream with
-more of them has been failing for days; ending it makes its client start afresh."""
-
-_UNSENT_RESULTS_MAX: Final = 4_096
-"""Results waiting for a client that does not read them; then its stream is not read either."""
+logger = logging.getLogger(__name__)
 
 
 class AppendGate:
     """Holds back the reading of all streams while the bookie has too many bytes in flight."""
 
     def __init__(self, bookie: BookieApi) -> None:
+        # Everything here belongs to the service thread.
         self._bookie = bookie
         self._waiting: list[asyncio.Future[None]] = []
         self._check_is_due = False
@@ -51,7 +55,7 @@ class AppendGate:
             await turn
 
     def completed(self) -> None:
-        """Some bytes became durable: look again, once for all completions of a journal batch."""
+        """Some bytes were answered: look again, once for all completions of a journal batch."""
         if self._waiting and not self._check_is_due:
             self._check_is_due = True
             asyncio.get_running_loop().call_soon(self._check)
@@ -66,8 +70,12 @@ class AppendGate:
         self._waiting.clear()
 
 
-class _Lane:
-    """The runs of one tag: how many are pending, what is durable, and what ended it."""
+class _AppenderState:
+    """The runs of one tag: how many are pending, what is durable, and what ended it.
+
+    ``acknowledged`` is durable and not reported yet; ``refused_entry`` is the last entry of the
+    earliest run that was refused. Both are NO_ENTRY if there is none. Service thread only.
+    """
 
     __slots__ = ("acknowledged", "ledger_id", "pending", "refusal", "refused_entry", "tag")
 
@@ -75,41 +83,47 @@ class _Lane:
         self.tag = tag
         self.ledger_id = ledger_id
         self.pending = 0
-        self.acknowledged = EntryId(-1)  # durable, and not reported yet
-        self.refusal: tuple[BookieStatus, str] | None = None
-        self.refused_entry = EntryId(-1)
+        self.acknowledged = NO_ENTRY
+        self.refusal: Refusal | None = None
+        self.refused_entry = NO_ENTRY
 
-    def refuse(self, last_entry: EntryId, status: BookieStatus, message: str) -> None:
-        """Keep the refusal of the earliest run; it is reported once those before it are."""
+    def refuse(self, last_entry: EntryId, refusal: Refusal) -> None:
+        """Keep the refusal of the earliest run; it is reported once those before it are.
+
+        Refusals do not come in order: one is known at once, another after a sync that failed.
+        """
         if self.refusal is None or last_entry < self.refused_entry:
-            self.refusal = (status, message)
+            self.refusal = refusal
             self.refused_entry = last_entry
 
 
-def _stop_reading(reader: asyncio.Task[Any], writer: asyncio.Task[None]) -> None:
-    """Results that cannot be written end the call: what is read after them would go unanswered."""
+def _stop_reading(reader: asyncio.Task[object], writer: asyncio.Task[None]) -> None:
+    """End the call when results cannot be written: what is read from then on has no answer."""
     if not writer.cancelled() and writer.exception() is not None:
-        _log.info("append stream ended, its client is gone: %s", writer.exception())
+        logger.info("append stream ended, its client is gone: %s", writer.exception())
         reader.cancel()
 
 
-def _current_task() -> asyncio.Task[Any]:
+def _current_task() -> asyncio.Task[object]:
     task = asyncio.current_task()
     assert task is not None, "grpc runs a handler in a task of its own"
     return task
 
 
 class AppendSession:
-    """Serves one Append call from start to end."""
+    """Serves one Append call from start to end.
+
+    Everything here belongs to the service thread: the bookie calls back on it, too.
+    """
 
     def __init__(
         self,
         bookie: BookieApi,
-        context: Any,
+        context: CallContext,
         *,
         gate: AppendGate,
         metrics: ServiceMetrics,
-        refusal: tuple[BookieStatus, str] | None,
+        refusal: Refusal | None,
     ) -> None:
         """``refusal`` answers every run, when the client did not mean this bookie."""
         self._bookie = bookie
@@ -117,11 +131,11 @@ class AppendSession:
         self._gate = gate
         self._metrics = metrics
         self._refusal = refusal
-        self._lanes: dict[int, _Lane] = {}
-        self._changed: dict[int, _Lane] = {}
-        self._pending = 0
-        self._refused = 0
-        self._ended = False
+        self._appenders: dict[int, _AppenderState] = {}
+        self._changed: dict[int, _AppenderState] = {}  # those with something to report
+        self._pending = 0  # runs of all appenders that are not answered
+        self._refused = 0  # appenders
+        self._ended = False  # reading has ended, and answers go on
         self._draining = False
         self._task = _current_task()
         self._wake = asyncio.Event()
@@ -134,7 +148,10 @@ class AppendSession:
             self._task.cancel()
 
     async def run(self) -> None:
-        """Read until the client ends the stream, then answer what is still pending."""
+        """Read until the client ends the stream, then answer what is still pending.
+
+        No TaskGroup: it would wrap the error by which grpc ends an aborted call.
+        """
         writer = asyncio.get_running_loop().create_task(self._write_results())
         writer.add_done_callback(partial(_stop_reading, self._task))
         try:
@@ -149,28 +166,30 @@ class AppendSession:
             await writer
         finally:
             writer.cancel()
+            await asyncio.wait([writer])
 
     async def _read_all(self) -> None:
         while True:
             await self._gate.wait()
-            while len(self._changed) > _UNSENT_RESULTS_MAX:
+            while len(self._changed) > BOOKIE_UNSENT_RESULTS_MAX:
                 self._sent.clear()
                 await self._sent.wait()
             data = await self._context.read()
             if data is grpc.aio.EOF:
                 return
+            assert isinstance(data, bytes), "Append has no deserializer"
             await self._take(data)
 
     async def _take(self, data: bytes) -> None:
         try:
             adds = decode_append_request(data)
-        except ConfigurationError as error:
+        except MalformedMessageError as error:
             await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         now = time.perf_counter()
         with self._bookie.batch():
             for add in adds:
                 self._add(add, now)
-        if self._refused > _REFUSED_TAGS_MAX:
+        if self._refused > BOOKIE_REFUSED_APPENDERS_MAX:
             await self._context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self._refused} appenders of this stream were refused: open a new stream",
@@ -178,22 +197,22 @@ class AppendSession:
 
     def _add(self, add: ReceivedAdd, now: float) -> None:
         run = add.run
-        lane = self._lanes.get(add.tag)
-        if lane is None:
-            lane = self._lanes[add.tag] = _Lane(add.tag, run.ledger_id)
-        elif lane.refusal is not None:
+        appender = self._appenders.get(add.tag)
+        if appender is None:
+            appender = self._appenders[add.tag] = _AppenderState(add.tag, run.ledger_id)
+        elif appender.refusal is not None:
             return  # runs behind a refused one are dropped, as the client expects
         refusal = self._refusal
         if add.error:
-            refusal = (BookieStatus.BAD_REQUEST, f"ledger {run.ledger_id}: {add.error}")
-        elif run.ledger_id != lane.ledger_id:
-            message = f"ledger {run.ledger_id} on an appender of ledger {lane.ledger_id}"
-            refusal = (BookieStatus.BAD_REQUEST, message)
-        lane.pending += 1
+            refusal = Refusal(BookieStatus.BAD_REQUEST, f"ledger {run.ledger_id}: {add.error}")
+        elif run.ledger_id != appender.ledger_id:
+            message = f"ledger {run.ledger_id} on an appender of ledger {appender.ledger_id}"
+            refusal = Refusal(BookieStatus.BAD_REQUEST, message)
+        appender.pending += 1
         self._pending += 1
         last_entry = run.last_entry if run.sizes else run.first_entry
         size = len(run.frames)
-        done = partial(self._completed, lane, last_entry, run.count, size, now)
+        done = partial(self._completed, appender, last_entry, run.count, size, now)
         if refusal is not None:
             done(*refusal)
             return
@@ -207,7 +226,7 @@ class AppendSession:
 
     def _completed(
         self,
-        lane: _Lane,
+        appender: _AppenderState,
         last_entry: EntryId,
         entries: int,
         size_bytes: int,
@@ -215,16 +234,16 @@ class AppendSession:
         status: BookieStatus,
         message: str,
     ) -> None:
-        lane.pending -= 1
+        appender.pending -= 1
         self._pending -= 1
         self._metrics.add_completed(status, entries, size_bytes, time.perf_counter() - started)
         if status is not BookieStatus.OK:
-            if lane.refusal is None:
+            if appender.refusal is None:
                 self._refused += 1
-            lane.refuse(last_entry, status, message)
-        elif lane.refusal is None or last_entry < lane.refused_entry:
-            lane.acknowledged = last_entry
-        self._changed[lane.tag] = lane
+            appender.refuse(last_entry, Refusal(status, message))
+        elif appender.refusal is None or last_entry < appender.refused_entry:
+            appender.acknowledged = last_entry
+        self._changed[appender.tag] = appender
         self._wake.set()
         self._gate.completed()
 
@@ -239,25 +258,25 @@ class AppendSession:
             if self._ended and not self._pending and not self._changed:
                 return
 
-    def _collect(self) -> Any:
+    def _collect(self) -> pb.AppendResponse:
         """What has changed since the last call, as one message."""
         response = pb.AppendResponse()
-        for tag, lane in self._changed.items():
-            if lane.acknowledged >= 0:
+        for tag, appender in self._changed.items():
+            if appender.acknowledged >= 0:
                 response.results.add(
-                    tag=tag, ledger_id=lane.ledger_id, last_entry=lane.acknowledged
+                    tag=tag, ledger_id=appender.ledger_id, last_entry=appender.acknowledged
                 )
-                lane.acknowledged = EntryId(-1)
-            if lane.pending:
+                appender.acknowledged = NO_ENTRY
+            if appender.pending:
                 continue
-            if lane.refusal is None:
-                del self._lanes[tag]
+            if appender.refusal is None:
+                del self._appenders[tag]
             else:
-                status, message = lane.refusal
+                status, message = appender.refusal
                 response.results.add(
                     tag=tag,
-                    ledger_id=lane.ledger_id,
-                    last_entry=lane.refused_entry,
+                    ledger_id=appender.ledger_id,
+                    last_entry=appender.refused_entry,
                     status=status_to_wire(status),
                     message=message,
                 )

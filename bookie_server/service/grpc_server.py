@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
@@ -12,20 +10,20 @@ from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.interceptors import MetricsInterceptor
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import BOOKIE_CALLS_MAX
 from spark_ledger.wire.codec import SERVICE_NAME
 from spark_ledger.wire.options import transfer_options
-
-_CALLS_MAX: Final = 10_000
-"""Calls at once, long polls and append streams included; more are refused by grpc."""
 
 
 def server_options() -> list[tuple[str, int]]:
     """grpc options of a bookie: sizes, and permission for the keepalive probes of clients."""
     return [
         *transfer_options(),
+        # Probes of our own find clients that vanished without closing the connection.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.ping_timeout_ms", 5_000),
+        # Clients probe often, also idle ones, to find a dead bookie soon: that is no attack.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
@@ -36,13 +34,13 @@ def server_options() -> list[tuple[str, int]]:
 
 
 class GrpcServer:
-    """Serves one BookieService. Make it on the loop that runs it."""
+    """Serves one BookieService. Made and used on the service thread."""
 
     def __init__(self, service: BookieService, metrics: ServiceMetrics) -> None:
         self._server = grpc.aio.server(
             options=server_options(),
             interceptors=[MetricsInterceptor(metrics)],
-            maximum_concurrent_rpcs=_CALLS_MAX,
+            maximum_concurrent_rpcs=BOOKIE_CALLS_MAX,
         )
         self._server.add_generic_rpc_handlers((service.handlers(),))
         self._health = health.HealthServicer()
@@ -51,7 +49,7 @@ class GrpcServer:
     async def start(self, host: str, port: int) -> int:
         """Listen and serve; the port, which the system picks when ``port`` is 0.
 
-        Raises ConfigurationError when the address cannot be bound.
+        Raises ConfigurationError if the address cannot be bound.
         """
         address = f"{host}:{port}"
         try:

@@ -1,8 +1,9 @@
 """The gRPC servicer: decodes a call, hands it to the bookie, sends the bookie's answer.
 
-It decides nothing about ledgers; what may be answered is the bookie's business. Statuses travel
-inside messages, so a client learns them for every call in the same way; grpc's own codes are left
-for what grpc itself finds wrong.
+It decides nothing about ledgers: the bookie does. Statuses travel inside messages, so that a client
+learns them in the same way for every call; grpc's own codes are left for what grpc itself finds
+wrong. Every call names the bookie it means, and another one at the same address refuses: it would
+deny entries that it never had.
 """
 
 from __future__ import annotations
@@ -13,28 +14,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-from bookie_server.service.api import BookieApi, Done, LedgerEnd
+from bookie_server.core.answers import Done, LedgerEnd, Refusal
+from bookie_server.service.api import BookieApi
 from bookie_server.service.append_session import AppendGate, AppendSession
+from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
-from spark_ledger.limits import LONG_POLL_S_MAX
+from spark_ledger.limits import (
+    BOOKIE_RANGES_PER_MESSAGE,
+    BOOKIE_READ_THREADS,
+    LONG_POLL_S_MAX,
+)
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import BOOKIE_ID_KEY, SERVICE_NAME, encode_read_end, status_to_wire
 
-READ_THREADS: Final = 4
-"""Reads wait for the disk or copy memory, both without the interpreter's lock."""
-
-_RANGES_PER_MESSAGE: Final = 10_000
-"""About 100 KB of a ListEntries answer."""
-
-Refusal = tuple[BookieStatus, str]
+_Request = TypeVar("_Request", bound=Message)
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,11 @@ class Description:
 
 
 class BookieService:
-    """Handlers of ``spark_ledger.v1.Bookie`` over one bookie. Lives on one loop."""
+    """Handlers of ``spark_ledger.v1.Bookie`` over one bookie.
+
+    Everything here belongs to the service thread. What may take long runs in the pool: reads and
+    lists of entries, which the bookie allows on any thread, and ``describe``.
+    """
 
     def __init__(
         self,
@@ -71,7 +77,7 @@ class BookieService:
         self._sessions: set[AppendSession] = set()
         self._polls: set[asyncio.Event] = set()
         self._is_draining = False
-        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="bookie-read")
+        self._pool = ThreadPoolExecutor(BOOKIE_READ_THREADS, thread_name_prefix="bookie-read")
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """All methods, for ``grpc.aio.Server.add_generic_rpc_handlers``."""
@@ -121,7 +127,7 @@ class BookieService:
 
     # -- handlers ----------------------------------------------------------------------------------
 
-    async def append(self, _requests: AsyncIterator[bytes], context: Any) -> None:
+    async def append(self, _requests: AsyncIterator[bytes], context: CallContext) -> None:
         """One client's stream of adds."""
         session = AppendSession(
             self._bookie,
@@ -140,7 +146,7 @@ class BookieService:
             self._sessions.discard(session)
             self._metrics.append_streams -= 1
 
-    async def read(self, request: pb.ReadRequest, context: Any) -> None:
+    async def read(self, request: pb.ReadRequest, context: CallContext) -> None:
         """A range of entries; with ``fence`` the ledger is fenced first."""
         started = time.perf_counter()
         refusal = self._refusal(context, read_request_error(request))
@@ -159,7 +165,7 @@ class BookieService:
         self._metrics.read_ended(work.status, work.bytes_read, time.perf_counter() - started)
 
     async def read_last_confirmed(
-        self, request: pb.ReadLastConfirmedRequest, context: Any
+        self, request: pb.ReadLastConfirmedRequest, context: CallContext
     ) -> pb.ReadLastConfirmedResponse:
         """The end of a ledger as this bookie knows it, at once or when it has moved on."""
         refusal = self._refusal(context, _ledger_error(request.ledger_id))
@@ -167,8 +173,8 @@ class BookieService:
             refusal = await self._fence(request)
         if refusal is not None:
             return pb.ReadLastConfirmedResponse(
-                status=status_to_wire(refusal[0]),
-                message=refusal[1],
+                status=status_to_wire(refusal.status),
+                message=refusal.message,
                 last_add_confirmed=-1,
                 last_entry=-1,
             )
@@ -182,7 +188,7 @@ class BookieService:
         )
 
     async def write_last_confirmed(
-        self, request: pb.WriteLastConfirmedRequest, context: Any
+        self, request: pb.WriteLastConfirmedRequest, context: CallContext
     ) -> pb.WriteLastConfirmedResponse:
         """An idle writer's LAC."""
         refusal = self._refusal(context, _ledger_error(request.ledger_id))
@@ -199,7 +205,7 @@ class BookieService:
             status, message = refusal
         return pb.WriteLastConfirmedResponse(status=status_to_wire(status), message=message)
 
-    async def list_entries(self, request: pb.ListEntriesRequest, context: Any) -> None:
+    async def list_entries(self, request: pb.ListEntriesRequest, context: CallContext) -> None:
         """Ranges of the entries held here."""
         refusal = self._refusal(context, _ledger_error(request.ledger_id))
         ranges: list[tuple[EntryId, EntryId]] = []
@@ -209,26 +215,32 @@ class BookieService:
             found = await loop.run_in_executor(self._pool, self._bookie.list_entries, ledger_id)
             if found is None:
                 message = f"ledger {ledger_id} is not known here"
-                refusal = (BookieStatus.NO_SUCH_LEDGER, message)
+                refusal = Refusal(BookieStatus.NO_SUCH_LEDGER, message)
             else:
                 ranges = found
         if refusal is not None:
             await context.write(
-                pb.ListEntriesResponse(status=status_to_wire(refusal[0]), message=refusal[1])
+                pb.ListEntriesResponse(
+                    status=status_to_wire(refusal.status), message=refusal.message
+                )
             )
             return
-        for start in range(0, len(ranges), _RANGES_PER_MESSAGE):
+        for start in range(0, len(ranges), BOOKIE_RANGES_PER_MESSAGE):
             response = pb.ListEntriesResponse()
-            for first, last in ranges[start : start + _RANGES_PER_MESSAGE]:
+            for first, last in ranges[start : start + BOOKIE_RANGES_PER_MESSAGE]:
                 response.ranges.add(first_entry=first, last_entry=last)
             await context.write(response)
 
-    async def describe(self, _request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+    async def describe(
+        self, _request: pb.DescribeRequest, context: CallContext
+    ) -> pb.DescribeResponse:
         """Who this bookie is and how it does."""
         refusal = self._refusal(context, "")
         if refusal is not None:
             return pb.DescribeResponse(
-                status=status_to_wire(refusal[0]), message=refusal[1], bookie_id=self._bookie_id
+                status=status_to_wire(refusal.status),
+                message=refusal.message,
+                bookie_id=self._bookie_id,
             )
         loop = asyncio.get_running_loop()
         description = await loop.run_in_executor(self._pool, self._describe)
@@ -246,36 +258,35 @@ class BookieService:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _wrong_bookie(self, context: Any) -> Refusal | None:
+    def _wrong_bookie(self, context: CallContext) -> Refusal | None:
         """Refuse what was meant for the bookie that had this address before."""
-        meant = next(
-            (value for key, value in context.invocation_metadata() if key == BOOKIE_ID_KEY), None
-        )
+        metadata = context.invocation_metadata() or ()
+        meant = next((str(value) for key, value in metadata if key == BOOKIE_ID_KEY), None)
         if meant == self._bookie_id:
             return None
         asked = "no bookie was named" if meant is None else f"bookie {meant} was asked"
-        return BookieStatus.WRONG_BOOKIE, f"this is bookie {self._bookie_id}; {asked}"
+        return Refusal(BookieStatus.WRONG_BOOKIE, f"this is bookie {self._bookie_id}; {asked}")
 
-    def _refusal(self, context: Any, error: str) -> Refusal | None:
+    def _refusal(self, context: CallContext, error: str) -> Refusal | None:
         """Why a call other than Append is refused before anything is done."""
         wrong = self._wrong_bookie(context)
         if wrong is not None:
             return wrong
         if context.time_remaining() is None:
-            return BookieStatus.BAD_REQUEST, "a call needs a deadline"
+            return Refusal(BookieStatus.BAD_REQUEST, "a call needs a deadline")
         if error:
-            return BookieStatus.BAD_REQUEST, error
+            return Refusal(BookieStatus.BAD_REQUEST, error)
         return None
 
     async def _fence(self, request: pb.ReadRequest | pb.ReadLastConfirmedRequest) -> Refusal | None:
         """Fence durably. None once that is done."""
-        answer = await _answer(
+        status, message = await _answer(
             lambda done: self._bookie.fence(
                 LedgerId(request.ledger_id), access_key=request.access_key, done=done
             )
         )
-        self._metrics.fences[answer[0]] += 1
-        return None if answer[0] is BookieStatus.OK else answer
+        self._metrics.fences[status] += 1
+        return None if status is BookieStatus.OK else Refusal(status, message)
 
     def _end(self, request: pb.ReadLastConfirmedRequest) -> LedgerEnd:
         return self._bookie.end_of_ledger(
@@ -316,13 +327,13 @@ class BookieService:
 
 
 def _decoded(
-    handler: Callable[[Any, Any], Awaitable[Any]], kind: type[Any]
-) -> Callable[[bytes, Any], Awaitable[Any]]:
-    """The handler over the message in a request's bytes. Bytes that are none end the call with
-    INVALID_ARGUMENT; left to grpc they would count as a fault of ours, with a traceback logged.
+    handler: Callable[[_Request, CallContext], Awaitable[_Result]], kind: type[_Request]
+) -> Callable[[bytes, CallContext], Awaitable[_Result]]:
+    """The handler over the message in a request's bytes. Bytes that are no message end the call
+    with INVALID_ARGUMENT; grpc itself would count them as a fault of ours, and log a traceback.
     """
 
-    async def handle(data: bytes, context: Any) -> Any:
+    async def handle(data: bytes, context: CallContext) -> _Result:
         try:
             request = kind.FromString(data)
         except DecodeError as error:
@@ -332,9 +343,9 @@ def _decoded(
     return handle
 
 
-async def _answer(ask: Callable[[Done], None]) -> Refusal:
+async def _answer(ask: Callable[[Done], None]) -> tuple[BookieStatus, str]:
     """What the bookie calls back with."""
-    future: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[tuple[BookieStatus, str]] = asyncio.get_running_loop().create_future()
 
     def done(status: BookieStatus, message: str) -> None:
         if not future.done():  # the caller may have gone

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 
+from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
 
-class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Wraps the handlers of all services; see ``ServiceMetrics.calls``."""
+
+class MetricsInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of all services; see ``ServiceMetrics.calls``. Service thread only."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[_Request, _Response] | None]
+        ],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> grpc.RpcMethodHandler[_Request, _Response] | None:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -40,20 +46,26 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             )
         return handler
 
-    def _counted(self, name: str, behaviour: Any) -> Any:
-        async def call(request: Any, context: Any) -> Any:
+    def _counted(
+        self, name: str, behaviour: Callable[..., object]
+    ) -> Callable[[object, CallContext], Awaitable[object]]:
+        async def call(request: object, context: CallContext) -> object:
             self._metrics.calls_in_progress[name] += 1
             try:
-                return await behaviour(request, context)
+                answer = behaviour(request, context)
+                assert isinstance(answer, Awaitable), "handlers of an asyncio server are coroutines"
+                return await answer
             finally:
                 self._finished(name, context)
 
         return call
 
-    def _counted_stream(self, name: str, behaviour: Any) -> Any:
+    def _counted_stream(
+        self, name: str, behaviour: Callable[..., object]
+    ) -> Callable[[object, CallContext], Awaitable[None]]:
         """For handlers that write to the context, and for those that are generators."""
 
-        async def call(request: Any, context: Any) -> None:
+        async def call(request: object, context: CallContext) -> None:
             self._metrics.calls_in_progress[name] += 1
             try:
                 answers = behaviour(request, context)
@@ -61,13 +73,14 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                     async for answer in answers:
                         await context.write(answer)
                 else:
+                    assert isinstance(answers, Awaitable), "neither a generator nor a coroutine"
                     await answers
             finally:
                 self._finished(name, context)
 
         return call
 
-    def _finished(self, name: str, context: Any) -> None:
+    def _finished(self, name: str, context: CallContext) -> None:
         self._metrics.calls_in_progress[name] -= 1
         code = context.code()
         text = code.name if isinstance(code, grpc.StatusCode) else str(code or "OK")

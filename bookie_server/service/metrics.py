@@ -1,6 +1,7 @@
 """What the service counts. Plain numbers on the hot path; Prometheus sees them when it scrapes.
 
-Everything is written on the service's loop, so nothing here locks.
+Everything is written on the service thread, so nothing here locks. The thread of a scrape reads it
+at the same time, and may see one counter a moment before another.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -12,6 +11,8 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     SummaryMetricFamily,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from bookie_server.bookie import StorageStats
 from bookie_server.service.metrics import Histogram, ServiceMetrics
@@ -25,23 +26,23 @@ def exposition(metrics: ServiceMetrics, storage: StorageStats, up: bool) -> byte
     return generate_latest(registry)
 
 
-class _Collector:
+class _Collector(Collector):
     """What the client library asks for metric families."""
 
-    def __init__(self, families: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
         self._families = families
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[Metric]:
         return self._families()
 
 
-def _families(metrics: ServiceMetrics, storage: StorageStats, up: bool) -> Iterator[Any]:
+def _families(metrics: ServiceMetrics, storage: StorageStats, up: bool) -> Iterator[Metric]:
     yield GaugeMetricFamily("bookie_healthy", "1 while the storage works.", value=float(up))
     yield from _service(metrics)
     yield from _storage(storage)
 
 
-def _service(metrics: ServiceMetrics) -> Iterator[Any]:
+def _service(metrics: ServiceMetrics) -> Iterator[Metric]:
     yield _by_status("bookie_adds", "Runs of entries answered, by status.", metrics.adds)
     yield _counter("bookie_added_entries", "Entries made durable.", metrics.entries_added)
     yield _counter("bookie_added_bytes", "Frame bytes made durable.", metrics.bytes_added)
@@ -70,7 +71,7 @@ def _service(metrics: ServiceMetrics) -> Iterator[Any]:
     yield running
 
 
-def _storage(storage: StorageStats) -> Iterator[Any]:
+def _storage(storage: StorageStats) -> Iterator[Metric]:
     journal, engine = storage.journal, storage.engine
     yield _gauge(
         "bookie_append_bytes_in_flight",
@@ -103,22 +104,22 @@ def _storage(storage: StorageStats) -> Iterator[Any]:
     yield _gauge("bookie_storage_failed", "1 after a failure.", int(bool(storage.failure)))
 
 
-def _counter(name: str, help_text: str, value: float) -> Any:
+def _counter(name: str, help_text: str, value: float) -> Metric:
     return CounterMetricFamily(name, help_text, value=value)
 
 
-def _gauge(name: str, help_text: str, value: float) -> Any:
+def _gauge(name: str, help_text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, help_text, value=value)
 
 
-def _by_status(name: str, help_text: str, counts: dict[BookieStatus, int]) -> Any:
+def _by_status(name: str, help_text: str, counts: dict[BookieStatus, int]) -> Metric:
     family = CounterMetricFamily(name, help_text, labels=["status"])
     for status, count in sorted(counts.items()):
         family.add_metric([status.name], count)
     return family
 
 
-def _histogram(name: str, help_text: str, histogram: Histogram) -> Any:
+def _histogram(name: str, help_text: str, histogram: Histogram) -> Metric:
     return HistogramMetricFamily(
         name, help_text, buckets=histogram.cumulative(), sum_value=histogram.total
     )

@@ -1,4 +1,4 @@
-"""Reading a range on the bookie: chunk after chunk in a thread pool, each as one message."""
+"""Reading a range on the bookie: one chunk at a time in a thread pool, each as one message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from spark_ledger.wire.codec import encode_read_end, encode_read_response
 
 
 class RangeRead:
-    """Progress of one Read call. ``next_messages`` runs in the pool, one call at a time."""
+    """Progress of one Read call.
+
+    ``next_messages`` runs in the pool and changes everything here; the service thread looks at it
+    only while no such call runs. So there is one owner at any time, and no lock.
+    """
 
     def __init__(self, bookie: BookieApi, request: pb.ReadRequest) -> None:
         self._bookie = bookie

@@ -11,8 +11,8 @@
     ..      4 * n  sizes of the frames, little endian
     ..      f      frames, one behind the other
 
-Both containers frame a body with ``records``, which checks its length and CRC32C; so the same
-bytes, summed once, go into the journal and later into the entry log without being made again.
+Journal and entry log frame this body with ``records``, which checks its length and CRC32C. So the
+same bytes, with the checksum computed once, go into the journal and later into the entry log.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class BlockHeader(NamedTuple):
 def encode_run(run: EntryRun, last_add_confirmed: EntryId) -> Block:
     """The block of a well-formed run (see ``runs.run_error``). Frames are not copied."""
     sizes, frames = run.sizes, run.frames
-    assert sum(sizes) == len(frames) > 0, "a run that is malformed was let in"
+    assert sum(sizes) == len(frames) > 0, "a malformed run was let in"
     assert len(sizes) <= RUN_ENTRIES_MAX, "a run of too many entries was let in"
-    assert len(frames) <= RUN_FRAMES_BYTES_MAX, "a run that is too large was let in"
+    assert len(frames) <= RUN_FRAMES_BYTES_MAX, "a run of too many bytes was let in"
     ids = run.entry_ids
     header = _HEADER.pack(
         run.ledger_id,
@@ -106,7 +106,11 @@ def consecutive_numbers_bytes(entries: int) -> int:
 
 
 def decode_header(prefix: bytes, block_length: int) -> BlockHeader:
-    """The header at the start of a block of ``block_length`` bytes; nothing is believed."""
+    """The header at the start of a block of ``block_length`` bytes.
+
+    Every number is checked before anything is allocated for it: the bytes may be of a damaged
+    disk. Raises BlockFormatError if one of them cannot be.
+    """
     if block_length > BLOCK_BYTES_MAX or len(prefix) < HEADER_BYTES:
         raise BlockFormatError(f"block of {block_length} bytes, {len(prefix)} are readable")
     ledger_id, first, last_add_confirmed, count, flags, frames_bytes = _HEADER.unpack_from(prefix)
@@ -128,8 +132,12 @@ def decode_header(prefix: bytes, block_length: int) -> BlockHeader:
 
 
 def decode_run(header: BlockHeader, numbers: bytes, frames: bytes) -> EntryRun:
-    """The run of a block: ``numbers`` are its bytes before the frames, header included."""
-    assert len(numbers) == header.frames_offset and len(frames) == header.frames_bytes
+    """The run of a block: ``numbers`` are its bytes before the frames, header included.
+
+    Raises BlockFormatError if entry ids or sizes do not fit the header.
+    """
+    assert len(numbers) == header.frames_offset, f"{len(numbers)} bytes before the frames"
+    assert len(frames) == header.frames_bytes, f"{len(frames)} bytes of frames"
     ids: array[int] | None = None
     start = HEADER_BYTES
     if header.has_ids:
@@ -144,7 +152,10 @@ def decode_run(header: BlockHeader, numbers: bytes, frames: bytes) -> EntryRun:
 
 
 def decode_block(block: bytes) -> tuple[EntryRun, EntryId]:
-    """The run, and the last add confirmed stored with it, of a whole block."""
+    """The run of a whole block, and the last add confirmed that is stored with it.
+
+    Raises BlockFormatError if the bytes are no block.
+    """
     header = decode_header(block, len(block))
     start = header.frames_offset
     return decode_run(header, block[:start], block[start:]), header.last_add_confirmed

@@ -1,4 +1,4 @@
-"""Identity of a bookie's directories: a cookie in each, and a lock while a process uses them.
+"""Identity of a bookie's directories: a cookie in each, and a lock while in use (rule S10).
 
 The cookie, ``bookie.json``, is written by ``format_directories`` and never changed. It holds the
 bookie's incarnation id, made at random there, so a bookie that lost its disk comes back as another
@@ -31,7 +31,7 @@ _NOT_OURS: Final = frozenset({LOCK_NAME, "lost+found"})
 class Cookie(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is written into every directory: equal but for ``role``.
 
-    ``role`` is "journal", or "ledgers-0", "ledgers-1", ... by place in ``ledger_directories``.
+    ``role`` is "journal", or "ledgers-0", "ledgers-1", ... in the order of ``ledger_directories``.
     """
 
     format_version: int
@@ -53,8 +53,9 @@ def format_directories(
 ) -> Cookie:
     """Make the directories of a new, empty bookie, and return its journal's cookie.
 
-    ``bookie_id`` is made at random unless it is given. Directories that hold anything are refused
-    with ConfigurationError; with ``force`` what they hold is deleted.
+    ``bookie_id`` is made at random unless it is given. With ``force`` what the directories hold is
+    deleted. Raises ConfigurationError if a directory holds anything and ``force`` is not given, or
+    is in use; OSError if the disk fails.
     """
     roles = _roles(journal_directory, ledger_directories)
     for directory in roles:
@@ -89,8 +90,11 @@ def format_directories(
 
 
 def read_cookie(file_system: FileSystem, directory: Path) -> Cookie:
-    """The cookie of a directory. ConfigurationError when there is none, CorruptionError when it
-    cannot be understood."""
+    """The cookie of a directory.
+
+    Raises ConfigurationError if there is none or it is of another version, CorruptionError if it
+    cannot be understood.
+    """
     path = directory / COOKIE_NAME
     try:
         data = read_file(file_system, path, size_max=_COOKIE_BYTES_MAX)
@@ -123,7 +127,8 @@ def check_cookies(
 ) -> Cookie:
     """The journal's cookie, once all directories have shown that they are this bookie's.
 
-    ConfigurationError names the first directory that is not. Empty ids are not compared.
+    Empty ids are not compared with the configuration. Raises ConfigurationError, which names the
+    first directory that is not this bookie's, CorruptionError if a cookie is damaged.
     """
     journal_cookie = read_cookie(file_system, journal_directory)
     wanted_id = bookie_id or journal_cookie.bookie_id
@@ -150,7 +155,10 @@ def check_cookies(
 
 
 def lock_directories(file_system: FileSystem, directories: Sequence[Path]) -> list[Lock]:
-    """Lock all directories for this process; ConfigurationError names one that is in use."""
+    """Lock all directories for this process.
+
+    Raises ConfigurationError, which names a directory that is in use or cannot be used.
+    """
     locks: list[Lock] = []
     try:
         for directory in directories:
@@ -173,8 +181,8 @@ def lock_directories(file_system: FileSystem, directories: Sequence[Path]) -> li
 
 def _roles(journal_directory: Path, ledger_directories: Sequence[Path]) -> dict[Path, str]:
     roles = {journal_directory: "journal"}
-    for place, directory in enumerate(ledger_directories):
-        roles[directory] = f"ledgers-{place}"
+    for number, directory in enumerate(ledger_directories):
+        roles[directory] = f"ledgers-{number}"
     if len(roles) != len(ledger_directories) + 1:
         raise ConfigurationError("journal and ledger directories must all be different")
     return roles
@@ -187,7 +195,8 @@ def _clear(file_system: FileSystem, directory: Path) -> None:
             file_system.remove(index / name)
         file_system.sync_directory(index)
     names = [name for name in file_system.list(directory) if name not in _NOT_OURS]
-    names.sort(key=lambda name: name != COOKIE_NAME)  # first the cookie: no half-empty bookie
+    # The cookie goes first, durably: a bookie that is only half there must not start.
+    names.sort(key=lambda name: name != COOKIE_NAME)
     for name in names:
         if name != INDEX_NAME:
             file_system.remove(directory / name)

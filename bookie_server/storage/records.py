@@ -19,7 +19,8 @@ In the journal the records of one synced batch share its sequence and end with a
                    chain of the batch before; the headers hold the CRC32C of their bodies
 
 Batches start at multiples of 4096 bytes, zeros fill the space between: a write never touches a
-sector that holds an acknowledged byte, and a search for later batches has few places to look.
+sector that holds an acknowledged byte (rule S11), and a search for later batches (rule S5) looks at
+few offsets.
 
 A journal file starts with one block of 4096 bytes, zeros at its end:
 
@@ -28,7 +29,7 @@ A journal file starts with one block of 4096 bytes, zeros at its end:
     12      4      chain of the batch before this file
     16      8      file number
     24      8      salt: the seed of all headers in the file is the CRC32C of these 8 bytes, so
-                   that neither old bytes nor bytes a client chose can pass for a record
+                   that neither old bytes nor bytes a client chose can pass for a record (rule S4)
     32      8      sequence of the first batch in this file
     40      8      bytes of the file when this was written; a file never gets shorter, so one that
                    is was cut, and batches may be missing at its end
@@ -113,7 +114,11 @@ def pack_header(record_type: int, length: int, sequence: int, body_crc: int, see
 
 
 def parse_header(data: bytes, seed: int) -> RecordHeader | None:
-    """The header at the start of ``data``, or None when there is none, or a damaged one."""
+    """The header at the start of ``data``, or None when there is none, or a damaged one.
+
+    The length is believed only after the checksum and its bound, so nothing is allocated for a
+    damaged one.
+    """
     if len(data) < RECORD_HEADER_BYTES or data[0] not in _TYPES:
         return None
     head = data[: _HEADER.size]
@@ -141,12 +146,16 @@ def parse_trailer(body: bytes) -> Trailer | None:
 
 
 def extend_chain(chain: int, headers: bytes) -> int:
-    """The chain value behind a batch: ``headers`` are its record headers one behind the other."""
+    """The chain value behind a batch: ``headers`` are its record headers one behind the other.
+
+    The chain runs through all batches of a journal, over the files. So a batch that is intact but
+    of another time, or a file of another journal, does not fit between its neighbours.
+    """
     return int(crc32c_extend(chain, headers))
 
 
 def padding(length: int) -> int:
-    """Zeros that follow ``length`` bytes up to the next batch boundary."""
+    """How many zeros follow ``length`` bytes up to the next batch boundary."""
     return -length % BATCH_ALIGNMENT
 
 
@@ -179,8 +188,8 @@ def parse_file_header(data: bytes) -> JournalFileHeader | None:
 def find_later_batch(data: bytes, sequence: int, seed: int) -> int | None:
     """Offset in ``data`` of a record header above ``sequence`` at a batch boundary, or None.
 
-    ``data`` starts at a batch boundary. A batch is only begun once the one before it is durable:
-    such a header proves that batch ``sequence`` was synced, and perhaps acknowledged.
+    ``data`` starts at a batch boundary. A batch is begun only after the one before it is durable:
+    such a header proves that batch ``sequence`` was synced, and perhaps acknowledged (rule S5).
     """
     for offset in range(0, len(data), BATCH_ALIGNMENT):
         if data[offset] == 0:

@@ -1,1 +1,17 @@
-"""Reading with Spark: positions, plans, and the tasks that fetch rows."""
+"""Reading with Spark: the driver's side turns positions into partitions, tasks fetch their rows.
+
+One micro-batch, step by step (``readers`` says what differs for a batch read):
+
+1. In a source process beside Spark's driver, which lives as long as the query,
+   ``LedgerStreamReader`` asks its
+   ``Source`` (``StreamSource`` or ``LedgerSource``) where the micro-batch ends: ``latest_offset``
+   reads the stream's head and applies the trigger's limits. Spark writes the offsets, which are
+   JSON (``offsets``), into its checkpoint.
+2. There too, ``plan`` turns the commits between two offsets into ranges of entries, and ``planner``
+   packs those into partitions. They depend on commits only, so a replay plans the same (rule T5).
+3. Spark pickles the partitions (``partitions``) and a reader into the tasks. A partition names
+   ledgers, entries and rows, so a task needs no metadata of the stream but its schema.
+4. In each task on an executor, ``task.read_partition`` reads the entries from the bookies and gives
+   Arrow batches to Spark. Committed entries are confirmed, so no LAC is asked for (rule T9).
+5. When Spark has noted the end of the micro-batch, ``commit`` lets the source drop cached commits.
+"""

@@ -1,23 +1,29 @@
-"""The driver's view of a raw ledger: entries up to its last add confirmed.
+"""LedgerSource: positions and plans of a raw ledger, up to its last add confirmed.
 
-A reader never recovers or fences the ledger, so reading disturbs no writer. A ledger that is closed
-ends; one that is open grows as its writer confirms entries.
+Runs in the source and planner processes beside Spark's driver. It never recovers or fences the
+ledger, so reading disturbs no writer. A closed ledger ends; an open one grows as its writer
+confirms entries.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from connector.option_parsers import Position, PositionJson
 from connector.options import ReadOptions
-from connector.read.offsets import OffsetJson, ledger_offset, ledger_position
+from connector.read.offsets import (
+    CheckpointOffset,
+    OffsetJson,
+    ledger_offset,
+    ledger_position,
+)
 from connector.read.partitions import LedgerPartition
 from connector.read.planner import partition_count
-from connector.read.source import IDLE_WAIT_S
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import POLL_WAIT_S
 from spark_ledger.types import EntryId, LedgerId
 
 if TYPE_CHECKING:
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LedgerSource:
-    """A ``Source`` over a raw ledger. Used by one thread."""
+    """A ``Source`` over a raw ledger. Used by one thread, never pickled."""
 
     def __init__(
         self,
@@ -44,7 +50,7 @@ class LedgerSource:
         self._entries_held_since = clock()
 
     def _end(self) -> EntryId:
-        """The entry behind the last confirmed one, as far as this reader knows."""
+        """The entry after the last confirmed one, as far as this reader knows."""
         return EntryId(self._reader.last_add_confirmed + 1)
 
     def _refreshed_end(self) -> EntryId:
@@ -75,7 +81,7 @@ class LedgerSource:
     def pin_target(self) -> None:
         self._target = self._refreshed_end()
 
-    def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> OffsetJson:
+    def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
         position = ledger_position(start, self._ledger_id)
         end = self._target if self._target is not None else self._grown_end(position)
         if end <= position:
@@ -84,7 +90,7 @@ class LedgerSource:
         if not unlimited and self._target is None and limits.min_rows is not None:
             waited_s = self._clock() - self._entries_held_since
             if end - position < limits.min_rows and waited_s < limits.max_delay_s:
-                time.sleep(min(IDLE_WAIT_S, limits.max_delay_s - waited_s))
+                time.sleep(min(POLL_WAIT_S, limits.max_delay_s - waited_s))
                 return dict(start)
         if not unlimited and limits.max_rows is not None:
             end = EntryId(min(end, position + limits.max_rows))
@@ -92,18 +98,18 @@ class LedgerSource:
         return ledger_offset(self._ledger_id, end)
 
     def _grown_end(self, position: EntryId) -> EntryId:
-        """The end; when nothing is new, asked again after a moment."""
+        """The end; if nothing is new, the end a moment later."""
         end = self._refreshed_end()
         if end > position:
             return end
-        time.sleep(IDLE_WAIT_S)
+        time.sleep(POLL_WAIT_S)
         return self._refreshed_end()
 
     def newest_offset(self) -> OffsetJson | None:
         return ledger_offset(self._ledger_id, self._end())
 
-    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[LedgerPartition]:
-        """Equal shares by entries; how many follows from the bytes, which each entry counts."""
+    def plan(self, start: CheckpointOffset, end: CheckpointOffset) -> list[LedgerPartition]:
+        """Partitions of equally many entries. Their number follows from the size in bytes."""
         first = ledger_position(start, self._ledger_id)
         stop = ledger_position(end, self._ledger_id)
         if first >= stop:
@@ -120,9 +126,9 @@ class LedgerSource:
         ]
 
     def _length_at(self, entry_id: int) -> int:
-        """Payload bytes of the ledger up to and with an entry; every entry carries that number."""
+        """Payload bytes of the ledger up to and with an entry, which every entry carries."""
         (entry,) = self._reader.read(EntryId(entry_id), EntryId(entry_id))
         return entry.length
 
-    def forget(self, end: Mapping[str, Any]) -> None:
+    def forget(self, end: CheckpointOffset) -> None:
         """Nothing is cached."""

@@ -1,8 +1,12 @@
-"""The partitions Spark sends to its tasks: what to read, and nothing a task must look up first."""
+"""The partitions that Spark pickles into its tasks: what to read, with nothing to look up first.
+
+Made on the driver's side (``Source.plan``), read in the tasks (``task.read_partition``).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
 
 from pyspark.sql.datasource import InputPartition
 
@@ -10,8 +14,24 @@ from connector.read.planner import Plan
 from spark_ledger.stream.model import Segment, SegmentRange
 from spark_ledger.types import EntryId, LedgerId
 
+_FlatRange: TypeAlias = tuple[
+    int,
+    LedgerId,
+    EntryId,
+    EntryId,
+    int,
+    int,
+    int,
+    tuple[int, ...],
+    tuple[int, int],
+    tuple[int, int],
+    int,
+    int,
+]
+"""The fields of a Segment, then those of its SegmentRange."""
 
-class StreamPartition(InputPartition):  # type: ignore[misc]
+
+class StreamPartition(InputPartition):
     """Ranges of a stream's segments. ``stream_id`` tells the stream from others of its name.
 
     Pickled as flat tuples: a micro-batch over thousands of small commits would otherwise spend
@@ -23,7 +43,9 @@ class StreamPartition(InputPartition):  # type: ignore[misc]
         self.stream_id = stream_id
         self.plan = plan
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., StreamPartition], tuple[str, tuple[_FlatRange, ...], int]]:
         flat = tuple(
             (
                 part.segment.number,
@@ -55,13 +77,13 @@ class StreamPartition(InputPartition):  # type: ignore[misc]
 
 
 def _stream_partition(
-    stream_id: str, flat: tuple[tuple[Any, ...], ...], rotation: int
+    stream_id: str, flat: tuple[_FlatRange, ...], rotation: int
 ) -> StreamPartition:
-    ranges = tuple(SegmentRange(Segment(*item[:8]), *item[8:]) for item in flat)
+    ranges = tuple(SegmentRange(Segment(*fields[:8]), *fields[8:]) for fields in flat)
     return StreamPartition(stream_id, Plan(ranges, rotation))
 
 
-class LedgerPartition(InputPartition):  # type: ignore[misc]
+class LedgerPartition(InputPartition):
     """Entries ``first_entry`` .. ``last_entry`` of a raw ledger, both included."""
 
     def __init__(

@@ -1,14 +1,14 @@
-"""Planning: a range of a stream becomes Spark partitions, and a trigger's share of the backlog.
+"""The planner: packs a range of a stream into partitions, and decides what a trigger takes.
 
-Everything here is a pure function of positions and of commits, which never change, so a replay of a
-micro-batch plans exactly the partitions of the first attempt. Which bookie is alive plays no part;
-nor do fragment borders: those of an open ledger may still move while it is recovered, and the
-client cuts its reads there anyway. What spreads the load is a rotation number per partition, by
-which the client chooses the replica it asks first.
+Everything here is a pure function of positions and of commits, which never change (rule T5), so a
+replay of a micro-batch plans exactly the partitions of the first attempt. It does not matter which
+bookies are alive. Nor do fragment borders: those of an open ledger may still move while it is
+recovered, and the client cuts its reads there anyway. The load is spread by a rotation number per
+partition, by which the client chooses the replica that it asks first.
 
 A partition costs about 50 ms of Spark's own time whatever it holds, so ranges are packed into few
-partitions of about equal size. Rows inside a partition, and partitions among themselves, are in
-stream order.
+partitions of about equal size. The rows of a partition are in stream order, and so are the
+partitions.
 """
 
 from __future__ import annotations
@@ -18,20 +18,14 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from connector.options import PlanLimits, TriggerLimits
-from spark_ledger.limits import MIB
+from spark_ledger.limits import (
+    PARTITION_BYTES_MAX,
+    PARTITION_BYTES_MIN,
+    PARTITIONS_MAX,
+    PARTITIONS_WANTED,
+)
 from spark_ledger.stream.model import Segment, SegmentRange, cut
 from spark_ledger.types import Dlsn
-
-PARTITIONS_MAX: Final = 2048
-"""At 50 ms each this is 100 s of task start-up on one core; beyond it partitions grow instead."""
-
-PARTITION_BYTES_SMALLEST: Final = 16 * MIB
-PARTITION_BYTES_LARGEST: Final = 128 * MIB
-"""Partition size when ``maxBytesPerPartition`` is not given: an eighth of the range within these
-bounds. Below the lower one a task's start costs more than its data; the upper one is Spark's own
-for files."""
-
-PARTITIONS_WANTED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ class _Piece(NamedTuple):
 
 
 def _size_bytes(part: SegmentRange) -> int:
-    """Payload bytes; the sum over the entries is saved for the usual case of a whole segment."""
+    """Payload bytes; for a whole segment, the usual case, without a sum over its entries."""
     if part.start == (0, 0) and part.end == (len(part.segment.entry_rows), 0):
         return part.segment.size_bytes
     return part.size_bytes
@@ -79,20 +73,20 @@ def partition_count(total_bytes: int, entries: int, limits: PlanLimits) -> int:
     """How many partitions a range of this size becomes; at least one, at most one per entry."""
     target = limits.max_bytes_per_partition
     if target is None:
-        eighth = total_bytes // PARTITIONS_WANTED
-        target = min(max(eighth, PARTITION_BYTES_SMALLEST), PARTITION_BYTES_LARGEST)
+        share = total_bytes // PARTITIONS_WANTED
+        target = min(max(share, PARTITION_BYTES_MIN), PARTITION_BYTES_MAX)
     wanted = max(limits.min_partitions, -(-total_bytes // target))
     return max(1, min(wanted, entries, max(PARTITIONS_MAX, limits.min_partitions)))
 
 
 def _pack(pieces: Sequence[_Piece], limits: PlanLimits) -> list[Plan]:
-    """Lay the pieces end to end and cut at equal distances, each time at the next entry border."""
+    """Lay the pieces end to end and cut at equal distances in bytes, at the next entry border."""
     total = sum(piece.size_bytes for piece in pieces)
     count = partition_count(total, sum(piece.entries for piece in pieces), limits)
     plans: list[Plan] = []
     current: list[SegmentRange] = []
 
-    def close() -> None:
+    def close_partition() -> None:
         if current:
             plans.append(Plan(tuple(current), rotation=len(plans)))
             current.clear()
@@ -101,42 +95,35 @@ def _pack(pieces: Sequence[_Piece], limits: PlanLimits) -> list[Plan]:
     next_cut = total * boundary // count
     for piece in pieces:
         end = begin + piece.size_bytes
-        rest: SegmentRange | None = piece.range
+        remaining: SegmentRange | None = piece.range
         origin = piece.range.start[0]
         while boundary < count and next_cut <= end:
             entry = origin + -(-(next_cut - begin) * piece.entries // piece.size_bytes)
-            if rest is not None and (entry, 0) >= rest.end:
-                current.append(rest)
-                rest = None
-            elif rest is not None and (entry, 0) > rest.start:
-                left, rest = _split(rest, entry)
-                current.append(left)
-            close()
+            if remaining is not None and (entry, 0) >= remaining.end:
+                current.append(remaining)
+                remaining = None
+            elif remaining is not None and (entry, 0) > remaining.start:
+                before, remaining = _split(remaining, entry)
+                current.append(before)
+            close_partition()
             boundary += 1
             next_cut = total * boundary // count
-        if rest is not None:
-            current.append(rest)
+        if remaining is not None:
+            current.append(remaining)
         begin = end
-    close()
+    close_partition()
     return plans
 
 
-class Admission(NamedTuple):
-    """What a trigger may take: the rows before ``end``. ``limited``: a limit left some behind."""
-
-    end: Dlsn
-    rows: int
-    limited: bool
-
-
 _NO_LIMIT: Final = 1 << 62
+"""More rows or bytes than any stream has."""
 
 
-def admit(segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits) -> Admission:
-    """Take entries from ``start`` on until a limit is reached, and at least one entry.
+def trigger_end(segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits) -> Dlsn:
+    """Where the micro-batch of a trigger ends: before the first entry that would exceed a limit.
 
-    ``segments`` begins with that of ``start``, if that exists; it is read no further than needed.
-    Cuts are at entry borders: less than a limit is taken, more only when the first entry alone is.
+    At least one entry is taken, even if it exceeds a limit alone. ``segments`` begins with that of
+    ``start``, if that exists; it is read no further than needed.
     """
     rows_left = _NO_LIMIT if limits.max_rows is None else limits.max_rows
     bytes_left = _NO_LIMIT if limits.max_bytes is None else limits.max_bytes
@@ -151,10 +138,9 @@ def admit(segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits) -> Ad
             )
         taken, rows_left, bytes_left = taken + rows, rows_left - rows, bytes_left - size_bytes
         if stop < len(segment.entry_rows):
-            end = Dlsn(segment.number, stop) if stop > entry else position
-            return Admission(end, taken, limited=True)
+            return Dlsn(segment.number, stop) if stop > entry else position
         position = Dlsn(segment.number + 1)
-    return Admission(position, taken, limited=False)
+    return position
 
 
 def _take_entries(
@@ -165,7 +151,7 @@ def _take_entries(
     *,
     at_least_one: bool,
 ) -> tuple[int, int, int]:
-    """Rows and bytes of the entries from ``start`` that fit, and the entry where they stop."""
+    """Rows and bytes of the entries from ``start`` that fit, and the first entry that does not."""
     entry, skipped_rows = start
     rows = size_bytes = 0
     while entry < len(segment.entry_rows):
@@ -180,7 +166,7 @@ def _take_entries(
 
 
 def has_rows(segments: Iterable[Segment], start: Dlsn, wanted: int) -> bool:
-    """True when at least ``wanted`` rows lie from ``start`` on; reads no further than needed."""
+    """Whether at least ``wanted`` rows follow ``start``; reads no further than needed."""
     found = 0
     for segment in segments:
         bounds = cut(segment, start, None)

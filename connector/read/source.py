@@ -1,21 +1,30 @@
-"""What a reader on the driver asks of its subject; a stream and a raw ledger each answer it."""
+"""What a reader asks of a stream or a raw ledger, and how the options' source is opened.
+
+Everything here runs in the source and planner processes beside Spark's driver, never in a task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
-from connector.read.offsets import OffsetJson
-
-IDLE_WAIT_S: Final = 0.1
-"""How long a poll waits for news when there is none. Spark asks about every 11 ms otherwise, and
-asks the sources of a query one after the other, so longer waits would slow the others down."""
+from connector import sessions
+from connector.options import ReadOptions
+from connector.read.ledger_source import LedgerSource
+from connector.read.offsets import CheckpointOffset, OffsetJson
+from connector.read.stream_source import StreamSource
+from connector.schema import LEDGER_SCHEMA, check_declared, spark_schema_of
+from spark_ledger.errors import SchemaMismatchError
 
 
 class Source(Protocol):
-    """Positions and plans; offsets are Spark's JSON objects."""
+    """Positions and plans of a stream (``StreamSource``) or a raw ledger (``LedgerSource``).
+
+    Never pickled. Used by one thread.
+    """
 
     def initial_offset(self) -> OffsetJson:
         """Where a new query starts. Resolved once: later calls answer the same."""
@@ -23,17 +32,56 @@ class Source(Protocol):
     def pin_target(self) -> None:
         """Read nothing that arrives from now on (trigger availableNow)."""
 
-    def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> OffsetJson:
-        """Where the next micro-batch ends; ``start`` itself when there is nothing to do."""
+    def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
+        """Where the next micro-batch ends; ``start`` itself if there is nothing to do."""
 
     def newest_offset(self) -> OffsetJson | None:
-        """Where the subject ends, whatever the limits; the lag shown in the query's progress."""
+        """The end of what there is, whatever the limits; shown as lag in the query's progress."""
 
     def final_offset(self) -> OffsetJson:
         """Where a batch read ends."""
 
-    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+    def plan(self, start: CheckpointOffset, end: CheckpointOffset) -> Sequence[InputPartition]:
         """The partitions between two offsets: the same for the same offsets."""
 
-    def forget(self, end: Mapping[str, Any]) -> None:
+    def forget(self, end: CheckpointOffset) -> None:
         """Everything before ``end`` has been processed; caches of it may go."""
+
+
+def open_source(options: ReadOptions) -> Source:
+    """The source of a read. Raises NoSuchStreamError or NoSuchLedgerError if it does not exist."""
+    if options.ledger_id is not None:
+        return LedgerSource(options, sessions.ledger_reader(options.connection, options.ledger_id))
+    assert options.stream is not None, "the options name a stream or a ledger"
+    return StreamSource(options, sessions.fresh_stream(options.connection, options.stream))
+
+
+def stored_schema(options: ReadOptions) -> StructType:
+    """The Spark schema of what is read, for a read for which the user declared none."""
+    if options.ledger_id is not None:
+        return LEDGER_SCHEMA
+    assert options.stream is not None, "the options name a stream or a ledger"
+    stream = sessions.fresh_stream(options.connection, options.stream)
+    return spark_schema_of(stream.schema, include_metadata=options.include_metadata)
+
+
+def check_schema(options: ReadOptions, declared: StructType) -> None:
+    """Refuse a schema that cannot be delivered.
+
+    Raises SchemaMismatchError if ``declared`` has a column that is not stored, or not as such.
+    """
+    if options.ledger_id is not None:
+        if any(field not in LEDGER_SCHEMA.fields for field in declared.fields):
+            raise SchemaMismatchError(
+                f"{options.subject}: a raw ledger has the schema {LEDGER_SCHEMA.simpleString()}; "
+                "declare no other, or some of its columns"
+            )
+        return
+    assert options.stream is not None, "the options name a stream or a ledger"
+    stream = sessions.fresh_stream(options.connection, options.stream)
+    check_declared(
+        declared,
+        stream.schema,
+        include_metadata=options.include_metadata,
+        subject=options.subject,
+    )

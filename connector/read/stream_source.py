@@ -1,7 +1,8 @@
-"""The driver's view of a stream: where it starts and ends, what a trigger takes, what is planned.
+"""StreamSource: where a stream starts and ends, what a trigger takes, which partitions it becomes.
 
-The head is read when asked and watched while idle. Commits are immutable, so those between the
-query's position and the head are kept in memory until the query has passed them.
+Runs in the source and planner processes beside Spark's driver. The head is read for every question
+and watched while the stream is idle. Commits never change (rule T5), so those between the query's
+position and the head are kept in memory until the query has passed them.
 """
 
 from __future__ import annotations
@@ -9,40 +10,37 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
 from connector.option_parsers import PositionJson
 from connector.options import ReadOptions
 from connector.read.offsets import (
+    CheckpointOffset,
     OffsetJson,
-    made_again,
-    made_again_error,
+    recreated_error,
+    recreated_message,
     stream_offset,
-    stream_place,
+    stream_position,
 )
 from connector.read.partitions import StreamPartition
-from connector.read.planner import admit, has_rows, plan_partitions
-from connector.read.source import IDLE_WAIT_S
+from connector.read.planner import has_rows, plan_partitions, trigger_end
+from connector.retry import RetryBudget
 from spark_ledger.errors import ConfigurationError, DataLossError
+from spark_ledger.limits import METADATA_LAG_S, POLL_WAIT_S, SEGMENTS_PER_FETCH
 from spark_ledger.stream.model import Commit, Head, Segment, ranges_between
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
 
-_LOG: Final = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _CHECKPOINT: Final = "the position of the checkpoint"
-_LAG_RETRIES: Final = 40
-_LAG_PAUSE_S: Final = 0.05
-
-SEGMENTS_PER_FETCH: Final = 1024
-"""Commits are fetched in steps of this many segments while a limited trigger looks for its end."""
 
 
 class StreamSource:
-    """A ``Source`` over a stream. Used by one thread."""
+    """A ``Source`` over a stream. Used by one thread, never pickled."""
 
     def __init__(
         self,
@@ -73,8 +71,8 @@ class StreamSource:
     def _offset(self, position: Dlsn) -> OffsetJson:
         return stream_offset(position, self._stream_id)
 
-    def _named(self, position: PositionJson, option: str) -> Dlsn:
-        """A position of the options, which may say of which stream it is one."""
+    def _option_position(self, position: PositionJson, option: str) -> Dlsn:
+        """A position that the user gave. If it names a stream, that must be this one (rule T7)."""
         if position.stream in ("", self._stream_id):
             return position.dlsn
         raise ConfigurationError(
@@ -88,10 +86,10 @@ class StreamSource:
         if options.start_timestamp_ms is not None:
             return self._position_at(head, options.start_timestamp_ms, "startingTimestamp")
         if isinstance(options.start, PositionJson):
-            position = self._checked(
-                head, self._named(options.start, "startingPosition"), "startingPosition"
+            position = self._readable(
+                head, self._option_position(options.start, "startingPosition"), "startingPosition"
             )
-            return self._normal(position, head)
+            return self._canonical(position, head)
         return head.earliest if options.start == "earliest" else head.end
 
     def final_offset(self) -> OffsetJson:
@@ -101,7 +99,7 @@ class StreamSource:
         if options.end_timestamp_ms is not None:
             end = self._position_at(head, options.end_timestamp_ms, "endingTimestamp")
         elif isinstance(options.end, PositionJson):
-            end = self._normal(self._named(options.end, "endingPosition"), head)
+            end = self._canonical(self._option_position(options.end, "endingPosition"), head)
             if end > head.end:
                 raise self._after_head(options.end.dlsn, head, "endingPosition")
             if isinstance(options.start, PositionJson) and end < options.start.dlsn:
@@ -117,7 +115,7 @@ class StreamSource:
         return self._offset(end)
 
     def _position_at(self, head: Head, timestamp_ms: int, option: str) -> Dlsn:
-        """The first row of the first commit made at or after a time; the end when none is yet."""
+        """The first row of the first commit made at or after a time; the end if none is yet."""
         if timestamp_ms > max(time.time() * 1000, head.time_ms):
             raise ConfigurationError(
                 f"option {option} = {timestamp_ms} lies in the future of {self._options.subject}: "
@@ -125,8 +123,9 @@ class StreamSource:
             )
         return self._stream.position_at_timestamp(timestamp_ms)
 
-    def _normal(self, position: Dlsn, head: Head) -> Dlsn:
-        """The one spelling of a position: an end of an entry or segment is the next one's start."""
+    def _canonical(self, position: Dlsn, head: Head) -> Dlsn:
+        """The one spelling of a position: the end of an entry is the start of the next entry, the
+        end of a segment that of the next segment."""
         if position.segment >= head.next_segment or position < head.earliest:
             return position
         (segment,) = self._commits.segments(position.segment, position.segment + 1)
@@ -137,8 +136,12 @@ class StreamSource:
             return Dlsn(position.segment + 1)
         return Dlsn(position.segment, entry, slot)
 
-    def _checked(self, head: Head, position: Dlsn, what: str) -> Dlsn:
-        """The position, or the earliest one when its rows are gone and that may be."""
+    def _readable(self, head: Head, position: Dlsn, what: str) -> Dlsn:
+        """The position; or the earliest one if its rows are gone and failOnDataLoss is false.
+
+        Raises ConfigurationError if the position lies behind the end, DataLossError if its rows
+        are gone and failOnDataLoss is true.
+        """
         if position > head.end:
             raise self._after_head(position, head, what)
         if position >= head.earliest:
@@ -151,25 +154,23 @@ class StreamSource:
             raise DataLossError(
                 f"{message}; to go on from the first row kept, set failOnDataLoss=false"
             )
-        _LOG.warning("%s; going on from there, because failOnDataLoss=false", message)
+        logger.warning("%s; going on from there, because failOnDataLoss=false", message)
         return head.earliest
 
     def _head_reaching(self, position: Dlsn) -> Head:
         """A head that reaches a position of the checkpoint.
 
-        Another metadata server than before the restart may answer, and lag behind for a moment.
+        After a restart another metadata server may answer, which lags behind for a moment.
+
+        Raises ConfigurationError if the head does not reach it within ``METADATA_LAG_S``.
         """
-        for _ in range(_LAG_RETRIES):
+        budget = RetryBudget(f"{self._options.subject}: finding where it ends", METADATA_LAG_S)
+        while True:
             head = self._stream.head()
             if head.end >= position:
                 return head
-            self._sleep(_LAG_PAUSE_S)
-        raise self._after_head(
-            position,
-            self._stream.head(),
-            _CHECKPOINT,
-            ": the metadata store is an older one than the checkpoint; use a new checkpoint",
-        )
+            hint = ": the metadata store is an older one than the checkpoint; use a new checkpoint"
+            budget.pause_or_raise(self._after_head(position, head, _CHECKPOINT, hint))
 
     def _after_head(
         self, position: Dlsn, head: Head, what: str, hint: str = ""
@@ -179,25 +180,30 @@ class StreamSource:
             f"{tuple(head.end)}{hint}"
         )
 
-    def _start_of(self, offset: Mapping[str, Any]) -> Dlsn:
-        """The position of an offset to read from; that of a former stream of the name becomes the
-        earliest one of this stream, where that may be. An offset without an id is trusted."""
-        position, stream_id = stream_place(offset)
+    def _start_position(self, offset: CheckpointOffset) -> Dlsn:
+        """The position of an offset to read from. An offset without a stream id is trusted.
+
+        If the offset is of a former stream of the name (rule T7), the earliest position of this
+        stream; raises DataLossError instead if failOnDataLoss is true.
+        """
+        position, stream_id = stream_position(offset)
         if stream_id in ("", self._stream_id):
             return position
-        self._report_former(_CHECKPOINT)
+        self._handle_recreated(_CHECKPOINT)
         return self._stream.head().earliest
 
-    def _report_former(self, what: str) -> None:
+    def _handle_recreated(self, lost: str) -> None:
+        """Warn once that the stream was made again, or raise DataLossError; ``lost`` went with the
+        former stream."""
         subject = self._options.subject
         if self._options.fail_on_data_loss:
-            raise made_again_error(subject, what)
+            raise recreated_error(subject, lost)
         if not self._has_warned:
             self._has_warned = True
-            _LOG.warning(
+            logger.warning(
                 "%s; going on from the earliest row of the new stream, because "
                 "failOnDataLoss=false",
-                made_again(subject, what),
+                recreated_message(subject, lost),
             )
 
     # -- triggers ----------------------------------------------------------------------------------
@@ -205,15 +211,15 @@ class StreamSource:
     def pin_target(self) -> None:
         self._target = self._stream.head().end
 
-    def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> OffsetJson:
-        position = self._start_of(start)
-        if self._target is None:  # this watches the head, so that later calls read no metadata
-            self._stream.wait_for_commit(after_segment=position.segment, timeout_s=IDLE_WAIT_S)
+    def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
+        position = self._start_position(start)
+        if self._target is None:  # the wait watches the head, so later calls read no metadata
+            self._stream.wait_for_commit(after_segment=position.segment, timeout_s=POLL_WAIT_S)
         head = self._head_reaching(position)
         end = head.end if self._target is None else self._target
         if end <= position:
             return dict(start)
-        self._checked(head, position, _CHECKPOINT)
+        self._readable(head, position, _CHECKPOINT)
         limits = self._options.trigger
         if unlimited or limits.unlimited:
             return self._advance(end)
@@ -221,16 +227,16 @@ class StreamSource:
             waited_s = self._clock() - self._rows_held_since
             enough = has_rows(self._backlog(position, end), position, limits.min_rows)
             if not enough and waited_s < limits.max_delay_s:
-                self._sleep(min(IDLE_WAIT_S, limits.max_delay_s - waited_s))
+                self._sleep(min(POLL_WAIT_S, limits.max_delay_s - waited_s))
                 return dict(start)
-        return self._advance(min(end, admit(self._backlog(position, end), position, limits).end))
+        return self._advance(min(end, trigger_end(self._backlog(position, end), position, limits)))
 
     def _advance(self, end: Dlsn) -> OffsetJson:
         self._rows_held_since = self._clock()
         return self._offset(end)
 
     def _backlog(self, position: Dlsn, end: Dlsn) -> Iterator[Segment]:
-        """Segments from the position on, fetched as far as they are taken from here."""
+        """Segments from the position up to ``end``, fetched no further than the caller reads."""
         first = max(position.segment, self._stream.head().earliest.segment)
         while first < end.segment:
             stop = min(first + SEGMENTS_PER_FETCH, end.segment)
@@ -242,24 +248,27 @@ class StreamSource:
 
     # -- partitions --------------------------------------------------------------------------------
 
-    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[StreamPartition]:
-        last, last_stream_id = stream_place(end)
+    def plan(self, start: CheckpointOffset, end: CheckpointOffset) -> list[StreamPartition]:
+        last, last_stream_id = stream_position(end)
         if last_stream_id not in ("", self._stream_id):
-            self._report_former("the micro-batch")
+            self._handle_recreated("the micro-batch")
             return []
-        first = self._start_of(start)
+        first = self._start_position(start)
         if first >= last:
             return []
         head = self._head_reaching(last)
-        first = self._checked(head, first, _CHECKPOINT)
-        last = self._checked(head, last, "the end of the micro-batch")
-        commits = self._commits.between(first.segment, last.segment + (last > Dlsn(last.segment)))
+        first = self._readable(head, first, _CHECKPOINT)
+        last = self._readable(head, last, "the end of the micro-batch")
+        # A plan that ends at the start of a segment needs no commit of that segment, which may not
+        # exist yet.
+        ends_within_segment = last > Dlsn(last.segment)
+        commits = self._commits.between(first.segment, last.segment + ends_within_segment)
         ranges = ranges_between(commits, first, last)
         plans = plan_partitions(ranges, self._options.plan)
         return [StreamPartition(self._stream_id, plan) for plan in plans]
 
-    def forget(self, end: Mapping[str, Any]) -> None:
-        position, stream_id = stream_place(end)
+    def forget(self, end: CheckpointOffset) -> None:
+        position, stream_id = stream_position(end)
         if stream_id == self._stream_id:
             self._commits.forget_before(position.segment)
 

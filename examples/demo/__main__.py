@@ -1,4 +1,4 @@
-"""Streams real flights through a replicated ledger while things are killed, and compares all rows.
+"""Streams real flights through ledgers while processes are killed, and compares all rows.
 
     python -m examples.demo [--rows N]          (make demo)
 
@@ -66,7 +66,7 @@ class Driver:
         )
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """What it says of each micro-batch. Raises when it ends with an error."""
+        """What it prints of each micro-batch. Raises SystemExit if the driver fails."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -76,7 +76,7 @@ class Driver:
             raise SystemExit(f"a Spark driver failed:\n{errors[-6000:]}")
 
     def kill(self) -> None:
-        """SIGKILL to the whole group: no abort, no goodbye."""
+        """SIGKILL to the whole group, so that nothing can clean up."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -84,7 +84,7 @@ class Driver:
 def write_with_faults(
     cluster: LocalCluster, landing: Path, work: Path, appender: SteadyAppender, report: Report
 ) -> None:
-    """Files -> stream, with a bookie and a driver killed on the way."""
+    """Files -> stream; meanwhile a bookie and a driver are killed."""
     seconds, rows, done = 0.0, 0, -1
 
     def take(driver: Driver, until: Callable[[int], bool]) -> None:

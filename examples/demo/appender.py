@@ -1,4 +1,4 @@
-"""A steady writer beside the Spark job: one entry at a time, noting how long each took."""
+"""A steady writer beside the Spark job, which measures how long each append takes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class SteadyAppender:
             self.error = error
 
     def stop(self) -> int:
-        """Close the ledger; how many appends were confirmed. Raises what an append failed with."""
+        """Close the ledger; how many appends were confirmed.
+
+        Raises the LedgerError of an append that failed.
+        """
         self._stopping.set()
         self._thread.join()
         if self.error is not None:
@@ -54,7 +57,7 @@ class SteadyAppender:
         return len(self.latencies)
 
     def longest_wait_s(self, since: float, until: float) -> float:
-        """The longest time an append that was waiting in this span took."""
+        """The longest duration of the appends that were in flight at any time in this span."""
         waits = [took for begin, took in self.latencies if begin <= until and begin + took >= since]
         return max(waits, default=0.0)
 

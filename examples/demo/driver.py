@@ -14,7 +14,8 @@ import sys
 import time
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 READ_ROWS_PER_TRIGGER = 40_000
 
@@ -51,10 +52,10 @@ def write(spark: SparkSession, options: argparse.Namespace) -> None:
     follow(query)
 
 
-def stream_frame(reader: object, options: argparse.Namespace) -> DataFrame:
+def stream_frame(reader: DataStreamReader, options: argparse.Namespace) -> DataFrame:
     """The stream with the position of each row."""
     return (
-        reader.format("ledger")  # type: ignore[attr-defined, no-any-return]
+        reader.format("ledger")
         .option("metadata", options.metadata)
         .option("stream", options.stream)
         .option("includeMetadata", "true")
@@ -77,7 +78,7 @@ def read(spark: SparkSession, options: argparse.Namespace) -> None:
 
 
 def batch(spark: SparkSession, options: argparse.Namespace) -> None:
-    """Stream -> Parquet files, at once."""
+    """Stream -> Parquet files, as a batch."""
     frame = (
         spark.read.format("ledger")
         .option("metadata", options.metadata)
@@ -85,7 +86,7 @@ def batch(spark: SparkSession, options: argparse.Namespace) -> None:
         .option("includeMetadata", "true")
         .load()
     )
-    frame.limit(1).collect()  # starts Python workers, which is not what is measured
+    frame.limit(1).collect()  # starts Python workers, which are not measured
     begin = time.monotonic()
     frame.write.parquet(options.target)
     seconds = time.monotonic() - begin
@@ -94,7 +95,10 @@ def batch(spark: SparkSession, options: argparse.Namespace) -> None:
 
 
 def follow(query: StreamingQuery) -> None:
-    """Print every micro-batch once it is committed; raise what made the query fail."""
+    """Print every micro-batch once it is committed, until the query ends.
+
+    Raises StreamingQueryException if the query fails.
+    """
     seen = -1
     while True:
         active = query.isActive

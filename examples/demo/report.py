@@ -14,7 +14,7 @@ from spark_ledger.types import LedgerMetadata
 
 @dataclass(slots=True)
 class Report:
-    """Filled on the way."""
+    """The facts, which are collected while the demonstration runs."""
 
     rows: int = 0
     commits: int = 0
@@ -77,7 +77,7 @@ def _facts(report: Report) -> Mapping[str, str]:
 
 def _fragment_map(ledgers: Sequence[LedgerMetadata], killed: str) -> Table:
     table = Table(title="Fragments", title_justify="left")
-    for heading in ("ledger", "state", "entries", "bookies in slot order"):
+    for heading in ("ledger", "state", "entries", "bookies by index"):
         table.add_column(heading)
     for ledger in ledgers:
         firsts = [fragment.first_entry for fragment in ledger.fragments]

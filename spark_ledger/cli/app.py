@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import traceback
+from typing import Final
 
 import click
 
@@ -19,6 +20,7 @@ from spark_ledger.errors import (
     FencedError,
     LedgerClosedError,
     LedgerError,
+    MalformedMessageError,
     MetadataUnavailableError,
     NoSuchEntryError,
     NoSuchLedgerError,
@@ -32,8 +34,8 @@ from spark_ledger.errors import (
 )
 from spark_ledger.version import __version__
 
-# Loaded when used: the root's help must not pay for what one group needs.
-GROUPS = {
+# Modules are loaded when used: the help of ``ledger`` must not pay for what one group needs.
+GROUPS: Final = {
     "local": "A ZooKeeper and bookies on this machine, for development.",
     "bookie": "Run and prepare one bookie.",
     "bookies": "The bookies of a cluster.",
@@ -42,7 +44,7 @@ GROUPS = {
 }
 
 # The first class that fits says what to do next; an empty text means that the message does.
-NEXT_STEPS: tuple[tuple[type[LedgerError], str], ...] = (
+NEXT_STEPS: Final[tuple[tuple[type[LedgerError], str], ...]] = (
     (MetadataUnavailableError, "check the metadata URI and that ZooKeeper runs there"),
     (BookieUnavailableError, "see which bookies are up with: ledger bookies list"),
     (RecoveryError, "the ledger has lost nothing: try again when its bookies are back"),
@@ -56,13 +58,13 @@ NEXT_STEPS: tuple[tuple[type[LedgerError], str], ...] = (
     (OutcomeUnknownError, "look what has happened before you repeat it"),
     (LedgerClosedError, "write to a new ledger"),
     (ConflictError, "look at the present state, then decide whether to repeat it"),
+    (MalformedMessageError, "check the versions of this program and of the bookies"),
     (CorruptionError, "see which bookies hold the ledger with: ledger ledgers show"),
     (NotEnoughBookiesError, "see which bookies are up with: ledger bookies list"),
     (ConfigurationError, ""),
 )
 
-
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+DISK_FAULTS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class LazyGroup(click.Group):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 import click
 
 from spark_ledger.cli.output import print_json, print_table, size_text
-from spark_ledger.cli.settings import Settings, common_options
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from spark_ledger.cli.settings import Command, Settings, common_options
 
 
 def config_option(command: Command) -> Command:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import click
 
@@ -13,16 +13,25 @@ from spark_ledger.cli.output import payload_fields
 if TYPE_CHECKING:
     import pyarrow
 
-CELL_CHARS_MAX = 40
+CELL_CHARS_MAX: Final = 40
 
-_UNITS = {"timestamp[us]": "us", "timestamp[us, tz=UTC]": "us", "date32[day]": "days"}
+_UNITS: Final = {"timestamp[us]": "us", "timestamp[us, tz=UTC]": "us", "date32[day]": "days"}
 
 
-def rows_of(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch as Python values, and as text what Python has no value for: days and
-    times outside of the years 1 to 9999, and text that is not UTF-8."""
+class _DayOrTime(Protocol):
+    """Arrow's scalar of a date or timestamp; the stubs lack its ``value`` for dates."""
+
+    value: int
+
+
+def rows_of(batch: pyarrow.RecordBatch) -> list[dict[str, object]]:
+    """The rows of a batch as Python values.
+
+    What Python has no value for becomes text: days and times outside of the years 1 to 9999, and
+    text that is not UTF-8.
+    """
     try:
-        rows: list[dict[str, Any]] = batch.to_pylist()
+        rows: list[dict[str, object]] = batch.to_pylist()
         return rows
     except (UnicodeDecodeError, OverflowError, ValueError):
         columns = [[_value(scalar) for scalar in column] for column in batch.columns]
@@ -30,28 +39,33 @@ def rows_of(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _value(scalar: Any) -> Any:
+def _value(scalar: pyarrow.Scalar[pyarrow.DataType]) -> object:
     import pyarrow as pa
 
     if not scalar.is_valid:
         return None
     if isinstance(scalar, pa.StructScalar):
         return {name: _value(scalar[name]) for name in scalar}
-    if isinstance(scalar, pa.MapScalar):
-        return [(_value(entry["key"]), _value(entry["value"])) for entry in scalar.values]
-    if isinstance(scalar, pa.ListScalar):
-        return [_value(item) for item in scalar.values]
+    if isinstance(scalar, pa.MapScalar | pa.ListScalar):
+        items = scalar.values
+        assert items is not None, "it is valid"
+        if isinstance(scalar, pa.MapScalar):
+            return [(_value(entry["key"]), _value(entry["value"])) for entry in items]
+        return [_value(item) for item in items]
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
-        return scalar.as_buffer().to_pybytes().decode(errors="replace")
+        return (
+            cast("pyarrow.StringScalar", scalar).as_buffer().to_pybytes().decode(errors="replace")
+        )
     except (OverflowError, ValueError):
-        return f"{scalar.value} {_UNITS.get(str(scalar.type), '')} since 1970".replace("  ", " ")
+        count = cast("_DayOrTime", scalar).value
+        return f"{count} {_UNITS.get(str(scalar.type), '')} since 1970".replace("  ", " ")
 
 
-def json_value(value: Any) -> Any:
-    """A cell for JSON: bytes as text or base64; what else JSON lacks is printed as text, numbers
-    that are none as Spark's ``to_json`` does."""
+def json_value(value: object) -> object:
+    """A cell for JSON: bytes as text or base64, NaN and infinities as Spark's ``to_json`` prints
+    them. What else JSON lacks (times, decimals) is made into text by ``print_json``."""
     if isinstance(value, bytes):
         return dict(payload_fields(value))
     if isinstance(value, float) and not math.isfinite(value):
@@ -63,7 +77,7 @@ def json_value(value: Any) -> Any:
     return value
 
 
-def cell_text(value: Any) -> str:
+def cell_text(value: object) -> str:
     """A cell for people, cut if long; line breaks and what a terminal would obey are escaped."""
     text = "" if value is None else str(value)
     text = text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
@@ -72,7 +86,7 @@ def cell_text(value: Any) -> str:
     return text
 
 
-def print_cells(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+def print_cells(names: Sequence[str], rows: Sequence[dict[str, object]]) -> None:
     """A table with one line a row. Rich takes milliseconds a row, and an entry has thousands."""
     from rich.cells import cell_len
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow
 
-_COLUMN = re.compile(
+_COLUMN: Final = re.compile(
     r"\s*(?P<name>\w+)\s+(?P<type>\w+)\s*"
     r"(?:\(\s*(?P<precision>\d{1,9})\s*(?:,\s*(?P<scale>\d{1,9})\s*)?\))?\s*"
     r"(?P<required>not\s+null)?\s*",
     re.IGNORECASE,
 )
-_COMMA = re.compile(r",(?![^(]*\))")  # not the one inside decimal(10,2)
+_COMMA: Final = re.compile(r",(?![^(]*\))")  # not the one inside decimal(10,2)
 
 # Spark's names and Arrow's, to the Arrow function that makes the type.
-_PLAIN_TYPES = {
+_PLAIN_TYPES: Final = {
     "boolean": "bool_",
     "bool": "bool_",
     "byte": "int8",
@@ -43,7 +43,7 @@ _PLAIN_TYPES = {
     "binary": "binary",
     "date": "date32",
 }
-_VALID = f"{', '.join([*_PLAIN_TYPES, 'decimal(p,s)', 'timestamp', 'timestamp_ntz'])}"
+_VALID: Final = f"{', '.join([*_PLAIN_TYPES, 'decimal(p,s)', 'timestamp', 'timestamp_ntz'])}"
 
 
 def parse_columns(text: str) -> pyarrow.Schema:
@@ -72,19 +72,20 @@ def _data_type(match: re.Match[str]) -> pyarrow.DataType:
 
     kind, precision, scale = match["type"].lower(), match["precision"], match["scale"]
     if kind == "decimal":
-        digits, places = int(precision or 10), int(scale or 0)
-        if not 1 <= digits <= 38 or places > digits:
+        p, s = int(precision or 10), int(scale or 0)
+        if not 1 <= p <= 38 or s > p:
             raise ConfigurationError(
-                f"column {match['name']!r}: decimal({digits},{places}) needs 38 >= p >= s, p >= 1"
+                f"column {match['name']!r}: decimal({p},{s}) needs 38 >= p >= s, p >= 1"
             )
-        return pyarrow.decimal128(digits, places)
+        return pyarrow.decimal128(p, s)
     if precision is None:
         if kind == "timestamp":
             return pyarrow.timestamp("us", tz="UTC")
         if kind == "timestamp_ntz":
             return pyarrow.timestamp("us")
         if kind in _PLAIN_TYPES:
-            return getattr(pyarrow, _PLAIN_TYPES[kind])()
+            made: pyarrow.DataType = getattr(pyarrow, _PLAIN_TYPES[kind])()
+            return made
     raise ConfigurationError(
         f"column {match['name']!r}: unknown type {match['type']!r}; valid are {_VALID}"
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Final
 
 from spark_ledger.cli.inspection import Holding, LedgerPicture
 from spark_ledger.cli.output import print_rich, print_table, size_text, time_text
-from spark_ledger.cli.zones import Safety, Zone, fragment_ranges, safety_zones
+from spark_ledger.cli.zones import Safety, Zone, fragments_with_ends, safety_zones
 
-BAR_COLUMNS = 60
-MARKS = {
+if TYPE_CHECKING:
+    from rich.text import Text
+
+BAR_COLUMNS: Final = 60
+MARKS: Final = {
     Safety.WRITE_QUORUM: ("█", "green"),
     Safety.ACK_QUORUM: ("▓", "yellow"),
     Safety.BELOW_ACK_QUORUM: ("!", "red"),
@@ -27,7 +30,7 @@ def _last_entry(picture: LedgerPicture, zones: list[Zone]) -> int:
     return zones[-1].last_entry if zones else picture.last_add_confirmed
 
 
-def ledger_fields(picture: LedgerPicture) -> dict[str, Any]:
+def ledger_fields(picture: LedgerPicture) -> dict[str, object]:
     """The picture for scripts."""
     metadata, zones = picture.metadata, zones_of(picture)
     return {
@@ -44,7 +47,7 @@ def ledger_fields(picture: LedgerPicture) -> dict[str, Any]:
         "custom_metadata": dict(metadata.custom_metadata),
         "fragments": [
             {"first_entry": first, "last_entry": last, "bookies": list(fragment.bookies)}
-            for fragment, first, last in fragment_ranges(metadata, _last_entry(picture, zones))
+            for fragment, first, last in fragments_with_ends(metadata, _last_entry(picture, zones))
         ],
         "zones": [
             {
@@ -88,16 +91,16 @@ def draw_ledger(picture: LedgerPicture) -> None:
 
     print_rich("\nFragments", style="bold")
     silent = {h.bookie_id for h in picture.holdings if h.silent}
-    slots = [f"slot {slot}" for slot in range(metadata.quorums.ensemble_size)]
+    bookies = [f"bookie {index}" for index in range(metadata.quorums.ensemble_size)]
     print_table(
-        ("first#", "last#", *slots),
+        ("first#", "last#", *bookies),
         (
             (
                 first,
                 last if last >= first else "",
-                *(_slot(b, b in silent) for b in fragment.bookies),
+                *(_bookie(b, b in silent) for b in fragment.bookies),
             )
-            for fragment, first, last in fragment_ranges(metadata, _last_entry(picture, zones))
+            for fragment, first, last in fragments_with_ends(metadata, _last_entry(picture, zones))
         ),
     )
     print_rich("\nSafety", style="bold")
@@ -113,7 +116,7 @@ def draw_ledger(picture: LedgerPicture) -> None:
             print_rich(_silence(holding), style="red")
 
 
-def _slot(bookie_id: str, is_silent: bool) -> str:
+def _bookie(bookie_id: str, is_silent: bool) -> str:
     return f"{bookie_id} (silent)" if is_silent else bookie_id
 
 
@@ -127,7 +130,7 @@ def _zone_row(zone: Zone) -> tuple[object, ...]:
     return (mark, zone.first_entry, zone.last_entry, count, zone.copies_min, zone.safety.value)
 
 
-def _bar(zones: list[Zone]) -> Any:
+def _bar(zones: list[Zone]) -> Text:
     """All entries from left to right; a zone has at least one column, so none is hidden."""
     from rich.text import Text
 

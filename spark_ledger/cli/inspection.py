@@ -1,7 +1,7 @@
 """Looks at a cluster without reading or fencing anything: metadata, and what bookies say they hold.
 
-It asks every bookie of a ledger, also the ones a reader would never need, so it works on parts
-that the client keeps to itself.
+It asks every bookie of a ledger, also those that a reader would never ask, so it uses the metadata
+store and the transport below the client.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_ledger.errors import BookieUnavailableError, NoSuchLedgerError, NotFoundError
+from spark_ledger.limits import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.types import (
     NO_ENTRY,
     BookieId,
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from spark_ledger.metadata.base import MetadataStore
     from spark_ledger.transport.base import BookieDescription, Transport
 
-READS_IN_FLIGHT_MAX = 64
-ANSWER_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S: Final = 3.0
 """A bookie that does not answer a question about itself for so long is shown as silent."""
 
 
@@ -95,10 +95,10 @@ def all_metadata(uri: str, advance: Callable[[], None]) -> list[LedgerMetadata]:
         async with _store(uri) as store:
             ledgers = LedgerStore(store)
             ledger_ids = await ledgers.list()
-            slots = asyncio.Semaphore(READS_IN_FLIGHT_MAX)
+            reads = asyncio.Semaphore(METADATA_READS_IN_FLIGHT_MAX)
 
             async def one(ledger_id: LedgerId) -> LedgerMetadata | None:
-                async with slots:
+                async with reads:
                     try:
                         return (await ledgers.read(ledger_id)).value
                     except NoSuchLedgerError:
@@ -113,7 +113,7 @@ def all_metadata(uri: str, advance: Callable[[], None]) -> list[LedgerMetadata]:
 
 
 def inspect_ledger(uri: str, ledger_id: int) -> LedgerPicture:
-    """What is known of one ledger. Raises NoSuchLedgerError."""
+    """What is known of one ledger. Raises NoSuchLedgerError if it does not exist."""
 
     async def run() -> LedgerPicture:
         from spark_ledger.metadata.ledgers import LedgerStore
@@ -164,7 +164,8 @@ def cluster_bookies(uri: str) -> list[BookieRow]:
 def describe_bookie(uri: str, bookie_id: str) -> tuple[BookieInfo, BookieDescription]:
     """A bookie's registration and its own words.
 
-    Raises NotFoundError if the cluster does not know it, BookieUnavailableError.
+    Raises NotFoundError if the cluster does not know it, BookieUnavailableError if it does not
+    answer.
     """
 
     async def run() -> tuple[BookieInfo, BookieDescription]:

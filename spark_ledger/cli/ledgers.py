@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
@@ -18,15 +18,13 @@ from spark_ledger.cli.output import (
     size_text,
     time_text,
 )
-from spark_ledger.cli.settings import Settings, common_options, password_option
+from spark_ledger.cli.settings import Command, Settings, common_options, password_option
 from spark_ledger.types import Entry, LedgerMetadata
 
 if TYPE_CHECKING:
     from spark_ledger.client.blocking import BlockingWriter
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-ADDS_IN_FLIGHT_MAX = 10_000
+ADDS_IN_FLIGHT_MAX: Final = 10_000
 """Futures kept at once; the bytes in flight are bounded by the writer itself."""
 
 
@@ -96,7 +94,7 @@ def list_ledgers(settings: Settings) -> None:
     )
 
 
-def summary(metadata: LedgerMetadata) -> dict[str, Any]:
+def summary(metadata: LedgerMetadata) -> dict[str, object]:
     """A ledger in the JSON of ``list``; the end is unknown (null) while it is open."""
     return {
         "ledger_id": metadata.ledger_id,
@@ -332,7 +330,7 @@ def delete(settings: Settings, ledger_ids: tuple[int, ...], yes: bool) -> None:
     confirm(yes, f"Delete {len(ledger_ids)} ledger(s) for good?")
     with settings.connect() as client, progress("deleting", len(ledger_ids)) as advance:
         for ledger_id in ledger_ids:
-            client.ledger_metadata(ledger_id)  # deleting is idempotent; a wrong id is a mistake
+            client.ledger_metadata(ledger_id)  # raises for a wrong id; deleting would not
             client.delete_ledger(ledger_id)
             advance()
     if settings.as_json:

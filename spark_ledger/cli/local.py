@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_ledger.cli.output import print_json, print_table, progress
-from spark_ledger.cli.settings import METADATA_VARIABLE, Settings, common_options
+from spark_ledger.cli.settings import METADATA_VARIABLE, Command, Settings, common_options
 
 if TYPE_CHECKING:
     from spark_ledger.local import ClusterStatus
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 def default_directory() -> Path:
-    """Where state belongs that a user need not look at but does not want to lose."""
+    """Below XDG_STATE_HOME, for data that a user keeps but does not edit."""
     state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state_home) / "spark-ledger" / "local"
 

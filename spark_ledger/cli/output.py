@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """One JSON value on one line."""
     click.echo(json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str))
 
@@ -31,7 +31,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         right = column.endswith("#")
         table.add_column(column.rstrip("#"), justify="right" if right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))  # as it is: no markup in names
+        table.add_row(*(Text(str(cell)) for cell in row))  # Text: brackets in names are no markup
     print_rich(table)
 
 

@@ -1,4 +1,4 @@
-"""Options that every command takes, and the one place where a command gets its client."""
+"""Options that every command takes, and how a command gets its client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from spark_ledger.client.blocking import LedgerConnection
     from spark_ledger.stream.blocking import StreamConnection
 
-METADATA_VARIABLE = "SPARK_LEDGER_METADATA"
+METADATA_VARIABLE: Final = "SPARK_LEDGER_METADATA"
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., object])
+"""A function that click makes a command of. An option, put on it, gives the same function back."""
 
 
 @dataclass(slots=True)
@@ -55,8 +56,8 @@ class Settings:
         return spark_ledger.connect(uri)
 
 
-def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def callback(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
+def _remember(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
+    def callback(context: click.Context, _parameter: click.Parameter, value: object) -> None:
         if value:
             setattr(context.ensure_object(Settings), name, value)
 
@@ -107,16 +108,16 @@ def password_option(command: Command) -> Command:
 
 def read_secret(text: str) -> bytes:
     """The secret that ``env:NAME`` or ``file:PATH`` points to, else the text itself."""
-    kind, _, place = text.partition(":")
+    kind, _, name = text.partition(":")
     if kind == "env":
-        if place not in os.environ:
-            raise ConfigurationError(f"--password env:{place}: this variable is not set")
-        return os.environ[place].encode()
+        if name not in os.environ:
+            raise ConfigurationError(f"--password env:{name}: this variable is not set")
+        return os.environ[name].encode()
     if kind == "file":
         try:
-            return Path(place).read_bytes().rstrip(b"\r\n")
+            return Path(name).read_bytes().rstrip(b"\r\n")
         except OSError as error:
             raise ConfigurationError(
-                f"--password file:{place} cannot be read: {error.strerror}"
+                f"--password file:{name} cannot be read: {error.strerror}"
             ) from error
     return text.encode()

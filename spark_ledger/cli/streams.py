@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from spark_ledger.stream.model import Commit, Head, StreamConfig
 
-_SHORT = re.compile(r"(\d{1,18})(?::(\d{1,18}))?(?::(\d{1,18}))?")
+_SHORT: Final = re.compile(r"(\d{1,18})(?::(\d{1,18}))?(?::(\d{1,18}))?")
 
 
 class JsonPosition(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,14 +47,14 @@ def position(_context: click.Context, _parameter: click.Parameter, value: str) -
         return Dlsn(*(int(part or 0) for part in short.groups()))
     try:
         found = msgspec.json.decode(value, type=JsonPosition)
-        place = Dlsn(found.segment, found.entry, found.slot)
+        dlsn = Dlsn(found.segment, found.entry, found.slot)
     except (msgspec.MsgspecError, RecursionError):
-        place = None
-    if place is None or min(place) < 0:
+        dlsn = None
+    if dlsn is None or min(dlsn) < 0:
         raise click.BadParameter(
             f'{value!r}: use earliest, latest, 3, 3:0:5 or {{"segment": 3, "entry": 0}}'
         )
-    return place
+    return dlsn
 
 
 stream_argument = click.argument("name")
@@ -189,7 +189,7 @@ def position_text(position: Dlsn) -> str:
     return f"{position.segment}:{position.entry}:{position.slot}"
 
 
-def stream_fields(config: StreamConfig, head: Head, commits: list[Commit]) -> dict[str, Any]:
+def stream_fields(config: StreamConfig, head: Head, commits: list[Commit]) -> dict[str, object]:
     """A stream for scripts."""
     return {
         "stream": config.name,

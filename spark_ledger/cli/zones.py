@@ -1,4 +1,4 @@
-"""How safe each entry of a ledger is: pure arithmetic on ranges that bookies say they hold."""
+"""How safe each entry of a ledger is, computed from the ranges that bookies say they hold."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def safety_zones(
     highest_held = max((last for ranges in holdings.values() for _, last in ranges), default=-1)
     end = max(last_add_confirmed, -1 if metadata.is_closed else highest_held)
     zones: list[Zone] = []
-    for fragment, first, last in fragment_ranges(metadata, end):
+    for fragment, first, last in fragments_with_ends(metadata, end):
         for start, stop, copies in _copies(fragment, first, last, holdings):
             for zone in _split(metadata, last_add_confirmed, start, stop, copies):
                 _append(zones, zone)
     return zones
 
 
-def fragment_ranges(metadata: LedgerMetadata, end: int) -> list[tuple[Fragment, int, int]]:
+def fragments_with_ends(metadata: LedgerMetadata, end: int) -> list[tuple[Fragment, int, int]]:
     """Each fragment with its first and last entry; the last fragment ends at ``end``.
 
     A last fragment without entries has ``last == first - 1``.

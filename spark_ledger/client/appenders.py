@@ -1,4 +1,4 @@
-"""The appenders of one ledger, one for each slot; their results as events of a machine."""
+"""The appenders of one ledger, one for each bookie index; their results as events of a machine."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ class Appenders:
         self._feed = feed
         self._access_key = access_key
         self._recovery = recovery
-        self._by_slot: dict[int, Appender] = {}
+        self._by_index: dict[int, Appender] = {}
 
     def open(self, command: OpenAppender) -> None:
-        """A new appender for a slot; the one before, if any, reports nothing more."""
-        self.close(command.slot)
-        self._by_slot[command.slot] = self._context.transport.open_appender(
+        """A new appender for one index; the one before, if any, reports nothing more."""
+        self.close(command.bookie_index)
+        self._by_index[command.bookie_index] = self._context.transport.open_appender(
             command.bookie_id,
             self._ledger_id,
             access_key=self._access_key,
             recovery=self._recovery,
-            on_result=partial(self._on_result, command.slot),
+            on_result=partial(self._on_result, command.bookie_index),
         )
 
-    def send(self, slot: int, runs: Iterable[EntryRun]) -> None:
-        """Send runs, in order, to the slot's bookie."""
-        appender = self._by_slot[slot]
+    def send(self, bookie_index: int, runs: Iterable[EntryRun]) -> None:
+        """Send runs, in order, to the bookie at the index."""
+        appender = self._by_index[bookie_index]
         for run in runs:
             appender.send(run)
 
-    def close(self, slot: int) -> None:
-        """Nothing more is sent to the slot's bookie or reported of it."""
-        appender = self._by_slot.pop(slot, None)
+    def close(self, bookie_index: int) -> None:
+        """Nothing more is sent to the bookie at the index or reported of it."""
+        appender = self._by_index.pop(bookie_index, None)
         if appender is not None:
             appender.close()
 
     def close_all(self) -> None:
         """The machine has ended."""
-        for slot in list(self._by_slot):
-            self.close(slot)
+        for bookie_index in list(self._by_index):
+            self.close(bookie_index)
 
-    def _on_result(self, slot: int, result: AddResult) -> None:
+    def _on_result(self, bookie_index: int, result: AddResult) -> None:
         if result.status is BookieStatus.OK:
-            self._feed(AddAcknowledged(slot, result.bookie_id, result.last_entry))
+            self._feed(AddAcknowledged(bookie_index, result.bookie_id, result.last_entry))
             return
         if result.status is not BookieStatus.FENCED:  # which is about the ledger, not the bookie
             self._context.suspect(result.bookie_id)
-        self._feed(AddFailed(slot, result.bookie_id, result.status, result.message))
+        self._feed(AddFailed(bookie_index, result.bookie_id, result.status, result.message))

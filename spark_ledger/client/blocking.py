@@ -2,6 +2,11 @@
 
 One background thread per process runs one asyncio loop, the *portal*. Handles pass work to it and
 wait. A forked child makes its own portal and its own connections.
+
+Who owns what: everything of the async client belongs to the loop's thread. A handle here keeps a
+reference that never changes, passes coroutines to the loop, and reads single attributes from the
+caller's thread, each of which is one value that the loop replaces. The only state that both sides
+write is the inbox of ``BlockingWriter``, under its lock.
 """
 
 from __future__ import annotations
@@ -12,26 +17,34 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
-from typing import Any, Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.writer import LedgerWriter, check_payload, copy_error
 from spark_ledger.errors import ConfigurationError, LedgerClosedError, LedgerError
+from spark_ledger.limits import PORTAL_STOP_TIMEOUT_S
 from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata
 
 T = TypeVar("T")
+Work: TypeAlias = Coroutine[object, None, T]
+"""What runs on the loop for a caller who waits."""
 
 
 class BlockingPortal:
-    """A loop on a thread of its own. Get the process's one with ``BlockingPortal.get()``."""
+    """A loop on a thread of its own. Get the process's one with ``BlockingPortal.get()``.
+
+    Its fields never change once it is made, so any thread may read them.
+    """
 
     _current: BlockingPortal | None = None
+    """The portal of this process, or of the parent it was forked from. Under ``_making``."""
     _making = threading.Lock()
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self.loop = asyncio.new_event_loop()
+        """Belongs to ``_thread``; others use only its ``..._threadsafe`` methods."""
         self._thread = threading.Thread(
             target=self.loop.run_forever, name="spark-ledger", daemon=True
         )
@@ -46,14 +59,22 @@ class BlockingPortal:
                 cls._current = cls()
             return cls._current
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for its result."""
-        if self.is_current:
-            work.close()
-            raise _would_deadlock()
+    @classmethod
+    def _after_fork_in_child(cls) -> None:
+        """Another thread of the parent may have held the lock, and nobody would release it here."""
+        cls._making = threading.Lock()
+
+    def call(self, work: Work[T]) -> T:
+        """Run a coroutine on the loop and wait for its result.
+
+        Raises ConfigurationError on the loop's own thread, LedgerClosedError in a forked child and
+        at the end of the process, and whatever the work raises.
+        """
         try:
-            self.check_process()
-        except LedgerClosedError:
+            if self.is_current:
+                raise _would_deadlock()
+            self.check_usable()
+        except LedgerError:
             work.close()
             raise
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -63,12 +84,21 @@ class BlockingPortal:
             future.cancel()  # KeyboardInterrupt: do not leave the work running behind
             raise
 
-    def check_process(self) -> None:
-        """Raises LedgerClosedError in a forked child, where this loop does not run."""
+    def check_usable(self) -> None:
+        """Raises LedgerClosedError where the loop does not run, so that nobody waits for ever:
+        in a forked child, and in exit handlers that run after the loop was stopped."""
+        if self.is_running:
+            return
         if self._pid != os.getpid():
             raise LedgerClosedError(
                 "this connection was made before the process forked: connect again in the child"
             )
+        raise LedgerClosedError("this process is ending, and its connections with it")
+
+    @property
+    def is_running(self) -> bool:
+        """False in a forked child, and once the process is ending."""
+        return self._pid == os.getpid() and self._thread.is_alive()
 
     @property
     def is_current(self) -> bool:
@@ -78,48 +108,59 @@ class BlockingPortal:
     def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
         """The items of an async iterator; it is closed when this one is."""
 
-        taking: asyncio.Task[Any] | None = None
+        reading: asyncio.Task[object] | None = None
+        """The task that waits for the next item. Belongs to the loop."""
 
-        async def take() -> tuple[bool, T | None]:
-            nonlocal taking
-            taking = asyncio.current_task()
+        async def read_next() -> tuple[T] | None:
+            nonlocal reading
+            reading = asyncio.current_task()
             try:
-                return True, await anext(iterator)
+                return (await anext(iterator),)
             except StopAsyncIteration:
-                return False, None
+                return None
 
         async def close() -> None:
-            if taking is not None and not taking.done():  # Ctrl-C came while an item was awaited
-                taking.cancel()
-                await asyncio.wait([taking])
+            if reading is not None and not reading.done():  # Ctrl-C came while an item was awaited
+                reading.cancel()
+                await asyncio.wait([reading])
             if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
 
         try:
-            while True:
-                more, item = self.call(take())
-                if not more:
-                    return
-                yield item  # type: ignore[misc]
+            while (item := self.call(read_next())) is not None:
+                yield item[0]
         finally:
-            if not self.loop.is_closed():
+            if self.is_running:
                 self.call(close())
 
     def _stop(self) -> None:
-        if self._pid == os.getpid() and self._thread.is_alive():
+        if self.is_running:
             self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(timeout=2.0)
+            self._thread.join(timeout=PORTAL_STOP_TIMEOUT_S)
+
+
+os.register_at_fork(after_in_child=BlockingPortal._after_fork_in_child)
 
 
 class BlockingWriter:
-    """Appends to a ledger. Threads may share it; entries get ids in the order of the calls."""
+    """Appends to a ledger. Threads may share it; entries get ids in the order of the calls.
+
+    Appends are left in an inbox, which the loop empties once per turn: waking it for each of them
+    would cost more than the append.
+    """
 
     def __init__(self, portal: BlockingPortal, writer: LedgerWriter) -> None:
         self._portal = portal
         self._writer = writer
+        """Belongs to the loop. Callers read its properties, never call it."""
+        self._lock = threading.Lock()
+        """Guards the writing of all fields below; their readers need one value, and no lock."""
         self._inbox: list[tuple[bytes, concurrent.futures.Future[int]]] = []
         self._inbox_bytes = 0
-        self._lock = threading.Lock()
+        self._last_add_pushed = writer.last_add_pushed
+        """The inbox included. The writer's own number lacks what is between inbox and writer."""
+        self._length = writer.length
+        """Payload bytes up to and with ``_last_add_pushed``."""
 
     @property
     def ledger_id(self) -> LedgerId:
@@ -139,17 +180,19 @@ class BlockingWriter:
     @property
     def last_add_pushed(self) -> EntryId:
         """The last entry that was appended, confirmed or not."""
-        return EntryId(self._writer.last_add_pushed + len(self._inbox))
+        return self._last_add_pushed
 
     @property
     def length(self) -> int:
         """Payload bytes appended so far."""
-        return self._writer.length + self._inbox_bytes
+        return self._length
 
     def append(self, payload: bytes) -> EntryId:
         """Append one entry and wait until it is confirmed; its id.
 
-        Raises EntryTooLargeError, LedgerClosedError, FencedError, NotEnoughBookiesError.
+        Raises EntryTooLargeError if the payload is too large, LedgerClosedError if the ledger is
+        closed, FencedError if another client took it over, NotEnoughBookiesError if too many
+        bookies failed.
         """
         if self._portal.is_current:
             raise _would_deadlock()
@@ -163,7 +206,7 @@ class BlockingWriter:
         thread that all handles share: they should be short, and must not wait for an append.
         """
         payload = check_payload(payload)
-        self._portal.check_process()
+        self._portal.check_usable()
         future: concurrent.futures.Future[int] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()  # an entry once appended cannot be taken back
         if self._inbox_bytes or not self._writer.has_room:
@@ -172,6 +215,7 @@ class BlockingWriter:
             first = not self._inbox
             self._inbox.append((payload, future))
             self._inbox_bytes += len(payload)
+            self._count(1, len(payload))
         if first:
             self._portal.loop.call_soon_threadsafe(self._deliver)
         return future
@@ -210,10 +254,18 @@ class BlockingWriter:
         payloads = [payload for payload, _ in inbox]
         futures = [future for _, future in inbox]
         try:
+            # Not under the lock: it may complete futures, whose callbacks may append.
             self._writer.submit(payloads, futures)
         except LedgerError as error:
+            with self._lock:
+                self._count(-len(inbox), -sum(map(len, payloads)))
             for future in futures:
                 future.set_exception(copy_error(error))
+
+    def _count(self, entries: int, size_bytes: int) -> None:
+        """Under the lock: so many entries more were appended, or fewer."""
+        self._last_add_pushed = EntryId(self._last_add_pushed + entries)
+        self._length += size_bytes
 
     def __enter__(self) -> Self:
         return self
@@ -223,7 +275,7 @@ class BlockingWriter:
 
 
 class BlockingReader:
-    """Reads a ledger up to its last add confirmed."""
+    """Reads a ledger up to its last add confirmed. Both fields never change."""
 
     def __init__(self, portal: BlockingPortal, reader: LedgerReader) -> None:
         self._portal = portal
@@ -258,8 +310,10 @@ class BlockingReader:
     ) -> Iterator[Entry]:
         """The entries from ``first`` to ``last``, both included.
 
-        The range is checked here and now: ReadBeyondConfirmedError, ConfigurationError. While
-        iterating: NoSuchEntryError, BookieUnavailableError, DigestMismatchError.
+        Raises, in this call, ConfigurationError if it is no range, ReadBeyondConfirmedError if it
+        ends above the last add confirmed; while iterating, NoSuchEntryError if no replica has an
+        entry, DigestMismatchError if none has an undamaged one, BookieUnavailableError if none
+        that may have it answers.
         """
         self._reader.check_range(first, last, unconfirmed=unconfirmed)
         batches = self._reader.read_batches(
@@ -292,10 +346,13 @@ class LedgerConnection:
     def __init__(self, portal: BlockingPortal, client: LedgerClient) -> None:
         self._portal = portal
         self._client = client
+        """Belongs to the loop."""
         self._closed = False
+        """Set by whoever closes first. Two threads that both find it unset close twice, which does
+        no harm; a call that comes in between fails with the transport's or the store's error."""
 
     @classmethod
-    def connect(cls, uri: str, **options: Any) -> Self:
+    def connect(cls, uri: str, **options: object) -> Self:
         """Connect to the cluster whose metadata are at ``uri``. See ``LedgerClient.connect``."""
         portal = BlockingPortal.get()
         return cls(portal, portal.call(LedgerClient.connect(uri, **options)))
@@ -337,7 +394,7 @@ class LedgerConnection:
         return self._call(self._client.list_ledgers())
 
     def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
-        """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError."""
+        """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError if it is gone."""
         return self._call(self._client.ledger_metadata(ledger_id))
 
     def list_bookies(self) -> list[BookieInfo]:
@@ -350,7 +407,7 @@ class LedgerConnection:
             self._closed = True
             self._portal.call(self._client.close())
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    def _call(self, work: Work[T]) -> T:
         if self._closed:
             work.close()
             raise LedgerClosedError("this connection is closed: connect again")

@@ -1,4 +1,4 @@
-"""What all handles of a client share: stores, transport, settings, its knowledge of bookies."""
+"""What all handles of a client share: stores, transport, settings, and what it knows of bookies."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
+from spark_ledger.limits import (
+    BOOKIE_PROBE_TIMEOUT_S,
+    BOOKIE_SUSPECT_S,
+    METADATA_RETRY_DELAY_S,
+)
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
@@ -28,21 +33,16 @@ from spark_ledger.protocol.events import (
     MetadataWritten,
     WriteMetadata,
 )
-from spark_ledger.protocol.placement import choose_bookies, too_few
+from spark_ledger.protocol.placement import choose_bookies, shortage
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId, LedgerId
-
-_SUSPECT_S = 10.0
-"""A bookie that failed an add is asked whether it works before it is used again for so long."""
-_PROBE_TIMEOUT_S = 1.0
-_METADATA_RETRY_S = 0.2
 
 
 class OpenHandle(Protocol):
     """A handle that must be told when its connection ends."""
 
     async def abandon(self) -> None:
-        """Whoever waits is told; nothing is sent or scheduled any more."""
+        """Fail whoever waits. Nothing is sent or scheduled any more."""
 
 
 @dataclass(slots=True)
@@ -56,19 +56,20 @@ class ClientContext:
     config: ClientConfig
     load: Counter[BookieId] = field(default_factory=Counter)
     slow_bookies: dict[BookieId, float] = field(default_factory=dict)
-    """Bookies that a speculative read overtook, until when they come last."""
+    """Bookies that a speculative read overtook, each with the time until which it is asked last."""
     random: random.Random = field(default_factory=random.Random)
     writers: WeakSet[OpenHandle] = field(default_factory=WeakSet)
     """The writers that are not closed."""
     _suspects: dict[BookieId, float] = field(default_factory=dict)
+    """Bookies that failed an add, each with the time until which it is probed before use."""
 
     def suspect(self, bookie_id: BookieId) -> None:
         """A bookie failed an add: prefer others for a while."""
-        self._suspects[bookie_id] = asyncio.get_running_loop().time() + _SUSPECT_S
+        self._suspects[bookie_id] = asyncio.get_running_loop().time() + BOOKIE_SUSPECT_S
 
     def slow(self, bookie_id: BookieId) -> None:
         """A bookie was overtaken by speculation: ask it last for a while."""
-        self.slow_bookies[bookie_id] = asyncio.get_running_loop().time() + _SUSPECT_S
+        self.slow_bookies[bookie_id] = asyncio.get_running_loop().time() + BOOKIE_SUSPECT_S
 
     def slow_now(self) -> frozenset[BookieId]:
         """Bookies that reads should ask last."""
@@ -82,29 +83,33 @@ class ClientContext:
 
     def why_no_ensemble(self, count: int) -> str:
         """What ``new_ensemble`` lacked a moment ago, and what to do."""
-        return too_few(self.directory.all(), count, silent=self._suspects_now())
+        return shortage(self.directory.all(), count, silent=self._suspects_now())
 
     def _suspects_now(self) -> set[BookieId]:
         now = asyncio.get_running_loop().time()
         return {bookie for bookie, until in self._suspects.items() if until > now}
 
     async def replacements(self, command: ChooseBookies) -> dict[int, BookieId]:
-        """Bookies for the failed slots of an ensemble, as far as there are any.
+        """Bookies for the failed members of an ensemble, as far as there are any (rule P10).
 
-        Others are preferred. A failed bookie that answers again may return to its own slot.
+        Others are preferred. A failed bookie that answers again may return to its own index.
         """
         taken = set(command.members)
         found: dict[int, BookieId] = {}
-        for slot in command.slots:
+        for bookie_index in command.indexes:
             chosen = await self._choose(1, exclude=frozenset(taken))
             if chosen is not None:
-                found[slot] = chosen[0]
+                found[bookie_index] = chosen[0]
                 taken.add(chosen[0])
         writable = {info.bookie_id for info in self.directory.writable()}
-        for slot in command.slots:
-            bookie_id = command.failed[slot]
-            if slot not in found and bookie_id in writable and await self._answers(bookie_id):
-                found[slot] = bookie_id
+        for bookie_index in command.indexes:
+            bookie_id = command.failed[bookie_index]
+            if (
+                bookie_index not in found
+                and bookie_id in writable
+                and await self._answers(bookie_id)
+            ):
+                found[bookie_index] = bookie_id
         return found
 
     async def _choose(
@@ -134,7 +139,7 @@ class ClientContext:
 
     async def _answers(self, bookie_id: BookieId) -> bool:
         try:
-            await self.transport.describe(bookie_id, timeout_s=_PROBE_TIMEOUT_S)
+            await self.transport.describe(bookie_id, timeout_s=BOOKIE_PROBE_TIMEOUT_S)
         except LedgerError:
             return False
         self._suspects.pop(bookie_id, None)
@@ -143,10 +148,9 @@ class ClientContext:
     async def write_metadata(
         self, command: WriteMetadata
     ) -> MetadataWritten | MetadataConflict | MetadataFailed:
-        """Compare-and-set. An update whose reply was lost is read again, not repeated.
+        """Compare-and-set. A change whose reply was lost is read again, not repeated (rule P6).
 
-        The store has tried for ``metadata_timeout_s`` when it gives up; nothing was changed then,
-        and the caller, who waits, is told.
+        The store tries for ``metadata_timeout_s``. When it gives up, nothing was changed.
         """
         deadline = asyncio.get_running_loop().time() + 2 * self.config.metadata_timeout_s
         ledger_id = command.metadata.ledger_id
@@ -167,7 +171,7 @@ class ClientContext:
             except MetadataUnavailableError as error:
                 if asyncio.get_running_loop().time() >= deadline:
                     return MetadataFailed(error)
-                await asyncio.sleep(_METADATA_RETRY_S)
+                await asyncio.sleep(METADATA_RETRY_DELAY_S)
             except (NotFoundError, LedgerError) as error:
                 return MetadataFailed(error)
             else:

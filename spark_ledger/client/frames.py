@@ -1,4 +1,4 @@
-"""FrameStore: the frames of entries that are not confirmed yet, cut into runs for each slot."""
+"""FrameStore: frames of entries that are not confirmed yet, cut into runs for each bookie."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET
-from spark_ledger.protocol.quorum import slot_entries
+from spark_ledger.protocol.quorum import entries_of_index
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerMetadata
 from spark_ledger.wire.frame import HEADER_BYTES, Digest, seal_heads
@@ -66,18 +66,18 @@ class FrameStore:
         self._first = last + 1
         return count
 
-    def runs(self, slot: int, first: int, last: int) -> list[EntryRun]:
-        """The slot's entries from ``first`` to ``last`` as runs of about a message's size.
+    def runs(self, bookie_index: int, first: int, last: int) -> list[EntryRun]:
+        """The entries ``first..last`` of one bookie as runs of about a message's size.
 
-        With E == WQ every slot gets the same runs: they are made once.
+        With E == WQ every bookie gets the same runs: they are made once.
         """
         assert first >= self._first, "confirmed entries are never sent again"
         start = first - self._first + self._released
         if self._quorums.ensemble_size != self._quorums.write_quorum:
-            ids = slot_entries(slot, first, last, self._quorums)
-            places = [start + entry_id - first for entry_id in ids]
-            sizes = [self._sizes[place] for place in places]
-            parts = [part for place in places for part in self._parts[2 * place : 2 * place + 2]]
+            ids = entries_of_index(bookie_index, first, last, self._quorums)
+            offsets = [start + entry_id - first for entry_id in ids]
+            sizes = [self._sizes[offset] for offset in offsets]
+            parts = [part for o in offsets for part in self._parts[2 * o : 2 * o + 2]]
             return list(self._cut(ids, sizes, parts))
         if self._cached != (first, last):
             end = start + last + 1 - first

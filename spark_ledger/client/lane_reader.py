@@ -10,6 +10,7 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import READ_REQUEST_BYTES_MAX
+from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.protocol.events import (
     CancelRead,
     Command,
@@ -21,7 +22,6 @@ from spark_ledger.protocol.events import (
     ReadEntries,
 )
 from spark_ledger.protocol.placement import read_order
-from spark_ledger.protocol.quorum import Lane
 from spark_ledger.protocol.read import ReadMachine
 from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.transport.base import ReadChunk
@@ -29,7 +29,6 @@ from spark_ledger.types import (
     BookieStatus,
     Entry,
     EntryId,
-    Fragment,
     LedgerId,
     LedgerMetadata,
     Versioned,
@@ -48,35 +47,26 @@ class LaneReader:
         context: ClientContext,
         ledger: Versioned[LedgerMetadata],
         digest: Digest,
-        fragment: Fragment,
-        lane_index: int,
-        lane: Lane,
-        first: EntryId,
-        last: EntryId,
+        wanted: LaneRange,
         *,
         replica_hint: int,
     ) -> None:
         self._context = context
         self._ledger = ledger.value
         self._digest = digest
-        self._fragment = fragment
+        self._bookies = wanted.bookies
         loop = asyncio.get_running_loop()
         directory = context.directory
         order = read_order(
-            lane.slots,
-            fragment.bookies,
+            wanted.lane.indexes,
+            wanted.bookies,
             replica_hint,
             slow=context.slow_now(),
-            gone=[b for b in fragment.bookies if directory.get(b) is None],
+            gone=[b for b in wanted.bookies if directory.get(b) is None],
         )
         self._machine = ReadMachine(
-            ledger.value,
-            ledger.version,
-            fragment.bookies,
-            lane_index,
-            lane,
-            first,
-            last,
+            ledger,
+            wanted,
             order=order,
             speculative_delay_s=context.config.speculative_read_delay_s,
             now=loop.time(),
@@ -117,15 +107,15 @@ class LaneReader:
         finally:
             self._ended = True
             await self._driver.stop()
-            for slot in self._machine.slow_slots:
-                self._context.slow(self._fragment.bookies[slot])
+            for bookie_index in self._machine.slow_indexes:
+                self._context.slow(self._bookies[bookie_index])
 
     def _perform(self, command: Command) -> None:
         match command:
             case ReadEntries():
-                self._reads[command.slot] = self._driver.spawn(self._read(command))
+                self._reads[command.bookie_index] = self._driver.spawn(self._read(command))
             case CancelRead():
-                task = self._reads.pop(command.slot, None)
+                task = self._reads.pop(command.bookie_index, None)
                 if task is not None:
                     task.cancel()
             case DeliverEntries():
@@ -138,7 +128,7 @@ class LaneReader:
                 raise AssertionError(f"not a command of a reader: {command!r}")
 
     def _deliver(self, command: DeliverEntries) -> None:
-        entries = self._fetched[command.slot]
+        entries = self._fetched[command.bookie_index]
         if entries[0].entry_id != command.first or entries[-1].entry_id != command.last:
             entries = [e for e in entries if command.first <= e.entry_id <= command.last]
         self._ready.append(entries)
@@ -167,27 +157,27 @@ class LaneReader:
             max_bytes=READ_REQUEST_BYTES_MAX,
             timeout_s=self._context.config.read_timeout_s,
         ):
-            if self._reads.get(command.slot) is not me:
+            if self._reads.get(command.bookie_index) is not me:
                 return
             entries, ended = verify_chunk(
                 self._ledger.ledger_id, self._digest, command, expected, chunk
             )
             if entries:
                 expected = entries[-1].entry_id + command.stride
-                self._fetched[command.slot] = entries
+                self._fetched[command.bookie_index] = entries
                 self._driver.feed(
-                    EntriesRead(command.slot, command.lane, EntryId(entries[-1].entry_id))
+                    EntriesRead(command.bookie_index, command.lane, EntryId(entries[-1].entry_id))
                 )
             if ended is not None:
                 break
             await self._room.wait()
-        if self._reads.get(command.slot) is not me:
+        if self._reads.get(command.bookie_index) is not me:
             return
-        del self._reads[command.slot]
+        del self._reads[command.bookie_index]
         self._driver.feed(
             ended
             or ReadEnded(
-                command.slot, command.lane, BookieStatus.OK, EntryId(expected), "early end"
+                command.bookie_index, command.lane, BookieStatus.OK, EntryId(expected), "early end"
             )
         )
 
@@ -200,18 +190,18 @@ def verify_chunk(
     A reply is believed only if it brings the very entries asked for, in order, with digests that
     match; the first that is not so counts as damaged on that replica (IO_ERROR).
     """
-    slot, lane = command.slot, command.lane
+    bookie_index, lane = command.bookie_index, command.lane
     if chunk.run is None:
         entry_id = EntryId(max(int(chunk.entry_id), expected))
-        return [], ReadEnded(slot, lane, chunk.status, entry_id, chunk.message)
+        return [], ReadEnded(bookie_index, lane, chunk.status, entry_id, chunk.message)
     run = chunk.run
     problem = run_error(run) or _not_wanted(run, ledger_id, command, expected)
     if problem:
-        return [], ReadEnded(slot, lane, BookieStatus.IO_ERROR, EntryId(expected), problem)
+        return [], ReadEnded(bookie_index, lane, BookieStatus.IO_ERROR, EntryId(expected), problem)
     entries, damage = open_run(digest, run)
     if damage is not None:
         at = EntryId(expected + len(entries) * command.stride)
-        return entries, ReadEnded(slot, lane, BookieStatus.IO_ERROR, at, str(damage))
+        return entries, ReadEnded(bookie_index, lane, BookieStatus.IO_ERROR, at, str(damage))
     return entries, None
 
 

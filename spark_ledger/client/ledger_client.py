@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.reader import LedgerReader, read_last_confirmed
@@ -40,11 +40,14 @@ class LedgerClient:
         self._context = context
 
     @classmethod
-    async def connect(cls, uri: str, **options: Any) -> Self:
+    async def connect(cls, uri: str, **options: object) -> Self:
         """Connect to the cluster whose metadata are at ``uri`` (``zk://host:port,.../root``).
 
-        ``options`` are the fields of ``config.ClientConfig``. Raises ConfigurationError for a
-        malformed URI or an unknown option, MetadataUnavailableError, UnauthorizedError.
+        ``options`` are the fields of ``config.ClientConfig``.
+
+        Raises ConfigurationError if the URI is malformed or an option is unknown,
+        MetadataUnavailableError if ZooKeeper does not answer, UnauthorizedError if it refuses the
+        credentials.
         """
         config = build(ClientConfig, options)
         store = await open_store(
@@ -99,7 +102,10 @@ class LedgerClient:
         """Create a ledger; its only writer.
 
         A ``password`` protects it: entries carry an HMAC, and appending, fencing and opening need
-        it. Raises ConfigurationError, NotEnoughBookiesError, MetadataUnavailableError.
+        it (rule P20).
+
+        Raises ConfigurationError if an argument is wrong, NotEnoughBookiesError if fewer than
+        ``ensemble_size`` bookies are writable, MetadataUnavailableError, OutcomeUnknownError.
         """
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         custom = _check_custom_metadata({} if custom_metadata is None else custom_metadata)
@@ -134,8 +140,10 @@ class LedgerClient:
         """Open a ledger for reading.
 
         With ``recover`` the ledger is fenced, recovered and closed first: its writer can add
-        nothing more, and its end is final. Raises NoSuchLedgerError, UnauthorizedError (which
-        fences nothing), RecoveryError or BookieUnavailableError while too few bookies answer.
+        nothing more, and its end is final.
+
+        Raises NoSuchLedgerError, UnauthorizedError if the password is wrong (nothing is fenced
+        then), RecoveryError or BookieUnavailableError while too few bookies answer.
         """
         _check_password(password)
         ledger = await self._context.ledgers.read(check_ledger_id(ledger_id))
@@ -159,7 +167,9 @@ class LedgerClient:
         """Open a ledger without asking any bookie for its last add confirmed.
 
         For a caller who reads ranges that are known to be confirmed (a stream's commits), with
-        ``unconfirmed=True``. Raises NoSuchLedgerError, UnauthorizedError.
+        ``unconfirmed=True``.
+
+        Raises NoSuchLedgerError, UnauthorizedError if the password is wrong.
         """
         ledger = await self._context.ledgers.read(check_ledger_id(ledger_id))
         access_key, digest = await _keys_of(ledger.value, password)
@@ -180,7 +190,7 @@ class LedgerClient:
         return await self._context.ledgers.list()
 
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
-        """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError."""
+        """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError if it is gone."""
         return (await self._context.ledgers.read(check_ledger_id(ledger_id))).value
 
     async def list_bookies(self) -> list[BookieInfo]:
@@ -208,7 +218,7 @@ class LedgerClient:
 
 
 def check_ledger_id(ledger_id: int) -> LedgerId:
-    """The id as LedgerId. Raises ConfigurationError for what cannot be one."""
+    """The id as LedgerId. Raises ConfigurationError if it is no number from 0 on."""
     if not isinstance(ledger_id, int) or isinstance(ledger_id, bool) or ledger_id < 0:
         raise ConfigurationError(f"a ledger id is a number from 0 on, not {ledger_id!r}")
     return LedgerId(ledger_id)
@@ -240,7 +250,10 @@ async def _derive_keys(password: bytes, ledger_id: LedgerId) -> tuple[bytes, byt
 
 
 async def _keys_of(metadata: LedgerMetadata, password: bytes) -> tuple[bytes, Digest]:
-    """The access key and digest that a password gives. Raises UnauthorizedError."""
+    """The access key and digest that a password gives (rule P20).
+
+    Raises UnauthorizedError if it is not the ledger's password.
+    """
     access_key, mac_key = await _derive_keys(password, metadata.ledger_id)
     if access_key_hash(access_key) != metadata.access_key_hash:
         what = "wrong password" if metadata.access_key_hash else "it has no password, one was given"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import LaneReader
@@ -18,10 +18,9 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits import LONG_POLL_S_MAX
 from spark_ledger.metadata.base import Watch
-from spark_ledger.protocol.ensemble import fragment_ranges
+from spark_ledger.protocol.ensemble import LaneRange, fragment_ranges, lane_ranges
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadLastConfirmed
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
-from spark_ledger.protocol.quorum import Lane, lanes
 from spark_ledger.types import (
     BookieId,
     Entry,
@@ -176,40 +175,25 @@ class LedgerReader:
         ):
             raise ConfigurationError(f"idle_timeout is seconds or None, not {idle_timeout!r}")
 
-    def _lane(
-        self, fragment: Fragment, index: int, lane: Lane, first: int, last: int, hint: int
-    ) -> AsyncGenerator[list[Entry], None]:
-        reader = LaneReader(
-            self._context,
-            self._ledger,
-            self._digest,
-            fragment,
-            index,
-            lane,
-            EntryId(first),
-            EntryId(last),
-            replica_hint=hint,
-        )
+    def _read_lane(self, wanted: LaneRange, hint: int) -> AsyncGenerator[list[Entry], None]:
+        reader = LaneReader(self._context, self._ledger, self._digest, wanted, replica_hint=hint)
         return reader.chunks()
 
     async def _read_fragment(
         self, fragment: Fragment, first: int, last: int, hint: int
     ) -> AsyncGenerator[list[Entry], None]:
-        all_lanes = lanes(self.metadata.quorums)
-        if len(all_lanes) == 1:
-            only = self._lane(fragment, 0, all_lanes[0], first, last, hint)
+        wanted = lane_ranges(self.metadata, fragment, first, last)
+        stride = wanted[0].lane.stride
+        if stride == 1:
+            only = self._read_lane(wanted[0], hint)
             async with aclosing(only):
                 async for chunk in only:
                     yield chunk
             return
         # Striped: each lane brings every E-th entry; merge them in entry order.
-        iterators = {}
-        for index, lane in enumerate(all_lanes):
-            start = lane.first_at_or_after(first)
-            if start <= last:
-                iterators[lane.residue] = self._lane(fragment, index, lane, start, last, hint)
+        iterators = {each.lane.residue: self._read_lane(each, hint) for each in wanted}
         try:
-            async for merged in _merge(iterators, first, last, all_lanes[0].stride):
+            async for merged in _merge(iterators, first, last, stride):
                 yield merged
         finally:
             for iterator in iterators.values():
@@ -276,15 +260,11 @@ class LedgerReader:
                 return False
         poll = loop.create_task(self._long_poll(wait_s))
         metadata_changed = loop.create_task(changed.wait())
-        try:
+        async with _cancelled_at_exit(poll, metadata_changed):
             await asyncio.wait({poll, metadata_changed}, return_when=asyncio.FIRST_COMPLETED)
             if poll.done():
                 self._last_add_confirmed = max(self._last_add_confirmed, poll.result())
             return True
-        finally:
-            for task in (poll, metadata_changed):
-                task.cancel()
-            await asyncio.gather(poll, metadata_changed, return_exceptions=True)
 
     async def _long_poll(self, wait_s: float) -> EntryId:
         """Ask all bookies of the last fragment to tell of a newer LAC; the newest known."""
@@ -303,18 +283,29 @@ class LedgerReader:
             )
             for bookie_id in self.metadata.last_fragment.bookies
         }
-        try:
+        async with _cancelled_at_exit(*tasks):
             for answer in asyncio.as_completed(tasks):
                 told = await answer
                 if round_.answer(told.status, told.last_add_confirmed):
                     break
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         if round_.newest == known and loop.time() - began < _POLL_PAUSE_S:
             await asyncio.sleep(min(_POLL_PAUSE_S, wait_s))
         return round_.newest
+
+
+@asynccontextmanager
+async def _cancelled_at_exit(*tasks: asyncio.Task[object]) -> AsyncIterator[None]:
+    """Owns questions of which the first answers may suffice: no task outlives the block.
+
+    Not a TaskGroup, because that waits for all of its tasks, and wraps an error in a group where
+    the caller is promised the error itself.
+    """
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_entry_id(value: object) -> bool:
@@ -344,26 +335,22 @@ async def read_last_confirmed(
     """The last add confirmed of a ledger that is not closed, without fencing it."""
     round_ = LastConfirmedRead(metadata, fence=False)
 
-    async def ask(slot: int, bookie_id: BookieId) -> LastConfirmedAnswer:
+    async def ask(bookie_index: int, bookie_id: BookieId) -> LastConfirmedAnswer:
         told = await context.transport.read_last_confirmed(
             bookie_id,
             metadata.ledger_id,
             access_key=access_key,
             timeout_s=context.config.read_timeout_s,
         )
-        return LastConfirmedAnswer(slot, told.status, told.last_add_confirmed, told.message)
+        return LastConfirmedAnswer(bookie_index, told.status, told.last_add_confirmed, told.message)
 
     questions = [c for c in round_.start() if isinstance(c, ReadLastConfirmed)]
-    tasks = [asyncio.ensure_future(ask(q.slot, q.bookie_id)) for q in questions]
-    try:
+    tasks = [asyncio.ensure_future(ask(q.bookie_index, q.bookie_id)) for q in questions]
+    async with _cancelled_at_exit(*tasks):
         for answer in asyncio.as_completed(tasks):
             if round_.answer(await answer):
                 break
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
     if round_.error is not None:
         raise round_.error
-    assert round_.result is not None, "a round that is over has a result or an error"
+    assert round_.result is not None, "A round that is over has a result or an error."
     return round_.result

@@ -11,7 +11,6 @@ from spark_ledger.client.frames import FrameStore
 from spark_ledger.client.lane_reader import LaneReader, verify_chunk
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import READ_REQUEST_BYTES_MAX
-from spark_ledger.protocol.ensemble import fragment_of
 from spark_ledger.protocol.events import (
     BookiesChosen,
     CancelRead,
@@ -32,6 +31,7 @@ from spark_ledger.protocol.events import (
     ReadLastConfirmed,
     ReadLength,
     SendEntries,
+    TellLength,
     WriteMetadata,
 )
 from spark_ledger.protocol.quorum import lanes
@@ -68,6 +68,7 @@ class Recovery:
         self._found: dict[int, bytes] = {}
         """Frames of entries that were found and are not yet in order behind one another."""
         self._lengths: dict[int, int] = {}
+        """Cumulative lengths of entries that were read: the machine asks for that of the last."""
         self._frames: FrameStore | None = None
         self._next_entry = 0
         self._outcome: asyncio.Future[Versioned[LedgerMetadata]] = self._loop.create_future()
@@ -99,10 +100,10 @@ class Recovery:
             case ReadLastConfirmed():
                 self._driver.answer(self._read_last_confirmed(command))
             case ReadEntries():
-                key = (command.slot, command.lane)
+                key = (command.bookie_index, command.lane)
                 self._reads[key] = self._driver.spawn(self._read(command))
             case CancelRead():
-                task = self._reads.pop((command.slot, command.lane), None)
+                task = self._reads.pop((command.bookie_index, command.lane), None)
                 if task is not None:
                     task.cancel()
             case DeliverEntries():
@@ -112,13 +113,15 @@ class Recovery:
             case OpenAppender():
                 self._appenders.open(command)
             case CloseAppender():
-                self._appenders.close(command.slot)
+                self._appenders.close(command.bookie_index)
             case ChooseBookies():
                 self._driver.answer(self._choose(command))
             case WriteMetadata():
                 self._driver.answer(self._write_metadata(command))
             case ReadLength():
                 self._driver.answer(self._read_length(command))
+            case TellLength():
+                self._driver.answer(self._tell_length(command))
             case Done():
                 self._finish(Versioned(command.metadata, command.version))
             case Failed():
@@ -136,10 +139,12 @@ class Recovery:
             access_key=self._access_key,
             timeout_s=self._context.config.read_timeout_s,
         )
-        return LastConfirmedAnswer(command.slot, told.status, told.last_add_confirmed, told.message)
+        return LastConfirmedAnswer(
+            command.bookie_index, told.status, told.last_add_confirmed, told.message
+        )
 
     async def _read(self, command: ReadEntries) -> None:
-        key, me = (command.slot, command.lane), asyncio.current_task()
+        key, me = (command.bookie_index, command.lane), asyncio.current_task()
         expected, ended = int(command.first), None
         async for chunk in self._context.transport.read(
             command.bookie_id,
@@ -162,7 +167,7 @@ class Recovery:
                 expected = entries[-1].entry_id + command.stride
                 self._fetched[key] = frames
                 self._driver.feed(
-                    EntriesRead(command.slot, command.lane, EntryId(entries[-1].entry_id))
+                    EntriesRead(command.bookie_index, command.lane, EntryId(entries[-1].entry_id))
                 )
             if ended is not None:
                 break
@@ -173,7 +178,7 @@ class Recovery:
             )
 
     def _deliver(self, command: DeliverEntries) -> None:
-        frames = self._fetched[command.slot, command.lane]
+        frames = self._fetched[command.bookie_index, command.lane]
         stride = lanes(self._machine.metadata.quorums)[command.lane].stride
         for entry_id in range(command.first, command.last + 1, stride):
             self._found[entry_id] = frames[entry_id]
@@ -189,8 +194,8 @@ class Recovery:
         while self._next_entry in self._found:
             self._frames.add([self._found.pop(self._next_entry)])
             self._next_entry += 1
-        runs = self._frames.runs(command.slot, command.first, command.last)
-        self._appenders.send(command.slot, runs)
+        runs = self._frames.runs(command.bookie_index, command.first, command.last)
+        self._appenders.send(command.bookie_index, runs)
 
     async def _choose(self, command: ChooseBookies) -> Event:
         return BookiesChosen(await self._context.replacements(command))
@@ -198,28 +203,15 @@ class Recovery:
     async def _write_metadata(self, command: WriteMetadata) -> Event:
         return await self._context.write_metadata(command)
 
+    async def _tell_length(self, command: TellLength) -> Event:
+        return LengthRead(self._lengths[command.entry_id])
+
     async def _read_length(self, command: ReadLength) -> Event:
-        """The cumulative length at the end: known if the entry was found, else read from it."""
-        entry_id = command.entry_id
-        if entry_id in self._lengths:
-            return LengthRead(self._lengths[entry_id])
-        # The machine's: what this recovery began with may be older than the last ensemble change.
-        metadata = self._machine.metadata
-        fragment = fragment_of(metadata, entry_id)
-        index, lane = next(
-            (i, lane)
-            for i, lane in enumerate(lanes(metadata.quorums))
-            if lane.first_at_or_after(entry_id) == entry_id
-        )
         reader = LaneReader(
             self._context,
-            Versioned(metadata, 0),
+            Versioned(self._machine.metadata, 0),
             self._digest,
-            fragment,
-            index,
-            lane,
-            entry_id,
-            entry_id,
+            command.wanted,
             replica_hint=0,
         )
         entries: list[Entry] = []

@@ -21,8 +21,10 @@ from spark_ledger.errors import (
     TooManyRequestsError,
 )
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
-from spark_ledger.protocol.append import AppendLimits, AppendMachine
+from spark_ledger.protocol.append import AppendMachine
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
+    Abandon,
     AnnounceLastConfirmed,
     Append,
     BookiesChosen,
@@ -111,7 +113,7 @@ class LedgerWriter:
             context, self.ledger_id, self._driver.feed, access_key=access_key, recovery=False
         )
         self._counted = list(self._machine.bookies)
-        """Whom the client counts as used, by slot; not all that were chosen come into use."""
+        """Whom the client counts as used, by index; not all that were chosen come into use."""
         context.use(self._counted, +1)
         context.writers.add(self)
         self._driver.start(self._machine.start())
@@ -144,9 +146,9 @@ class LedgerWriter:
         return self._machine.length + self._queue_bytes
 
     @property
-    def failed_slots(self) -> frozenset[int]:
+    def failed_indexes(self) -> frozenset[int]:
         """Places in the ensemble whose bookie failed and could not be replaced yet."""
-        return self._machine.failed_slots
+        return self._machine.failed_indexes
 
     @property
     def is_closed(self) -> bool:
@@ -257,14 +259,14 @@ class LedgerWriter:
     def _perform(self, command: Command) -> None:
         match command:
             case SendEntries():
-                runs = self._frames.runs(command.slot, command.first, command.last)
-                self._appenders.send(command.slot, runs)
+                runs = self._frames.runs(command.bookie_index, command.first, command.last)
+                self._appenders.send(command.bookie_index, runs)
             case ConfirmEntries():
                 self._confirm(command.last)
             case OpenAppender():
                 self._appenders.open(command)
             case CloseAppender():
-                self._appenders.close(command.slot)
+                self._appenders.close(command.bookie_index)
             case ChooseBookies():
                 self._driver.answer(self._choose(command))
             case WriteMetadata():
@@ -297,8 +299,8 @@ class LedgerWriter:
     async def _choose(self, command: ChooseBookies) -> Event:
         found = await self._context.replacements(command)
         self._context.use(self._counted, -1)
-        for slot, bookie_id in found.items():
-            self._counted[slot] = bookie_id
+        for bookie_index, bookie_id in found.items():
+            self._counted[bookie_index] = bookie_id
         self._context.use(self._counted, +1)
         return BookiesChosen(found)
 
@@ -332,10 +334,7 @@ class LedgerWriter:
 
     def _on_crash(self, error: BaseException) -> None:
         broken = crash_error(self.ledger_id, error)
-        self._machine.error = broken
-        self._fail_entries(broken)
-        self._finish(broken)
-        self._on_progress()
+        self._end_here(Abandon(in_flight=broken, error=broken))
 
     # -- closing -----------------------------------------------------------------------------------
 
@@ -373,12 +372,19 @@ class LedgerWriter:
         """
         if not self._outcome.done():
             why = f"ledger {self.ledger_id}: the connection was closed before its writer; "
-            self._fail_entries(AddOutcomeUnknownError(why + "the add was in flight"))
-            closed = LedgerClosedError(why + "open it with recover=True to close it")
-            self._machine.error = self._machine.error or closed
-            self._finish(closed)
-            self._on_progress()
+            self._end_here(
+                Abandon(
+                    in_flight=AddOutcomeUnknownError(why + "the add was in flight"),
+                    error=LedgerClosedError(why + "open it with recover=True to close it"),
+                )
+            )
         await self._stop()
+
+    def _end_here(self, event: Abandon) -> None:
+        """Give the machine its last event past the driver, which may be the one that crashed."""
+        for command in self._machine.handle(event, self._loop.time()):
+            self._perform(command)
+        self._on_progress()
 
     async def _stop(self) -> None:
         await self._driver.stop()

@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -16,9 +16,9 @@ from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import MIB
 from spark_ledger.local.ports import HOST
 
-CONFIG_NAME = "bookie.toml"
+CONFIG_NAME: Final = "bookie.toml"
 
-_NAME = re.compile(r"bookie-(\d+)")
+_NAME: Final = re.compile(r"bookie-(\d+)")
 
 
 class Ports(NamedTuple):
@@ -29,7 +29,10 @@ class Ports(NamedTuple):
 
 
 def check_installed() -> None:
-    """Raise ConfigurationError, saying what to install, if the bookie's packages are missing."""
+    """Check that the bookie's packages are there.
+
+    Raises ConfigurationError that says what to install if one is missing.
+    """
     for package in ("bookie_server", "lmdb", "aiohttp", "prometheus_client", "grpc_health"):
         if importlib.util.find_spec(package) is None:
             raise ConfigurationError(
@@ -52,7 +55,7 @@ def count_existing(directory: Path) -> int:
 
 
 def ready_file(directory: Path) -> Path:
-    """Made by the bookie when it serves."""
+    """The file that the bookie makes once it serves."""
     return directory / "ready"
 
 
@@ -78,7 +81,7 @@ def write_config(directory: Path, bookie_id: str, metadata_uri: str, ports: Port
 
 
 def read_ports(directory: Path) -> Ports:
-    """The ports of the last start, so that clients find the bookie where it was."""
+    """The ports of the last start, which are used again so that clients find the bookie."""
     try:
         text = (directory / CONFIG_NAME).read_text()
     except FileNotFoundError:

@@ -11,19 +11,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, MetadataUnavailableError
 from spark_ledger.local import bookie, zookeeper
 from spark_ledger.local.ports import HOST, free_port, is_free
 from spark_ledger.local.processes import POLL_S, Processes, log_tail
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S: Final = 60.0
 """All processes of a start together. Two seconds are usual; a busy test machine takes longer."""
 
-PORT_ATTEMPTS = 5
-_CANNOT_LISTEN = "cannot listen on"
-ROOT = "/ledgers"
-ZOOKEEPER = "zookeeper"
+PORT_ATTEMPTS: Final = 5
+"""How often a process is started on another port, because its own was taken meanwhile."""
+
+_CANNOT_LISTEN: Final = "cannot listen on"
+"""What a bookie says last when its port is taken."""
+
+ROOT: Final = "/ledgers"
+ZOOKEEPER: Final = "zookeeper"
 
 
 @dataclass(slots=True)
@@ -210,7 +215,7 @@ class LocalCluster:
                 self._begin_bookie(server)
             if self._zookeeper_ready():
                 break
-            if is_free(self._zookeeper.port):  # then it was not the port that it died of
+            if is_free(self._zookeeper.port):  # then the port is not why it ended
                 raise self._zookeeper_error()
             self._zookeeper.port = free_port()
             for server in self._bookies:
@@ -277,7 +282,7 @@ class LocalCluster:
                 if bookie.ready_file(server.directory).exists():
                     waiting.remove(server)
                 elif exit_code is not None:
-                    # Who took its port may be gone again: what it said itself counts.
+                    # Whoever took the port may be gone again, so its own last words decide.
                     lost_a_port = _CANNOT_LISTEN in log_tail(server.log).rpartition("\n")[2]
                     if not lost_a_port or attempts[server.name] == PORT_ATTEMPTS:
                         raise _bookie_error(server, f"ended with exit code {exit_code}")

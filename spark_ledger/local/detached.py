@@ -1,7 +1,7 @@
 """up, down, status: a local cluster that runs on after the program that started it.
 
-The directory is its identity. The supervisor holds a lock in it as long as the cluster runs, so
-the question "does it run?" needs no process id; ``cluster.json`` says the rest.
+A cluster is named by its directory. The supervisor holds a lock there as long as the cluster runs,
+which tells whether it runs without any process id; ``cluster.json`` says the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -19,10 +20,12 @@ from spark_ledger.local.cluster import ZOOKEEPER, LocalCluster
 from spark_ledger.local.ports import HOST
 from spark_ledger.local.supervisor import LOCK_NAME
 
-STATE_NAME = "cluster.json"
-DOWN_TIMEOUT_S = 30.0
-_FORMAT_VERSION = 1
-_POLL_S = 0.02
+STATE_NAME: Final = "cluster.json"
+DOWN_TIMEOUT_S: Final = 30.0
+"""Bookies drain, one after the other in the worst case; then ZooKeeper ends."""
+
+_FORMAT_VERSION: Final = 1
+_POLL_S: Final = 0.02
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,7 +155,7 @@ def _checked(process: ProcessStatus, supervisor_pid: int) -> ProcessStatus:
 
 
 def _is_child(pid: int, parent: int) -> bool:
-    """True if the process runs and is the supervisor's: a number may have been given anew."""
+    """True if the process runs and is the supervisor's own: a process id may be in use again."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

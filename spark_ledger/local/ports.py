@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import socket
+from typing import Final
 
-HOST = "127.0.0.1"
+HOST: Final = "127.0.0.1"
 
-_FIRST, _LAST = 10_240, 32_000
+_FIRST: Final = 10_240
+_LAST: Final = 32_000
 """Below the range that kernels give to outgoing connections, so that no client takes the port of
 a server while it is down."""
 
-_random = random.SystemRandom()
+_random: Final = random.SystemRandom()
 
 
 def is_free(port: int) -> bool:

@@ -11,14 +11,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 from spark_ledger.errors import ConfigurationError, LedgerError
 from spark_ledger.local import supervisor
 
-EXIT_TIMEOUT_S = 20.0
-POLL_S = 0.01
-LOG_TAIL_BYTES = 4000
+EXIT_TIMEOUT_S: Final = 20.0
+"""A process that was told to end has had its own time to drain by then."""
+
+POLL_S: Final = 0.01
+LOG_TAIL_BYTES: Final = 4000
 
 
 class ProcessState(NamedTuple):
@@ -70,23 +72,24 @@ class Processes:
     ) -> int:
         """Start a process in the cluster's directory; its process id."""
         reply = self._request(
-            op="spawn",
-            name=name,
-            argv=list(argv),
-            cwd=str(self.directory),
-            log=str(log),
-            env=dict(env or {}),
+            {
+                "op": "spawn",
+                "name": name,
+                "argv": list(argv),
+                "cwd": str(self.directory),
+                "log": str(log),
+                "env": dict(env or {}),
+            }
         )
-        pid: int = reply["pid"]
-        return pid
+        return reply["pid"]
 
     def signal(self, name: str, signal_number: int) -> None:
         """Send a signal; nothing happens if the process has ended."""
-        self._request(op="signal", name=name, signal=int(signal_number))
+        self._request({"op": "signal", "name": name, "signal": int(signal_number)})
 
     def states(self) -> dict[str, ProcessState]:
         """Every process that was ever started, by name."""
-        processes = self._request(op="status")["processes"]
+        processes = self._request({"op": "status"})["processes"]
         return {
             name: ProcessState(state["pid"], state["exit"]) for name, state in processes.items()
         }
@@ -108,19 +111,19 @@ class Processes:
 
     def detach(self, state_file: Path) -> None:
         """Let the cluster run on without this process; its end removes the state file."""
-        self._request(op="detach", state=str(state_file))
+        self._request({"op": "detach", "state": str(state_file)})
         self._close_pipes()
 
     def stop(self, *, graceful: bool) -> None:
         """End every process and the supervisor. Idempotent."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            # A supervisor that is gone already has taken every process along.
+            # If the supervisor is gone, so is every process: it kills them at its end.
             with contextlib.suppress(LedgerError):
-                self._request(op="stop", graceful=graceful)
+                self._request({"op": "stop", "graceful": graceful})
         self._close_pipes()
         self._process.wait()
 
-    def _request(self, **request: Any) -> dict[str, Any]:
+    def _request(self, request: supervisor.Request) -> supervisor.Reply:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         with self._lock:
@@ -134,7 +137,7 @@ class Processes:
                 line = b""
         if not line:
             raise LedgerError("the local cluster was stopped from outside: its supervisor is gone")
-        reply: dict[str, Any] = json.loads(line)
+        reply: supervisor.Reply = json.loads(line)
         if "error" in reply:
             raise LedgerError(f"the local cluster cannot {request['op']}: {reply['error']}")
         return reply

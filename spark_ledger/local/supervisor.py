@@ -9,10 +9,11 @@ milliseconds. It has one thread. Requests are JSON lines on standard input, one 
     {"op": "detach", "state": path}   go on alone; the state file is removed at the end
     {"op": "stop", "graceful": true}
 
-Until it is detached it kills everything and ends when its input closes or its parent dies: both,
-because a program that the parent has forked may hold the other end of the input open. The kernel
-kills the children if this process itself is killed (Linux; the flag belongs to the thread that
-spawned, hence the one thread). It holds a lock on the directory as long as it lives.
+Until it is detached it kills everything and ends when its input closes or its parent dies. It
+watches both, because a program that the parent has forked may hold the other end of the input
+open. If this process itself is killed, the kernel kills the children (on Linux; the flag belongs to
+the thread that made the child, so there is only one). It holds a lock on the directory as long as
+it lives.
 """
 
 from __future__ import annotations
@@ -31,14 +32,52 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Final, TypedDict
 
-LOCK_NAME = "lock"
-PARENT_CHECK_S = 0.25
-BOOKIES_STOP_S = 15.0
-OTHERS_STOP_S = 5.0
-DIRECTORY_IN_USE = 3
-_PR_SET_PDEATHSIG = 1
+LOCK_NAME: Final = "lock"
+
+PARENT_CHECK_S: Final = 0.25
+"""The parent is looked for this often: its end closes no pipe that a fork of it holds."""
+
+BOOKIES_STOP_S: Final = 15.0
+"""Bookies flush their write caches before they end."""
+
+OTHERS_STOP_S: Final = 5.0
+"""ZooKeeper has nothing to write at its end."""
+
+DIRECTORY_IN_USE: Final = 3
+"""Exit code: another cluster runs in the directory."""
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Request(TypedDict, total=False):
+    """One line of input. Which fields there are depends on ``op``; see above."""
+
+    op: str
+    name: str
+    argv: list[str]
+    cwd: str
+    log: str
+    env: dict[str, str]
+    signal: int
+    state: str
+    graceful: bool
+
+
+class ChildState(TypedDict):
+    """A process that was started; ``exit`` is its exit code, or None while it runs."""
+
+    pid: int
+    exit: int | None
+
+
+class Reply(TypedDict, total=False):
+    """One line of output: what ``op`` asks for, or ``error``."""
+
+    pid: int
+    processes: dict[str, ChildState]
+    error: str
 
 
 class _TerminatedError(Exception):
@@ -100,7 +139,7 @@ class Supervisor:
         if self._detached:
             os.close(1)
 
-    def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _handle(self, request: Request) -> Reply:
         match request["op"]:
             case "spawn":
                 return self._spawn(request)
@@ -124,7 +163,7 @@ class Supervisor:
                 raise ValueError(f"unknown request {other!r}")
         return {}
 
-    def _spawn(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _spawn(self, request: Request) -> Reply:
         name = request["name"]
         before = self._children.get(name)
         if before is not None and before.poll() is None:
@@ -201,7 +240,7 @@ def main() -> int:
     except BlockingIOError:
         return DIRECTORY_IN_USE
     if options.daemon and os.fork() > 0:
-        os._exit(0)  # the lock lives on in the fork, which belongs to nobody
+        os._exit(0)  # the fork keeps the lock, and has no parent that could end it
     signal.signal(signal.SIGTERM, _terminated)
     signal.signal(signal.SIGINT, _terminated)
     supervisor = Supervisor(

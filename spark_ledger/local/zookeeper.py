@@ -8,22 +8,24 @@ import re
 import shutil
 import socket
 from pathlib import Path
+from typing import Final
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.local.ports import HOST, is_free
 
-CLASSPATH_VARIABLE = "SPARK_LEDGER_ZOOKEEPER_CLASSPATH"
-MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+CLASSPATH_VARIABLE: Final = "SPARK_LEDGER_ZOOKEEPER_CLASSPATH"
+MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
-TICK_MS = 500
+TICK_MS: Final = 500
 """Sessions last from 2 to 20 ticks: 1 to 10 seconds."""
 
-_PROBE_TIMEOUT_S = 1.0
+_PROBE_TIMEOUT_S: Final = 1.0
+"""For one question whether the server answers; it is asked again until the start times out."""
 
-ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
+ENVIRONMENT: Final = {"LC_ALL": "C.UTF-8"}
 """Java names files by the locale; in one without UTF-8 it cannot open every directory."""
 
-_JARS = (
+_JARS: Final = (
     "zookeeper-[0-9]*.jar",
     "zookeeper-jute-*.jar",
     "slf4j-api-*.jar",
@@ -31,7 +33,7 @@ _JARS = (
     "snappy-java-*.jar",
 )
 
-_JVM_FLAGS = (
+_JVM_FLAGS: Final = (
     "-Xmx128m",
     "-Xss256k",
     "-XX:+UseSerialGC",
@@ -44,7 +46,7 @@ _JVM_FLAGS = (
 def command(config: Path, *, durable: bool) -> list[str]:
     """The command line of a server. Without ``durable`` a power cut may lose metadata.
 
-    Raises ConfigurationError that says what to install.
+    Raises ConfigurationError that says what to install if Java or the jars are missing.
     """
     flags = list(_JVM_FLAGS)
     if not durable:

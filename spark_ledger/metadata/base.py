@@ -1,4 +1,6 @@
-"""MetadataStore: a small tree of versioned nodes. ZooKeeper in production, memory in simulation.
+"""MetadataStore: a small tree of versioned nodes, and what all implementations of it share.
+
+ZooKeeper implements it in production, memory in simulation.
 
 Paths are relative to the store's root and look like ``ledgers/00/0000/L0001``. Versions start at
 0 and grow by one with each set. Everything above (ledgers, bookies, streams) is written once, on
@@ -17,10 +19,14 @@ Errors, the same from every implementation:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import METADATA_REQUEST_BYTES_MAX
 from spark_ledger.types import Versioned
 
 
@@ -87,9 +93,6 @@ class MetadataStore(Protocol):
     async def delete(self, path: str, version: int = -1) -> None:
         """Delete a node without children."""
 
-    async def delete_tree(self, path: str) -> None:
-        """Delete a node and all below it. A missing node is fine."""
-
     async def transaction(self, operations: Sequence[Operation]) -> None:
         """All of the operations, or none."""
 
@@ -106,3 +109,93 @@ class MetadataStore(Protocol):
 
     async def close(self) -> None:
         """End the session; its ephemeral nodes go at once."""
+
+
+# -- for implementations ---------------------------------------------------------------------------
+
+
+class Subscription:
+    """One registered callback; implements ``Watch``.
+
+    ``notify`` may be called from any thread, all else belongs to the loop of whoever subscribed.
+    Calls of ``notify`` that come while one is already scheduled are folded into it: a watch means
+    "read again", so one call after the last change is enough.
+    """
+
+    def __init__(
+        self, callback: Callable[[], None], on_cancel: Callable[[Subscription], None]
+    ) -> None:
+        self._callback = callback
+        self._on_cancel = on_cancel
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        """Set by any thread, cleared on the loop. Two threads that both find it unset schedule two
+        calls, which does no harm. It is cleared before the callback runs, so a notification that
+        is folded into a call comes before that call reads."""
+        self._cancelled = False
+        """Set on the loop. A thread that does not see it yet schedules a call that does nothing."""
+
+    def notify(self) -> None:
+        """Have the callback run soon, on the loop of whoever registered it."""
+        if self._scheduled or self._cancelled or self._loop.is_closed():
+            return
+        self._scheduled = True
+        with contextlib.suppress(RuntimeError):  # the loop was closed since the line above
+            self._loop.call_soon_threadsafe(self._run)
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._on_cancel(self)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        if not self._cancelled:
+            self._callback()
+
+
+def check_path(path: str) -> str:
+    """The path itself, if it is relative and every level has a name ZooKeeper accepts.
+
+    Paths hold names that users choose (streams, bookies). A bad one must not reach the store, where
+    ``..`` or a slash would name another node. Raises ConfigurationError if a name is bad.
+    """
+    for name in path.split("/"):
+        if not name or name in {".", ".."} or not name.isprintable():
+            raise ConfigurationError(
+                f"metadata path {path!r}: each level needs a printable name other than '.' and '..'"
+            )
+    return path
+
+
+def check_size(path: str, size_bytes: int) -> None:
+    """Refuse what ZooKeeper would answer by dropping the connection, without a reason.
+
+    Raises ConfigurationError if it is too large.
+    """
+    if size_bytes > METADATA_REQUEST_BYTES_MAX:
+        raise ConfigurationError(
+            f"metadata node {path!r}: {size_bytes} bytes in one request, "
+            f"at most {METADATA_REQUEST_BYTES_MAX} are possible"
+        )
+
+
+def check_operations(operations: Sequence[Operation]) -> None:
+    """Check each part of a transaction, and the size of all of them together.
+
+    Raises ConfigurationError if a path is bad or the transaction is too large.
+    """
+    size_bytes = 0
+    for operation in operations:
+        check_path(operation.path)
+        if isinstance(operation, Create | Put):
+            size_bytes += len(operation.data)
+        if isinstance(operation, Check | Put):
+            assert operation.version >= 0, "a compare-and-set names the version it has read"
+    if operations:
+        check_size(operations[0].path, size_bytes)
+
+
+def parent_of(path: str) -> str:
+    """The path one level up; the root is the empty string."""
+    return path.rpartition("/")[0]

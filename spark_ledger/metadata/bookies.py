@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from spark_ledger.errors import (
     ConfigurationError,
@@ -23,29 +24,24 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
+from spark_ledger.limits import DIRECTORY_REFRESH_S, METADATA_ATTEMPTS, REGISTER_RETRY_DELAY_S
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.codec import decode_bookie, encode_bookie
 from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
 
 BookieIds = list[BookieId]
+"""Inside of a class that has a method ``list``."""
 
-BOOKIES_PATH = "bookies"
-COOKIES_PATH = f"{BOOKIES_PATH}/cookies"
+BOOKIES_PATH: Final = "bookies"
+COOKIES_PATH: Final = f"{BOOKIES_PATH}/cookies"
 
-REGISTER_RETRY_DELAY_S = 0.2
-"""Pause between attempts to register again after a lost session."""
-
-DIRECTORY_REFRESH_S = 30.0
-"""The live view reads everything again this often: watches are hints, and free space drifts."""
-
-_ATTEMPTS = 3
-_BOOKIE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_BOOKIE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 logger = logging.getLogger(__name__)
 
 
 def check_bookie_id(bookie_id: str) -> BookieId:
-    """The id itself, if it may name a node. Raises ConfigurationError."""
+    """The id itself, if it may name a node. Raises ConfigurationError if it may not."""
     if not _BOOKIE_ID.fullmatch(bookie_id):
         raise ConfigurationError(
             f"bookie id {bookie_id!r}: use 1 to 128 letters, digits and . _ : - "
@@ -64,8 +60,10 @@ class BookieRegistry:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._info: BookieInfo | None = None
-        self._session = 0  # counts lost sessions
-        self._published_in = -1  # the session that the node was made in
+        self._session = 0
+        """Counts lost sessions."""
+        self._published_in = -1
+        """The session that the node was made in, as ``_session`` counted."""
         self._lock = asyncio.Lock()
         self._session_watch: Watch | None = None
         self._task: asyncio.Task[None] | None = None
@@ -81,8 +79,11 @@ class BookieRegistry:
         """Announce this bookie, and keep it announced over lost sessions until ``deregister``.
 
         A registration that an earlier process with the same id left behind is taken over at once.
-        Call it again with changed information to update it. Raises MetadataUnavailableError,
-        OutcomeUnknownError (calling again is safe), UnauthorizedError.
+        Call it again with changed information to update it; while the state changes, a reader may
+        see the bookie in both states.
+
+        Raises MetadataUnavailableError, OutcomeUnknownError (calling again is safe),
+        UnauthorizedError if the credentials do not allow it.
         """
         check_bookie_id(info.bookie_id)
         assert self._info is None or self._info.bookie_id == info.bookie_id, "one bookie each"
@@ -90,11 +91,6 @@ class BookieRegistry:
         if self._session_watch is None:
             self._session_watch = self._store.on_session_lost(self._on_session_lost)
         await self._publish()
-
-    async def set_state(self, state: BookieState) -> None:
-        """Move between writable and read-only. For a moment a reader may see both."""
-        assert self._info is not None, "registered before"
-        await self.register(replace(self._info, state=state))
 
     async def deregister(self) -> None:
         """Withdraw the registration. Idempotent."""
@@ -122,15 +118,15 @@ class BookieRegistry:
             path, data = _path(info.state, info.bookie_id), encode_bookie(info)
             if not (self.registered and await self._update(path, data)):
                 await self._take_over(path, data)
-            # The other directory last: a bookie that changes state is never in neither.
+            # Removed last, so that a bookie that changes its state is always in one of the two.
             for state in BookieState:
                 if state is not info.state:
                     await self._remove(_path(state, info.bookie_id))
             self._published_in = session
 
     async def _update(self, path: str, data: bytes) -> bool:
-        """Replace our own node; False if it is not there (the bookie changes its state)."""
-        for _ in range(_ATTEMPTS):
+        """Set our own node; False if there is none, because the bookie changes its state."""
+        for _ in range(METADATA_ATTEMPTS):
             try:
                 node = await self._store.get(path)
                 if node.value != data:
@@ -143,16 +139,19 @@ class BookieRegistry:
         return False
 
     async def _take_over(self, path: str, data: bytes) -> None:
-        """Create the node; one that stands belongs to a dead process with our id (its disks are
-        locked by us now), or to our own attempt that lost its reply: it gives way."""
-        for attempt in range(_ATTEMPTS):
+        """Create the node, and remove one that is there already.
+
+        That one belongs to a dead process with our id, since this process holds the lock on the
+        disks now, or to an earlier attempt of ours whose reply was lost.
+        """
+        for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.create(path, data, ephemeral=True)
             except ConflictError:
                 logger.info("replacing the registration %s of an earlier process", path)
                 await self._remove(path)
             except OutcomeUnknownError:
-                if attempt == _ATTEMPTS - 1:
+                if attempt == METADATA_ATTEMPTS - 1:
                     raise
             else:
                 return
@@ -162,14 +161,14 @@ class BookieRegistry:
         )
 
     async def _remove(self, path: str) -> None:
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.delete(path)
                 return
             except NotFoundError:
                 return
             except OutcomeUnknownError:
-                if attempt == _ATTEMPTS - 1:
+                if attempt == METADATA_ATTEMPTS - 1:
                     raise
 
     def _on_session_lost(self) -> None:
@@ -220,14 +219,14 @@ class BookieRegistry:
             node = await self._store.get(path)
         except NotFoundError:
             return None
-        # The directory decides: between create and update the text inside may lag.
+        # The path decides about the state; the data inside may be older.
         return replace(decode_bookie(path, bookie_id, node.value), state=state)
 
     async def _read_listed(self, state: BookieState, name: str) -> BookieInfo | None:
         try:
             return await self._read(state, BookieId(name))
         except (CorruptionError, ConfigurationError) as error:
-            # One bad registration must not hide the good bookies from everybody.
+            # One bad registration must not hide the other bookies from everybody.
             logger.warning("leaving out a bookie: %s", error)
             return None
 
@@ -236,8 +235,8 @@ class BookieRegistry:
     async def create_cookie(self, bookie_id: BookieId, data: bytes) -> None:
         """Make a bookie part of the cluster. Raises ConflictError if the id is taken.
 
-        ``data`` must be unique to this bookie (it holds a random incarnation), because it decides
-        after a lost reply whether the cookie that stands is the caller's.
+        ``data`` must be unique to this bookie (it holds a random incarnation): after a lost reply
+        it tells whether the cookie that is found is the caller's.
         """
         path = f"{COOKIES_PATH}/{check_bookie_id(bookie_id)}"
         try:
@@ -251,7 +250,7 @@ class BookieRegistry:
                 raise ConflictError(f"bookie id {bookie_id!r} is taken in this cluster") from error
 
     async def get_cookie(self, bookie_id: BookieId) -> Versioned[bytes]:
-        """A bookie's cookie. Raises NotFoundError."""
+        """A bookie's cookie. Raises NotFoundError if it has none: it is not part of the cluster."""
         try:
             return await self._store.get(f"{COOKIES_PATH}/{check_bookie_id(bookie_id)}")
         except NotFoundError as error:
@@ -269,7 +268,7 @@ class BookieRegistry:
 class BookieDirectory:
     """The registered bookies as last seen, kept fresh by watches and a slow periodic read.
 
-    Clients place ensembles with it and find addresses with it; neither waits for ZooKeeper.
+    Clients choose ensembles and find addresses with it, without waiting for ZooKeeper.
     """
 
     def __init__(self, registry: BookieRegistry) -> None:
@@ -280,12 +279,11 @@ class BookieDirectory:
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._listeners: list[Callable[[], None]] = []
         self._failures = 0
         self._failure: MetadataUnavailableError | None = None
 
     async def start(self) -> None:
-        """Read once and follow from then on. Raises MetadataUnavailableError."""
+        """Read once and follow from then on. Raises MetadataUnavailableError if that read fails."""
         assert self._task is None, "started once"
         self._watch = self._registry.watch(self._changed.set)
         await self.refresh()
@@ -316,15 +314,11 @@ class BookieDirectory:
         """Registered bookies that take new entries, by id."""
         return [info for info in self._bookies.values() if info.state is BookieState.WRITABLE]
 
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Call back, on the loop, after the view changed."""
-        self._listeners.append(callback)
-
     async def refresh(self) -> None:
         """Read now, for instance before giving up for want of bookies.
 
-        Raises MetadataUnavailableError after the time of one metadata operation, also when others
-        are reading already: what failed for them would fail for this call too.
+        Raises MetadataUnavailableError if the store does not answer. A call that waited for a read
+        that failed does not read again, so it takes no longer than one metadata operation.
         """
         failures = self._failures
         async with self._lock:  # an older answer must not replace a newer one
@@ -338,12 +332,8 @@ class BookieDirectory:
             except MetadataUnavailableError as error:
                 self._failures, self._failure = self._failures + 1, error
                 raise
-            changed = bookies != self._bookies
             self._bookies = bookies
         self._addresses.update((info.bookie_id, info.address) for info in bookies.values())
-        if changed:
-            for listener in self._listeners:
-                listener()
 
     async def _follow(self) -> None:
         while True:
@@ -353,7 +343,7 @@ class BookieDirectory:
             try:
                 await self.refresh()
             except MetadataUnavailableError as error:
-                # The view ages, which is safe; the reconnect sets the event again.
+                # An old view is safe: it only makes bad proposals. The reconnect sets the event.
                 logger.warning("the list of bookies may be out of date: %s", error)
             except LedgerError:
                 logger.exception("the list of bookies cannot be read; keeping the last one")

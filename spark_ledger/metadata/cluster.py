@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import uuid
+from typing import Final
 
 from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
+from spark_ledger.limits import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.codec import ClusterNode, decode_node, encode_node
 
-CLUSTER_PATH = "cluster"
-_ATTEMPTS = 3
+CLUSTER_PATH: Final = "cluster"
 
 
 async def read_cluster(store: MetadataStore) -> str:
     """The cluster id.
 
-    Raises NotFoundError if nothing was set up under this root, ConfigurationError if a later
-    format is in use.
+    Raises NotFoundError if there is no cluster under this root, ConfigurationError if its metadata
+    have a later format, CorruptionError if the node is damaged.
     """
     try:
         node = await store.get(CLUSTER_PATH)
@@ -30,7 +31,7 @@ async def read_cluster(store: MetadataStore) -> str:
 
 async def ensure_cluster(store: MetadataStore) -> str:
     """The cluster id; made now if this is a new root. Safe when several do it at once."""
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(METADATA_ATTEMPTS):
         try:
             return await read_cluster(store)
         except NotFoundError:
@@ -39,8 +40,8 @@ async def ensure_cluster(store: MetadataStore) -> str:
         try:
             await store.create(CLUSTER_PATH, data)
         except ConflictError:
-            continue  # another was first: its id counts
+            continue  # another client was first: read its id
         except OutcomeUnknownError:
-            if attempt == _ATTEMPTS - 1:
+            if attempt == METADATA_ATTEMPTS - 1:
                 raise
     return await read_cluster(store)

@@ -1,4 +1,4 @@
-"""What stands in metadata nodes: JSON with a format version, decoded strictly.
+"""The data of metadata nodes: JSON with a format version, decoded strictly.
 
 | node | fields |
 |---|---|
@@ -9,15 +9,15 @@
 | cluster | format_version, cluster_id |
 | ledger id counter | format_version, next_id, token |
 
-A node that does not decode is CorruptionError naming its path; a node of a later format is
-ConfigurationError that says to upgrade. Unknown fields are refused: a field that an older program
-drops on its next write would be lost silently.
+A node that does not decode raises CorruptionError with its path; a node of a later format raises
+ConfigurationError that says to upgrade. Unknown fields are refused: an older program would drop
+them silently with its next write.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -37,8 +37,8 @@ from spark_ledger.types import (
     Quorums,
 )
 
-FORMAT_VERSION = 1
-"""Raised when a program that knows only the older format must not touch the data."""
+FORMAT_VERSION: Final = 1
+"""To be raised when a program that knows only the older format must not touch the data."""
 
 _Count = Annotated[int, Meta(ge=0)]
 _LastEntry = Annotated[int, Meta(ge=-1)]
@@ -87,8 +87,11 @@ class ClusterNode(_Node, frozen=True, kw_only=True):
 
 
 class CounterNode(_Node, frozen=True, kw_only=True):
-    """The next ledger id. ``token`` is new with each write, so that no two writers, one of whom
-    lost its reply, can take the same bytes for their own."""
+    """The next ledger id.
+
+    ``token`` is new with each write. Without it, two clients would write equal bytes, and one that
+    lost its reply would take the other's write for its own.
+    """
 
     next_id: _Count
     token: str
@@ -109,7 +112,7 @@ def encode_node(node: _Node) -> bytes:
 def decode_node(kind: type[N], path: str, data: bytes) -> N:
     """A node of this kind; ``path`` is for the error message.
 
-    Raises CorruptionError, or ConfigurationError for a node of a later format.
+    Raises CorruptionError if it does not decode, ConfigurationError if it has a later format.
     """
     try:
         found = msgspec.json.decode(data, type=_AnyVersion).format_version
@@ -158,7 +161,10 @@ def encode_ledger(metadata: LedgerMetadata) -> bytes:
 
 
 def decode_ledger(path: str, ledger_id: LedgerId, data: bytes) -> LedgerMetadata:
-    """The ledger in a node. Every rule that the constructors assert is checked here first."""
+    """The ledger in a node. Every rule that the constructors assert is checked here first.
+
+    Raises CorruptionError if it breaks one, ConfigurationError if it has a later format.
+    """
     node = decode_node(LedgerNode, path, data)
     problem = _ledger_problem(node, ledger_id)
     if problem:
@@ -212,7 +218,11 @@ def encode_bookie(info: BookieInfo) -> bytes:
 
 
 def decode_bookie(path: str, bookie_id: BookieId, data: bytes) -> BookieInfo:
-    """The bookie in a node."""
+    """The bookie in a node.
+
+    Raises CorruptionError if it does not decode or is of another bookie, ConfigurationError if it
+    has a later format.
+    """
     node = decode_node(BookieNode, path, data)
     if node.bookie_id != bookie_id:
         raise CorruptionError(f"metadata node {path!r} is damaged: it holds {node.bookie_id!r}")

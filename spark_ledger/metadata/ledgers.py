@@ -10,12 +10,18 @@ import asyncio
 import re
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from spark_ledger.errors import (
     ConflictError,
     NoSuchLedgerError,
     NotFoundError,
     OutcomeUnknownError,
+)
+from spark_ledger.limits import (
+    LEDGER_ID_BLOCK,
+    METADATA_ATTEMPTS,
+    METADATA_READS_IN_FLIGHT_MAX,
 )
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.codec import (
@@ -27,21 +33,16 @@ from spark_ledger.metadata.codec import (
 )
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
-LEDGERS_PATH = "ledgers"
-COUNTER_PATH = "ledger-id-counter"
+LEDGERS_PATH: Final = "ledgers"
+COUNTER_PATH: Final = "ledger-id-counter"
 
-LEDGER_ID_BLOCK = 64
-"""Ids taken per round trip. Unused ones are lost when a client ends; ids are plentiful."""
+FIRST_LEDGER_ID: Final = 1
 
-FIRST_LEDGER_ID = 1
-
-_LISTS_IN_FLIGHT_MAX = 64
-_ATTEMPTS = 3
-_NAME = re.compile(r"L(\d{4})")
+_NAME: Final = re.compile(r"L(\d{4})")
 
 
 def ledger_path(ledger_id: LedgerId) -> str:
-    """Where a ledger's metadata stand."""
+    """The path of a ledger's metadata."""
     assert ledger_id >= 0, "ledger ids count upwards"
     rest, low = divmod(ledger_id, 10_000)
     high, middle = divmod(rest, 10_000)
@@ -69,14 +70,15 @@ class LedgerStore:
     async def create(self, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
         """Make a ledger known. Nothing may be sent to a bookie before this returned.
 
-        A missing creation token is added; it tells whether a node that is met after a lost reply
-        is this very ledger. Raises ConflictError if the id is in use, OutcomeUnknownError.
+        A missing creation token is added; after a lost reply it tells whether the node that is
+        found is this ledger's (rule P6). Raises ConflictError if the id is in use,
+        OutcomeUnknownError if no attempt brought a reply.
         """
         if not metadata.creation_token:
             metadata = metadata.with_changes(creation_token=uuid.uuid4().hex)
         path = ledger_path(metadata.ledger_id)
         data = encode_ledger(metadata)
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.create(path, data)
                 return Versioned(metadata, 0)
@@ -87,7 +89,7 @@ class LedgerStore:
                 raise ConflictError(f"ledger {metadata.ledger_id} exists already") from None
             except OutcomeUnknownError as error:
                 # Sending it again is safe: the token tells our own node from another's.
-                if attempt == _ATTEMPTS - 1:
+                if attempt == METADATA_ATTEMPTS - 1:
                     raise OutcomeUnknownError(
                         f"ledger {metadata.ledger_id} may or may not have been created: {error}"
                     ) from error
@@ -103,7 +105,7 @@ class LedgerStore:
         return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
 
     async def compare_and_set(self, metadata: LedgerMetadata, version: int) -> int:
-        """Replace the metadata if their version is ``version``; the new version.
+        """Replace the metadata if their version is ``version``; the new version (rule P6).
 
         Raises ConflictError (read again, decide again), NoSuchLedgerError, OutcomeUnknownError
         (read again before repeating), ConfigurationError if the metadata became too large.
@@ -124,22 +126,25 @@ class LedgerStore:
             ) from error
 
     async def delete(self, ledger_id: LedgerId) -> None:
-        """Forget a ledger; bookies then collect its entries. A missing one is fine."""
-        for attempt in range(_ATTEMPTS):
+        """Delete a ledger's metadata. A missing one is fine.
+
+        Raises OutcomeUnknownError if no attempt brought a reply.
+        """
+        for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.delete(ledger_path(ledger_id))
                 return
             except NotFoundError:
                 return
             except OutcomeUnknownError:
-                if attempt == _ATTEMPTS - 1:  # deleting twice is the same as once
+                if attempt == METADATA_ATTEMPTS - 1:  # deleting twice is the same as once
                     raise
 
     async def list(self) -> list[LedgerId]:
         """Ids of all ledgers, ascending.
 
-        Not a snapshot: a ledger made or deleted meanwhile may or may not be in it. An error of
-        any part is raised: garbage collection must not take a partial list for the whole.
+        Not a snapshot: a ledger made or deleted meanwhile may or may not be in it. An error in any
+        part is raised, because a caller that deletes what is not listed must never see a part.
         """
         highs = await self._store.children(LEDGERS_PATH)
         middles = [
@@ -162,8 +167,8 @@ class LedgerStore:
 
     async def _children(self, below: Sequence[str]) -> Sequence[Sequence[str]]:
         found: list[Sequence[str]] = []
-        for start in range(0, len(below), _LISTS_IN_FLIGHT_MAX):
-            part = below[start : start + _LISTS_IN_FLIGHT_MAX]
+        for start in range(0, len(below), METADATA_READS_IN_FLIGHT_MAX):
+            part = below[start : start + METADATA_READS_IN_FLIGHT_MAX]
             found += await asyncio.gather(
                 *(self._store.children(f"{LEDGERS_PATH}/{name}") for name in part)
             )
@@ -191,7 +196,7 @@ class LedgerStore:
                 continue  # another client took this block, so the system makes progress
             except OutcomeUnknownError:
                 unknown += 1
-                if unknown == _ATTEMPTS:
+                if unknown == METADATA_ATTEMPTS:
                     raise
 
 

@@ -2,7 +2,7 @@
 
 Deterministic: no clock, no threads, no randomness. An operation yields to the loop once, then
 happens at once. Tests steer it with ``MemoryMetadataStore.expire`` and with an ``interpose``
-function, which may delay, refuse or blur the outcome of any single operation.
+function, which may delay or refuse any single operation, or make its outcome unknown.
 """
 
 from __future__ import annotations
@@ -22,9 +22,19 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put, Watch
-from spark_ledger.metadata.callbacks import Subscription
-from spark_ledger.metadata.paths import check_operations, check_path, check_size, parent_of
+from spark_ledger.metadata.base import (
+    Check,
+    Create,
+    Delete,
+    Operation,
+    Put,
+    Subscription,
+    Watch,
+    check_operations,
+    check_path,
+    check_size,
+    parent_of,
+)
 from spark_ledger.types import Versioned
 
 R = TypeVar("R")
@@ -51,7 +61,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An order for one operation: wait ``delay_s``, then behave as ``outcome`` says."""
+    """What happens to one operation: it waits for ``delay_s``, then ends as ``outcome`` says."""
 
     outcome: Outcome = Outcome.NORMAL
     delay_s: float = 0.0
@@ -62,7 +72,8 @@ Interpose = Callable[[str, str], Fault]
 
 
 class MemoryTree:
-    """The shared nodes. The lock lets sessions live on the loops of different threads."""
+    """The shared nodes. All fields are guarded by ``lock``: sessions may live on the loops of
+    different threads."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {"": _Node(b"")}
@@ -115,13 +126,6 @@ class MemoryTree:
                 parent = "/".join(names[:depth])
                 if parent not in self._nodes:
                     self.apply([Create(parent, b"")])
-
-    def delete_tree(self, path: str) -> None:
-        with self.lock:
-            for name in self.children(path):
-                self.delete_tree(f"{path}/{name}")
-            if path in self._nodes:
-                self.apply([Delete(path)])
 
     def end_session(self, owner: int) -> None:
         """Remove a session's ephemeral nodes."""
@@ -198,7 +202,7 @@ class MemoryTree:
 
 
 class MemoryMetadataStore:
-    """One session of a ``MemoryTree``; implements ``MetadataStore``."""
+    """One session of a ``MemoryTree``; implements ``MetadataStore``. Belongs to one loop."""
 
     def __init__(
         self, tree: MemoryTree | None = None, *, interpose: Interpose | None = None
@@ -241,10 +245,6 @@ class MemoryMetadataStore:
         check_path(path)
         await self._write("delete", path, lambda: self.tree.apply([Delete(path, version)]))
 
-    async def delete_tree(self, path: str) -> None:
-        check_path(path)
-        await self._write("delete_tree", path, lambda: self.tree.delete_tree(path))
-
     async def transaction(self, operations: Sequence[Operation]) -> None:
         check_operations(operations)
         if operations:
@@ -269,7 +269,7 @@ class MemoryMetadataStore:
         return subscription
 
     def expire(self) -> None:
-        """Lose the session, as a client does that was cut off for too long, and get a new one."""
+        """Lose the session, as a client that was cut off for too long does, and get a new one."""
         self.tree.end_session(self._session)
         self._session = self.tree.new_session_id()
         for subscription in [*self._lost, *self._watches]:

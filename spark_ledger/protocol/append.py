@@ -1,45 +1,35 @@
 """The writer of a ledger: ids, confirmation in order, ensemble changes, close.
 
-The rules are DESIGN section 5, 2 to 4 and 8. In short:
+In short (the numbers are those of the rules in README.md beside this file):
 
 * An entry is confirmed when all before it are, AQ bookies of its write set hold it, no ensemble
-  change is in progress, and its ensemble is the one in the metadata.
-* A bookie that fails is replaced from LAC + 1 on: choose, compare-and-set, clear the replaced
-  slots, resend, and only then confirm again, also when nothing could be replaced.
-* Without a replacement the writer goes on while AQ is in reach and looks again later.
-* Failures with nothing pending wait for the next add.
-* A writer that finds its ledger taken over withdraws; it never overrides.
+  change is in progress, and its ensemble is the one in the metadata (rule P4).
+* A bookie that fails is replaced from LAC + 1 on: choose, compare-and-set, forget what the replaced
+  members acknowledged, resend, and only then confirm again, also when nothing could be replaced
+  (rules P7 and P8).
+* Without a replacement the writer goes on while AQ is in reach and looks again later (rule P10).
+* Failures with nothing pending wait for the next add (rule P9).
+* A writer that finds its ledger taken over withdraws; it never overrides (rule P18).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import Enum, auto
+from typing import Final
 
-from spark_ledger.errors import (
-    AddOutcomeUnknownError,
-    ConflictError,
-    EnsembleLostError,
-    FencedError,
-    LedgerError,
-    LedgerTakenOverError,
-    UnauthorizedError,
-)
-from spark_ledger.limits import (
-    ADD_TIMEOUT_S,
-    EXPLICIT_LAC_DELAY_S,
-    FRAGMENTS_MAX,
-    SLOW_BOOKIE_GRACE_S,
-    WRITER_BYTES_IN_FLIGHT_MAX,
-)
-from spark_ledger.protocol.ensemble import closed, replace_slots, with_ensemble
+from spark_ledger.errors import LedgerError
+from spark_ledger.limits import FRAGMENTS_MAX
+from spark_ledger.protocol import append_errors
+from spark_ledger.protocol.append_limits import AppendLimits
+from spark_ledger.protocol.ensemble import closed, replace_bookies, with_ensemble
 from spark_ledger.protocol.events import (
+    Abandon,
     AddAcknowledged,
     AddFailed,
     AnnounceLastConfirmed,
     Append,
     BookiesChosen,
-    ChooseBookies,
     Close,
     CloseAppender,
     Command,
@@ -56,25 +46,7 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.protocol.lengths import Lengths
 from spark_ledger.protocol.replication import Replication
-from spark_ledger.types import (
-    NO_ENTRY,
-    BookieId,
-    BookieStatus,
-    EntryId,
-    LedgerMetadata,
-    LedgerState,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class AppendLimits:
-    """When a silent bookie counts as failed, and how much may be in flight."""
-
-    add_timeout_s: float = ADD_TIMEOUT_S
-    slow_bookie_grace_s: float = SLOW_BOOKIE_GRACE_S
-    bytes_in_flight_max: int = WRITER_BYTES_IN_FLIGHT_MAX
-    replacement_retry_s: float = 1.0
-    explicit_lac_delay_s: float = EXPLICIT_LAC_DELAY_S
+from spark_ledger.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
 
 
 class Phase(Enum):
@@ -87,8 +59,35 @@ class Phase(Enum):
     CLOSED = auto()
 
 
+TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.WRITING: frozenset({Phase.CHOOSING, Phase.CLOSING, Phase.CLOSED}),
+    Phase.CHOOSING: frozenset({Phase.WRITING, Phase.CHANGING, Phase.CLOSING, Phase.CLOSED}),
+    Phase.CHANGING: frozenset({Phase.WRITING, Phase.CHANGING, Phase.CLOSING, Phase.CLOSED}),
+    Phase.CLOSING: frozenset({Phase.CLOSED}),
+    Phase.CLOSED: frozenset(),
+}
+"""Where a writer may go from each phase; every change of phase is checked against it.
+
+The way back to WRITING leads through the end of a change only, and nothing leads back from CLOSING:
+a ledger whose close was asked for may be closed already (rule P17). CHANGING follows itself when
+the compare-and-set lost against a repair of an older fragment and is done again.
+"""
+
+_ENDING: Final = (Phase.CLOSING, Phase.CLOSED)
+"""The phases in which no entry is taken or confirmed any more."""
+
+
 class AppendMachine:
-    """The writer's half of the protocol, for one ledger that this client created."""
+    """The writer's half of the protocol, for one ledger that this client created.
+
+    With L = ``last_add_confirmed`` and P = ``last_add_pushed``, after every event:
+
+        -1 <= L <= P = the last entry pushed to the members
+        L never goes back, and moves in WRITING only              (rules P4 and P5)
+        WRITING  =>  the members are the last ensemble in the metadata,
+                     and its first entry is at most L + 1          (rules P4 and P7)
+        CLOSING or CLOSED  <=>  an error stopped the writer, or the application closes it
+    """
 
     def __init__(
         self,
@@ -98,29 +97,57 @@ class AppendMachine:
         now: float,
         limits: AppendLimits | None = None,
     ) -> None:
-        assert metadata.state is LedgerState.OPEN, "only the creator of an open ledger writes"
-        self.metadata = metadata
-        self.version = version
-        self.phase = Phase.WRITING
-        self.error: LedgerError | None = None
-        """Why no more entries are taken; None while the writer works."""
-        self.last_add_confirmed: EntryId = NO_ENTRY
-        self.last_add_pushed: EntryId = NO_ENTRY
+        # A second writer would give the same ids to other payloads (rule P2).
+        assert metadata.state is LedgerState.OPEN, "Only the creator of an open ledger writes."
+        self._metadata, self._version = metadata, version
+        self._phase = Phase.WRITING
+        self._error: LedgerError | None = None
+        self._last_add_confirmed: EntryId = NO_ENTRY
+        self._last_add_pushed: EntryId = NO_ENTRY
         self._limits = limits or AppendLimits()
         self._replication = Replication(
             metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
         )
         self._lengths = Lengths()
         self._announced: int = NO_ENTRY
+        """The last add confirmed that bookies were told of, by an entry or on its own."""
         self._last_append_at = now
-        self._asked: tuple[int, ...] = ()
         self._replacements: dict[int, BookieId] = {}
+        """Chosen and not yet installed, by index."""
         self._wanted: LedgerMetadata | None = None
+        """The metadata that are being written; None if no write is in flight."""
         self._close_requested = False
 
     def start(self) -> list[Command]:
         """Open the appenders of the first ensemble."""
         return self._replication.open_all()
+
+    # -- state -------------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The metadata as this writer last wrote or read them."""
+        return self._metadata
+
+    @property
+    def phase(self) -> Phase:
+        """What the writer is doing."""
+        return self._phase
+
+    @property
+    def error(self) -> LedgerError | None:
+        """Why no more entries are taken; None while the writer works."""
+        return self._error
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        """The last entry that is confirmed; -1 if there is none."""
+        return self._last_add_confirmed
+
+    @property
+    def last_add_pushed(self) -> EntryId:
+        """The last entry that was added, confirmed or not."""
+        return self._last_add_pushed
 
     @property
     def length(self) -> int:
@@ -129,13 +156,13 @@ class AppendMachine:
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
-        """The current ensemble in slot order."""
+        """The current ensemble in index order."""
         return self._replication.bookies
 
     @property
-    def failed_slots(self) -> frozenset[int]:
-        """Slots whose bookie failed and has not been replaced."""
-        return self._replication.failed_slots
+    def failed_indexes(self) -> frozenset[int]:
+        """Indexes whose bookie failed and has not been replaced."""
+        return self._replication.failed_indexes
 
     @property
     def held_by_all(self) -> int:
@@ -146,12 +173,12 @@ class AppendMachine:
     def bytes_in_flight(self) -> int:
         """Payload bytes that are not confirmed, or that the slowest live bookie has not
         acknowledged. During an ensemble change bookies acknowledge and nothing is confirmed."""
-        held = min(self._replication.held_by_all_live(), self.last_add_confirmed)
+        held = min(self._replication.held_by_all_live(), self._last_add_confirmed)
         return self.length - self._lengths.at(held)
 
     @property
     def has_room(self) -> bool:
-        """Whether a producer may add more now. Bounds the memory of the writer (DESIGN 5.12)."""
+        """Whether a producer may add more now. This bounds the writer's memory (rule P11)."""
         return self.bytes_in_flight < self._limits.bytes_in_flight_max
 
     @property
@@ -162,12 +189,12 @@ class AppendMachine:
     @property
     def is_idle(self) -> bool:
         """Nothing to wait for: no tick is needed until the next event."""
-        if self.phase is Phase.CLOSED:
+        if self._phase is Phase.CLOSED:
             return True
         return (
-            self.phase is Phase.WRITING
-            and self._replication.held_by_all_live() == self.last_add_pushed
-            and self._announced >= self.last_add_confirmed
+            self._phase is Phase.WRITING
+            and self._replication.held_by_all_live() == self._last_add_pushed
+            and self._announced >= self._last_add_confirmed
         )
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -189,156 +216,148 @@ class AppendMachine:
                 return self._on_metadata_failed(event)
             case Close():
                 return self._on_close()
+            case Abandon():
+                return self._on_abandon(event)
             case Tick():
                 return self._on_tick(now)
             case _:
                 raise AssertionError(f"not an event of a writer: {event!r}")
 
+    def _enter(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self._phase], f"A writer goes from {self._phase} to {phase}."
+        self._phase = phase
+        if phase is Phase.WRITING:
+            # What is confirmed from here on is confirmed by these members, so they have to be the
+            # ones that recovery and readers will find in the metadata (rule P4).
+            last = self._metadata.last_fragment
+            assert last.bookies == self._replication.bookies, "A writer's ensemble is not stored."
+            assert last.first_entry <= self._last_add_confirmed + 1, "A fragment starts too late."
+
     # -- adding ------------------------------------------------------------------------------------
 
     def _on_append(self, event: Append, now: float) -> list[Command]:
-        assert self.error is None and not self._close_requested, "the shell checks before it adds"
-        assert event.sizes, "an append carries entries"
+        assert self._phase not in _ENDING, "The shell checks that entries are taken before it adds."
+        assert event.sizes, "An append carries entries."
         self._lengths.extend(event.sizes)
-        self.last_add_pushed = EntryId(self.last_add_pushed + len(event.sizes))
-        self._announced = self.last_add_confirmed  # piggybacked in the frames being sent
+        self._last_add_pushed = EntryId(self._last_add_pushed + len(event.sizes))
+        self._announced = self._last_add_confirmed  # piggybacked in the frames being sent
         self._last_append_at = now
-        commands = self._replication.push(self.last_add_pushed, now)
+        commands = self._replication.push(self._last_add_pushed, now)
         if not self._replication.can_confirm():
             self._replication.retry_now(now)  # the ledger depends on it: ask before giving up
         return commands + self._change_if_needed(now)
 
     def _on_acknowledged(self, event: AddAcknowledged, now: float) -> list[Command]:
-        if not self._replication.acknowledge(event.slot, event.bookie_id, event.last_entry, now):
+        if not self._replication.acknowledge(
+            event.bookie_index, event.bookie_id, event.last_entry, now
+        ):
             return []
         return self._confirm()
 
     def _confirm(self) -> list[Command]:
-        """Move LAC as far as the acknowledgements allow; never during an ensemble change."""
-        if self.phase is not Phase.WRITING or self.error is not None:
+        """Move LAC as far as the acknowledgements allow; never during an ensemble change.
+
+        The new fragment starts at LAC + 1 as of when the change began (rule P7). Were LAC to move
+        meanwhile, entries confirmed on the old bookies would belong to a fragment that names others
+        (apache/bookkeeper #4651).
+        """
+        if self._phase is not Phase.WRITING:
             return []
         end = self._replication.confirmed_end()
-        if end <= self.last_add_confirmed:
-            return []
-        self.last_add_confirmed = end
+        if end <= self._last_add_confirmed:
+            return []  # LAC never goes back (rule P5): after a change members start from LAC again
+        assert end <= self._last_add_pushed, "Only entries that were added are confirmed."
+        self._last_add_confirmed = end
         self._lengths.forget_below(min(end, self._replication.held_by_all_live()))
         return [ConfirmEntries(end)]
 
     # -- failures and ensemble changes -------------------------------------------------------------
 
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
-        if self.phase in (Phase.CLOSING, Phase.CLOSED):
+        if self._phase in _ENDING:
             return []  # its appenders are closed; only the metadata store has a say now
-        commands = self._fail_slot(event.slot, event.bookie_id, now)
-        if not commands:
-            return []
-        where = f"ledger {self.metadata.ledger_id}: bookie {event.bookie_id}"
-        if event.status is BookieStatus.FENCED:
-            return commands + self._stop(
-                FencedError(f"{where} says that another client has fenced the ledger")
-            )
-        if event.status is BookieStatus.UNAUTHORIZED:
-            return commands + self._stop(
-                UnauthorizedError(f"{where} refuses the ledger's password {event.message}".rstrip())
-            )
-        return commands + self._change_if_needed(now)
-
-    def _fail_slot(self, index: int, bookie_id: BookieId, now: float) -> list[Command]:
-        retry_s = self._limits.replacement_retry_s
-        failed = self._replication.fail(index, bookie_id, now, retry_s)
-        return [CloseAppender(index)] if failed else []
+        if not self._replication.fail(
+            event.bookie_index, event.bookie_id, now, self._limits.replacement_retry_s
+        ):
+            return []  # not a member any more: what it says of the ledger may be long out of date
+        closing: list[Command] = [CloseAppender(event.bookie_index)]
+        refusal = append_errors.refusal(self._metadata.ledger_id, event)
+        if refusal is not None:
+            return closing + self._stop(refusal)
+        return closing + self._change_if_needed(now)
 
     def _change_if_needed(self, now: float) -> list[Command]:
         """Start an ensemble change, if a bookie has failed and entries are waiting."""
-        if self.phase is not Phase.WRITING or self.error is not None:
+        if self._phase is not Phase.WRITING:
             return []
-        if self.last_add_pushed == self.last_add_confirmed:
-            return []  # a late failure: dealt with at the next add (DESIGN 5.4)
-        due = self._replication.failed_due(now)
-        if due:
-            return self._choose(due)
+        if self._last_add_pushed == self._last_add_confirmed:
+            # Nothing waits for the bookie. The next add deals with it (rule P9); a change now would
+            # write metadata for a fragment that may never get an entry.
+            return []
+        if self._replication.failed_due(now):
+            self._enter(Phase.CHOOSING)
+            return [self._replication.choose(now)]
         if self._replication.can_confirm():
-            return []
-        return self._give_up("no other writable bookie can take their place")
-
-    def _choose(self, due: tuple[int, ...]) -> list[Command]:
-        self.phase = Phase.CHOOSING
-        self._asked = due
-        slots = self._replication.slots
-        return [
-            ChooseBookies(
-                slots=due,
-                members=frozenset(slot.bookie_id for slot in slots),
-                failed={index: slots[index].bookie_id for index in due},
-            )
-        ]
+            return []  # rule P10: go on with fewer copies, look again later
+        return self._give_up("no other writable bookie can replace them")
 
     def _on_chosen(self, event: BookiesChosen, now: float) -> list[Command]:
-        if self.phase is not Phase.CHOOSING or self.error is not None:
+        if self._phase is not Phase.CHOOSING:
             return []
-        for index in self._asked:
-            if index not in event.replacements:
-                self._replication.slots[index].retry_at = now + self._limits.replacement_retry_s
-        self._replacements = {
-            slot: bookie
-            for slot, bookie in event.replacements.items()
-            if slot in self._replication.failed_slots
-        }
+        self._replacements = self._replication.chosen(event, now, self._limits.replacement_retry_s)
         return self._write_change(now) if self._replacements else self._end_change(now)
 
     def _write_change(self, now: float) -> list[Command]:
-        """Write the new ensemble, from LAC + 1 on, into the metadata."""
-        bookies = replace_slots(self._replication.bookies, self._replacements)
-        first_entry = EntryId(self.last_add_confirmed + 1)
-        if first_entry < self.metadata.last_fragment.first_entry:
-            return self._stop(
-                ConflictError(
-                    f"ledger {self.metadata.ledger_id}: another client changed its ensemble; "
-                    "open the ledger with recovery to learn its end"
-                )
-            )
-        fragments = with_ensemble(self.metadata.fragments, first_entry, bookies)
+        """Write the new ensemble, from LAC + 1 on, into the metadata (rule P7)."""
+        bookies = replace_bookies(self._replication.bookies, self._replacements)
+        first_entry = EntryId(self._last_add_confirmed + 1)
+        if first_entry < self._metadata.last_fragment.first_entry:
+            # Only a conflict brings this: somebody else added a fragment above what is confirmed
+            # here. To write below it would give its entries to other bookies.
+            return self._stop(append_errors.ensemble_changed(self._metadata.ledger_id))
+        fragments = with_ensemble(self._metadata.fragments, first_entry, bookies)
         if len(fragments) > FRAGMENTS_MAX:
             return self._give_up(f"the ledger has {FRAGMENTS_MAX} fragments, the most allowed")
-        wanted = self.metadata.with_changes(fragments=fragments)
-        self.phase = Phase.CHANGING
-        if wanted == self.metadata:
-            return self._on_written(wanted, self.version, now)
+        wanted = self._metadata.with_changes(fragments=fragments)
+        self._enter(Phase.CHANGING)
+        if wanted == self._metadata:
+            # A bookie takes its own index again, from the same entry on: nothing to write, and a
+            # version that does not move would look like somebody else's write.
+            return self._on_written(wanted, self._version, now)
         return [self._write(wanted)]
 
     def _write(self, wanted: LedgerMetadata) -> WriteMetadata:
-        assert self._wanted is None, "one metadata write at a time"
+        assert self._wanted is None, "One metadata write is in flight at a time."
         self._wanted = wanted
-        return WriteMetadata(wanted, self.version)
+        return WriteMetadata(wanted, self._version)
 
     def _end_change(self, now: float) -> list[Command]:
         """Nothing is being changed any more: look for newer failures, else confirm again.
 
-        Confirming is not skipped when the change replaced nothing, or the queue would stand still.
+        Confirming is not skipped when the change replaced nothing, or the queue would stand still:
+        acknowledgements that came during the change were counted and confirmed nothing (rule P8).
+        A newer failure is handled first: its bookie may be one that LAC would rely on.
         """
-        self.phase = Phase.WRITING
+        self._enter(Phase.WRITING)
         newer = self._replication.failed_due(now)
         commands = [] if newer else self._confirm()  # also what bookies stored before they failed
         return commands + self._change_if_needed(now)
 
     def _give_up(self, reason: str) -> list[Command]:
-        """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC."""
-        quorums = self.metadata.quorums
-        failed = sorted(self._replication.slots[i].bookie_id for i in self.failed_slots)
-        error = EnsembleLostError(
-            f"ledger {self.metadata.ledger_id} ({quorums}): bookies {', '.join(failed)} failed and "
-            f"{reason}; the ledger ends at entry {self.last_add_confirmed}. Start bookies, then "
-            "write to a new ledger"
-        )
-        commands: list[Command] = [FailEntries(error)]
-        self.error = error
-        return commands + self._write_closed()
+        """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC.
+
+        The close is safe without asking anybody: what is confirmed is on AQ bookies, and what is
+        not was promised to nobody (rule P10).
+        """
+        end = self._last_add_confirmed
+        self._error = append_errors.ensemble_lost(self._metadata, self._replication, end, reason)
+        return [FailEntries(self._error), *self._write_closed()]
 
     def _stop(self, error: LedgerError) -> list[Command]:
         """The writer may add nothing more; the end of the ledger is for others to decide."""
-        assert self.error is None, "a writer stops once"
-        self.error = error
-        self.phase = Phase.CLOSED
+        assert self._error is None, "A writer stops once."
+        self._error = error
+        self._enter(Phase.CLOSED)
         if self._close_requested:
             return [Failed(error)]  # closing has failed the entries and closed the appenders
         return [FailEntries(error), *self._replication.close_all()]
@@ -346,130 +365,134 @@ class AppendMachine:
     # -- metadata answers --------------------------------------------------------------------------
 
     def _on_written(self, metadata: LedgerMetadata, version: int, now: float) -> list[Command]:
-        self.metadata, self.version, self._wanted = metadata, version, None
-        if self.phase is Phase.CLOSING:
+        self._metadata, self._version, self._wanted = metadata, version, None
+        if self._phase is Phase.CLOSING:
             if metadata.is_closed:
                 return self._finished()
             return [self._write(self._closed_value())]  # a change was in flight when close came
-        if self.phase is not Phase.CHANGING:
+        if self._phase is not Phase.CHANGING:
             return []
+        # Metadata first, then the members: an entry sent to a new bookie before the compare-and-set
+        # could be confirmed on an ensemble that nobody else will ever read from (rule P4).
         replaced, self._replacements = self._replacements, {}
-        commands = self._replication.install(replaced, self.last_add_confirmed, now)
+        commands = self._replication.install(replaced, self._last_add_confirmed, now)
         return commands + self._end_change(now)
 
     def _on_conflict(self, event: MetadataConflict, now: float) -> list[Command]:
-        if self.phase not in (Phase.CHANGING, Phase.CLOSING):
+        """Something else is stored than this writer thought; ``_wanted`` may or may not be it.
+
+        Never written again as it was (rule P6): what is stored decides what the next write is.
+        """
+        if self._phase not in (Phase.CHANGING, Phase.CLOSING):
             return []
         stored, wanted = event.metadata, self._wanted
         self._wanted = None
         if stored == wanted:
             return self._on_written(stored, event.version, now)  # ours: its reply was lost
-        if self.phase is Phase.CLOSING and stored.is_closed and self._is_our_end(stored):
-            self.metadata, self.version = stored, event.version
-            return self._finished()
+        self._metadata, self._version = stored, event.version
+        if self._phase is Phase.CLOSING and stored.is_closed and self._is_our_end(stored):
+            return self._finished()  # a recovery closed it where this writer would have
         if stored.state is not LedgerState.OPEN:
-            self.metadata, self.version = stored, event.version
             return self._withdraw(stored)
         # Somebody changed an older fragment (re-replication): both changes must survive.
-        self.metadata, self.version = stored, event.version
-        if self.phase is Phase.CLOSING:
+        if self._phase is Phase.CLOSING:
             return [self._write(self._closed_value())]
         return self._write_change(now)
 
     def _withdraw(self, stored: LedgerMetadata) -> list[Command]:
-        """Somebody else is recovering, or has closed, the ledger. Never override (DESIGN 5.8)."""
-        name = f"ledger {stored.ledger_id}"
-        error: LedgerError
-        if stored.is_closed:
-            error = LedgerTakenOverError(
-                f"{name}: another client recovered it and closed it at entry "
-                f"{stored.last_entry_id}; this writer had confirmed {self.last_add_confirmed}"
-            )
-        else:
-            error = FencedError(f"{name}: another client is recovering it")
-        if self.error is None:
+        """Somebody else is recovering, or has closed, the ledger. Never override (rule P18)."""
+        error = append_errors.taken_over(stored, self._last_add_confirmed)
+        if self._error is None:
             return self._stop(error)
-        self.phase = Phase.CLOSED
+        self._enter(Phase.CLOSED)
         return [Failed(error)] if self._close_requested else []
 
     def _on_metadata_failed(self, event: MetadataFailed) -> list[Command]:
         self._wanted = None
-        if self.phase is Phase.CLOSING:
-            self.phase = Phase.CLOSED
+        if self._phase is Phase.CLOSING:
+            self._enter(Phase.CLOSED)
             return [Failed(event.error)] if self._close_requested else []
-        if self.phase is not Phase.CHANGING:
+        if self._phase is not Phase.CHANGING:
             return []
-        # Not the store's own error: that one would say that nothing happened, but entries that are
-        # pending may be on bookies, and recovery may make them part of the ledger.
-        error = AddOutcomeUnknownError(
-            f"ledger {self.metadata.ledger_id}: a failed bookie could not be replaced, because the "
-            f"metadata could not be written: {event.error}"
-        )
-        error.__cause__ = event.error
-        return self._stop(error)
+        ledger_id = self._metadata.ledger_id
+        return self._stop(append_errors.change_not_stored(ledger_id, event.error))
 
     # -- close -------------------------------------------------------------------------------------
 
     def _on_close(self) -> list[Command]:
-        assert not self._close_requested, "the shell closes once"
+        assert not self._close_requested, "The shell closes once."
         self._close_requested = True
-        if self.phase is Phase.CLOSED:
-            return [Done(self.metadata, self.version)]  # the application knows why from its adds
+        if self._phase is Phase.CLOSED:
+            return [Done(self._metadata, self._version)]  # the application knows why from its adds
         commands: list[Command] = []
-        if self.error is None and self.last_add_pushed > self.last_add_confirmed:
-            commands.append(
-                FailEntries(
-                    AddOutcomeUnknownError(
-                        f"ledger {self.metadata.ledger_id} was closed at entry "
-                        f"{self.last_add_confirmed} while later adds were in flight"
-                    )
-                )
-            )
-        if self.phase is Phase.CLOSING:
+        if self._error is None and self._last_add_pushed > self._last_add_confirmed:
+            end, ledger_id = self._last_add_confirmed, self._metadata.ledger_id
+            commands.append(FailEntries(append_errors.closed_early(ledger_id, end)))
+        if self._phase is Phase.CLOSING:
             return commands  # closing already, after too few bookies were left
         return commands + self._write_closed()
 
+    def _on_abandon(self, event: Abandon) -> list[Command]:
+        """End now, whatever is in progress; the ledger stays open for a recovery to close.
+
+        Nothing is written: a close from here could race with a change that is in flight. Appenders
+        are not closed one by one, because the shell that gives this event ends with all of them.
+        The first error stays: it says what happened to the ledger, this one only to the client.
+        """
+        if self._error is None:
+            self._error = event.error
+        if self._phase is not Phase.CLOSED:
+            self._enter(Phase.CLOSED)
+        return [FailEntries(event.in_flight), Failed(event.error)]
+
     def _write_closed(self) -> list[Command]:
-        self.phase = Phase.CLOSING
+        self._enter(Phase.CLOSING)
         commands = self._replication.close_all()
         if self._wanted is None:  # else an ensemble change is in flight: its answer comes first
             commands.append(self._write(self._closed_value()))
         return commands
 
     def _closed_value(self) -> LedgerMetadata:
-        end = self.last_add_confirmed
-        return closed(self.metadata, last_entry=end, length=self._lengths.at(end))
+        """Closed at LAC: entries above it were answered with errors, and are never promised."""
+        end = self._last_add_confirmed
+        return closed(self._metadata, last_entry=end, length=self._lengths.at(end))
 
     def _is_our_end(self, stored: LedgerMetadata) -> bool:
-        end = self.last_add_confirmed
+        """Whether another client closed the ledger with exactly what this writer confirmed.
+
+        The length is compared too: empty entries move the end and not the length, and an end may be
+        equal where the entries are not.
+        """
+        end = self._last_add_confirmed
         return stored.last_entry_id == end and stored.length == self._lengths.at(end)
 
     def _finished(self) -> list[Command]:
-        self.phase = Phase.CLOSED
-        return [Done(self.metadata, self.version)] if self._close_requested else []
+        assert self._metadata.is_closed, "A writer has finished when its ledger is closed."
+        self._enter(Phase.CLOSED)
+        return [Done(self._metadata, self._version)] if self._close_requested else []
 
     # -- time --------------------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> list[Command]:
-        if self.error is not None or self._close_requested:
+        if self._phase in _ENDING:
             return []
-        limits = self._limits
-        silent_slots = set(self._replication.silent_slots(now, limits.add_timeout_s))
+        limits, replication = self._limits, self._replication
+        silent = set(replication.silent_indexes(now, limits.add_timeout_s))
         if not self.has_room:
-            silent_slots.update(
-                self._replication.dispensable_slots(now, limits.slow_bookie_grace_s)
-            )
-        commands: list[Command] = []
-        for index in sorted(silent_slots):
-            commands += self._fail_slot(index, self._replication.slots[index].bookie_id, now)
+            # Slow is not failed (rule P11), until it stops producers: then the bookies that the
+            # ack quorum can do without are given up early.
+            silent.update(replication.dispensable_indexes(now, limits.slow_bookie_grace_s))
+        commands = replication.fail_silent(sorted(silent), now, limits.replacement_retry_s)
         commands += self._change_if_needed(now)  # one change for all of them
         idle = (
-            self.last_add_pushed == self.last_add_confirmed
+            self._last_add_pushed == self._last_add_confirmed
             and now - self._last_append_at >= limits.explicit_lac_delay_s
         )
-        if idle and self._announced < self.last_add_confirmed:
-            self._announced = self.last_add_confirmed
+        if idle and self._announced < self._last_add_confirmed:
+            # Entries carry the LAC of when they were sent, so without this the last ones stay
+            # invisible to readers for as long as the writer has nothing to add (rule P5).
+            self._announced = self._last_add_confirmed
             commands.append(
-                AnnounceLastConfirmed(self.last_add_confirmed, self._replication.live_bookies)
+                AnnounceLastConfirmed(self._last_add_confirmed, replication.live_bookies)
             )
         return commands

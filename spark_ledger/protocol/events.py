@@ -2,7 +2,11 @@
 
 Events are facts that the shell learned; commands are work that it has to do. Both are the same
 for every machine, so one shell loop drives them all. A command that asks for something names
-what the matching event has to carry back.
+what the matching event has to carry back: a machine must be able to tell a late answer to an old
+question from the answer it waits for, because nothing takes a message back that is on its way.
+
+Shells decide nothing. Where a command needs a choice (which bookies, which lane, which entry), the
+machine has made it and the command carries it: what a shell chooses no model checker sees.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from spark_ledger.errors import LedgerError
+from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
 
 # -- events ----------------------------------------------------------------------------------------
@@ -23,24 +28,31 @@ class Append(NamedTuple):
 
 
 class AddAcknowledged(NamedTuple):
-    """The bookie in a slot holds all of the slot's entries up to ``last_entry``, durably."""
+    """The bookie at an index holds all of its entries up to ``last_entry``, durably (rule P3).
 
-    slot: int
+    Cumulative: a transport may report every second entry only, and a lost report costs nothing.
+    ``bookie_id`` tells a late answer of a replaced bookie from one of its successor.
+    """
+
+    bookie_index: int
     bookie_id: BookieId
     last_entry: EntryId
 
 
 class AddFailed(NamedTuple):
-    """The bookie in a slot refused or did not answer; its appender reports nothing more."""
+    """The bookie at an index refused or did not answer; its appender reports nothing more.
 
-    slot: int
+    Entries that it acknowledged before still count until it is replaced (rule P8).
+    """
+
+    bookie_index: int
     bookie_id: BookieId
     status: BookieStatus
     message: str = ""
 
 
 class BookiesChosen(NamedTuple):
-    """Replacements for slots, as far as there are any. Answers ``ChooseBookies``."""
+    """Replacements for indexes, as far as there are any. Answers ``ChooseBookies``."""
 
     replacements: Mapping[int, BookieId]
 
@@ -73,14 +85,33 @@ class Close(NamedTuple):
     """The application closes the ledger; adds that are still pending are given up."""
 
 
+class Abandon(NamedTuple):
+    """The writer ends here and leaves the ledger as it is: its connection ends, or it crashed.
+
+    ``in_flight`` is what adds without an answer fail with: their outcome is unknown (rule P18).
+    ``error`` is what later adds are told.
+    """
+
+    in_flight: LedgerError
+    error: LedgerError
+
+
 class Tick(NamedTuple):
-    """Time passed. The shell sends one now and then while a machine is at work."""
+    """Time passed. The shell sends one now and then while a machine is at work.
+
+    Machines keep no timers: what is due follows from the time that comes with the event, so a late
+    tick delays things and changes nothing else.
+    """
 
 
 class LastConfirmedAnswer(NamedTuple):
-    """A bookie's last add confirmed. Answers ``ReadLastConfirmed``."""
+    """A bookie's last add confirmed. Answers ``ReadLastConfirmed``.
 
-    slot: int
+    A hint that never lies but may lag (rule P5). If the question fenced, OK and every definite "no"
+    mean that the fence is durable (rule P12).
+    """
+
+    bookie_index: int
     status: BookieStatus
     last_add_confirmed: EntryId
     message: str = ""
@@ -89,7 +120,7 @@ class LastConfirmedAnswer(NamedTuple):
 class EntriesRead(NamedTuple):
     """A replica returned the lane's entries from the one it was asked for up to ``last_entry``."""
 
-    slot: int
+    bookie_index: int
     lane: int
     last_entry: EntryId
 
@@ -100,7 +131,7 @@ class ReadEnded(NamedTuple):
     Otherwise ``entry_id`` is the entry it could not return. Damaged bytes are IO_ERROR.
     """
 
-    slot: int
+    bookie_index: int
     lane: int
     status: BookieStatus
     entry_id: EntryId
@@ -108,7 +139,7 @@ class ReadEnded(NamedTuple):
 
 
 class LengthRead(NamedTuple):
-    """The cumulative length at an entry. Answers ``ReadLength``."""
+    """The cumulative length at an entry. Answers ``ReadLength`` and ``TellLength``."""
 
     length: int
 
@@ -128,6 +159,7 @@ Event = (
     | MetadataConflict
     | MetadataFailed
     | Close
+    | Abandon
     | Tick
     | LastConfirmedAnswer
     | EntriesRead
@@ -140,48 +172,54 @@ Event = (
 
 
 class OpenAppender(NamedTuple):
-    """Open an appender to a bookie for a slot, in place of the slot's earlier one."""
+    """Open an appender to the bookie at an index, instead of the earlier one there."""
 
-    slot: int
+    bookie_index: int
     bookie_id: BookieId
 
 
 class CloseAppender(NamedTuple):
-    """The slot's appender is of no more use."""
+    """The appender at the index is of no more use."""
 
-    slot: int
+    bookie_index: int
 
 
 class SendEntries(NamedTuple):
-    """Send the slot's entries from ``first`` to ``last``, both included, through its appender."""
+    """Send the index its entries from ``first`` to ``last``, both included, by its appender."""
 
-    slot: int
+    bookie_index: int
     first: EntryId
     last: EntryId
 
 
 class ConfirmEntries(NamedTuple):
-    """Every entry up to ``last`` is confirmed: tell the application, in entry order."""
+    """Every entry up to ``last`` is confirmed: tell the application, in entry order (rule P4)."""
 
     last: EntryId
 
 
 class FailEntries(NamedTuple):
-    """Every entry above the last add confirmed fails with this error, and so do later ones."""
+    """Every entry above the last add confirmed fails with this error, and so do later ones.
+
+    None of them is known not to be stored: recovery may find any of them (rule P18).
+    """
 
     error: LedgerError
 
 
 class ChooseBookies(NamedTuple):
-    """Find bookies for slots: not ``members``, and one of ``failed`` only if it works again."""
+    """Find bookies for indexes: not ``members``, and one of ``failed`` only if it works again.
 
-    slots: tuple[int, ...]
+    A failed bookie may return to its own index (rule P10), never to another: ``failed`` says which.
+    """
+
+    indexes: tuple[int, ...]
     members: frozenset[BookieId]
     failed: Mapping[int, BookieId]
 
 
 class WriteMetadata(NamedTuple):
-    """Compare-and-set the ledger's metadata."""
+    """Compare-and-set the ledger's metadata: store them if ``version`` is stored now (rule P6)."""
 
     metadata: LedgerMetadata
     version: int
@@ -195,9 +233,9 @@ class AnnounceLastConfirmed(NamedTuple):
 
 
 class ReadLastConfirmed(NamedTuple):
-    """Ask a bookie for its last add confirmed."""
+    """Ask a bookie for its last add confirmed; ``fence`` also fences it first (rule P12)."""
 
-    slot: int
+    bookie_index: int
     bookie_id: BookieId
     fence: bool
 
@@ -205,7 +243,7 @@ class ReadLastConfirmed(NamedTuple):
 class ReadEntries(NamedTuple):
     """Ask a replica for entries of a lane: ``first, first + stride, ...`` up to ``last``."""
 
-    slot: int
+    bookie_index: int
     lane: int
     bookie_id: BookieId
     first: EntryId
@@ -217,21 +255,27 @@ class ReadEntries(NamedTuple):
 class CancelRead(NamedTuple):
     """A read is of no more use."""
 
-    slot: int
+    bookie_index: int
     lane: int
 
 
 class DeliverEntries(NamedTuple):
     """Take the lane's entries from ``first`` to ``last`` out of what this replica returned."""
 
-    slot: int
+    bookie_index: int
     lane: int
     first: EntryId
     last: EntryId
 
 
 class ReadLength(NamedTuple):
-    """Read the entry and report its cumulative length."""
+    """Read the one entry of this range from any replica; report its cumulative length."""
+
+    wanted: LaneRange
+
+
+class TellLength(NamedTuple):
+    """Report the cumulative length of an entry that ``DeliverEntries`` took."""
 
     entry_id: EntryId
 
@@ -263,6 +307,7 @@ Command = (
     | CancelRead
     | DeliverEntries
     | ReadLength
+    | TellLength
     | Done
     | Failed
 )

@@ -1,32 +1,46 @@
-"""Cumulative payload bytes of a ledger at each of its newest entries."""
+"""Cumulative payload bytes of a ledger at each of its newest entries.
+
+A closed ledger's length is that at its last confirmed entry, not at the last one pushed (rule P17),
+so the writer keeps one number for every entry that may still become the end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, islice
+from typing import Final
 
 
 class Lengths:
-    """Cumulative payload bytes at each entry, from the last one that nobody asks about any more."""
+    """Cumulative payload bytes at each entry, from the last one that nobody asks about any more.
 
-    _FORGET_AT_ONCE = 4096
+    ``_at[i]`` is the length at entry ``_base + i``; lengths never decrease.
+    """
+
+    _FORGET_AT_ONCE: Final = 4096
+    """Deleting at the front moves the rest: done once for many entries, it costs nothing each."""
 
     def __init__(self) -> None:
         self._base = -1
         self._at = [0]
 
     def extend(self, sizes: Sequence[int]) -> None:
+        """Entries of these payload sizes follow."""
         self._at.extend(islice(accumulate(sizes, initial=self._at[-1]), 1, None))
 
     @property
     def newest(self) -> int:
+        """The length at the last entry."""
         return self._at[-1]
 
     def at(self, entry_id: int) -> int:
-        assert entry_id >= self._base, "the length of an entry that was forgotten"
+        """The length at an entry that was not forgotten; 0 at entry -1."""
+        assert entry_id >= self._base, "The length of an entry was forgotten too early."
         return self._at[entry_id - self._base]
 
     def forget_below(self, entry_id: int) -> None:
+        """Nobody asks about entries below ``entry_id`` any more."""
+        assert entry_id < self._base + len(self._at), "An entry is forgotten before it exists."
         count = entry_id - self._base
         if count >= self._FORGET_AT_ONCE:
             del self._at[:count]

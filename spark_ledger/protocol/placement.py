@@ -1,4 +1,4 @@
-"""Which bookies get new data, and which replica a reader asks first.
+"""Which bookies get new data, and which replica a reader asks first (rule P19).
 
 Pure: chance comes in as the caller's ``shuffle``, what is known of bookies as plain values.
 """
@@ -21,16 +21,16 @@ def choose_bookies(
     """``count`` distinct writable bookies outside ``exclude``, or None when there are too few.
 
     The least loaded come first; ``load`` is any number that grows with the work a client has given
-    a bookie (open slots, bytes), 0 for one it does not name. ``shuffle`` decides between equals, so
-    that clients which know nothing of each other do not all choose the same bookies.
+    a bookie (open ledgers, bytes), 0 for one it does not name. ``shuffle`` decides between equals,
+    so that clients which know nothing of each other do not all choose the same bookies.
     """
-    assert count >= 0, "cannot choose a negative number of bookies"
+    assert count >= 0, "A negative number of bookies cannot be chosen."
     usable = [
         bookie
         for bookie in candidates
         if bookie.state is BookieState.WRITABLE and bookie.bookie_id not in exclude
     ]
-    assert len({bookie.bookie_id for bookie in usable}) == len(usable), "a bookie is listed once"
+    assert len({bookie.bookie_id for bookie in usable}) == len(usable), "A bookie is listed once."
     if len(usable) < count:
         return None
     shuffle(usable)
@@ -38,7 +38,7 @@ def choose_bookies(
     return tuple(bookie.bookie_id for bookie in usable[:count])
 
 
-def too_few(registered: Sequence[BookieInfo], count: int, *, silent: Collection[BookieId]) -> str:
+def shortage(registered: Sequence[BookieInfo], count: int, *, silent: Collection[BookieId]) -> str:
     """Why ``choose_bookies`` found no ``count`` bookies, and what to do. ``silent`` failed an add
     lately and did not answer when they were asked again."""
     reasons = {
@@ -61,21 +61,25 @@ def too_few(registered: Sequence[BookieInfo], count: int, *, silent: Collection[
 
 
 def read_order(
-    slots: Sequence[int],
+    indexes: Sequence[int],
     bookies: Sequence[BookieId],
     entry_hint: int,
     *,
     slow: Collection[BookieId],
     gone: Collection[BookieId],
 ) -> list[int]:
-    """The slots of a lane in the order in which a reader should ask them.
+    """The indexes of a lane in the order in which a reader should ask them.
 
-    ``entry_hint`` rotates the slots, so that readers of different ranges share the replicas; pass
+    ``entry_hint`` rotates the indexes, so that readers of different ranges share the replicas; pass
     the range's first entry, or any number that differs between readers. Bookies that were overtaken
     by a speculative read (``slow``) stand behind the others, unregistered ones (``gone``) last:
-    they are still asked, because a registration may lag behind the bookie (DESIGN 5.10).
+    they are still asked, because a registration may lag behind the bookie, and an entry is missing
+    only if every replica says so (rule P19).
     """
-    assert slots, "every lane has a replica"
-    turn = entry_hint % len(slots)
-    rotated = [*slots[turn:], *slots[:turn]]
-    return sorted(rotated, key=lambda slot: (bookies[slot] in gone, bookies[slot] in slow))
+    assert indexes, "Every lane has a replica."
+    turn = entry_hint % len(indexes)
+    rotated = [*indexes[turn:], *indexes[:turn]]
+    return sorted(
+        rotated,
+        key=lambda bookie_index: (bookies[bookie_index] in gone, bookies[bookie_index] in slow),
+    )

@@ -3,9 +3,13 @@
 Nothing else in the project computes with E, WQ and AQ. The rules are those of BookKeeper; the
 terms (coverage, ack quorum) are those of its TLA+ specification.
 
-An entry e of a fragment goes to the slots ``(e + i) % E`` for ``i < WQ``: its *write set*. All
-entries with the same remainder ``e % E`` share one write set; such a class of entries is a
-*lane*. When E == WQ every entry has every slot in its write set, and there is only one lane.
+Entry e of a fragment is stored at the bookie indexes ``(e + i) % E`` for ``i < WQ``, its *write
+set* (rule P1). Entries with the same remainder ``e % E`` share a write set; such a class of
+entries is a *lane*. When E == WQ every index is in every write set, and there is one lane only.
+
+Every function here answers a question about *all* lanes at once. That is where arithmetic by
+counting goes wrong: with E > WQ, two silent bookies out of five may be harmless or fatal, depending
+on whether they are neighbours on the ring. So the write sets are walked, never just counted.
 """
 
 from __future__ import annotations
@@ -18,38 +22,40 @@ from spark_ledger.types import EntryId, Quorums
 
 
 def write_set(entry_id: int, quorums: Quorums) -> tuple[int, ...]:
-    """The slots that store an entry, in read preference order."""
+    """The indexes that store an entry, in read preference order (rule P1)."""
     e = quorums.ensemble_size
     return tuple((entry_id + i) % e for i in range(quorums.write_quorum))
 
 
-def slot_holds(slot: int, entry_id: int, quorums: Quorums) -> bool:
-    """Whether an entry's write set contains a slot."""
-    return (slot - entry_id) % quorums.ensemble_size < quorums.write_quorum
+def in_write_set(bookie_index: int, entry_id: int, quorums: Quorums) -> bool:
+    """Whether an entry's write set contains an index (rule P1)."""
+    return (bookie_index - entry_id) % quorums.ensemble_size < quorums.write_quorum
 
 
-def slot_entries(slot: int, first: int, last: int, quorums: Quorums) -> Sequence[int]:
-    """The entries from ``first`` to ``last``, both included, that a slot stores; ascending."""
+def entries_of_index(bookie_index: int, first: int, last: int, quorums: Quorums) -> Sequence[int]:
+    """The entries of ``first..last`` that the bookie at an index stores; ascending."""
     if quorums.ensemble_size == quorums.write_quorum:
         return range(first, last + 1)
-    return [e for e in range(first, last + 1) if slot_holds(slot, e, quorums)]
+    return [e for e in range(first, last + 1) if in_write_set(bookie_index, e, quorums)]
 
 
-def last_slot_entry(slot: int, last: int, quorums: Quorums) -> int:
-    """The highest entry up to ``last`` that a slot stores; may be below 0 when there is none."""
-    # A slot's entries are those whose distance to it is below WQ: at most E - WQ steps back.
-    distance = (slot - last) % quorums.ensemble_size
+def last_entry_of_index(bookie_index: int, last: int, quorums: Quorums) -> int:
+    """The highest entry up to ``last`` that an index stores; below 0 if there is none."""
+    # An index stores the entries whose distance to it on the ring is below WQ. Going back one entry
+    # makes the distance one larger, and it wraps to 0 after E - 1: so the answer is reached in at
+    # most E - WQ steps back, and one subtraction does them all.
+    distance = (bookie_index - last) % quorums.ensemble_size
     if distance < quorums.write_quorum:
         return last
     return last - (quorums.ensemble_size - distance)
 
 
 class Lane(NamedTuple):
-    """Entries ``residue, residue + stride, ...`` and the slots that each of them is stored on."""
+    """Entries ``residue, residue + stride, ...`` and the indexes that each of them is stored on."""
 
     residue: int
     stride: int
-    slots: tuple[int, ...]
+    indexes: tuple[int, ...]
 
     def first_at_or_after(self, entry_id: int) -> int:
         """The lane's first entry that is not below ``entry_id``."""
@@ -66,48 +72,62 @@ def lanes(quorums: Quorums) -> tuple[Lane, ...]:
 
 
 def confirmed_end(acked: Sequence[int], last_pushed: int, quorums: Quorums) -> EntryId:
-    """The highest entry L such that every entry up to L has AQ acknowledgements.
+    """The highest entry L such that every entry up to L has AQ acknowledgements (rule P4).
 
-    ``acked[s]`` says that slot s holds all of its entries up to that id. Bookies answer a writer
-    in order, so one number per slot is all there is to know, and the cost of confirming does not
-    grow with the number of entries.
+    ``acked[i]`` says that the bookie at index i holds all of its entries up to that id. Bookies
+    answer a writer in order (rule P3), so one number per bookie is all there is to know, and the
+    cost of confirming does not grow with the number of entries.
     """
-    assert len(acked) == quorums.ensemble_size, "one number per slot"
+    assert len(acked) == quorums.ensemble_size, "Every member has one acknowledged entry."
     end = last_pushed
     for lane in lanes(quorums):
-        in_order = sorted((acked[slot] for slot in lane.slots), reverse=True)
+        # The AQ-th highest number of the lane: up to there, AQ bookies hold the lane's entries.
+        in_order = sorted((acked[index] for index in lane.indexes), reverse=True)
         stored = in_order[quorums.ack_quorum - 1]
+        # Confirmation is in order over all lanes: the first entry that lacks copies in any of them
+        # ends it, or readers would find a hole below the last add confirmed.
         first_missing = lane.first_at_or_after(stored + 1)
         end = min(end, first_missing - 1)
+    assert end <= last_pushed, "An entry that was never added cannot be confirmed."
     return EntryId(end)
 
 
-def can_confirm(failed_slots: frozenset[int], quorums: Quorums) -> bool:
-    """Whether every write set still has AQ slots that are not failed."""
+def can_confirm(failed_indexes: frozenset[int], quorums: Quorums) -> bool:
+    """Whether every write set still has AQ members that have not failed (rule P10)."""
     return all(
-        sum(slot not in failed_slots for slot in lane.slots) >= quorums.ack_quorum
+        sum(index not in failed_indexes for index in lane.indexes) >= quorums.ack_quorum
         for lane in lanes(quorums)
     )
 
 
-def is_covered(known_slots: frozenset[int], quorums: Quorums) -> bool:
-    """Whether so many slots answered that no AQ of one write set can be among the silent ones.
+def is_covered(known_indexes: frozenset[int], quorums: Quorums) -> bool:
+    """Whether so many bookies answered that no AQ of one write set can be among the silent ones.
 
-    "Answered" means OK or definitely negative; an error is silence (DESIGN 5.6). Once all the
-    answering bookies are fenced, the old writer can confirm nothing more; and one of them knows
-    every entry that was confirmed before.
+    This is coverage (rule P13). "Answered" means OK or definitely negative; an error is silence.
+    Once all the answering bookies are fenced the old writer can confirm nothing more, because
+    every AQ of a write set has a fenced bookie in it. For the same reason one of them knows every
+    entry that was confirmed before.
     """
     return all(
-        sum(slot not in known_slots for slot in lane.slots) < quorums.ack_quorum
+        sum(index not in known_indexes for index in lane.indexes) < quorums.ack_quorum
         for lane in lanes(quorums)
     )
 
 
 def is_not_written(negatives: int, quorums: Quorums) -> bool:
-    """Whether this many definite "I do not hold it" of one write set exclude AQ copies."""
+    """Whether this many definite "I do not hold it" of one write set exclude AQ copies (rule P14).
+
+    At most WQ - negatives bookies hold the entry, so AQ of them cannot once
+    ``negatives >= WQ - AQ + 1``. One less would call an entry unwritten that may be confirmed.
+    """
+    assert 0 <= negatives <= quorums.write_quorum, "Only the write set is asked, and once each."
     return negatives >= quorums.write_quorum - quorums.ack_quorum + 1
 
 
 def no_newer_confirmed(empty_answers: int, quorums: Quorums) -> bool:
-    """Whether so many bookies know no newer LAC that no AQ of the ensemble can know one."""
+    """Whether so many bookies know no newer LAC that no AQ of the ensemble can know one.
+
+    A long poll ends then: waiting for the rest could bring nothing that AQ bookies hold (rule P5).
+    """
+    assert 0 <= empty_answers <= quorums.ensemble_size, "Every bookie answers a round once."
     return empty_answers >= quorums.ensemble_size - quorums.ack_quorum + 1

@@ -3,12 +3,14 @@
 One machine reads ``first, first + stride, ...`` up to ``last`` of one fragment and one write set.
 Replicas stream; the machine takes each entry from whoever brings it first and asks the next
 replica when one ends early, fails or stays silent for too long. An entry is missing only if every
-replica said so; a damaged or unreachable replica leaves open that it exists (DESIGN 5.9).
+replica said so; a damaged or unreachable replica leaves open that it exists (rule P19).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Final
 
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -16,6 +18,7 @@ from spark_ledger.errors import (
     LedgerError,
     NoSuchEntryError,
 )
+from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.protocol.events import (
     CancelRead,
     Command,
@@ -28,49 +31,81 @@ from spark_ledger.protocol.events import (
     ReadEntries,
     Tick,
 )
-from spark_ledger.protocol.quorum import Lane
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
+from spark_ledger.types import BookieStatus, EntryId, LedgerMetadata, Versioned
+
+
+class Phase(Enum):
+    """What the reader is doing: SPECULATING means that several replicas are asked at once."""
+
+    READING = auto()
+    SPECULATING = auto()
+    ENDED = auto()
+
+
+TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.READING: frozenset({Phase.SPECULATING, Phase.ENDED}),
+    Phase.SPECULATING: frozenset({Phase.READING, Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""Where a reader may go from each phase; every change of phase is checked against it.
+
+A reader that fails comes from READING always: it has asked one replica after the other until the
+last of them has ended, speculation or not.
+"""
 
 
 class ReadMachine:
     """Reads one lane of one fragment.
 
-    ``order`` lists the lane's slots, preferred first. ``handle`` returns ``Done`` after the last
-    entry was delivered, or ``Failed``. ``slow_slots`` were overtaken by speculation: callers put
+    ``order`` lists the lane's indexes, preferred first. ``handle`` returns ``Done`` after the last
+    entry was delivered, or ``Failed``. ``slow_indexes`` were overtaken by speculation: callers put
     their bookies to the back of later orders.
+
+    Every replica is either asked or waits, and with n the next entry to deliver:
+
+        READING      =>  one replica is asked
+        SPECULATING  =>  several are
+        n grows, and nothing below it is delivered again
+        a replica in ``_problems`` could not bring n; it is not asked again before n is delivered
     """
 
     def __init__(
         self,
-        metadata: LedgerMetadata,
-        version: int,
-        bookies: Sequence[BookieId],
-        lane_index: int,
-        lane: Lane,
-        first: EntryId,
-        last: EntryId,
+        ledger: Versioned[LedgerMetadata],
+        wanted: LaneRange,
         *,
         order: Sequence[int],
         speculative_delay_s: float,
         now: float,
     ) -> None:
-        assert sorted(order) == sorted(lane.slots), "the order names every replica once"
-        assert lane.first_at_or_after(first) == first, "the first entry is one of the lane"
-        self._metadata, self._version = metadata, version
-        self._bookies = bookies
-        self._lane_index, self._lane = lane_index, lane
-        self._next, self._last = int(first), int(last)
+        lane, first = wanted.lane, wanted.first
+        assert sorted(order) == sorted(lane.indexes), "The order names every replica once."
+        assert lane.first_at_or_after(first) == first, "The first entry is one of the lane."
+        assert first <= wanted.last, "A range has an entry."
+        self._ledger = ledger
+        self._wanted = wanted
+        self._phase = Phase.READING
+        self._next = int(first)
         self._waiting = list(order)
         self._reading: dict[int, int] = {}
-        """Slots that were asked and have not ended, with the next entry each will bring."""
+        """Indexes that were asked and have not ended, with the next entry each will bring."""
         self._asked_for: dict[int, int] = {}
         """The entry that each of them was asked to begin with."""
         self._problems: dict[int, ReadEnded] = {}
         """Why replicas could not bring the entry that is next."""
         self._speculative_delay_s = speculative_delay_s
         self._progress_at = now
-        self._finished = False
-        self.slow_slots: set[int] = set()
+        self._slow_indexes: set[int] = set()
+
+    @property
+    def phase(self) -> Phase:
+        """What the reader is doing."""
+        return self._phase
+
+    @property
+    def slow_indexes(self) -> frozenset[int]:
+        """Replicas that were too slow: another one was asked beside them, or was faster."""
+        return frozenset(self._slow_indexes)
 
     def start(self, now: float) -> list[Command]:
         """Ask the preferred replica."""
@@ -78,7 +113,7 @@ class ReadMachine:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event; the commands to perform, in order."""
-        if self._finished:
+        if self._phase is Phase.ENDED:
             return []
         match event:
             case EntriesRead():
@@ -90,96 +125,124 @@ class ReadMachine:
             case _:
                 raise AssertionError(f"not an event of a reader: {event!r}")
 
+    def _enter(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self._phase], f"A reader goes from {self._phase} to {phase}."
+        self._phase = phase
+
+    def _settle(self) -> None:
+        """Keep the phase true to the number of replicas that are asked."""
+        assert self._reading, "A reader that has not ended waits for a replica."
+        phase = Phase.SPECULATING if len(self._reading) > 1 else Phase.READING
+        if phase is not self._phase:
+            self._enter(phase)
+
     def _on_entries(self, event: EntriesRead, now: float) -> list[Command]:
-        if event.slot not in self._reading:
-            return []
-        stride = self._lane.stride
-        self._reading[event.slot] = event.last_entry + stride
+        if event.bookie_index not in self._reading:
+            return []  # it was overtaken, and its cancellation was on the way
+        stride, lane_index = self._wanted.lane.stride, self._wanted.lane_index
+        self._reading[event.bookie_index] = event.last_entry + stride
         if event.last_entry < self._next:
-            return []
+            return []  # a faster replica has brought them already
+        assert event.last_entry <= self._wanted.last, "A replica brings what it was asked for."
         first, self._next = self._next, event.last_entry + stride
         self._progress_at = now
-        self._problems.clear()
-        lane = self._lane_index
+        self._problems.clear()  # they were about an entry that is delivered now
         commands: list[Command] = [
-            DeliverEntries(event.slot, lane, EntryId(first), event.last_entry)
+            DeliverEntries(event.bookie_index, lane_index, EntryId(first), event.last_entry)
         ]
-        if self._next > self._last:
-            return commands + self._finish(Done(self._metadata, self._version))
-        for slot in [s for s in self._reading if s != event.slot]:
-            # Speculation is over: the faster one goes on alone.
-            self._retire(slot)
-            self.slow_slots.add(slot)
-            commands.append(CancelRead(slot, lane))
+        if self._next > self._wanted.last:
+            return commands + self._finish(Done(self._ledger.value, self._ledger.version))
+        for index in [i for i in self._reading if i != event.bookie_index]:
+            # Speculation is over: the faster one goes on alone, or every entry of the rest of the
+            # range would be read from two bookies.
+            self._retire(index)
+            self._slow_indexes.add(index)
+            commands.append(CancelRead(index, lane_index))
+        self._settle()
         return commands
 
     def _on_ended(self, event: ReadEnded, now: float) -> list[Command]:
-        if event.slot not in self._reading:
+        index = event.bookie_index
+        if index not in self._reading:
             return []
-        brought_up_to = self._reading[event.slot]
-        self._retire(event.slot)
-        came_to_nothing = brought_up_to == self._asked_for[event.slot]
-        if event.status is BookieStatus.OK and not came_to_nothing:
-            self._waiting.remove(event.slot)
-            self._waiting.insert(0, event.slot)  # the byte cap: the same replica goes on
+        brought_up_to = self._reading[index]
+        self._retire(index)
+        without_progress = brought_up_to == self._asked_for[index]
+        if event.status is BookieStatus.OK and not without_progress:
+            self._waiting.remove(index)
+            self._waiting.insert(0, index)  # the byte cap: the same replica goes on
         elif brought_up_to >= self._next:
-            self._problems[event.slot] = event
+            # An end without progress counts as a problem even if it is called OK: a bookie that
+            # answers and brings nothing would be asked for ever.
+            self._problems[index] = event
         if self._reading:
+            self._settle()
             return []  # another replica is at work on it
         return self._ask_next(now)
 
     def _on_tick(self, now: float) -> list[Command]:
         if now - self._progress_at < self._speculative_delay_s:
             return []
-        self.slow_slots.update(self._reading)
+        # The silent replica is not given up: it may be the only one that has the entry. The next
+        # one is asked beside it, and whoever brings the entry first goes on (rule P19).
+        self._slow_indexes.update(self._reading)
         self._progress_at = now
         return self._ask_next(now) if self._candidates() else []
 
     def _candidates(self) -> list[int]:
-        return [slot for slot in self._waiting if slot not in self._problems]
+        """Replicas that are not asked now and have not said why they cannot bring the next entry.
+
+        One that failed at an earlier entry is among them: it may well hold this one (rule P19).
+        """
+        return [index for index in self._waiting if index not in self._problems]
 
     def _ask_next(self, now: float) -> list[Command]:
         candidates = self._candidates()
         if not candidates:
             return self._finish(Failed(self._failure()))
-        slot = candidates[0]
-        self._waiting.remove(slot)
-        self._reading[slot] = self._asked_for[slot] = self._next
+        index = candidates[0]
+        self._waiting.remove(index)
+        self._reading[index] = self._asked_for[index] = self._next
         self._progress_at = now
+        self._settle()
         return [
             ReadEntries(
-                slot,
-                self._lane_index,
-                self._bookies[slot],
+                index,
+                self._wanted.lane_index,
+                self._wanted.bookies[index],
                 EntryId(self._next),
-                EntryId(self._last),
-                self._lane.stride,
-                fence=False,
+                self._wanted.last,
+                self._wanted.lane.stride,
+                fence=False,  # a reader never stops a writer (rule P12)
             )
         ]
 
-    def _retire(self, slot: int) -> None:
-        del self._reading[slot]
-        self._waiting.append(slot)
+    def _retire(self, index: int) -> None:
+        """The replica is not asked any more; it waits behind the others."""
+        del self._reading[index]
+        self._waiting.append(index)
 
     def _finish(self, outcome: Done | Failed) -> list[Command]:
-        self._finished = True
-        cancelled = [CancelRead(slot, self._lane_index) for slot in self._reading]
+        self._enter(Phase.ENDED)
+        cancelled = [CancelRead(index, self._wanted.lane_index) for index in self._reading]
         return [*cancelled, outcome]
 
     def _failure(self) -> LedgerError:
-        """Missing only if all say so. Damaged only if nobody else may have it: a replica that was
-        not reached may bring it when it is asked again, so it decides what the error is."""
-        name = f"ledger {self._metadata.ledger_id} entry {self._next}"
+        """Missing only if all say so (rule P19). Damaged only if nobody else may have it: a replica
+        that was not reached may bring it when it is asked again, so it decides what the error is.
+        """
         problems = list(self._problems.values())
-        told = ", ".join(
-            f"{self._bookies[p.slot]}: {p.status.name.lower()} {p.message}".strip()
+        assert len(problems) == len(self._wanted.lane.indexes), "Every replica was asked."
+        bookies = self._wanted.bookies
+        name = f"ledger {self._ledger.value.ledger_id} entry {self._next}"
+        reasons = ", ".join(
+            f"{bookies[p.bookie_index]}: {p.status.name.lower()} {p.message}".strip()
             for p in problems
         )
         if all(p.status.is_negative for p in problems):
-            return NoSuchEntryError(f"{name}: no bookie holds it ({told})")
+            return NoSuchEntryError(f"{name}: no bookie holds it ({reasons})")
         damaged = [p for p in problems if p.status is BookieStatus.IO_ERROR]
         if all(p.status.is_negative or p in damaged for p in problems):
-            return DigestMismatchError(f"{name}: no intact copy could be read ({told})")
-        also = f"; the copy of {self._bookies[damaged[0].slot]} is damaged" if damaged else ""
-        return BookieUnavailableError(f"{name}: no replica could be read ({told}){also}")
+            return DigestMismatchError(f"{name}: no intact copy could be read ({reasons})")
+        also = f"; the copy of {bookies[damaged[0].bookie_index]} is damaged" if damaged else ""
+        return BookieUnavailableError(f"{name}: no replica could be read ({reasons}){also}")

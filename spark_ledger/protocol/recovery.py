@@ -1,33 +1,41 @@
 """Recovery: fence the old writer, find the ledger's end, replicate it, close the ledger.
 
-The steps of BookKeeper's protocol, with the fixes of its TLA+ specification (DESIGN 5.5 to 5.8):
+The steps of BookKeeper's protocol, with the fixes that its TLA+ specification led to:
 
-1. MARKING    compare-and-set OPEN -> IN_RECOVERY; several recoverers may be at work.
-2. FENCING    fence the last fragment's bookies until the silent ones cannot confirm anything.
+1. MARKING    compare-and-set OPEN -> IN_RECOVERY; several recoverers may be at work (rule P6).
+2. FENCING    fence the last fragment's bookies until the silent ones cannot confirm anything
+              (rules P12 and P13).
 3. READING    from the highest LAC on, read with fencing on every replica. One good copy makes an
               entry part of the ledger; WQ - AQ + 1 definite "no" end it; anything else and the
-              recovery fails, to be tried again: unknown is never "no".
-4. writing back, while reading: every entry found goes to its whole write set. Bookies that fail
-   are replaced in memory only: a second recoverer must ask the old ones.
-5. CLOSING    one compare-and-set to CLOSED, with the end and the changed fragments.
+              recovery fails, to be tried again: unknown is never "no" (rule P14).
+   meanwhile  every entry found is written back to its whole write set (rule P16). Bookies that fail
+              are replaced in memory only: a second recoverer must ask the old ones.
+4. MEASURING  learn the length at the last entry, unless the ledger is empty.
+5. CLOSING    one compare-and-set to CLOSED, with the end and the changed fragments (rule P17).
 
-Reads use the ensemble of the metadata as they were when recovery began.
+Reads use the ensemble of the metadata as they were when recovery began (rule P15).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
+from typing import Final
 
 from spark_ledger.errors import FencedError, LedgerError, RecoveryError, UnauthorizedError
 from spark_ledger.limits import ADD_TIMEOUT_S
-from spark_ledger.protocol.ensemble import closed, in_recovery, replace_slots, with_ensemble
+from spark_ledger.protocol.ensemble import (
+    closed,
+    entry_range,
+    in_recovery,
+    replace_bookies,
+    with_ensemble,
+)
 from spark_ledger.protocol.events import (
     AddAcknowledged,
     AddFailed,
     BookiesChosen,
     CancelRead,
-    ChooseBookies,
     CloseAppender,
     Command,
     DeliverEntries,
@@ -44,11 +52,13 @@ from spark_ledger.protocol.events import (
     ReadEnded,
     ReadEntries,
     ReadLength,
+    TellLength,
     Tick,
     WriteMetadata,
 )
+from spark_ledger.protocol.lane_tail import LaneTail
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
-from spark_ledger.protocol.quorum import Lane, is_not_written, lanes
+from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import (
     BookieStatus,
@@ -58,7 +68,7 @@ from spark_ledger.types import (
     LedgerState,
 )
 
-_FAR = EntryId(2**62)
+_FAR: Final = EntryId(2**62)
 """Recovery reads have no end: a bookie answers up to the first entry it does not hold."""
 
 
@@ -73,8 +83,31 @@ class Phase(Enum):
     ENDED = auto()
 
 
+TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.MARKING: frozenset({Phase.FENCING, Phase.ENDED}),
+    Phase.FENCING: frozenset({Phase.READING, Phase.ENDED}),
+    Phase.READING: frozenset({Phase.MEASURING, Phase.CLOSING, Phase.ENDED}),
+    Phase.MEASURING: frozenset({Phase.CLOSING, Phase.ENDED}),
+    Phase.CLOSING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""Where a recovery may go from each phase; every change of phase is checked against it.
+
+It only goes forward. A recovery that cannot go on fails and is started again by whoever wants the
+ledger: what it fenced and wrote back stays, so the next one has less to do.
+"""
+
+
 class RecoveryMachine:
-    """Recovers and closes one ledger. ``Done`` carries the closed metadata, ours or another's."""
+    """Recovers and closes one ledger. ``Done`` carries the closed metadata, ours or another's.
+
+    With S the highest LAC that fencing found, L = ``last_add_confirmed``, P the last entry that is
+    being written back, and n the lowest entry that no lane has found, while READING:
+
+        first entry of the last fragment - 1 <= S <= L <= P = max(S, n - 1)      (rule P15)
+        the end is known  =>  the end is n - 1: nothing behind it is written back
+        the members differ from the metadata's last ensemble by what failed here only (rule P16)
+    """
 
     def __init__(
         self,
@@ -84,34 +117,51 @@ class RecoveryMachine:
         now: float,
         add_timeout_s: float = ADD_TIMEOUT_S,
     ) -> None:
-        self.metadata, self.version = metadata, version
-        self.phase = Phase.MARKING
+        self._metadata, self._version = metadata, version
+        self._phase = Phase.MARKING
         self._add_timeout_s = add_timeout_s
         self._fencing: LastConfirmedRead | None = None
         self._lanes = lanes(metadata.quorums)
-        self._tails: list[_Tail] = []
+        self._tails: list[LaneTail] = []
         self._end: int | None = None
         """The last entry of the ledger, once it is known."""
         self._start = -1
+        """The highest LAC that a bookie knew: the last entry that this recovery does not read."""
         self._length: int | None = None
         self._replication: Replication | None = None
+        """The bookies that entries are written back to; None before reading begins."""
         self._fragments: Sequence[Fragment] = metadata.fragments
-        self._choosing = False
-        self._asked: tuple[int, ...] = ()
-        self.last_add_confirmed = EntryId(-1)
+        """Those of the metadata, with the changes that the closing write publishes."""
+        self._last_add_confirmed = EntryId(-1)
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The metadata as this recovery last wrote or read them."""
+        return self._metadata
+
+    @property
+    def phase(self) -> Phase:
+        """Where recovery is."""
+        return self._phase
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
         """The last entry that is known to be part of the ledger and stored on AQ bookies."""
+        return self._last_add_confirmed
 
     def start(self) -> list[Command]:
         """Begin; the ledger may be in any state."""
-        if self.metadata.is_closed:
-            return self._ended(Done(self.metadata, self.version))
-        if self.metadata.state is LedgerState.IN_RECOVERY:
-            return self._fence()
-        return [self._write(in_recovery(self.metadata))]
+        if self._metadata.is_closed:
+            return self._ended(Done(self._metadata, self._version))
+        if self._metadata.state is LedgerState.IN_RECOVERY:
+            return self._fence()  # another recovery has marked it: both may go on (rule P17)
+        # Marked before anybody is fenced: a writer that changes its ensemble after the fence would
+        # go on with bookies that recovery never asks. The mark makes its compare-and-set fail.
+        return [self._write(in_recovery(self._metadata))]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event; the commands to perform, in order."""
-        if self.phase is Phase.ENDED:
+        if self._phase is Phase.ENDED:
             return []
         match event:
             case LastConfirmedAnswer():
@@ -139,323 +189,309 @@ class RecoveryMachine:
             case _:
                 raise AssertionError(f"not an event of a recovery: {event!r}")
 
+    def _enter(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self._phase], f"A recovery goes from {self._phase} to {phase}."
+        self._phase = phase
+
     # -- marking and fencing -----------------------------------------------------------------------
 
     def _write(self, wanted: LedgerMetadata) -> WriteMetadata:
-        return WriteMetadata(wanted, self.version)
+        return WriteMetadata(wanted, self._version)
 
     def _fence(self) -> list[Command]:
-        self.phase = Phase.FENCING
-        self._fragments = self.metadata.fragments
-        self._fencing = LastConfirmedRead(self.metadata, fence=True)
+        """Fence every bookie of the last fragment: only there can the old writer confirm anything.
+
+        Earlier fragments are complete: all of their entries were confirmed before the next one was
+        written (rule P7), and the mark keeps the writer from writing another (rule P6).
+        """
+        self._enter(Phase.FENCING)
+        self._fragments = self._metadata.fragments
+        self._fencing = LastConfirmedRead(self._metadata, fence=True)
         return self._fencing.start()
 
     def _on_last_confirmed(self, event: LastConfirmedAnswer, now: float) -> list[Command]:
-        if self.phase is not Phase.FENCING or self._fencing is None:
+        if self._phase is not Phase.FENCING or self._fencing is None:
             return []
         if not self._fencing.answer(event):
             return []
         if self._fencing.error is not None:
             return self._failed(self._fencing.error)
-        assert self._fencing.result is not None, "a round that is over has a result or an error"
+        assert self._fencing.result is not None, "A round that is over has a result or an error."
         return self._read_tails(self._fencing.result, now)
 
     # -- reading -----------------------------------------------------------------------------------
 
     def _read_tails(self, last_confirmed: EntryId, now: float) -> list[Command]:
         """Read, on every replica, what stands behind the highest LAC that a bookie knew."""
-        fragment = self.metadata.last_fragment
-        assert last_confirmed >= fragment.first_entry - 1, "the floor of defect 2"
-        self.phase = Phase.READING
+        fragment = self._metadata.last_fragment
+        # Bookies of a new ensemble may know no LAC at all. Starting below their fragment would ask
+        # them for entries that they never had, and take their "no" for the end (rule P15).
+        assert last_confirmed >= fragment.first_entry - 1, "Recovery starts too low."
+        self._enter(Phase.READING)
         self._start = last_confirmed
-        self.last_add_confirmed = last_confirmed
+        self._last_add_confirmed = last_confirmed
         self._replication = Replication(
-            self.metadata.quorums, fragment.bookies, last_confirmed, now
+            self._metadata.quorums, fragment.bookies, last_confirmed, now
         )
         commands = self._replication.open_all()
         for index, lane in enumerate(self._lanes):
-            tail = _Tail(lane, lane.first_at_or_after(last_confirmed + 1))
+            tail = LaneTail(lane, lane.first_at_or_after(last_confirmed + 1))
             self._tails.append(tail)
-            for slot in lane.slots:
-                commands.append(self._read(index, slot))
+            for bookie_index in lane.indexes:
+                commands.append(self._read(index, bookie_index))
         return commands
 
-    def _read(self, lane_index: int, slot: int) -> ReadEntries:
+    def _read(self, lane_index: int, bookie_index: int) -> ReadEntries:
+        """Ask a replica for all that it has of a lane, from the next entry on.
+
+        With fencing, like the question for the LAC: a bookie that was not fenced then could say
+        "no" here and store the entry a moment later, as the AQ-th copy (rule P12, apache/bookkeeper
+        #2614). The bookies are those of the metadata, not those put in since (rule P15).
+        """
         tail = self._tails[lane_index]
-        tail.asked(slot)
-        bookie_id = self.metadata.last_fragment.bookies[slot]
+        tail.on_asked(bookie_index)
+        bookie_id = self._metadata.last_fragment.bookies[bookie_index]
         first = EntryId(tail.next_entry)
-        return ReadEntries(slot, lane_index, bookie_id, first, _FAR, tail.lane.stride, fence=True)
+        return ReadEntries(
+            bookie_index, lane_index, bookie_id, first, _FAR, tail.lane.stride, fence=True
+        )
 
     def _on_entries(self, event: EntriesRead, now: float) -> list[Command]:
-        if self.phase is not Phase.READING:
+        if self._phase is not Phase.READING:
             return []
         tail = self._tails[event.lane]
-        tail.brought(event.slot)
+        tail.on_entries(event.bookie_index)
         if event.last_entry < tail.next_entry or self._end is not None:
+            # Another replica was faster. Or the end is decided: a copy that turns up behind it was
+            # on fewer than AQ bookies when the others denied it, so nobody was promised it.
             return []
         first = EntryId(tail.next_entry)
-        tail.found(event.last_entry)
-        commands: list[Command] = [DeliverEntries(event.slot, event.lane, first, event.last_entry)]
-        # Replicas that said "no" to an earlier entry are asked about the new next one.
-        commands += [self._read(event.lane, slot) for slot in tail.idle_slots()]
+        tail.on_found(event.last_entry)
+        commands: list[Command] = [
+            DeliverEntries(event.bookie_index, event.lane, first, event.last_entry)
+        ]
+        # Replicas that said "no" to an earlier entry are asked about the new next one: a bookie
+        # that lacks one entry may hold those behind it, and its "no" was about that one (rule P14).
+        commands += [self._read(event.lane, index) for index in tail.idle_indexes()]
         return commands + self._write_back(now) + self._find_end(now)
 
     def _on_read_ended(self, event: ReadEnded, now: float) -> list[Command]:
-        if self.phase is not Phase.READING:
+        if self._phase is not Phase.READING:
             return []
         if event.status is BookieStatus.UNAUTHORIZED:
+            # The password is the ledger's, so the other bookies refuse it too (rule P20). Going on
+            # would end in "too few answers", which hides what is wrong.
             return self._failed(
                 UnauthorizedError(
-                    f"ledger {self.metadata.ledger_id}: a bookie refuses the password"
+                    f"ledger {self._metadata.ledger_id}: a bookie refuses the password"
                 )
             )
-        if self._tails[event.lane].ended(event) and self._end is None:
-            return [self._read(event.lane, event.slot)]
+        if self._tails[event.lane].on_ended(event) and self._end is None:
+            return [self._read(event.lane, event.bookie_index)]
         return self._find_end(now)
 
     def _find_end(self, now: float) -> list[Command]:
         """The ledger ends before the first entry that was not written, in whichever lane.
 
-        So the lane that has come least far decides, and only there a lack of answers matters.
+        So the lane that has come least far decides, and only there a lack of answers matters. An
+        entry behind the hole was never confirmed, because confirmation is in order (rule P4).
         """
         if self._end is not None:
             return self._end_if_complete()
         tail = min(self._tails, key=lambda tail: tail.next_entry)
-        if not tail.is_settled(self.metadata):
-            return [] if tail.is_waiting else self._failed(self._too_few_answers(tail))
+        if not tail.is_settled(self._metadata):
+            return [] if tail.is_waiting else self._failed(self._unknown_end(tail))
         self._end = tail.next_entry - 1
+        assert self._end >= self._start, "What a bookie knew to be confirmed is never cut off."
         commands: list[Command] = [
-            CancelRead(slot, index)
-            for index, tail in enumerate(self._tails)
-            for slot in tail.reading
+            CancelRead(bookie_index, lane_index)
+            for lane_index, tail in enumerate(self._tails)
+            for bookie_index in tail.reading
         ]
         return commands + self._write_back(now) + self._end_if_complete()
 
-    def _too_few_answers(self, tail: _Tail) -> RecoveryError:
+    def _unknown_end(self, tail: LaneTail) -> RecoveryError:
+        """All replicas have answered and do not suffice. Cutting the ledger here might lose a
+        confirmed entry, so the ledger stays as it is until more bookies are back (rule P14)."""
         return RecoveryError(
-            f"ledger {self.metadata.ledger_id} ({self.metadata.quorums}): too few bookies tell "
-            f"whether entry {tail.next_entry} was written ({tail.told()}). Start them and open "
-            "the ledger again"
+            f"ledger {self._metadata.ledger_id} ({self._metadata.quorums}): too few bookies tell "
+            f"whether entry {tail.next_entry} was written ({tail.describe(self._metadata)}). Start "
+            "them and open the ledger again"
         )
 
     # -- writing back ------------------------------------------------------------------------------
 
     def _write_back(self, now: float) -> list[Command]:
-        """Send what was found without a gap to its whole write set, marked as recovery."""
-        assert self._replication is not None
+        """Send what was found without a gap to its whole write set, marked as recovery.
+
+        All of it, also what AQ bookies may hold already: which ones do is not known, and the old
+        writer may have counted a bookie that is gone now (rule P16).
+        """
+        assert self._replication is not None, "Nothing is found before reading begins."
         last = min(tail.next_entry for tail in self._tails) - 1
         if last <= self._replication.last_pushed:
             return []
+        assert self._end is None or last == self._end, "Nothing behind the end is written back."
         return self._replication.push(last, now) + self._replace_failed(now)
 
     def _on_acknowledged(self, event: AddAcknowledged, now: float) -> list[Command]:
-        if self._replication is None or self.phase is not Phase.READING:
+        if self._replication is None or self._phase is not Phase.READING:
             return []
-        if not self._replication.acknowledge(event.slot, event.bookie_id, event.last_entry, now):
+        if not self._replication.acknowledge(
+            event.bookie_index, event.bookie_id, event.last_entry, now
+        ):
             return []
         return self._confirm()
 
     def _confirm(self) -> list[Command]:
-        if self._replication is None or self._choosing:
+        """Count what is written back. Not while bookies are chosen, as in the writer: the new
+        fragment will begin behind what is confirmed when they are installed (rule P7)."""
+        if self._replication is None or self._replication.is_choosing:
             return []
-        self.last_add_confirmed = max(self.last_add_confirmed, self._replication.confirmed_end())
+        end = self._replication.confirmed_end()
+        self._last_add_confirmed = max(self._last_add_confirmed, end)
         return self._end_if_complete()
 
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
-        if self._replication is None or self.phase is not Phase.READING:
+        if self._replication is None or self._phase is not Phase.READING:
             return []  # all is stored: only the metadata store has a say now
-        if not self._replication.fail(event.slot, event.bookie_id, now, self._add_timeout_s):
+        if not self._replication.fail(
+            event.bookie_index, event.bookie_id, now, self._add_timeout_s
+        ):
             return []
-        commands: list[Command] = [CloseAppender(event.slot)]
+        commands: list[Command] = [CloseAppender(event.bookie_index)]
+        # FENCED is an ordinary failure here: adds of a recovery pass the fence (rule P12), so a
+        # bookie that answers so is broken, and the ledger's end does not depend on it.
         if event.status is BookieStatus.UNAUTHORIZED:
             return commands + self._failed(
                 UnauthorizedError(
-                    f"ledger {self.metadata.ledger_id}: bookie {event.bookie_id} refuses the "
+                    f"ledger {self._metadata.ledger_id}: bookie {event.bookie_id} refuses the "
                     "password"
                 )
             )
         return commands + self._replace_failed(now)
 
     def _replace_failed(self, now: float) -> list[Command]:
-        """Replace bookies that failed, if there is something to write to them."""
-        assert self._replication is not None
-        nothing_to_write = self._replication.last_pushed == self.last_add_confirmed
-        if self._choosing or nothing_to_write or self.phase is not Phase.READING:
+        """Replace bookies that failed, if there is something to write to them (rule P9).
+
+        A recovery does not wait for bookies to come back, as a writer may: when AQ of a write set
+        are out of reach it fails, keeps the ledger unclosed, and can be started again.
+        """
+        replication = self._replication
+        assert replication is not None, "Nobody fails to store before something is written back."
+        nothing_to_write = replication.last_pushed == self._last_add_confirmed
+        if replication.is_choosing or nothing_to_write or self._phase is not Phase.READING:
             return []
-        due = self._replication.failed_due(now)
-        if not due and self._replication.can_confirm():
+        if replication.failed_due(now):
+            return [replication.choose(now)]
+        if replication.can_confirm():
             return []
-        if not due:
-            return self._failed(
-                RecoveryError(
-                    f"ledger {self.metadata.ledger_id} ({self.metadata.quorums}): too few writable "
-                    "bookies to store its end. Start bookies and open the ledger again"
-                )
+        return self._failed(
+            RecoveryError(
+                f"ledger {self._metadata.ledger_id} ({self._metadata.quorums}): too few writable "
+                "bookies to store its end. Start bookies and open the ledger again"
             )
-        self._choosing, self._asked = True, due
-        slots = self._replication.slots
-        return [
-            ChooseBookies(
-                slots=due,
-                members=frozenset(slot.bookie_id for slot in slots),
-                failed={index: slots[index].bookie_id for index in due},
-            )
-        ]
+        )
 
     def _on_chosen(self, event: BookiesChosen, now: float) -> list[Command]:
-        if self._replication is None or not self._choosing:
+        replication = self._replication
+        if replication is None or not replication.is_choosing:
             return []
-        self._choosing = False
-        for index in self._asked:
-            if index not in event.replacements:
-                self._replication.slots[index].retry_at = now + self._add_timeout_s
-        failed = self._replication.failed_slots
-        replacements = {s: b for s, b in event.replacements.items() if s in failed}
+        replacements = replication.chosen(event, now, self._add_timeout_s)
         commands: list[Command] = []
         if replacements:
-            # In memory only, until the closing compare-and-set (BOOKKEEPER-355).
-            bookies = replace_slots(self._replication.bookies, replacements)
-            first = EntryId(self.last_add_confirmed + 1)
+            # In memory only, until the closing compare-and-set (rule P16). Were the new ensemble
+            # stored now and this client to die, the next recovery would ask bookies that have
+            # nothing yet, and cut off entries that were confirmed (BOOKKEEPER-355).
+            bookies = replace_bookies(replication.bookies, replacements)
+            first = EntryId(self._last_add_confirmed + 1)
             self._fragments = with_ensemble(self._fragments, first, bookies)
-            commands = self._replication.install(replacements, self.last_add_confirmed, now)
-        if not self._replication.failed_due(now):
+            commands = replication.install(replacements, self._last_add_confirmed, now)
+        if not replication.failed_due(now):
             commands += self._confirm()  # also what bookies stored before they failed
         return commands + self._replace_failed(now)
 
     # -- closing -----------------------------------------------------------------------------------
 
     def _end_if_complete(self) -> list[Command]:
-        """Close, once the end is known and all up to it is stored."""
-        if self.phase is not Phase.READING or self._end is None or self._choosing:
+        """Measure and close, once the end is known and all up to it is stored on AQ bookies."""
+        if self._phase is not Phase.READING or self._end is None:
             return []
-        if self.last_add_confirmed < self._end:
+        if self._replication is None or self._replication.is_choosing:
+            return []  # the closing write has to name the bookies that are being chosen
+        if self._last_add_confirmed < self._end:
             return []
-        assert self.last_add_confirmed == self._end, "nothing behind the end is written back"
-        self.phase = Phase.MEASURING
+        assert self._last_add_confirmed == self._end, "Nothing behind the end is written back."
         if self._end < 0:
-            return self._on_length(LengthRead(0))
-        return [ReadLength(EntryId(self._end))]
+            return self._close(0)  # without entries, without bytes: there is nothing to ask
+        self._enter(Phase.MEASURING)
+        if self._end > self._start:
+            return [TellLength(EntryId(self._end))]
+        # Nothing was found, so the end was never read here. Its fragment may be an older one than
+        # the last, which holds no entry if the writer changed its ensemble just before.
+        return [ReadLength(entry_range(self._metadata, self._end))]
 
     def _on_length(self, event: LengthRead) -> list[Command]:
-        if self.phase is not Phase.MEASURING:
+        if self._phase is not Phase.MEASURING:
             return []
-        self._length = event.length
-        return self._close()
+        return self._close(event.length)
 
-    def _close(self) -> list[Command]:
-        assert self._end is not None and self._length is not None
-        self.phase = Phase.CLOSING
-        fragments = self._fragments
-        return [
-            self._write(
-                closed(
-                    self.metadata,
-                    last_entry=EntryId(self._end),
-                    length=self._length,
-                    fragments=fragments,
-                )
-            )
-        ]
+    def _close(self, length: int) -> list[Command]:
+        self._enter(Phase.CLOSING)
+        self._length = length
+        return [self._write(self._closed_value())]
+
+    def _closed_value(self) -> LedgerMetadata:
+        assert self._end is not None, "A ledger is closed at an end that is known."
+        assert self._length is not None, "A ledger is closed with a length that is known."
+        end, fragments = EntryId(self._end), self._fragments
+        return closed(self._metadata, last_entry=end, length=self._length, fragments=fragments)
 
     # -- metadata answers, time --------------------------------------------------------------------
 
     def _on_written(self, metadata: LedgerMetadata, version: int) -> list[Command]:
-        self.metadata, self.version = metadata, version
-        if self.phase is Phase.MARKING:
+        self._metadata, self._version = metadata, version
+        if self._phase is Phase.MARKING:
             return self._fence()
-        if self.phase is Phase.CLOSING:
+        if self._phase is Phase.CLOSING:
             return self._ended(Done(metadata, version))
         return []
 
     def _on_conflict(self, event: MetadataConflict) -> list[Command]:
-        if self.phase not in (Phase.MARKING, Phase.CLOSING):
-            return []  # nothing was asked: reads keep to the metadata that recovery began with
+        if self._phase not in (Phase.MARKING, Phase.CLOSING):
+            return []  # nothing was asked: reads keep to the metadata as they began (rule P15)
         stored = event.metadata
-        old, self.metadata, self.version = self.metadata, stored, event.version
+        old, self._metadata, self._version = self._metadata, stored, event.version
         if stored.is_closed:  # somebody else was faster; or it was us, and the reply was lost
+            # Either way it is closed for good, and both recoveries found every confirmed entry:
+            # the first close holds (rule P17).
             return self._ended(Done(stored, event.version))
-        if self.phase is Phase.MARKING:
+        if self._phase is Phase.MARKING:
             return self.start()
         if stored.state is not LedgerState.IN_RECOVERY or stored.last_fragment != old.last_fragment:
+            # What was read and written back belongs to another ensemble than the stored one.
             return self._failed(
                 FencedError(f"ledger {stored.ledger_id}: its ensemble changed during recovery")
             )
-        # Re-replication rewrote older fragments meanwhile: keep its work, add ours.
+        # Re-replication rewrote older fragments meanwhile: keep its work, add ours. The bookies
+        # that it took out may be gone: writing them again would lose their entries (rule P6).
         ours = self._fragments[len(old.fragments) - 1 :]
         self._fragments = (*stored.fragments[:-1], *ours)
-        return self._close()
+        return [self._write(self._closed_value())]
 
     def _on_tick(self, now: float) -> list[Command]:
-        if self._replication is None or self.phase is not Phase.READING:
+        replication, silence_s = self._replication, self._add_timeout_s
+        if replication is None or self._phase is not Phase.READING:
             return []
-        commands: list[Command] = []
-        for index in self._replication.silent_slots(now, self._add_timeout_s):
-            bookie_id = self._replication.slots[index].bookie_id
-            self._replication.fail(index, bookie_id, now, self._add_timeout_s)
-            commands.append(CloseAppender(index))
-        return commands + self._replace_failed(now)
+        silent = replication.silent_indexes(now, silence_s)  # rule P11
+        return replication.fail_silent(silent, now, silence_s) + self._replace_failed(now)
 
     def _failed(self, error: LedgerError) -> list[Command]:
         return self._ended(Failed(error))
 
     def _ended(self, outcome: Done | Failed) -> list[Command]:
-        self.phase = Phase.ENDED
+        self._enter(Phase.ENDED)
         closing: list[Command] = self._replication.close_all() if self._replication else []
-        for index, tail in enumerate(self._tails):
-            closing += [CancelRead(slot, index) for slot in tail.reading]
+        for lane_index, tail in enumerate(self._tails):
+            closing += [CancelRead(bookie_index, lane_index) for bookie_index in tail.reading]
         return [*closing, outcome]
-
-
-class _Tail:
-    """What is known of one lane behind the LAC: which entry is next, who said what of it."""
-
-    def __init__(self, lane: Lane, next_entry: int) -> None:
-        self.lane = lane
-        self.next_entry = next_entry
-        self.reading: set[int] = set()
-        self._came_to_nothing: set[int] = set()
-        """Slots that are being read and have brought nothing yet."""
-        self._answers: dict[int, ReadEnded] = {}
-        """How reads ended, for replicas that ended at the entry that is next."""
-
-    @property
-    def is_waiting(self) -> bool:
-        return bool(self.reading)
-
-    def asked(self, slot: int) -> None:
-        self.reading.add(slot)
-        self._came_to_nothing.add(slot)
-        self._answers.pop(slot, None)
-
-    def brought(self, slot: int) -> None:
-        self._came_to_nothing.discard(slot)
-
-    def found(self, last: EntryId) -> None:
-        """Entries up to ``last`` exist; what was said of them does not matter any more."""
-        self.next_entry = last + self.lane.stride
-        self._answers.clear()
-
-    def idle_slots(self) -> list[int]:
-        return [slot for slot in self.lane.slots if slot not in self.reading]
-
-    def ended(self, event: ReadEnded) -> bool:
-        """Take in how a read ended. True: ask the replica again, it has more to say."""
-        self.reading.discard(event.slot)
-        if event.status is BookieStatus.OK and event.slot not in self._came_to_nothing:
-            return True  # the byte cap
-        if event.status is not BookieStatus.OK and event.entry_id < self.next_entry:
-            return True  # what it says is of an entry that was found elsewhere meanwhile
-        self._answers[event.slot] = event
-        return False
-
-    def is_settled(self, metadata: LedgerMetadata) -> bool:
-        """Whether the next entry is known not to have been written."""
-        negatives = sum(
-            answer.status.is_negative and answer.entry_id == self.next_entry
-            for answer in self._answers.values()
-        )
-        return is_not_written(negatives, metadata.quorums)
-
-    def told(self) -> str:
-        return ", ".join(f"slot {s}: {a.status.name.lower()}" for s, a in self._answers.items())

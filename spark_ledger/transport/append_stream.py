@@ -1,9 +1,9 @@
 """One Append stream to one bookie, shared by the appenders of all ledgers of this client.
 
 Two tasks per stream. The sender puts everything that is queued into one message, so the busier a
-client is, the larger its messages are; the reader hands each result to the appender with its tag.
-A stream lives as long as its connection and is never repaired: an appender belongs to one stream
-for life, so that a result can never speak of runs sent over another connection.
+client is, the larger its messages are; the receiver hands each result to the appender with its tag.
+A stream ends with its connection and is never repaired, and an appender never changes its stream.
+Otherwise a result, which is cumulative (rule P3), could cover runs sent over another connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -26,9 +26,12 @@ from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import AddCommand, encode_append_request, status_from_wire
 
+AppendCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
+"""The gRPC call below one stream. Messages are encoded here, so gRPC sees bytes."""
+
 
 class StreamAppender:
-    """One ledger's lane on an AppendStream; see ``transport.base.Appender``."""
+    """One ledger's part of an AppendStream; see ``transport.base.Appender``."""
 
     __slots__ = (
         "_ended",
@@ -77,7 +80,7 @@ class StreamAppender:
             self._end()
 
     def report(self, status: BookieStatus, last_entry: EntryId, message: str) -> None:
-        """Take a result from the stream and hand it on, unless this lane has ended."""
+        """Take a result from the stream and hand it on, unless this appender has ended."""
         if self._ended:
             return
         if status is BookieStatus.OK:
@@ -126,7 +129,7 @@ class NewestMessages:
         return encoded
 
     def forget(self) -> None:
-        """Nothing is under way that would send one again: give the memory back."""
+        """Drop all: nothing is in flight, so no other bookie will be sent one of them."""
         self._messages.clear()
         self.size_bytes = 0
 
@@ -137,7 +140,7 @@ class AppendStream:
     def __init__(
         self,
         bookie_id: BookieId,
-        open_call: Callable[[], Any],
+        open_call: Callable[[], AppendCall],
         newest_messages: NewestMessages,
         *,
         connect_timeout_s: float,
@@ -157,7 +160,7 @@ class AppendStream:
         self._idle: asyncio.Future[None] | None = None
         """What the sender waits on while nothing is queued."""
         self._broken = broken
-        self._call: Any = None
+        self._call: AppendCall | None = None
         self._tasks: list[asyncio.Task[None]] = []
         if not broken:
             self._start(self._send_all())
@@ -175,7 +178,7 @@ class AppendStream:
         recovery: bool,
         on_result: Callable[[AddResult], None],
     ) -> StreamAppender:
-        """A lane for one ledger."""
+        """An appender for one ledger."""
         appender = StreamAppender(
             self,
             next(self._tags),
@@ -188,7 +191,7 @@ class AppendStream:
         return appender
 
     def queue(self, appender: StreamAppender, run: EntryRun) -> None:
-        """Send a run after those queued before. On a broken stream its appender is failed soon."""
+        """Send a run after those queued before. A broken stream fails its appender, soon."""
         self.bytes_in_flight += len(run.frames)
         if self._broken:
             self._loop.call_soon(appender.fail, self._broken)
@@ -198,14 +201,14 @@ class AppendStream:
             self._idle.set_result(None)
 
     def forget(self, size_bytes: int) -> None:
-        """So many bytes were answered or given up."""
+        """Count ``size_bytes`` as no longer in flight: they were answered or given up."""
         self.bytes_in_flight -= size_bytes
         assert self.bytes_in_flight >= 0, "each byte is answered or given up once"
         if not self.bytes_in_flight:
             self._newest_messages.forget()
 
     def drop(self, appender: StreamAppender) -> None:
-        """The appender has ended: its results go nowhere, what it has queued is not sent."""
+        """The appender has ended: drop what it has queued and the results that still arrive."""
         self._appenders.pop(appender.tag, None)
         if self._queue:
             self._queue = deque(item for item in self._queue if item[0] is not appender)
@@ -235,7 +238,7 @@ class AppendStream:
 
     # -- the two tasks -----------------------------------------------------------------------------
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start(self, coroutine: Coroutine[object, None, None]) -> None:
         task = self._loop.create_task(coroutine)
         task.add_done_callback(self._task_ended)
         self._tasks.append(task)
@@ -263,16 +266,17 @@ class AppendStream:
         except TimeoutError:
             self._break(f"no connection within {self._connect_timeout_s} s")
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            # InvalidStateError: the call ended between two writes; the reader may know the reason.
+            # InvalidStateError: the call ended between two writes, as the receiver sees too.
             self._break(failure_of(error)[1] if isinstance(error, grpc.RpcError) else str(error))
 
-    async def _receive_all(self, call: Any) -> None:
+    async def _receive_all(self, call: AppendCall) -> None:
         try:
             while True:
                 message = await call.read()
                 if message is grpc.aio.EOF:
                     self._break("the bookie ended the stream")
                     return
+                assert isinstance(message, bytes), "the call has no deserializer"
                 self._dispatch(message)
         except grpc.RpcError as error:
             self._break(failure_of(error)[1])

@@ -3,7 +3,8 @@
 A transport delivers and reports; it never retries and never decides. All methods are called on
 one asyncio loop, and callbacks come on that loop. Statuses of ``BookieStatus`` are values here,
 not exceptions: the protocol machines need every one of them. A broken connection is reported as
-UNAVAILABLE, a missing answer as TIMEOUT.
+UNAVAILABLE, a missing answer as TIMEOUT, an answer that cannot be decoded as IO_ERROR. None of
+these denies anything (rule P14).
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ class AddResult(NamedTuple):
 
 
 class ReadChunk(NamedTuple):
-    """Part of a range. ``run`` is None when ``status`` is not OK; ``entry_id`` then names the entry
-    that could not be had, and the iterator ends."""
+    """Part of a range.
+
+    When ``status`` is not OK, ``run`` is None, ``entry_id`` is the entry that could not be read,
+    and the iterator ends.
+    """
 
     status: BookieStatus
     run: EntryRun | None
@@ -63,7 +67,7 @@ class BookieDescription(NamedTuple):
 
 
 class Appender(Protocol):
-    """One writer's ordered lane to one bookie, over the stream that all writers share."""
+    """One ledger's runs to one bookie, in order, over the stream that all ledgers share."""
 
     def send(self, run: EntryRun) -> None:
         """Queue a run. Never blocks and never raises; failures arrive as an ``AddResult``."""
@@ -84,7 +88,10 @@ class Transport(Protocol):
         recovery: bool,
         on_result: Callable[[AddResult], None],
     ) -> Appender:
-        """A lane for one ledger. ``on_result`` is never called from inside this or ``send``."""
+        """An appender for one ledger.
+
+        ``on_result`` is never called from inside this call or inside ``send``.
+        """
 
     def read(
         self,
@@ -137,7 +144,7 @@ class Transport(Protocol):
         """Ranges, both ends included, of the entries that this bookie holds."""
 
     async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
-        """What the bookie says of itself. Raises BookieUnavailableError."""
+        """What the bookie says of itself. Raises BookieUnavailableError if it does not answer."""
 
     async def close(self) -> None:
         """Close every connection; open appenders are failed with UNAVAILABLE."""

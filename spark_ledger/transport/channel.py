@@ -87,10 +87,10 @@ def failure_of(error: grpc.RpcError) -> tuple[BookieStatus, str]:
     Codes that are not listed (UNAVAILABLE, CANCELLED, INTERNAL ...) come from connections that
     broke: the bookie may or may not have done what it was asked, and UNAVAILABLE says just that.
     """
-    code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-    status = _STATUSES.get(code, BookieStatus.UNAVAILABLE)
-    return status, details or status.name.lower()
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return BookieStatus.UNAVAILABLE, str(error) or BookieStatus.UNAVAILABLE.name.lower()
+    status = _STATUSES.get(error.code(), BookieStatus.UNAVAILABLE)
+    return status, error.details() or status.name.lower()
 
 
 def _milliseconds(seconds: float) -> int:

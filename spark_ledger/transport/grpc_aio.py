@@ -1,7 +1,7 @@
 """Transport over gRPC (grpc.aio): one channel and one Append stream per bookie, made on first use.
 
-The transport belongs to the loop and the process that use it first: connections do not survive a
-fork, and a child that uses its parent's transport gets an error that says so. gRPC itself does not
+The transport belongs to the loop and the process that made it: connections do not survive a fork,
+and a child that uses its parent's transport gets an error that says so. gRPC itself does not
 survive one either: its threads are gone in the child, and calls there hang or crash. So a child of
 a process that has used gRPC can have no transport at all.
 """
@@ -12,13 +12,18 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Message
 
-from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerClosedError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConfigurationError,
+    LedgerClosedError,
+    MalformedMessageError,
+)
 from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import (
     AddResult,
@@ -36,6 +41,9 @@ from spark_ledger.wire.codec import (
     decode_read_response,
     status_from_wire,
 )
+
+ResponseT = TypeVar("ResponseT")
+UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Message, ResponseT]"
 
 Resolve = Callable[[BookieId], str | None]
 """The address ``host:port`` at which a bookie is registered now, or None."""
@@ -68,8 +76,10 @@ class _Connection:
         self.metadata = ((BOOKIE_ID_KEY, bookie_id),)
         self.stream: AppendStream | None = None
         channel = self.channel
-        self.append = channel.stream_stream(f"/{SERVICE_NAME}/Append")
-        self.read = channel.unary_stream(
+        self.append: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            f"/{SERVICE_NAME}/Append"
+        )
+        self.read: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = channel.unary_stream(
             f"/{SERVICE_NAME}/Read", request_serializer=pb.ReadRequest.SerializeToString
         )
         self.read_last_confirmed = channel.unary_unary(
@@ -126,12 +136,6 @@ class GrpcTransport:
         stream = self._append_stream(bookie_id)
         return stream.open(ledger_id, access_key=access_key, recovery=recovery, on_result=on_result)
 
-    def append_bytes_in_flight(self, bookie_id: BookieId) -> int:
-        """Frame bytes queued or sent to a bookie, over all ledgers, and not answered yet."""
-        connection = self._connections.get(bookie_id)
-        stream = connection.stream if connection is not None else None
-        return stream.bytes_in_flight if stream is not None else 0
-
     async def read(
         self,
         bookie_id: BookieId,
@@ -162,6 +166,7 @@ class GrpcTransport:
         call = connection.read(request, timeout=timeout_s, metadata=connection.metadata)
         try:
             while (data := await call.read()) is not grpc.aio.EOF:
+                assert isinstance(data, bytes), "the call has no deserializer"
                 response, run = decode_read_response(data)
                 if run is None:
                     status, entry_id = status_from_wire(response.status), response.entry_id
@@ -176,7 +181,7 @@ class GrpcTransport:
             if _is_cancelled_by_caller():
                 raise
             yield ReadChunk(BookieStatus.UNAVAILABLE, None, wanted, _cut(bookie_id))
-        except ConfigurationError as error:
+        except MalformedMessageError as error:
             yield ReadChunk(BookieStatus.IO_ERROR, None, wanted, _about(bookie_id, str(error)))
         finally:
             call.cancel()
@@ -200,7 +205,7 @@ class GrpcTransport:
             wait_ms=round(wait_s * 1000),
         )
         answer = await self._ask(
-            bookie_id, "read_last_confirmed", request, timeout_s=wait_s + timeout_s
+            bookie_id, lambda calls: calls.read_last_confirmed, request, wait_s + timeout_s
         )
         if isinstance(answer, _Failure):
             return LastConfirmed(answer.status, message=answer.message)
@@ -224,7 +229,9 @@ class GrpcTransport:
         request = pb.WriteLastConfirmedRequest(
             ledger_id=ledger_id, last_add_confirmed=last_add_confirmed, access_key=access_key
         )
-        answer = await self._ask(bookie_id, "write_last_confirmed", request, timeout_s=timeout_s)
+        answer = await self._ask(
+            bookie_id, lambda calls: calls.write_last_confirmed, request, timeout_s
+        )
         if isinstance(answer, _Failure):
             return answer.status
         return status_from_wire(answer.status)
@@ -240,10 +247,12 @@ class GrpcTransport:
         call = connection.list_entries(request, timeout=timeout_s, metadata=connection.metadata)
         try:
             async for answer in call:
+                if answer is None:
+                    return _malformed(bookie_id).status, []
                 if answer.status != pb.OK:
                     return status_from_wire(answer.status), []
                 ranges += [(EntryId(r.first_entry), EntryId(r.last_entry)) for r in answer.ranges]
-        except (grpc.RpcError, DecodeError) as error:
+        except grpc.RpcError as error:
             return _failure(bookie_id, error).status, []
         except asyncio.CancelledError:
             if _is_cancelled_by_caller():
@@ -254,7 +263,9 @@ class GrpcTransport:
         return BookieStatus.OK, ranges
 
     async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
-        answer = await self._ask(bookie_id, "describe", pb.DescribeRequest(), timeout_s=timeout_s)
+        answer = await self._ask(
+            bookie_id, lambda calls: calls.describe, pb.DescribeRequest(), timeout_s
+        )
         if isinstance(answer, _Failure):
             raise BookieUnavailableError(answer.message)
         if answer.status != pb.OK:
@@ -331,21 +342,26 @@ class GrpcTransport:
         return connection.stream
 
     async def _ask(
-        self, bookie_id: BookieId, method: str, request: Any, *, timeout_s: float
-    ) -> Any | _Failure:
+        self,
+        bookie_id: BookieId,
+        method: Callable[[_Connection], UnaryMethod[ResponseT]],
+        request: Message,
+        timeout_s: float,
+    ) -> ResponseT | _Failure:
         """The answer to a unary call, or why there is none."""
         connection = self._connection(bookie_id)
         if connection is None:
             return _Failure(BookieStatus.UNAVAILABLE, _unregistered(bookie_id))
-        call = getattr(connection, method)
+        call = method(connection)
         try:
-            return await call(request, timeout=timeout_s, metadata=connection.metadata)
+            answer = await call(request, timeout=timeout_s, metadata=connection.metadata)
         except grpc.RpcError as error:
             return _failure(bookie_id, error)
         except asyncio.CancelledError:
             if _is_cancelled_by_caller():
                 raise
             return _Failure(BookieStatus.UNAVAILABLE, _cut(bookie_id))
+        return _malformed(bookie_id) if answer is None else answer
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -357,25 +373,25 @@ class GrpcTransport:
             )
 
 
-class _Failure:
+class _Failure(NamedTuple):
     """A call that brought no answer."""
 
-    __slots__ = ("message", "status")
-
-    def __init__(self, status: BookieStatus, message: str) -> None:
-        self.status = status
-        self.message = message
+    status: BookieStatus
+    message: str
 
 
-def _failure(bookie_id: BookieId, error: Exception) -> _Failure:
-    if isinstance(error, grpc.RpcError):
-        status, message = failure_of(error)
-        return _Failure(status, _about(bookie_id, message))
-    return _Failure(BookieStatus.IO_ERROR, _about(bookie_id, f"its answer is not one: {error}"))
+def _failure(bookie_id: BookieId, error: grpc.RpcError) -> _Failure:
+    status, message = failure_of(error)
+    return _Failure(status, _about(bookie_id, message))
+
+
+def _malformed(bookie_id: BookieId) -> _Failure:
+    """What becomes of an answer that gRPC could not decode: it logs why, and hands out None."""
+    return _Failure(BookieStatus.IO_ERROR, _about(bookie_id, "its answer is malformed"))
 
 
 def _is_cancelled_by_caller() -> bool:
-    """False if gRPC cancelled a call because its channel was closed meanwhile."""
+    """Whether this task was cancelled. If not, gRPC cancelled the call with its channel."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -392,5 +408,5 @@ def _unregistered(bookie_id: BookieId) -> str:
     return f"bookie {bookie_id} is not registered: it is down, or was never part of this cluster"
 
 
-def _no_call() -> Any:
+def _no_call() -> NoReturn:
     raise AssertionError("a stream that is born broken makes no call")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
 from spark_ledger.limits import LONG_POLL_S_MAX, READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
@@ -17,10 +17,10 @@ from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
 from spark_ledger.transport.memory_network import (
     DirectNetwork,
-    Lane,
     LocalBookie,
     Message,
     Network,
+    OrderedDelivery,
 )
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import frame_last_add_confirmed
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class MemoryAppender:
-    """One ledger's lane to one bookie; see ``transport.base.Appender``."""
+    """One ledger's way to one bookie; see ``transport.base.Appender``."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class MemoryAppender:
         self._recovery = recovery
         self._on_result = on_result
         self._connection = transport.connection(bookie_id)
-        self._requests = Lane()
-        self._answers = Lane()
+        self._requests = OrderedDelivery()
+        self._answers = OrderedDelivery()
         self._outstanding: deque[EntryId] = deque()
         self._unanswered: deque[list[AddResult]] = deque()
         self._ended = False
@@ -64,7 +64,7 @@ class MemoryAppender:
             asyncio.get_running_loop().call_soon(self.fail)
             return
         message = Message("add", True, self._bookie_id, self._ledger_id, run=run)
-        self._requests.pass_on(self._transport.network, message, lambda: self._arrived(run))
+        self._requests.send(self._transport.network, message, lambda: self._arrived(run))
 
     def close(self) -> None:
         self._ended = True
@@ -90,25 +90,25 @@ class MemoryAppender:
         return self._connection == self._transport.connection(self._bookie_id) is not None
 
     def _arrived(self, run: EntryRun) -> None:
-        """The bookie's side of the lane; nothing behind a refusal is stored."""
+        """A run reached the bookie. Runs behind a refused one are dropped, as a bookie does."""
         bookie = self._transport.bookie(self._bookie_id)
         if bookie is None or not self._is_connected() or self._refused:
             return
-        slot: list[AddResult] = []
-        self._unanswered.append(slot)
+        answer: list[AddResult] = []  # filled once, by the bookie's callback
+        self._unanswered.append(answer)
         bookie.add(
             run,
             access_key=self._access_key,
             recovery=self._recovery,
             last_add_confirmed=frame_last_add_confirmed(run),
-            done=lambda status, text: self._answered(slot, status, run.last_entry, text),
+            done=lambda status, text: self._answered(answer, status, run.last_entry, text),
         )
 
     def _answered(
-        self, slot: list[AddResult], status: BookieStatus, last_entry: EntryId, text: str
+        self, answer: list[AddResult], status: BookieStatus, last_entry: EntryId, text: str
     ) -> None:
-        """Answers leave in the order of the runs, also when a refusal is known at once."""
-        slot.append(AddResult(self._bookie_id, status, last_entry, text))
+        """Answers leave in the order of the runs, also a refusal known at once (rule P3)."""
+        answer.append(AddResult(self._bookie_id, status, last_entry, text))
         self._refused = self._refused or status is not BookieStatus.OK
         while self._unanswered and self._unanswered[0]:
             (result,) = self._unanswered.popleft()
@@ -117,7 +117,7 @@ class MemoryAppender:
 
     def _send_answer(self, result: AddResult) -> None:
         message = Message("add", False, self._bookie_id, self._ledger_id, status=result.status)
-        self._answers.pass_on(self._transport.network, message, lambda: self._deliver(result))
+        self._answers.send(self._transport.network, message, lambda: self._deliver(result))
 
     def _deliver(self, result: AddResult) -> None:
         if self._is_connected():
@@ -148,7 +148,8 @@ class MemoryTransport:
         self._bookies = bookies
         self._breaks: dict[BookieId, int] = {}
         self._appenders: set[MemoryAppender] = set()
-        self._calls: dict[BookieId, set[asyncio.Future[Any]]] = {}
+        self._calls: dict[BookieId, set[Callable[[], None]]] = {}
+        """How to break each call that has no answer yet."""
         self._closed = False
 
     def bookie(self, bookie_id: BookieId) -> LocalBookie | None:
@@ -168,9 +169,8 @@ class MemoryTransport:
         for appender in list(self._appenders):
             if appender.bookie_id == bookie_id and appender.has_outstanding:
                 loop.call_soon(appender.fail)
-        for call in self._calls.pop(bookie_id, set()):
-            if not call.done():
-                call.set_result(None)
+        for break_call in self._calls.pop(bookie_id, set()):
+            break_call()
 
     def forget(self, appender: MemoryAppender) -> None:
         """The appender has ended."""
@@ -314,9 +314,8 @@ class MemoryTransport:
         for appender in list(self._appenders):
             appender.fail()
         for calls in self._calls.values():
-            for call in calls:
-                if not call.done():
-                    call.set_result(None)
+            for break_call in calls:
+                break_call()
 
     async def _call(
         self,
@@ -332,10 +331,8 @@ class MemoryTransport:
         if connection is None:
             return BookieStatus.UNAVAILABLE
         future: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
-        calls = self._calls.setdefault(bookie_id, set())
-        calls.add(future)
 
-        def finish(value: T) -> None:
+        def finish(value: T | None) -> None:
             if not future.done():
                 future.set_result(value)
 
@@ -349,6 +346,11 @@ class MemoryTransport:
             if bookie is not None and self.connection(bookie_id) == connection:
                 answer(bookie, reply)
 
+        def break_call() -> None:
+            finish(None)
+
+        calls = self._calls.setdefault(bookie_id, set())
+        calls.add(break_call)
         self.network.deliver(Message(kind, True, bookie_id, ledger_id), arrive)
         try:
             async with asyncio.timeout(timeout_s):
@@ -356,7 +358,7 @@ class MemoryTransport:
         except TimeoutError:
             return BookieStatus.TIMEOUT
         finally:
-            calls.discard(future)
+            calls.discard(break_call)
         return BookieStatus.UNAVAILABLE if value is None else value
 
     def _check_open(self) -> None:

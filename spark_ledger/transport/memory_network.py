@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
@@ -17,10 +18,37 @@ from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 Done = Callable[[BookieStatus, str], None]
 
 
+class ReadOutcome(Protocol):
+    """A bookie's answer to a read: runs, and why they end before what was asked for, if not OK."""
+
+    @property
+    def runs(self) -> Sequence[EntryRun]: ...
+    @property
+    def status(self) -> BookieStatus: ...
+    @property
+    def entry_id(self) -> EntryId: ...
+    @property
+    def message(self) -> str: ...
+
+
+class LedgerEnd(Protocol):
+    """Where a ledger ends at a bookie."""
+
+    @property
+    def status(self) -> BookieStatus: ...
+    @property
+    def last_add_confirmed(self) -> EntryId: ...
+    @property
+    def last_entry(self) -> EntryId: ...
+    @property
+    def fenced(self) -> bool: ...
+    @property
+    def message(self) -> str: ...
+
+
 class LocalBookie(Protocol):
     """What the transport asks of a bookie object; the server's own ``Bookie`` has this shape.
 
-    ``read`` and ``end_of_ledger`` return objects with the fields of the server's answers.
     Callbacks come on the loop.
     """
 
@@ -43,8 +71,8 @@ class LocalBookie(Protocol):
     ) -> None:
         """Note the LAC of an idle writer."""
 
-    def end_of_ledger(self, ledger_id: LedgerId, *, access_key: bytes) -> Any:
-        """status, last_add_confirmed, last_entry, fenced, message."""
+    def end_of_ledger(self, ledger_id: LedgerId, *, access_key: bytes) -> LedgerEnd:
+        """LAC and last entry held. A key that is shown must be right."""
 
     def watch_last_confirmed(
         self, ledger_id: LedgerId, callback: Callable[[], None]
@@ -59,8 +87,8 @@ class LocalBookie(Protocol):
         *,
         stride: int,
         max_bytes: int,
-    ) -> Any:
-        """runs, status, entry_id, message."""
+    ) -> ReadOutcome:
+        """Entries ``first_entry, first_entry + stride, ...`` up to ``last_entry``."""
 
     def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
         """Ranges held; None for an unknown ledger."""
@@ -95,20 +123,32 @@ class DirectNetwork:
         asyncio.get_running_loop().call_soon(arrive)
 
 
-class Lane:
-    """Messages of one direction of one appender: they arrive in the order they were sent."""
+@dataclass(slots=True)
+class _Delivery:
+    """A message on its way, and what happens when it is its turn."""
+
+    action: Callable[[], None]
+    arrived: bool = False
+
+
+class OrderedDelivery:
+    """One direction of one appender's connection: messages arrive in the order they were sent.
+
+    A network may deliver them in any order, or lose some. TCP would hold back what follows a lost
+    segment; here too, what follows a lost message never arrives.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[list[Callable[[], None] | None]] = deque()
+        self._sent: deque[_Delivery] = deque()
 
-    def pass_on(self, network: Network, message: Message, action: Callable[[], None]) -> None:
-        slot: list[Callable[[], None] | None] = [None]  # filled when the network delivers
-        self._waiting.append(slot)
+    def send(self, network: Network, message: Message, action: Callable[[], None]) -> None:
+        """Send a message; ``action`` runs when it and all sent before it have arrived."""
+        delivery = _Delivery(action)
+        self._sent.append(delivery)
 
         def arrive() -> None:
-            slot[0] = action
-            while self._waiting and (ready := self._waiting[0][0]) is not None:
-                self._waiting.popleft()
-                ready()
+            delivery.arrived = True
+            while self._sent and self._sent[0].arrived:
+                self._sent.popleft().action()
 
         network.deliver(message, arrive)

@@ -13,7 +13,7 @@ from typing import Final
 
 from spark_ledger.limits import MIB
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # mallopt parameters, from malloc.h
 _TRIM_THRESHOLD: Final = -1
@@ -21,7 +21,7 @@ _TOP_PAD: Final = -2
 _MMAP_THRESHOLD: Final = -3
 
 _MMAP_THRESHOLD_BYTES: Final = 32 * MIB
-"""The most that glibc takes, and above the largest message."""
+"""The largest value that glibc accepts; it is above the largest message."""
 
 _TOP_PAD_BYTES: Final = 8 * MIB
 """Memory is taken from the kernel in steps of this size."""
@@ -32,7 +32,7 @@ def keep_freed_memory(up_to_bytes: int) -> None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        _log.info("this C library has no mallopt: large messages may cost page faults")
+        logger.info("this C library has no mallopt: large messages may cost page faults")
         return
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     for parameter, value in (
@@ -41,4 +41,4 @@ def keep_freed_memory(up_to_bytes: int) -> None:
         (_TOP_PAD, _TOP_PAD_BYTES),
     ):
         if mallopt(parameter, value) != 1:
-            _log.info("mallopt(%d, %d) was refused", parameter, value)
+            logger.info("mallopt(%d, %d) was refused", parameter, value)

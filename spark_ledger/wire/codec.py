@@ -10,11 +10,11 @@ forty times as much per MiB, because the bytes are copied into an arena that gro
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from google.protobuf.message import DecodeError
 
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits import ENTRY_FRAME_OVERHEAD_BYTES_MAX, ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
@@ -86,7 +86,10 @@ def encode_append_request(adds: Iterable[AddCommand]) -> bytes:
 
 
 def decode_append_request(data: bytes) -> list[ReceivedAdd]:
-    """The adds of an AppendRequest, each checked. Raises ConfigurationError if it is not one."""
+    """The adds of an AppendRequest, each checked.
+
+    Raises MalformedMessageError if the bytes are not an AppendRequest.
+    """
     adds = []
     try:
         for key, start, end in _fields(data, 0, len(data)):
@@ -97,7 +100,9 @@ def decode_append_request(data: bytes) -> list[ReceivedAdd]:
             run, problem = _checked_run(data, *run_range)
             adds.append(ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem))
     except (DecodeError, IndexError, ValueError) as error:
-        raise ConfigurationError(f"an append request of {len(data)} bytes is malformed") from error
+        raise MalformedMessageError(
+            f"an append request of {len(data)} bytes is malformed"
+        ) from error
     return adds
 
 
@@ -111,26 +116,26 @@ def encode_read_end(status: BookieStatus, entry_id: EntryId, message: str) -> by
     """The ReadResponse that ends a read: ``entry_id`` is the entry that could not be had."""
     assert status is not BookieStatus.OK, "a read that got everything just ends"
     response = pb.ReadResponse(status=status_to_wire(status), entry_id=entry_id, message=message)
-    encoded: bytes = response.SerializeToString()
-    return encoded
+    return response.SerializeToString()
 
 
-def decode_read_response(data: bytes) -> tuple[Any, EntryRun | None]:
+def decode_read_response(data: bytes) -> tuple[pb.ReadResponse, EntryRun | None]:
     """A ReadResponse without its run (protobuf), and the run, whose frames are copied once.
 
-    The run is not checked: frames carry a digest, which readers verify. Raises ConfigurationError
-    if the bytes are not a ReadResponse.
+    The run is not checked: frames carry a digest, which readers verify.
+
+    Raises MalformedMessageError if the bytes are not a ReadResponse.
     """
     try:
         rest, (start, end) = _cut_field(data, 0, len(data), _RESPONSE_RUN)
         response = pb.ReadResponse.FromString(rest)
         run = _decode_run(*_cut_frames(data, start, end)) if end > start else None
     except (DecodeError, IndexError, ValueError) as error:
-        raise ConfigurationError(f"a read response of {len(data)} bytes is malformed") from error
+        raise MalformedMessageError(f"a read response of {len(data)} bytes is malformed") from error
     return response, run
 
 
-def _decode_run(message: Any, frames: bytes) -> EntryRun:
+def _decode_run(message: pb.EntryRun, frames: bytes) -> EntryRun:
     ids = message.entry_ids
     return EntryRun(
         LedgerId(message.ledger_id),
@@ -144,7 +149,8 @@ def _decode_run(message: Any, frames: bytes) -> EntryRun:
 def _checked_run(data: bytes, start: int, end: int) -> tuple[EntryRun, str]:
     """The run encoded there, and why it is malformed, or "".
 
-    What cannot be right is not expanded to lists: a hostile message would cost many times its size.
+    A run with impossible counts is refused before its lists are made: they would cost many times
+    the size of a hostile message.
     """
     message, frames = _cut_frames(data, start, end)
     count = len(message.sizes)
@@ -167,14 +173,14 @@ def _checked_run(data: bytes, start: int, end: int) -> tuple[EntryRun, str]:
     return run, problem or ""
 
 
-def _cut_frames(data: bytes, start: int, end: int) -> tuple[Any, bytes]:
+def _cut_frames(data: bytes, start: int, end: int) -> tuple[pb.EntryRun, bytes]:
     """The protobuf EntryRun encoded there without its frames, and the frames."""
     rest, (frames_start, frames_end) = _cut_field(data, start, end, _RUN_FRAMES)
     return pb.EntryRun.FromString(rest), data[frames_start:frames_end]
 
 
 def _cut_field(data: bytes, start: int, end: int, key: int) -> tuple[bytes, tuple[int, int]]:
-    """All fields of a message but the bytes field ``key``, and where the value of that one is.
+    """All fields of a message but the bytes field ``key``, and the range of that field's value.
 
     A missing field has an empty range. Raises ValueError if it is there twice.
     """

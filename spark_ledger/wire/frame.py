@@ -8,10 +8,10 @@
     32      d      digest over the 32 bytes above and the payload; d = 4 or 16
     32 + d  n      payload
 
-The digest binds a payload to its place, so a bookie cannot serve another entry, ledger or LAC.
-Recovery and re-replication copy frames byte for byte: an entry id has one frame on every replica.
-CRC32C detects damage. HMAC-SHA256 (first 16 bytes, RFC 2104) also stops forgery by anybody
-without the ledger's password, whose MAC key no bookie ever sees.
+The digest binds a payload to its ledger, entry id and LAC, so a bookie cannot serve it as another
+entry (rule P20). Recovery and re-replication copy frames byte for byte: an entry id has one frame
+on every replica (rule P2). CRC32C detects damage. HMAC-SHA256 (first 16 bytes, RFC 2104) also stops
+forgery by anybody without the ledger's password, whose MAC key no bookie ever sees.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c_value
 
 from spark_ledger.errors import DigestMismatchError
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import DigestType, Entry, EntryId, LedgerId
+from spark_ledger.types import DigestType, Entry, EntryId
 
-HEADER = struct.Struct(">qqqQ")
-HEADER_BYTES = HEADER.size
-_CRC = struct.Struct(">I")
-_HMAC_BYTES = 16
-_LAC_OFFSET = 16
-_LAC = struct.Struct(">q")
+HEADER: Final = struct.Struct(">qqqQ")
+HEADER_BYTES: Final = HEADER.size
+_CRC: Final = struct.Struct(">I")
+_HMAC_BYTES: Final = 16
+_LAC_OFFSET: Final = 16
+_LAC: Final = struct.Struct(">q")
 
 
 class Digest(Protocol):
@@ -96,30 +96,10 @@ def seal_heads(
     return heads
 
 
-def open_frame(digest: Digest, ledger_id: int, entry_id: int, frame: bytes | memoryview) -> Entry:
-    """The entry in a frame. Raises DigestMismatchError unless it is the very entry asked for."""
-    payload_start = HEADER_BYTES + digest.size
-    if len(frame) < payload_start:
-        raise DigestMismatchError(f"ledger {ledger_id} entry {entry_id}: {len(frame)} bytes only")
-    header = bytes(frame[:HEADER_BYTES])
-    payload = bytes(frame[payload_start:])
-    stored = bytes(frame[HEADER_BYTES:payload_start])
-    if not hmac.compare_digest(digest.sum(header, payload), stored):
-        raise DigestMismatchError(f"ledger {ledger_id} entry {entry_id}: digest does not match")
-    found_ledger, found_entry, last_add_confirmed, length = HEADER.unpack(header)
-    if found_ledger != ledger_id or found_entry != entry_id:
-        raise DigestMismatchError(
-            f"ledger {ledger_id} entry {entry_id}: bookie served {found_ledger}/{found_entry}"
-        )
-    return Entry(
-        LedgerId(ledger_id), EntryId(entry_id), payload, EntryId(last_add_confirmed), length
-    )
-
-
 def open_run(digest: Digest, run: EntryRun) -> tuple[list[Entry], DigestMismatchError | None]:
     """The entries of a run up to the first that is damaged, and what is wrong with that one.
 
-    The same as ``open_frame`` for each frame, without a view object and a call per entry.
+    A frame is damaged unless its digest is right and it is the very entry asked for (rule P20).
     """
     entries: list[Entry] = []
     frames, ledger_id, digest_sum = run.frames, run.ledger_id, digest.sum
@@ -145,7 +125,10 @@ def open_run(digest: Digest, run: EntryRun) -> tuple[list[Entry], DigestMismatch
 
 
 def frame_last_add_confirmed(run: EntryRun) -> EntryId:
-    """The LAC piggybacked in the last frame of a run; LACs grow along a run. Not verified."""
+    """The LAC piggybacked in the last frame of a run; LACs grow along a run.
+
+    Bookies have no MAC key and cannot verify it, so what they say of a LAC is a hint (rule P5).
+    """
     start = len(run.frames) - run.sizes[-1]
     if run.sizes[-1] < HEADER_BYTES:
         return EntryId(-1)
@@ -153,11 +136,15 @@ def frame_last_add_confirmed(run: EntryRun) -> EntryId:
     return EntryId(last_add_confirmed)
 
 
-_SCRYPT_COST = 2**14  # RFC 7914: about 50 ms, once per handle
+_SCRYPT_COST: Final = 2**14
+"""RFC 7914: about 50 ms, once per handle."""
 
 
 def derive_keys(password: bytes, ledger_id: int) -> tuple[bytes, bytes]:
-    """(access key shown to bookies, MAC key never shown); both empty without a password."""
+    """The access key, shown to bookies, and the MAC key, never shown (rule P20).
+
+    Both are empty without a password.
+    """
     if not password:
         return b"", b""
     salt = b"spark-ledger v1 ledger %d" % ledger_id

@@ -68,7 +68,7 @@ class Session:
         """Have ZooKeeper end our session, as it does after a silence; blocks."""
         store = self.client.store
         assert isinstance(store, ZooKeeperStore)
-        thief = KazooClient(store.address.hosts, client_id=store._client.client_id)
+        thief = KazooClient(store.address.hosts, client_id=store._session.client.client_id)
         try:
             thief.start(timeout=5)
         finally:

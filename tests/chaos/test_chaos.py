@@ -15,8 +15,9 @@ import pytest
 from tests.chaos.faults import MIXES
 from tests.chaos.report import table
 from tests.chaos.run import Chaos, run
+from tests.effort import CHAOS_SECONDS
 
-SECONDS = 60.0
+SECONDS = float(CHAOS_SECONDS.test)
 APPENDS_PER_S = 100.0
 
 STALL_BOUND_S = 30.0
@@ -26,7 +27,7 @@ STALL_BOUND_S = 30.0
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mix", ["kill", "partition"])
-def test_no_promise_is_broken(mix: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_faults_breaks_no_promise(mix: str, capsys: pytest.CaptureFixture[str]) -> None:
     seed = random.SystemRandom().randrange(10**6)
     chaos = Chaos(SECONDS, seed, mix=mix, appends_per_s=APPENDS_PER_S, stall_bound_s=STALL_BOUND_S)
     report = run(chaos)
@@ -43,7 +44,7 @@ def test_no_promise_is_broken(mix: str, capsys: pytest.CaptureFixture[str]) -> N
     assert len(report.faults) > len(MIXES[mix]) / 3, text
 
 
-def test_the_command_line_is_explained() -> None:
+def test_help_names_the_options() -> None:
     root = Path(__file__).parent.parent.parent
     argv = [sys.executable, "-m", "tests.chaos", "--help"]
     done = subprocess.run(argv, cwd=root, capture_output=True, text=True, check=True)

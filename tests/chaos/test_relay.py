@@ -114,7 +114,7 @@ def until(what: str, probe: object) -> None:
         time.sleep(0.01)
 
 
-def test_a_healthy_link_passes_everything_in_order(relays: Relays) -> None:
+def test_healthy_link_passes_everything_in_order(relays: Relays) -> None:
     with connect(relays) as connection:
         data = bytes(range(256)) * 4000
         sender = threading.Thread(target=connection.sendall, args=(data,))
@@ -123,7 +123,7 @@ def test_a_healthy_link_passes_everything_in_order(relays: Relays) -> None:
         sender.join()
 
 
-def test_a_cut_resets_connections_and_refuses_new_ones(relays: Relays) -> None:
+def test_cut_resets_connections_and_refuses_new_ones(relays: Relays) -> None:
     with connect(relays) as connection:
         connection.sendall(b"one")
         assert receive(connection, 3) == b"one"
@@ -136,7 +136,7 @@ def test_a_cut_resets_connections_and_refuses_new_ones(relays: Relays) -> None:
         assert receive(connection, 3) == b"two"
 
 
-def test_what_is_held_arrives_late_on_the_same_connection(relays: Relays, echo: Echo) -> None:
+def test_held_bytes_arrive_later_on_the_same_connection(relays: Relays, echo: Echo) -> None:
     with connect(relays) as connection:
         connection.sendall(b"one")
         assert receive(connection, 3) == b"one"
@@ -148,7 +148,7 @@ def test_what_is_held_arrives_late_on_the_same_connection(relays: Relays, echo: 
         assert receive(connection, 3) == b"two"
 
 
-def test_one_direction_is_held_alone(relays: Relays, echo: Echo) -> None:
+def test_hold_of_one_direction_lets_the_other_pass(relays: Relays, echo: Echo) -> None:
     with connect(relays) as connection:
         relays.hold(["link"], (DOWN,))
         connection.sendall(b"one")
@@ -162,7 +162,7 @@ def test_one_direction_is_held_alone(relays: Relays, echo: Echo) -> None:
         assert echo.received == 3
 
 
-def test_what_is_dropped_never_arrives_and_the_connection_ends_on_healing(
+def test_dropped_bytes_never_arrive_and_healing_ends_the_connection(
     relays: Relays, echo: Echo
 ) -> None:
     with connect(relays) as connection:
@@ -176,7 +176,7 @@ def test_what_is_dropped_never_arrives_and_the_connection_ends_on_healing(
         assert is_reset(connection)
 
 
-def test_a_dropped_server_that_ends_is_not_heard_of(relays: Relays, echo: Echo) -> None:
+def test_end_of_a_dropped_server_is_not_passed_on(relays: Relays, echo: Echo) -> None:
     with connect(relays) as connection:
         connection.sendall(b"one")
         assert receive(connection, 3) == b"one"
@@ -187,7 +187,7 @@ def test_a_dropped_server_that_ends_is_not_heard_of(relays: Relays, echo: Echo) 
         assert is_reset(connection)
 
 
-def test_delay_and_throttle_let_everything_through_later(relays: Relays) -> None:
+def test_delay_and_throttle_pass_everything_later(relays: Relays) -> None:
     with connect(relays) as connection:
         for change in ({"delay_s": 0.1}, {"bytes_per_s": 30.0}):
             relays.slow(["link"], **change)
@@ -199,6 +199,6 @@ def test_delay_and_throttle_let_everything_through_later(relays: Relays) -> None
         assert relays.links["link"].is_healthy
 
 
-def test_a_server_that_is_away_ends_the_connection(relays: Relays, echo: Echo) -> None:
+def test_unreachable_server_ends_the_connection(relays: Relays, echo: Echo) -> None:
     echo.close()
     assert is_refused(relays)

@@ -15,7 +15,7 @@ def on_disk(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_bytes_are_seen_at_once_and_reach_the_disk_with_a_sync(tmp_path: Path) -> None:
+def test_unsynced_bytes_are_readable_and_reach_the_disk_at_a_sync(tmp_path: Path) -> None:
     files, path = VolatileFileSystem(), tmp_path / "f"
     writer = files.create(path)
     writer.pwritev([b"abc", b"def"], 2)
@@ -30,7 +30,7 @@ def test_bytes_are_seen_at_once_and_reach_the_disk_with_a_sync(tmp_path: Path) -
     assert VolatileFileSystem().open(path).pread(2, 0) == b"\0\0", "another process sees the disk"
 
 
-def test_a_name_given_anew_has_none_of_the_old_bytes(tmp_path: Path) -> None:
+def test_file_made_again_has_no_old_bytes(tmp_path: Path) -> None:
     files, path = VolatileFileSystem(), tmp_path / "f"
     files.create(path).pwritev([b"old"], 0)
     files.remove(path)
@@ -39,14 +39,14 @@ def test_a_name_given_anew_has_none_of_the_old_bytes(tmp_path: Path) -> None:
     assert files.create(path).size() == 0
 
 
-def test_a_renamed_file_keeps_its_bytes(tmp_path: Path) -> None:
+def test_renamed_file_keeps_its_unsynced_bytes(tmp_path: Path) -> None:
     files = VolatileFileSystem()
     files.create(tmp_path / "f").pwritev([b"new"], 0)
     files.rename(tmp_path / "f", tmp_path / "g")
     assert files.open(tmp_path / "g").pread(9, 0) == b"new"
 
 
-def test_it_behaves_as_the_machines_own_files(tmp_path: Path) -> None:
+def test_volatile_file_behaves_like_a_real_one(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     rng = random.Random(seed)
     ours = VolatileFileSystem().create(tmp_path / "ours")

@@ -139,9 +139,9 @@ class VolatileFileSystem(PosixFileSystem):
 
 def install() -> None:
     """Let bookies of this process use such files."""
-    import bookie_server.bookie
+    import bookie_server.opening
 
-    bookie_server.bookie.PosixFileSystem = VolatileFileSystem  # type: ignore[attr-defined]
+    bookie_server.opening.PosixFileSystem = VolatileFileSystem  # type: ignore[attr-defined]
 
 
 def command(python: str, directory: Path, config: Path) -> tuple[list[str], dict[str, str]]:

@@ -6,27 +6,10 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from bookie_server.core.answers import Done, LedgerEnd, ReadOutcome
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
-
-Done = Callable[[BookieStatus, str], None]
-
-
-class ReadOutcome(NamedTuple):
-    runs: list[EntryRun]
-    status: BookieStatus
-    entry_id: EntryId
-    message: str
-
-
-class LedgerEnd(NamedTuple):
-    status: BookieStatus
-    last_add_confirmed: EntryId
-    last_entry: EntryId
-    fenced: bool
-    message: str
 
 
 @dataclass

@@ -14,7 +14,7 @@ from spark_ledger.errors import (
     NotFoundError,
 )
 from spark_ledger.limits import METADATA_REQUEST_BYTES_MAX
-from spark_ledger.metadata.base import Check, Create, Delete, MetadataStore, Put
+from spark_ledger.metadata.base import Check, Create, Delete, MetadataStore, Operation, Put
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.memory import MemoryTree
 from spark_ledger.types import Versioned
@@ -126,7 +126,7 @@ def test_delete_needs_the_version_and_no_children(run: Run) -> None:
     run(scenario)
 
 
-def test_children_are_sorted_and_of_nothing_none(run: Run) -> None:
+def test_children_are_sorted_and_missing_node_has_none(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         store = await open_session()
         for name in ("z", "a", "m"):
@@ -134,20 +134,6 @@ def test_children_are_sorted_and_of_nothing_none(run: Run) -> None:
         assert await store.children("d") == ["a", "m", "z"]
         assert await store.children("d/a") == []
         assert await store.children("no/such/node") == []
-
-    run(scenario)
-
-
-def test_delete_tree(run: Run) -> None:
-    async def scenario(open_session: Open) -> None:
-        store = await open_session()
-        for path in ("t/a/b/c", "t/a/d", "t/e", "u"):
-            await store.create(path, b"x")
-        await store.delete_tree("t")
-        await store.delete_tree("t")
-        with pytest.raises(NotFoundError):
-            await store.get("t")
-        assert await store.get("u") == Versioned(b"x", 0)
 
     run(scenario)
 
@@ -197,7 +183,12 @@ def test_transaction_does_nothing_if_a_part_fails(
         store = await open_session()
         for path in ("a", "b", "full/x", "gone"):
             await store.create(path, b"0")
-        operations = [Put("a", b"1", 0), Create("new", b""), Delete("gone"), part]
+        operations: list[Operation] = [
+            Put("a", b"1", 0),
+            Create("new", b""),
+            Delete("gone"),
+            part,
+        ]
         with pytest.raises(error, match=part.path):
             await store.transaction([*operations, Create("last", b"")])
         assert await store.get("a") == Versioned(b"0", 0)
@@ -209,7 +200,7 @@ def test_transaction_does_nothing_if_a_part_fails(
     run(scenario)
 
 
-def test_of_many_compare_and_sets_one_wins(run: Run) -> None:
+def test_put_of_many_clients_at_one_version_succeeds_once(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         stores = [await open_session() for _ in range(3)]
         await stores[0].create("counter", b"0")
@@ -303,7 +294,7 @@ def test_watch_then_read_misses_nothing(run: Run) -> None:
     run(scenario)
 
 
-def test_two_watches_of_one_path_are_independent(run: Run) -> None:
+def test_cancelled_watch_leaves_others_of_its_path(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         store = await open_session()
         first: list[int] = []
@@ -333,7 +324,6 @@ def test_bad_paths_are_refused(run: Run, path: str) -> None:
             lambda: store.create(path, b""),
             lambda: store.put(path, b"", 0),
             lambda: store.delete(path),
-            lambda: store.delete_tree(path),
             lambda: store.transaction([Create(path, b"")]),
         ):
             with pytest.raises(ConfigurationError, match="metadata path"):
@@ -369,7 +359,7 @@ def test_many_requests_at_once(run: Run) -> None:
         store = await open_session()
         await asyncio.gather(*(store.create(f"many/{n:03}", b"") for n in range(300)))
         assert await store.children("many") == [f"{n:03}" for n in range(300)]
-        await store.delete_tree("many")
+        await asyncio.gather(*(store.delete(f"many/{n:03}") for n in range(300)))
         assert await store.children("many") == []
 
     run(scenario)
@@ -391,7 +381,6 @@ def test_everything_after_close_says_so(run: Run) -> None:
             store.create("e", b"", ephemeral=True, make_parents=False),
             store.put("n", b"x", 0),
             store.delete("n"),
-            store.delete_tree("n"),
             store.transaction([Check("n", 0), Put("n", b"x", 0)]),
         ):
             with pytest.raises(LedgerClosedError, match="this connection is closed: connect again"):

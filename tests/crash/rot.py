@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from bookie_server.storage.cookie import COOKIE_NAME
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
-from bookie_server.storage.journal.journal_files import journal_numbers, journal_path
+from bookie_server.storage.journal.files import journal_numbers, journal_path
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from tests.crash.disk import LOST, after_power_cut
 from tests.crash.promises import Promises

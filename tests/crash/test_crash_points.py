@@ -6,12 +6,13 @@ import pytest
 
 from tests.crash.disk import POWER_CUTS
 from tests.crash.points import DEPTH_MAX, CrashLoop
+from tests.effort import CRASH_SEEDS, in_shares
 
 POINTS = 1000
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [1000, 2000, 3000, 4000, 5000])
+@pytest.mark.parametrize("seed", in_shares([1000, 2000, 3000, 4000, 5000], CRASH_SEEDS))
 def test_every_operation(seed: int) -> None:
     tally = CrashLoop(seed).run(POINTS)
     print(tally.as_json())

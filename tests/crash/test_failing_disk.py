@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.crash.failures import every_failure
+from tests.effort import FAILING_SEEDS, in_shares
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [71, 75])
+@pytest.mark.parametrize("seed", in_shares([71, 75], FAILING_SEEDS))
 def test_every_operation(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL")  # hundreds of journals fail, and each says so
     tally = every_failure(seed, every_how=False)

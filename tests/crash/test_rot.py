@@ -8,13 +8,14 @@ import pytest
 
 from tests.crash.index_rot import WRONG, rot_index
 from tests.crash.rot import CUT, FLIP, ZEROS, rot
+from tests.effort import ROT_SEEDS, in_shares
 
 SAMPLES = 1000
 INDEX_SAMPLES = 100
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", in_shares([3, 4], ROT_SEEDS))
 def test_any_file_but_the_index(seed: int) -> None:
     tally = rot(seed, samples=SAMPLES)
     print(tally.as_json())

@@ -68,8 +68,8 @@ def check_state(
         fragment = [f for f in metadata.fragments if f.first_entry <= entry_id][-1]
         holders = [
             name
-            for slot, name in enumerate(fragment.bookies)
-            if (slot - entry_id) % quorums.ensemble_size < quorums.write_quorum
+            for bookie_index, name in enumerate(fragment.bookies)
+            if (bookie_index - entry_id) % quorums.ensemble_size < quorums.write_quorum
             and entry_id in disks[name].entries
         ]
         if len(holders) < quorums.ack_quorum:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spark_ledger.protocol.append import AppendMachine
-from spark_ledger.protocol.ensemble import fragment_of
 from spark_ledger.protocol.events import (
     CancelRead,
     ChooseBookies,
@@ -34,10 +33,11 @@ from spark_ledger.protocol.events import (
     ReadLastConfirmed,
     ReadLength,
     SendEntries,
+    TellLength,
     WriteMetadata,
 )
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
-from spark_ledger.protocol.quorum import lanes, slot_entries, write_set
+from spark_ledger.protocol.quorum import entries_of_index, lanes
 from spark_ledger.protocol.recovery import Phase, RecoveryMachine
 from spark_ledger.types import BookieId, LedgerMetadata, Quorums
 from tests.exhaustive.values import Interned, clone, freeze
@@ -51,7 +51,7 @@ class Channel(NamedTuple):
 
     kind: str
     client: int
-    slot: int = 0
+    bookie_index: int = 0
     lane: int = 0
     number: int = 0
 
@@ -68,7 +68,7 @@ class AskLast(NamedTuple):
     """A question for the last add confirmed."""
 
     bookie_id: BookieId
-    slot: int
+    bookie_index: int
     fence: bool
 
 
@@ -76,7 +76,7 @@ class Read(NamedTuple):
     """A question for entries ``first, first + stride, ...``"""
 
     bookie_id: BookieId
-    slot: int
+    bookie_index: int
     lane: int
     first: int
     stride: int
@@ -93,7 +93,7 @@ class AskLength(NamedTuple):
 class Choose(NamedTuple):
     """A question for replacements; ``avoided`` bookies come last."""
 
-    slots: tuple[int, ...]
+    indexes: tuple[int, ...]
     members: frozenset[BookieId]
     failed: tuple[tuple[int, BookieId], ...]
     avoided: frozenset[BookieId]
@@ -121,7 +121,7 @@ class Step(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A read under way: the how manyth of its slot and lane, and what it has brought so far."""
+    """A read under way: the how manyth of its index and lane, and what it has brought so far."""
 
     number: int
     first: int
@@ -135,10 +135,10 @@ class Shell:
     index: int
     machine: AppendMachine | RecoveryMachine | LastConfirmedRead
     lanes: dict[int, tuple[BookieId, int]] = field(default_factory=dict)
-    """Open appenders: slot to bookie and the number of the appender in its slot."""
+    """Open appenders: index to bookie and the number of the appender there."""
     opened: dict[int, int] = field(default_factory=dict)
     reads: dict[tuple[int, int], Reading] = field(default_factory=dict)
-    """Reads under way, by slot and lane."""
+    """Reads under way, by index and lane."""
     asked: dict[tuple[int, int], int] = field(default_factory=dict)
     found: set[int] = field(default_factory=set)
     failed_before: frozenset[BookieId] = frozenset()
@@ -180,10 +180,10 @@ class Shell:
     def listens(self, channel: Channel) -> bool:
         """Whether an answer on this channel still reaches the machine."""
         if channel.kind == "store":
-            lane = self.lanes.get(channel.slot)
+            lane = self.lanes.get(channel.bookie_index)
             return lane is not None and lane[1] == channel.number
         if channel.kind == "read":
-            reading = self.reads.get((channel.slot, channel.lane))
+            reading = self.reads.get((channel.bookie_index, channel.lane))
             return reading is not None and reading.number == channel.number
         if channel.kind == "last" and isinstance(self.machine, RecoveryMachine):
             return self.machine.phase is Phase.FENCING
@@ -226,38 +226,45 @@ class _Run:
             self._perform(command)
 
     def _send(
-        self, kind: str, request: Request, slot: int = 0, lane: int = 0, number: int = 0
+        self, kind: str, request: Request, bookie_index: int = 0, lane: int = 0, number: int = 0
     ) -> None:
-        self.sent.append((Channel(kind, self.shell.index, slot, lane, number), request))
+        self.sent.append((Channel(kind, self.shell.index, bookie_index, lane, number), request))
 
     def _perform(self, command: Command) -> None:
         shell = self.shell
         match command:
             case OpenAppender():
-                number = shell.opened[command.slot] = shell.opened.get(command.slot, -1) + 1
-                shell.lanes[command.slot] = (command.bookie_id, number)
+                number = shell.opened[command.bookie_index] = (
+                    shell.opened.get(command.bookie_index, -1) + 1
+                )
+                shell.lanes[command.bookie_index] = (command.bookie_id, number)
             case CloseAppender():
-                shell.lanes.pop(command.slot, None)
+                shell.lanes.pop(command.bookie_index, None)
             case SendEntries():
                 self._store(command)
             case ReadLastConfirmed():
-                ask = AskLast(command.bookie_id, command.slot, command.fence)
-                self._send("last", ask, command.slot)
+                ask = AskLast(command.bookie_id, command.bookie_index, command.fence)
+                self._send("last", ask, command.bookie_index)
             case ReadEntries():
                 self._read(command)
             case CancelRead():
-                shell.reads.pop((command.slot, command.lane), None)
+                shell.reads.pop((command.bookie_index, command.lane), None)
             case DeliverEntries():
                 self._deliver(command)
             case ReadLength():
-                self._measure(command.entry_id)
+                wanted = command.wanted
+                bookies = tuple(wanted.bookies[index] for index in wanted.lane.indexes)
+                self._send("length", AskLength(bookies, wanted.first))
+            case TellLength():
+                assert command.entry_id in shell.found, "Only of what was found a length is known."
+                self.take(LengthRead(ENTRY_BYTES * (command.entry_id + 1)))
             case WriteMetadata():
                 self._send("metadata", CompareAndSet(command.metadata, command.version))
             case ChooseBookies():
                 shell.failed_before |= frozenset(command.failed.values())
                 failed = tuple(command.failed.items())
                 avoided = shell.failed_before
-                self._send("choose", Choose(command.slots, command.members, failed, avoided))
+                self._send("choose", Choose(command.indexes, command.members, failed, avoided))
             case _:
                 self._tell(command)
 
@@ -277,38 +284,31 @@ class _Run:
                 raise AssertionError(f"a client cannot perform {command!r}")
 
     def _store(self, command: SendEntries) -> None:
-        assert command.slot in self.shell.lanes, "entries leave through open appenders only"
-        bookie_id, number = self.shell.lanes[command.slot]
-        ids = tuple(slot_entries(command.slot, command.first, command.last, self.quorums))
+        assert command.bookie_index in self.shell.lanes, "entries leave through open appenders only"
+        bookie_id, number = self.shell.lanes[command.bookie_index]
+        ids = tuple(
+            entries_of_index(command.bookie_index, command.first, command.last, self.quorums)
+        )
         recovery = isinstance(self.shell.machine, RecoveryMachine)
         assert not recovery or self.shell.found.issuperset(ids), "only what was found is stored"
-        self._send("store", Store(bookie_id, ids, recovery), command.slot, 0, number)
+        self._send("store", Store(bookie_id, ids, recovery), command.bookie_index, 0, number)
 
     def _read(self, command: ReadEntries) -> None:
-        shell, place = self.shell, (command.slot, command.lane)
-        number = shell.asked[place] = shell.asked.get(place, -1) + 1
+        shell, key = self.shell, (command.bookie_index, command.lane)
+        number = shell.asked[key] = shell.asked.get(key, -1) + 1
         first, stride = command.first, command.stride
-        shell.reads[place] = Reading(number, first, first - 1)
-        read = Read(command.bookie_id, command.slot, command.lane, first, stride, command.fence)
-        self._send("read", read, *place, number)
+        shell.reads[key] = Reading(number, first, first - 1)
+        read = Read(
+            command.bookie_id, command.bookie_index, command.lane, first, stride, command.fence
+        )
+        self._send("read", read, *key, number)
 
     def _deliver(self, command: DeliverEntries) -> None:
         stride = lanes(self.quorums)[command.lane].stride
-        reading = self.shell.reads[command.slot, command.lane]
+        reading = self.shell.reads[command.bookie_index, command.lane]
         covers = reading.first <= command.first and command.last <= reading.brought_to
         assert covers, "a machine delivers what the replica brought"
         self.shell.found.update(range(command.first, command.last + 1, stride))
-
-    def _measure(self, entry_id: int) -> None:
-        """From what was found, else from any replica."""
-        machine = self.shell.machine
-        assert isinstance(machine, RecoveryMachine)
-        if entry_id in self.shell.found:
-            self.take(LengthRead(ENTRY_BYTES * (entry_id + 1)))
-            return
-        bookies = fragment_of(machine.metadata, entry_id).bookies
-        slots = write_set(entry_id, self.quorums)
-        self._send("length", AskLength(tuple(bookies[slot] for slot in slots), entry_id))
 
 
 class Clients:
@@ -343,10 +343,10 @@ class Clients:
     def _step(self, client: int, event: Event) -> Step:
         shell = self._shells[client].copy()
         if isinstance(event, EntriesRead):
-            place = (event.slot, event.lane)
-            shell.reads[place] = shell.reads[place]._replace(brought_to=event.last_entry)
+            key = (event.bookie_index, event.lane)
+            shell.reads[key] = shell.reads[key]._replace(brought_to=event.last_entry)
         elif isinstance(event, ReadEnded):
-            del shell.reads[event.slot, event.lane]
+            del shell.reads[event.bookie_index, event.lane]
         elif isinstance(event, Close):
             shell.closing = True
         run = _Run(shell, self._quorums)

@@ -7,6 +7,8 @@ import pytest
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadEntries
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
 from spark_ledger.protocol.recovery import RecoveryMachine
+from spark_ledger.types import EntryId
+from tests.effort import SCOPES, in_shares
 from tests.exhaustive.scopes import QUICK, Scope, named
 from tests.exhaustive.search import Search
 
@@ -21,7 +23,7 @@ STATES_MIN = {
 }
 
 
-@pytest.mark.parametrize("scope", QUICK, ids=lambda scope: scope.name)
+@pytest.mark.parametrize("scope", in_shares(QUICK, SCOPES), ids=lambda scope: scope.name)
 def test_every_schedule_keeps_the_promises(scope: Scope) -> None:
     found = Search(scope).run(STATES_MAX)
     assert not found.violation, "\n".join([found.violation, *found.trace])
@@ -34,8 +36,8 @@ def test_recovery_reads_that_do_not_fence_are_found(monkeypatch: pytest.MonkeyPa
     """The first defect that the TLA+ specification of BookKeeper found."""
     read = RecoveryMachine._read
 
-    def read_without_fence(self: RecoveryMachine, lane: int, slot: int) -> ReadEntries:
-        return read(self, lane, slot)._replace(fence=False)
+    def read_without_fence(self: RecoveryMachine, lane: int, bookie_index: int) -> ReadEntries:
+        return read(self, lane, bookie_index)._replace(fence=False)
 
     monkeypatch.setattr(RecoveryMachine, "_read", read_without_fence)
     for name in ("pair-ack-2", "stripe"):
@@ -51,12 +53,12 @@ def test_recovery_from_below_the_last_fragment_is_found(monkeypatch: pytest.Monk
     def answer_without_floor(self: LastConfirmedRead, event: LastConfirmedAnswer) -> bool:
         over = answer(self, event)
         if self.result is not None:
-            self.result = self._highest
+            self._result = EntryId(self._highest)
         return over
 
     monkeypatch.setattr(LastConfirmedRead, "answer", answer_without_floor)
     found = Search(named("pair-change")).run(STATES_MAX)
-    assert "the floor of defect 2" in found.violation
+    assert "Recovery starts too low." in found.violation
 
 
 def test_the_same_search_sees_the_same_states() -> None:

@@ -53,7 +53,7 @@ def freeze(value: object) -> Hashable:
     if isinstance(value, tuple):
         return (type(value).__name__, *map(freeze, value))
     if isinstance(value, _SHARED) or _is_frozen(value):
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(value, list):
         return tuple(map(freeze, value))
     if isinstance(value, dict):

@@ -312,8 +312,9 @@ class _Draft:
         self._event(index, self.world.message_number(event))
 
     def _event(self, index: int, number: int) -> None:
-        world = self.world
-        self._took(index, world.clients.step(self.clients[index], number, world.messages[number]))
+        event = self.world.messages[number]
+        assert not isinstance(event, Request), "a client takes in events only"
+        self._took(index, self.world.clients.step(self.clients[index], number, event))
 
     def _took(self, index: int, step: Step) -> None:
         world = self.world
@@ -389,17 +390,18 @@ class _Draft:
     def lose(self, number: int) -> None:
         """A client learns that there is no answer to a request, or to one that was answered."""
         channel = self.world.channels[number // 2]
-        index, slot = channel.client, channel.slot
+        index, bookie_index = channel.client, channel.bookie_index
         shell = self.world.clients[self.clients[index]]
         self.network.pop(number | 1, None)
         if channel.kind == "store":
-            self.event(index, AddFailed(slot, shell.lanes[slot][0], BookieStatus.TIMEOUT))
+            self.event(
+                index, AddFailed(bookie_index, shell.lanes[bookie_index][0], BookieStatus.TIMEOUT)
+            )
         elif channel.kind == "last":
-            self.event(index, LastConfirmedAnswer(slot, BookieStatus.TIMEOUT, EntryId(-1)))
+            self.event(index, LastConfirmedAnswer(bookie_index, BookieStatus.TIMEOUT, EntryId(-1)))
         elif channel.kind == "read":
-            place = (slot, channel.lane)
-            first = EntryId(shell.reads[place].first)
-            self.event(index, ReadEnded(*place, BookieStatus.TIMEOUT, first))
+            first = EntryId(shell.reads[bookie_index, channel.lane].first)
+            self.event(index, ReadEnded(bookie_index, channel.lane, BookieStatus.TIMEOUT, first))
         else:  # metadata: the client reads them again
             self.network.pop(number & ~1, None)
             value = self.world.metadata[self.metadata]
@@ -418,17 +420,17 @@ class _Draft:
             status = BookieStatus.UNAVAILABLE
         elif bookie.fenced and not message.recovery:
             status = BookieStatus.FENCED
-        slot = channel.slot
+        bookie_index = channel.bookie_index
         if status is not BookieStatus.OK:
             self.network.pop(number, None)  # a refused appender takes nothing more
-            return [AddFailed(slot, message.bookie_id, status)]
+            return [AddFailed(bookie_index, message.bookie_id, status)]
         known = [self.frames[entry_id] for entry_id in message.entry_ids]
         self.bookies[index] = bookie._replace(
             entries=bookie.entries.union(message.entry_ids),
             last_add_confirmed=max(bookie.last_add_confirmed, *known),
             knows_ledger=True,
         )
-        return [AddAcknowledged(slot, message.bookie_id, EntryId(message.entry_ids[-1]))]
+        return [AddAcknowledged(bookie_index, message.bookie_id, EntryId(message.entry_ids[-1]))]
 
     def _fence(self, index: int, *, fence: bool) -> None:
         if fence:
@@ -437,26 +439,26 @@ class _Draft:
     def _ask_last(self, message: AskLast) -> Event:
         index, bookie = self._bookie(message.bookie_id)
         if not bookie.up:
-            return LastConfirmedAnswer(message.slot, BookieStatus.UNAVAILABLE, EntryId(-1))
+            return LastConfirmedAnswer(message.bookie_index, BookieStatus.UNAVAILABLE, EntryId(-1))
         self._fence(index, fence=message.fence)
         status = BookieStatus.OK if bookie.knows_ledger else BookieStatus.NO_SUCH_LEDGER
-        return LastConfirmedAnswer(message.slot, status, EntryId(bookie.last_add_confirmed))
+        return LastConfirmedAnswer(message.bookie_index, status, EntryId(bookie.last_add_confirmed))
 
     def _read(self, message: Read) -> list[Event]:
         index, bookie = self._bookie(message.bookie_id)
-        slot, lane, entry_id = message.slot, message.lane, message.first
+        bookie_index, lane, entry_id = message.bookie_index, message.lane, message.first
         if not bookie.up:
-            return [ReadEnded(slot, lane, BookieStatus.UNAVAILABLE, EntryId(entry_id))]
+            return [ReadEnded(bookie_index, lane, BookieStatus.UNAVAILABLE, EntryId(entry_id))]
         self._fence(index, fence=message.fence)
         events: list[Event] = []
         while entry_id in bookie.entries:
             entry_id += message.stride
         if entry_id > message.first:
-            events.append(EntriesRead(slot, lane, EntryId(entry_id - message.stride)))
+            events.append(EntriesRead(bookie_index, lane, EntryId(entry_id - message.stride)))
         absent = BookieStatus.NO_SUCH_LEDGER
         if bookie.knows_ledger:
             absent = BookieStatus.NO_SUCH_ENTRY
-        return [*events, ReadEnded(slot, lane, absent, EntryId(entry_id))]
+        return [*events, ReadEnded(bookie_index, lane, absent, EntryId(entry_id))]
 
     def _ask_length(self, message: AskLength, number: int) -> list[Event]:
         _, bookie = self._bookie(message.bookies[0])
@@ -479,11 +481,11 @@ class _Draft:
         free.sort(key=message.avoided.__contains__)
         failed = dict(message.failed)
         replacements: dict[int, BookieId] = {}
-        for slot in message.slots:
+        for bookie_index in message.indexes:
             if free:
-                replacements[slot] = free.pop(0)
-            elif failed[slot] in up:
-                replacements[slot] = failed[slot]
+                replacements[bookie_index] = free.pop(0)
+            elif failed[bookie_index] in up:
+                replacements[bookie_index] = failed[bookie_index]
         return BookiesChosen(replacements)
 
     def _compare_and_set(self, message: CompareAndSet) -> Event:

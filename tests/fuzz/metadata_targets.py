@@ -76,7 +76,9 @@ def _ledger_nodes() -> list[Target]:
 
 
 def _stream_nodes() -> list[Target]:
-    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us"))])
+    columns: list[tuple[str, pa.DataType]]
+    columns = [("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us"))]
+    schema = pa.schema(columns)
     config = StreamConfig("orders", "0123", (schema, schema.append(pa.field("x", pa.date32()))))
     head = Head("0123", 4, 9, 100, 2000, 1_700_000_000_000, Dlsn(3, 1, 2), 2)
     segments = (

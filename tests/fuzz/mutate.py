@@ -76,13 +76,13 @@ class Mutator:
 
     # -- bytes ---------------------------------------------------------------------------------
 
-    def _place(self, data: bytes) -> int:
+    def _offset(self, data: bytes | bytearray) -> int:
         return int(self._choose.random() * len(data))
 
     def _flip(self, data: bytes) -> bytes:
         if not data:
             return b"\0"
-        at = self._place(data)
+        at = self._offset(data)
         return b"%b%c%b" % (
             data[:at],
             data[at] ^ 1 << int(self._choose.random() * 8),
@@ -92,20 +92,20 @@ class Mutator:
     def _flip_many(self, data: bytes) -> bytes:
         damaged = bytearray(data or b"\0")
         for _flip in range(self._choose.randint(2, 9)):
-            damaged[self._place(damaged)] ^= 1 << int(self._choose.random() * 8)
+            damaged[self._offset(damaged)] ^= 1 << int(self._choose.random() * 8)
         return bytes(damaged)
 
     def _overwrite(self, data: bytes) -> bytes:
-        at = self._place(data)
+        at = self._offset(data)
         filler = self._choose.randbytes(1 + int(self._choose.random() * 8))
         return data[:at] + filler + data[at + len(filler) :]
 
     def _cut(self, data: bytes) -> bytes:
-        at = self._place(data)
+        at = self._offset(data)
         return data[:at] if self._choose.random() < 0.8 else data[at:]
 
     def _cut_out(self, data: bytes) -> bytes:
-        at = self._place(data)
+        at = self._offset(data)
         return data[:at] + data[at + 1 + int(self._choose.random() * 16) :]
 
     def _extend(self, data: bytes) -> bytes:
@@ -113,16 +113,16 @@ class Mutator:
         filler = bytes(count) if self._choose.random() < 0.3 else self._choose.randbytes(count)
         if self._choose.random() < 0.7:
             return data + filler
-        at = self._place(data)
+        at = self._offset(data)
         return data[:at] + filler + data[at:]
 
     def _double(self, data: bytes) -> bytes:
-        start = self._place(data)
+        start = self._offset(data)
         end = start + 1 + int(self._choose.random() * 64)
         return data[:end] + data[start:end] * self._choose.randint(1, 3) + data[end:]
 
     def _swap(self, data: bytes) -> bytes:
-        a, b, c = sorted(self._place(data) for _ in range(3))
+        a, b, c = sorted(self._offset(data) for _ in range(3))
         return data[:a] + data[b:c] + data[a:b] + data[c:]
 
     def _number(self, data: bytes) -> bytes:
@@ -134,16 +134,16 @@ class Mutator:
         elif kind < 0.5:
             value = (1 << 8 * width - 1) + (value & 1)
         value &= (1 << 8 * width) - 1
-        at = self._place(data)
-        order = "big" if self._choose.random() < 0.5 else "little"
-        return data[:at] + value.to_bytes(width, order) + data[at + width :]
+        at = self._offset(data)
+        big = self._choose.random() < 0.5
+        return data[:at] + value.to_bytes(width, "big" if big else "little") + data[at + width :]
 
     def _splice(self, data: bytes) -> bytes:
         other = self._choose.choice(self._corpus)
         if self._choose.random() < 0.5:
-            at = self._place(data)
+            at = self._offset(data)
             return data[:at] + other[at:]
-        return data[: self._place(data)] + other[self._place(other) :]
+        return data[: self._offset(data)] + other[self._offset(other) :]
 
     def _random(self, data: bytes) -> bytes:
         count = int(self._choose.random() * (len(data) + 32))
@@ -174,7 +174,7 @@ class Mutator:
         start, end = self._choose.choice(self._words[which])
         other_start, other_end = self._choose.choice(self._words[which])
         kind = self._choose.random()
-        if kind < 0.4:  # another word in its place
+        if kind < 0.4:  # another word instead
             return text[:start] + text[other_start:other_end] + text[end:]
         if kind < 0.6:
             return text[:start] + self._choose.choice(_NUMBERS) + text[end:]

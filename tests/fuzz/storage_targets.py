@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from bookie_server.storage import records
 from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
@@ -14,8 +15,8 @@ from bookie_server.storage.journal.changes import (
     fence_body,
     last_add_confirmed_body,
 )
+from bookie_server.storage.journal.files import journal_path, read_batches
 from bookie_server.storage.journal.journal import Journal
-from bookie_server.storage.journal.journal_files import journal_path, read_batches
 from bookie_server.storage.journal.mark import Mark, pack_mark, unpack_mark
 from bookie_server.storage.journal.replay import START_OF_JOURNAL
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_path
@@ -34,8 +35,8 @@ from spark_ledger.errors import ConfigurationError, CorruptionError, DigestMisma
 from spark_ledger.limits import KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
-from spark_ledger.wire.frame import Crc32cDigest, HmacDigest, open_frame, open_run
-from tests.frames import seal
+from spark_ledger.wire.frame import Crc32cDigest, HmacDigest, open_run
+from tests.frames import open_frame, seal
 from tests.fuzz.target import Target, only_what_was_written, written_again_it_is_the_same
 from tests.unit.bookie_server.storage.support import JOURNAL, LEDGERS, formatted, make_run
 
@@ -151,7 +152,7 @@ def _blocks() -> list[Target]:
     corpus = [b"".join(encode_run(run, EntryId(run.first_entry - 1)).buffers) for run in RUNS]
 
     def again(value: object) -> bytes:
-        run, last_add_confirmed = value  # type: ignore[misc]
+        run, last_add_confirmed = cast("tuple[EntryRun, EntryId]", value)
         return b"".join(encode_run(run, last_add_confirmed).buffers)
 
     judge = written_again_it_is_the_same(again)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,17 +14,16 @@ from spark_ledger.stream.format.ipc_message import check_record_batch_message
 from spark_ledger.stream.model import Compression
 from tests.fuzz.target import Target
 
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        ("name", pa.string()),
-        ("price", pa.decimal128(10, 2)),
-        ("tags", pa.list_(pa.string())),
-        ("place", pa.struct([("x", pa.float64()), ("y", pa.float64())])),
-        ("counts", pa.map_(pa.string(), pa.int32())),
-        ("day", pa.date32()),
-    ]
-)
+_FIELDS: list[pa.Field[Any]] = [
+    pa.field("id", pa.int64(), nullable=False),
+    pa.field("name", pa.string()),
+    pa.field("price", pa.decimal128(10, 2)),
+    pa.field("tags", pa.list_(pa.string())),
+    pa.field("place", pa.struct([("x", pa.float64()), ("y", pa.float64())])),
+    pa.field("counts", pa.map_(pa.string(), pa.int32())),
+    pa.field("day", pa.date32()),
+]
+SCHEMA = pa.schema(_FIELDS)
 ROWS = 9
 _WHERE = "ledger 1 entry 2"
 

@@ -1,4 +1,4 @@
-"""A million malformed inputs to every parser, and proof that the loop sees what is wrong."""
+"""Malformed inputs to every parser, and proof that the loop sees what is wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bookie_server.storage import records
+from tests.effort import FUZZED_INPUTS
 from tests.fuzz import loop
 from tests.fuzz.loop import FuzzError, fuzz
 from tests.fuzz.metadata_targets import metadata_targets
@@ -18,7 +19,6 @@ from tests.fuzz.targets import all_targets
 from tests.fuzz.text_targets import text_targets
 from tests.fuzz.wire_targets import wire_targets
 
-INPUTS = 1_000_000
 SEED = 4
 
 
@@ -26,10 +26,12 @@ SEED = 4
 @pytest.mark.parametrize(
     "targets", [storage_targets, wire_targets, metadata_targets, stream_targets, text_targets]
 )
-def test_every_parser(targets: Callable[[], list[Target]]) -> None:
+def test_parser_accepts_or_raises_its_named_errors(
+    targets: Callable[[], list[Target]],
+) -> None:
     group = targets()
     share = sum(target.share for target in group) / sum(target.share for target in all_targets())
-    wanted = int(INPUTS * share) + 1
+    wanted = int(FUZZED_INPUTS.test * share) + 1
     outcomes = fuzz(group, inputs=wanted, seed=SEED)
     print(f"seed {SEED}", *outcomes, sep="\n")
     assert sum(outcome.inputs for outcome in outcomes) >= wanted
@@ -58,19 +60,19 @@ def hang(data: bytes) -> object:
     return data
 
 
-def test_a_checksum_that_is_not_looked_at_is_found() -> None:
+def test_parser_that_ignores_its_checksum_is_found() -> None:
     judge = only_what_was_written(HEADERS, parse_without_checksum)
     target = Target("headers", HEADERS, parse_without_checksum, (), 1, judge)
     with pytest.raises(FuzzError, match="headers, seed 1, chunk 0: accepted"):
         fuzz([target], inputs=1000, seed=1)
 
 
-def test_an_error_without_a_name_is_found() -> None:
+def test_parser_that_raises_another_error_is_found() -> None:
     with pytest.raises(FuzzError, match="raised KeyError"):
         fuzz([Target("headers", HEADERS, raise_another_error, (ValueError,), 1)], inputs=9, seed=1)
 
 
-def test_a_hang_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parser_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "CHUNK_SECONDS_MAX", 1)
     with pytest.raises(FuzzError, match="no end after 1 s"):
         fuzz([Target("headers", HEADERS, hang, (), 1)], inputs=9, seed=1)

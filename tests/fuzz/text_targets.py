@@ -15,12 +15,12 @@ from connector.read.offsets import (
     ledger_offset,
     ledger_position,
     stream_offset,
-    stream_place,
+    stream_position,
 )
 from spark_ledger.cli.ddl import parse_columns
 from spark_ledger.cli.streams import position as parse_cli_position
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.metadata.uri import parse_uri
+from spark_ledger.metadata.connect import parse_uri
 from spark_ledger.stream.model import check_stream_name
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 from tests.fuzz.target import Parse, Target
@@ -79,7 +79,7 @@ def text_targets() -> list[Target]:
     offsets = [json.dumps(stream_offset(Dlsn(3, 1, slot), "5f2a")).encode() for slot in (0, 5)]
     raw = [json.dumps(ledger_offset(LedgerId(7), EntryId(9))).encode()]
     return [
-        _target("stream offset", offsets, _json(lambda o: stream_place(o)), 15_000),
+        _target("stream offset", offsets, _json(lambda o: stream_position(o)), 15_000),
         _target("ledger offset", raw, _json(lambda o: ledger_position(o, LedgerId(7))), 15_000),
         _target("read options", _dumped(_READ), _options(read_options), 8_000),
         _target("write options", _dumped(_WRITE), _options(write_options), 8_000),
@@ -125,7 +125,7 @@ def _text(parse: Any) -> Parse:
             text = data.decode("utf-8")
         except UnicodeDecodeError:
             text = data.decode("latin-1")
-        return parse(text)  # type: ignore[no-any-return]
+        return parse(text)
 
     return parse_text
 
@@ -140,7 +140,7 @@ def _json(parse: Any) -> Parse:
             raise _NotTextError from error
         if not isinstance(found, dict):
             raise _NotTextError
-        return parse(found)  # type: ignore[no-any-return]
+        return parse(found)
 
     return parse_json
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import MalformedMessageError
 from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -49,7 +49,7 @@ def wire_targets() -> list[Target]:
     results = pb.AppendResponse()
     results.results.add(tag=1, ledger_id=1, last_entry=9)
     results.results.add(tag=2**64 - 1, ledger_id=2, last_entry=8, status=3, message="fenced")
-    named = (ConfigurationError,)
+    named = (MalformedMessageError,)
     return [
         Target("append request", requests, decode_append_request, named, 80_000, _judge_adds),
         Target("read response", responses, _read_response, named, 60_000, _judge_entries),

@@ -7,26 +7,28 @@ from dataclasses import replace
 from typing import Any
 
 from spark_ledger.types import BookieId, EntryId, Fragment, Quorums
-from tests.history.final import FinalLedger
+from tests.history.checkers import check_all
+from tests.history.final import Final, FinalLedger
 from tests.history.model import Event, History, Phase, value
 
 BOOKIES = ("a", "b", "c")
 
 
 class Builder:
-    """Time is the number of events so far. Every method returns the operation's number."""
+    """Writes a history. Time is the number of events so far. Every method returns the operation's
+    number."""
 
     def __init__(self) -> None:
         self.history = History()
         self._operations = 0
 
     def begin(self, name: str, process: str = "w", **fields: Any) -> Event:
-        """The INVOKE of an operation that ``finish`` will end."""
+        """Record the INVOKE of an operation that ``finish`` will end."""
         self._operations += 1
         return self._record(process, self._operations, Phase.INVOKE, name, **fields)
 
     def finish(self, invoke: Event, phase: Phase = Phase.OK, **fields: Any) -> int:
-        """The end of an operation; ``fields`` are those that differ from the INVOKE's."""
+        """Record the end of an operation; ``fields`` are those that differ from its INVOKE."""
         event = replace(invoke, time_ns=self._now(), phase=phase, values=())
         self.history.record(replace(event, **fields))
         return invoke.operation
@@ -80,14 +82,14 @@ class Builder:
     def look(
         self, name: str, last_add_confirmed: int, *, process: str = "r", closed: bool = False
     ) -> int:
-        """open or refresh."""
+        """Record an open or a refresh."""
         invoke = self.begin(name, process, ledger_id=1)
         return self.finish(invoke, last_add_confirmed=last_add_confirmed, closed=closed)
 
     def close(
         self, end: int, *, name: str = "close", process: str = "w", ledger_id: int = 1
     ) -> int:
-        """close or recover."""
+        """Record a close or a recovery."""
         return self.finish(self.begin(name, process, ledger_id=ledger_id), entry_id=end)
 
     def commit(
@@ -117,7 +119,7 @@ class Builder:
 
 
 def entry(entry_id: int, ledger_id: int = 1) -> str:
-    """The value that stands at an entry of a ledger in these histories."""
+    """The value of an entry in these histories."""
     return value("w", f"L{ledger_id}", entry_id)
 
 
@@ -145,3 +147,15 @@ def final_ledger(
         replicas=dict.fromkeys(BOOKIES, held),
     )
     return replace(made, **fields)
+
+
+def names(history: History, *final: FinalLedger, exact: bool = True) -> set[str]:
+    """The names of the violations that the checkers find."""
+    return {v.name for v in check_all(history, Final.of(*final), exact=exact)}
+
+
+def written(b: Builder, count: int = 3) -> None:
+    """Ledger 1 with so many acknowledged entries."""
+    b.create()
+    for entry_id in range(count):
+        b.append(entry_id)

@@ -1,8 +1,8 @@
-"""check_all: every checker over one history and the state after healing.
+"""check_all: runs every checker over one history and the state after healing.
 
-The checkers know the promises and nothing of how they are kept: they see what clients asked, what
-they were told, and what a fresh reader finds at the end. A ledger has one writer, so each of them
-takes linear time; only the state of a ledger is searched for an order, and those are few calls.
+Checkers know the promises and nothing about the implementation: they see what clients asked, what
+they were told, and what a fresh reader finds at the end. A ledger has one writer, so each checker
+takes linear time. Only the state of a ledger needs a search for an order, over few calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.history.violation import Violation
 from tests.history.visibility_checks import dirty_read, last_confirmed, real_time
 
 SAME_NAME_MAX = 10
-"""One fault often breaks thousands of entries: so many violations of a name are kept."""
+"""How many violations of one name are kept: one bug often breaks thousands of entries."""
 
 Checker = Callable[[History, Final], list[Violation]]
 
@@ -43,11 +43,11 @@ CHECKERS: tuple[Checker, ...] = (
 
 
 def check_all(history: History, final: Final, *, exact: bool = False) -> list[Violation]:
-    """Every violation that any checker finds; empty for a history that keeps all promises.
+    """Every violation that any checker finds; empty if the history keeps all promises.
 
-    ``exact``: events were recorded in the very moment in which they happened, as a simulator can;
-    then an entry counts as confirmed only from its acknowledgement on. Real processes may be
-    paused between being told and writing it down.
+    ``exact``: events were recorded at the moment they happened, as in the simulator. Then an entry
+    counts as confirmed only after its acknowledgement was recorded. A real process may be paused
+    between being told and recording it.
     """
     found = [violation for checker in CHECKERS for violation in checker(history, final)]
     found += dirty_read(history, final, exact=exact)
@@ -56,7 +56,7 @@ def check_all(history: History, final: Final, *, exact: bool = False) -> list[Vi
 
 
 def _limited(found: list[Violation]) -> list[Violation]:
-    """The first of each name, and how many more there are."""
+    """Keep the first violations of each name, and say how many more there are."""
     totals = Counter((v.invariant, v.name) for v in found)
     seen: Counter[tuple[str, str]] = Counter()
     kept = []

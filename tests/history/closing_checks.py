@@ -1,4 +1,4 @@
-"""Closing: one end that all agree on, and nothing acknowledged behind it or after it."""
+"""Closing: all agree on one end, and nothing is acknowledged beyond it or after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIVING_UP = frozenset({"EnsembleLostError", "NotEnoughBookiesError"})
 
 
 def close_disagreement(history: History, final: Final) -> list[Violation]:
-    """I7: whoever closes a ledger, or finds it closed, names the same end for ever."""
+    """I7: whoever closes a ledger, or finds it closed, reports the same end."""
     found = []
     for ledger in facts_of(history):
         said: tuple[int, tuple[int, ...]] | None = None
@@ -43,7 +43,8 @@ def _ends(ledger: LedgerFacts) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def acknowledged_after_close(history: History, _final: Final) -> list[Violation]:
-    """I8: once a ledger is closed nothing is acknowledged that began later or lies behind it."""
+    """I8: once a ledger is closed, no add that began later or lies beyond its end is
+    acknowledged."""
     found = []
     for ledger in facts_of(history):
         closings = [o for o in ledger.others if o.invoke.name in CLOSING and o.ok]
@@ -65,7 +66,7 @@ def acknowledged_after_close(history: History, _final: Final) -> list[Violation]
 
 
 def metadata_register(history: History, _final: Final) -> list[Violation]:
-    """I7: creating, closing, finding open or closed, and deleting fit one order in real time."""
+    """I7: creating, closing, finding open or closed, and deleting have one order in real time."""
     found = []
     for ledger in facts_of(history):
         calls = _register_calls(ledger)
@@ -108,8 +109,8 @@ def _register_call(operation: Operation) -> Register | None:
     if end is not None and end.error == "NoSuchLedgerError":
         return Register("is-gone", -1, began, ended, number)
     if name in ("close", "recover", "delete"):
-        # It may take effect at any time from now on, or never, whatever it was told: an attempt
-        # to close that failed may have left its request on the way.
+        # It may take effect at any later time, or never: an attempt to close that failed may have
+        # left its request in the network.
         what = "delete" if name == "delete" else "close"
         return Register(what, None, began, FOREVER, number)
     return None

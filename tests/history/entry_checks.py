@@ -1,4 +1,4 @@
-"""Entries: none lost, none from nowhere, none with two contents, none out of order, no hole."""
+"""Entries: none is lost, invented, changed, reordered or missing in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DENIALS = frozenset({"NoSuchEntryError", "DigestMismatchError", "DataLossError",
 
 
 def lost(history: History, final: Final) -> list[Violation]:
-    """I1, I2: every acknowledged append is in the ledger at the end, where it was said to be."""
+    """I1, I2: every acknowledged append is in the ledger at the end, under the id it was told."""
     found = []
     for ledger in facts_of(history):
         last = final.ledgers.get(ledger.ledger_id)
@@ -33,7 +33,7 @@ def lost(history: History, final: Final) -> list[Violation]:
 
 
 def _gone(ledger: LedgerFacts, *, was_looked_for: bool) -> list[Violation]:
-    """A ledger that is not there at the end must have been deleted by somebody."""
+    """A ledger that is missing at the end must have been deleted."""
     if not was_looked_for or ledger.delete_began < FOREVER:
         return []
     known = [o for o in [ledger.created, *ledger.acknowledged[:1]] if o is not None and o.ok]
@@ -59,9 +59,9 @@ def phantom(history: History, final: Final) -> list[Violation]:
     """I4: whatever is read was appended to this ledger before, and its append did not fail."""
     found = []
     for ledger in facts_of(history):
-        for where, values, place, number in _sightings(ledger, final):
+        for where, values, index, number in _sightings(ledger, final):
             for offset, value in enumerate(values):
-                why = _why_phantom(ledger, value, place)
+                why = _why_phantom(ledger, value, index)
                 if why:
                     text = f"ledger {ledger.ledger_id}, {where}, value {offset}: {why}"
                     found.append(Violation("I4", "phantom", text, number))
@@ -71,7 +71,7 @@ def phantom(history: History, final: Final) -> list[Violation]:
 def _sightings(
     ledger: LedgerFacts, final: Final
 ) -> Iterator[tuple[str, tuple[str, ...], int, tuple[int, ...]]]:
-    """Everything that was read of a ledger: where, the values, when, by which operation."""
+    """Everything that was read from a ledger: where, the values, when, by which operation."""
     for read in ledger.reads:
         if read.ok:
             where = f"read of {read.first_entry} to {read.last_entry}"
@@ -85,20 +85,21 @@ def _sightings(
         yield f"bookie {bookie}", values, FOREVER, ()
 
 
-def _why_phantom(ledger: LedgerFacts, value: str, place: int) -> str | None:
+def _why_phantom(ledger: LedgerFacts, value: str, index: int) -> str | None:
     origin = ledger.by_value.get(value)
     if origin is None:
         kind = "nobody appended" if verify(value) else "damaged:"
         return f"{kind} {short(value)}"
     if origin.phase is Phase.FAIL:
         return f"{short(value)} is there, but its append (operation {origin.number}) failed"
-    if origin.began > place:
+    if origin.began > index:
         return f"{short(value)} was read before it was appended (operation {origin.number})"
     return None
 
 
 def divergence(history: History, final: Final) -> list[Violation]:
-    """I4: an entry has one content, whoever reads it, and on every bookie up to the end."""
+    """I4: an entry has one content, for every reader and on every bookie, up to the ledger's
+    end."""
     found = []
     for ledger in facts_of(history):
         said: dict[int, tuple[str, tuple[int, ...]]] = {}
@@ -130,7 +131,7 @@ def _contents(
 
 
 def _replica_divergence(last: FinalLedger) -> Iterator[Violation]:
-    """Bookies against one another, and against what was read if they hold values."""
+    """Compare bookies with each other, and with what was read if they hold values."""
     said: dict[int, tuple[str, str]] = {}
     for bookie, held in last.replicas.items():
         for entry_id, content in held.items():
@@ -187,7 +188,7 @@ def _disorder(
 
 
 def hole(history: History, final: Final) -> list[Violation]:
-    """I4: a read brings all it was asked for, a tail skips nothing, a ledger is dense."""
+    """I4: a read returns all it was asked for, a tail skips nothing, a ledger is dense."""
     found = []
     for ledger in facts_of(history):
         for read in ledger.reads:
@@ -215,7 +216,7 @@ def hole(history: History, final: Final) -> list[Violation]:
 
 
 def denied(history: History, _final: Final) -> list[Violation]:
-    """I10: nobody is told that an entry, or a ledger, that is known to be there does not exist."""
+    """I10: nobody is told that an entry or ledger does not exist which is known to exist."""
     found = []
     for ledger in facts_of(history):
         for operation in [*ledger.reads, *ledger.others]:
@@ -236,6 +237,6 @@ def denied(history: History, _final: Final) -> list[Violation]:
     return found
 
 
-def _was_there(ledger: LedgerFacts, place: int) -> bool:
-    created = ledger.created is not None and ledger.created.ok and ledger.created.ended < place
-    return created or ledger.known_before(place) >= 0
+def _was_there(ledger: LedgerFacts, index: int) -> bool:
+    created = ledger.created is not None and ledger.created.ok and ledger.created.ended < index
+    return created or ledger.known_before(index) >= 0

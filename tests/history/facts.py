@@ -1,4 +1,4 @@
-"""Facts: a history sorted by ledger, once, so that each checker is a short linear walk."""
+"""Facts: a history sorted by ledger once, so that each checker is a short linear walk."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ CLOSING = frozenset({"close", "recover"})
 LOOKING = frozenset({"open", "refresh", "recover"})
 
 _GAVE_UP = frozenset({"", "TimeoutError"})
-"""Errors by which a caller stopped waiting: what it waited for may still have happened."""
+"""Errors that end the waiting of a caller: the operation may still have happened."""
 
 
 class Steps:
-    """A number that only grows, by place in the history: what was known just before a place."""
+    """A number that only grows, by index in the history: its value just before an index."""
 
     def __init__(self, steps: list[tuple[int, int]]) -> None:
         steps.sort()
-        self._places = [place for place, _ in steps]
+        self._indexes = [index for index, _ in steps]
         self._values = list(accumulate((value for _, value in steps), max))
 
-    def before(self, place: int) -> int:
-        """The value before ``place``; -1 at the beginning."""
-        at = bisect_left(self._places, place)
+    def before(self, index: int) -> int:
+        """The value before an index; -1 at the beginning."""
+        at = bisect_left(self._indexes, index)
         return -1 if at == 0 else self._values[at - 1]
 
 
@@ -42,7 +42,7 @@ class LedgerFacts:
     appends: list[Operation] = field(default_factory=list)
     """In order of invocation, which is the writer's order."""
     reads: list[Operation] = field(default_factory=list)
-    """Reads and deliveries of tails that brought something or ended in an error."""
+    """Reads and deliveries of tails that returned entries or an error."""
     others: list[Operation] = field(default_factory=list)
     """close, recover, open, refresh, delete."""
     by_value: dict[str, Operation] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class LedgerFacts:
                 self.others.append(operation)
 
     def index(self) -> None:
-        """Prepare the questions below; call once, when all is added."""
+        """Prepare the questions below. Call it once, when all operations are added."""
         self.acknowledged = [o for o in self.appends if o.ok]
         self._acknowledged_at = Steps([(o.ended, entry_of(o)) for o in self.acknowledged])
         self._possible = Steps(self._possibly_confirmed())
@@ -76,7 +76,8 @@ class LedgerFacts:
         self.delete_began = min((o.began for o in deletes), default=FOREVER)
 
     def _possibly_confirmed(self) -> list[tuple[int, int]]:
-        """Entries by when they were asked for: acknowledged some time, or nobody knows whether."""
+        """The entry of each append that was acknowledged or may have been, with the index of its
+        begin."""
         steps, entry_id = [], -1
         for operation in self.appends:
             if operation.phase is Phase.FAIL:
@@ -86,22 +87,22 @@ class LedgerFacts:
                 steps.append((operation.began, entry_id))
         return steps
 
-    def acknowledged_before(self, place: int) -> int:
-        """The highest entry whose writer was told so before this place; -1 for none."""
-        return self._acknowledged_at.before(place)
+    def acknowledged_before(self, index: int) -> int:
+        """The highest entry whose acknowledgement the writer had before this index; -1 for none."""
+        return self._acknowledged_at.before(index)
 
-    def known_before(self, place: int) -> int:
-        """The highest entry that anybody knew to be part of the ledger before this place."""
-        return self._known_at.before(place)
+    def known_before(self, index: int) -> int:
+        """The highest entry known to anybody to be part of the ledger before this index."""
+        return self._known_at.before(index)
 
-    def confirmed_by(self, place: int, *, exact: bool) -> int:
-        """The highest entry that may be confirmed at this place, as long as nobody has begun to
-        close the ledger.
+    def confirmed_by(self, index: int, *, exact: bool) -> int:
+        """The highest entry that may be confirmed at this index, while nobody has begun to close
+        the ledger.
 
-        ``exact``: events were recorded in the moment in which they happened. Otherwise the writer
-        may have been told, and was slow, paused or killed before it could write it down.
+        ``exact``: events were recorded at the moment they happened. Otherwise the writer may have
+        been told, and was slow, paused or killed before it recorded that.
         """
-        return self.acknowledged_before(place) if exact else self._possible.before(place)
+        return self.acknowledged_before(index) if exact else self._possible.before(index)
 
 
 def _nobody_knows(operation: Operation) -> bool:
@@ -139,7 +140,7 @@ _known: WeakKeyDictionary[History, tuple[int, Facts]] = WeakKeyDictionary()
 
 
 def facts_of(history: History) -> Facts:
-    """The facts of a history, made once as long as it does not grow."""
+    """The facts of a history, computed once while it does not grow."""
     size, facts = _known.get(history, (-1, None))
     if facts is None or size != len(history):
         facts = Facts(history)

@@ -1,4 +1,4 @@
-"""What is true once all faults have healed: read afresh, compared with what clients were told."""
+"""The state after all faults have healed, read afresh, to compare with what clients were told."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class FinalLedger:
     beyond_tolerance: bool = False
 
     def write_set(self, entry_id: int) -> tuple[str, ...]:
-        """The bookies that must have been sent an entry, by the rule of the protocol."""
+        """The bookies that must have been sent an entry: its write set (rule P1)."""
         fragment = next(f for f in reversed(self.fragments) if f.first_entry <= entry_id)
         return self.write_set_of(fragment, entry_id)
 
     def write_set_of(self, fragment: Fragment, entry_id: int) -> tuple[str, ...]:
-        """The same, for an entry of this fragment."""
+        """The same for an entry of this fragment."""
         size = self.quorums.ensemble_size
-        slots = ((entry_id + i) % size for i in range(self.quorums.write_quorum))
-        return tuple(fragment.bookies[slot] for slot in slots if slot < len(fragment.bookies))
+        indexes = ((entry_id + i) % size for i in range(self.quorums.write_quorum))
+        return tuple(fragment.bookies[index] for index in indexes if index < len(fragment.bookies))
 
 
 @dataclass(frozen=True, slots=True)
 class FinalCommit:
-    """One commit of a stream, as it is numbered, with its values in stream order."""
+    """One commit of a stream, with its number and its values in stream order."""
 
     number: int
     sink_id: str
@@ -67,7 +67,7 @@ class FinalStream:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """Everything at the end. Ledgers that only a stream names are judged through the stream."""
+    """Everything at the end. A ledger that only a stream names is judged through the stream."""
 
     ledgers: Mapping[int, FinalLedger] = field(default_factory=dict)
     streams: Mapping[str, FinalStream] = field(default_factory=dict)

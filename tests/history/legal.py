@@ -17,7 +17,7 @@ LEDGER = 1
 
 @dataclass(eq=False)
 class LegalLedger:
-    """One writer, two readers, at last somebody who closes."""
+    """One writer, two readers, and at last somebody who closes."""
 
     rng: random.Random
     builder: Builder
@@ -26,7 +26,7 @@ class LegalLedger:
     pushed: int = -1
     confirmed: int = -1
     visible: int = -1
-    """What whoever asks the bookies learns at the least."""
+    """The lowest LAC that a reader can be told now."""
     end: int | None = None
     handles: dict[str, int] = field(default_factory=dict)
     """The last add confirmed of each reader's handle."""
@@ -79,7 +79,7 @@ class LegalLedger:
         )
 
     def finish(self) -> None:
-        """Close it: by its writer, or by recovery after the writer died or was fenced."""
+        """Close the ledger: by its writer, or by recovery after the writer died or was fenced."""
         how = self.rng.choice(("close", "died", "fenced"))
         if how == "close":
             while self.flying:
@@ -125,7 +125,7 @@ class LegalLedger:
 
 @dataclass(eq=False)
 class LegalStream:
-    """Two sinks that commit, repeat what they do not know of, and read."""
+    """Two sinks that commit, repeat commits of unknown outcome, and read."""
 
     rng: random.Random
     builder: Builder
@@ -143,7 +143,7 @@ class LegalStream:
         values = tuple(row(self.rows + n) for n in range(self.rng.randint(1, 3)))
         self.rows += len(values)
         applied = False
-        while self.rng.random() < 0.3:  # an attempt of unknown or failed outcome, then again
+        while self.rng.random() < 0.3:  # repeat what may have failed
             phase = self.rng.choice((Phase.UNKNOWN, Phase.FAIL))
             self.builder.commit(-1, values, transaction, sink_id=sink, process=sink, phase=phase)
             if phase is Phase.UNKNOWN and not applied and self.rng.random() < 0.5:
@@ -176,7 +176,7 @@ class LegalStream:
 
 
 def legal(seed: int) -> tuple[Builder, Final]:
-    """A legal history with the state after it."""
+    """A legal history, and the state after it."""
     rng, builder = random.Random(seed), Builder()
     ledger, stream = LegalLedger(rng, builder), LegalStream(rng, builder)
     builder.create()

@@ -1,7 +1,7 @@
-"""Liveness (I13): how long clients had to wait, per operation, per fault, and after healing.
+"""Liveness (I13): how long clients waited, by operation, by fault, and after healing.
 
-A stall is a time in which nobody was told that an append succeeded, although somebody wanted one.
-Times are reported, and compared only with bounds that the caller names.
+A stall is a time in which no append succeeded although one was in flight. Times are reported, and
+compared only with bounds that the caller gives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Window(NamedTuple):
-    """A stretch of time with a name: a fault from its injection until it was healed, a phase."""
+    """A named stretch of time: a fault from its injection until it was healed, or a phase."""
 
     name: str
     first_ns: int
@@ -27,7 +27,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How operations of one name went. Times in seconds, of those that succeeded."""
+    """Counts of the operations of one name, and latencies in seconds of those that succeeded."""
 
     name: str
     ok: int
@@ -69,10 +69,8 @@ def _quantile(ascending: Sequence[float], share: float) -> float:
 
 
 def longest_stall(history: History, window: Window, names: Iterable[str] = ("append",)) -> float:
-    """The longest time within a window, in seconds, without a success of these operations.
-
-    A window without any invocation of them has no stall: nobody wanted anything.
-    """
+    """The longest time within a window, in seconds, without a success of these operations. A window
+    without any such invocation has no stall."""
     wanted = frozenset(names)
     done: list[int] = []
     asked = False
@@ -86,13 +84,13 @@ def longest_stall(history: History, window: Window, names: Iterable[str] = ("app
             done.append(end_ns)
     if not asked:
         return 0.0
-    places = [window.first_ns, *sorted(done), window.last_ns]
-    return max(b - a for a, b in pairwise(places)) / SECOND_NS
+    moments = [window.first_ns, *sorted(done), window.last_ns]
+    return max(b - a for a, b in pairwise(moments)) / SECOND_NS
 
 
 def longest_wait(history: History, since_ns: int) -> tuple[float, Operation | None]:
-    """The operation that took longest, of those that ended (or began) after ``since_ns``, counted
-    from then on at the earliest, in seconds."""
+    """The slowest operation that ended (or began) after ``since_ns``, in seconds, counted from
+    ``since_ns`` at the earliest."""
     worst, which = 0.0, None
     for operation in history.operations():
         if operation.end is None or operation.end.time_ns < since_ns:
@@ -104,7 +102,7 @@ def longest_wait(history: History, since_ns: int) -> tuple[float, Operation | No
 
 
 def never_ended(history: History, alive: Iterable[str]) -> list[Violation]:
-    """I13: once all is healed, every operation of a process that lives has come to an end."""
+    """I13: after healing, every operation of a living process has ended."""
     living = frozenset(alive)
     return [
         Violation(
@@ -119,7 +117,7 @@ def never_ended(history: History, alive: Iterable[str]) -> list[Violation]:
 
 
 def stalled(history: History, healed: Window, bound_s: float) -> list[Violation]:
-    """I13: after healing, appends go on within a bound, and no operation takes longer."""
+    """I13: after healing, appends succeed within a bound, and no operation takes longer."""
     found = []
     stall_s = longest_stall(history, healed)
     if stall_s > bound_s:

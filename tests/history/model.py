@@ -26,11 +26,11 @@ NOT_REPORTED = -2
 """A last add confirmed that the handle did not report."""
 
 FOREVER = sys.maxsize
-"""The place of an end that never came."""
+"""The index of an end that never came."""
 
 
 class Phase(StrEnum):
-    """Where in an operation's life an event stands. A timeout is UNKNOWN, never FAIL."""
+    """The part of an operation's life that an event records. A timeout is UNKNOWN, never FAIL."""
 
     INVOKE = "invoke"
     OK = "ok"
@@ -85,10 +85,8 @@ def encode_line(event: Event) -> bytes:
 
 
 class Operation(NamedTuple):
-    """An operation as a whole. ``end`` is None when nobody ever heard of it again.
-
-    ``began`` and ``ended`` are the places of its events in the history, which is its order.
-    """
+    """A whole operation. ``end`` is None if its end was never recorded. ``began`` and ``ended`` are
+    the indexes of its events in the history, which is its order."""
 
     invoke: Event
     end: Event | None
@@ -110,7 +108,7 @@ class Operation(NamedTuple):
 
     @property
     def ledger_id(self) -> int:
-        """The ledger; -1 for a creation of which nobody knows what it created."""
+        """The ledger; -1 for a creation whose result is unknown."""
         return self.invoke.ledger_id if self.end is None else self.end.ledger_id
 
     @property
@@ -120,18 +118,18 @@ class Operation(NamedTuple):
 
     @property
     def values(self) -> tuple[str, ...]:
-        """What an operation that ended brought."""
+        """What the operation returned; it must have ended."""
         assert self.end is not None, "only an operation that ended brought something"
         return self.end.values
 
     @property
     def last_entry(self) -> int:
-        """The last entry that a read brought; below ``first_entry`` for none."""
+        """The last entry that a read returned; below ``first_entry`` for none."""
         return self.first_entry + len(self.values) - 1
 
 
 class History:
-    """Events in order of time; with a file, each is one JSON line that survives a kill."""
+    """Events in order of time. With a file, each event is one JSON line that survives a kill."""
 
     def __init__(self, events: Iterable[Event] = (), *, path: Path | None = None) -> None:
         self.events: list[Event] = list(events)
@@ -139,14 +137,14 @@ class History:
         self._file: IO[bytes] | None = None if path is None else path.open("ab")
 
     def record(self, event: Event) -> None:
-        """Append an event. With a file, the line is with the kernel when this returns."""
+        """Append an event. With a file, the kernel has the line when this returns."""
         self.events.append(event)
         if self._file is not None:
             self._file.write(encode_line(event))
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file; events stay."""
+        """Close the file; the events stay."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -164,11 +162,9 @@ class History:
 
     @classmethod
     def load(cls, *paths: Path) -> History:
-        """Merge files by time. A last line that a kill cut short is left out; other damage raises.
-
-        An invocation goes before an end of the same nanosecond, so that nothing seems to have
-        been known before it was asked.
-        """
+        """Merge files by time. A last line that a kill cut short is left out; other damage raises
+        ValueError. Of two events in the same nanosecond, an INVOKE goes before an end, so that
+        nothing seems to be known before it was asked."""
         events: list[Event] = []
         for path in paths:
             events.extend(_lines(path))
@@ -176,11 +172,8 @@ class History:
         return cls(events)
 
     def operations(self, *names: str) -> list[Operation]:
-        """Operations (of these names, or all) in order of invocation, each with its end.
-
-        A tail delivers several times: each delivery is an operation of its own, with its own
-        number, invoked when the tail began to wait.
-        """
+        """Operations (of these names, or all) in order of invocation, each with its end. Each
+        delivery of a tail becomes an operation of its own, invoked when the tail began to wait."""
         if self._paired[0] != len(self.events):
             self._paired = (len(self.events), self._pair())
         paired = self._paired[1]
@@ -189,12 +182,12 @@ class History:
     def _pair(self) -> list[Operation]:
         ends: dict[int, tuple[int, Event]] = {}
         invokes: list[tuple[int, Event]] = []
-        for place, event in enumerate(self.events):
+        for index, event in enumerate(self.events):
             if event.phase is Phase.INVOKE:
-                invokes.append((place, event))
+                invokes.append((index, event))
                 continue
             assert event.operation not in ends, f"operation {event.operation} ends twice"
-            ends[event.operation] = (place, event)
+            ends[event.operation] = (index, event)
         paired = []
         for began, event in invokes:
             ended, end = ends.pop(event.operation, (FOREVER, None))

@@ -1,9 +1,9 @@
-"""A ledger's state as a register, and the search for an order that explains what was seen.
+"""The state of a ledger as a register, and the search for an order that explains what was seen.
 
-The search is that of Wing and Gong, with the memory of Lowe: take any call that may come first,
-apply it, go on; states that were tried are not tried again. A call that only looks and fits is
-taken at once, because that never hurts. What cannot be decided within the budget is said to be
-undecided, and is never called correct.
+The search is that of Wing and Gong with Lowe's memory: take any call that may come first, apply it,
+go on; states that were tried are not tried again. A call that only reads the state and fits is
+taken at once, because that never hurts. If the budget is used up the result is "undecided", never
+"correct".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ State = tuple[str, int | None]
 class Register(NamedTuple):
     """One call. ``what``: create, close, delete; is-open, is-closed, is-gone.
 
-    ``end`` is the ledger's end that was told; None if nobody knows what the call did: it may take
+    ``end`` is the ledger's end that was reported; None if the outcome is unknown: the call may take
     effect once, at any time after it began, or never.
     """
 
@@ -38,7 +38,8 @@ class Register(NamedTuple):
 
 
 def linearize(calls: Sequence[Register], steps_max: int = STEPS_MAX) -> bool | None:
-    """Whether some order fits; None if that could not be found out in ``steps_max`` steps."""
+    """Whether some order explains the calls; None if ``steps_max`` steps were not enough to
+    tell."""
     ends = sorted({c.end for c in calls if c.end is not None and c.what in ("close", "is-closed")})
     everything = frozenset(range(len(calls)))
     created = any(c.what == "create" for c in calls)
@@ -70,7 +71,7 @@ def _may_come_first(calls: Sequence[Register], left: frozenset[int]) -> list[int
 def _looked(
     calls: Sequence[Register], left: frozenset[int], state: State
 ) -> tuple[frozenset[int], State]:
-    """Without the calls that only look, come next, and fit what is there."""
+    """Take the next calls that only read the state and fit it."""
     while True:
         fit = [i for i in _may_come_first(calls, left) if _fits(calls[i], state)]
         if not fit:
@@ -94,7 +95,7 @@ def _fits(call: Register, state: State) -> bool:
 
 
 def _apply(call: Register, state: State, ends: Sequence[int]) -> list[State]:
-    """The states that a change may lead to; none if it cannot happen here."""
+    """The states that a change may lead to; none if it is impossible here."""
     match call.what, state[0]:
         case "create", "absent":
             return [(OPEN, None)]

@@ -1,4 +1,4 @@
-"""Copies and fragments of ledgers at the end: enough of each entry, on the bookies named for it."""
+"""Copies and fragments of ledgers at the end: enough copies of each entry, on the right bookies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from tests.history.violation import Violation
 
 
 def under_replicated(_history: History, final: Final) -> list[Violation]:
-    """I3: every entry of a closed ledger is on at least AQ bookies of its write set.
-
-    A bookie that could not be asked has the benefit of the doubt.
-    """
+    """I3: every entry of a closed ledger is on at least AQ bookies of its write set. A bookie that
+    could not be asked counts as one that has it."""
     found = []
     for last in final.ledgers.values():
         if last.closed and last.replicas and not (last.deleted or last.beyond_tolerance):
@@ -38,7 +36,7 @@ def _thin_entries(last: FinalLedger) -> list[Violation]:
 
 
 def fragment_rules(_history: History, final: Final) -> list[Violation]:
-    """I9: fragments begin at 0, ascend, do not begin behind the end, and name E bookies."""
+    """I9: fragments begin at 0, ascend, do not begin beyond the end, and have E bookies."""
     found = []
     for last in final.ledgers.values():
         if last.deleted or (last.unreadable and not last.fragments):

@@ -1,4 +1,4 @@
-"""Streams (I14): each transaction in exactly one commit, commits in order, nothing else in them."""
+"""Streams (I14): each transaction is in exactly one commit, commits are in order and complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pair = tuple[str, int]
 
 @dataclass(eq=False)
 class StreamFacts:
-    """What a history and the end say of one stream."""
+    """What a history and the final state say about one stream."""
 
     name: str
     last: FinalStream | None
@@ -33,7 +33,7 @@ class StreamFacts:
 
 
 def stream_facts(history: History, final: Final) -> list[StreamFacts]:
-    """The streams of a history and of the end, each with its operations."""
+    """The streams of a history and of the final state, each with its operations."""
     found = {name: StreamFacts(name, last) for name, last in final.streams.items()}
     for operation in history.operations("commit", "stream_read"):
         name = operation.invoke.stream
@@ -48,7 +48,7 @@ def pair_of(operation: Operation) -> Pair:
 
 
 def lost_commit(history: History, final: Final) -> list[Violation]:
-    """Every commit that was acknowledged is there at the end, under its number, as a whole."""
+    """Every acknowledged commit exists at the end, under its number and complete."""
     found = []
     for stream in stream_facts(history, final):
         if stream.last is None or stream.last.unreadable:
@@ -87,7 +87,7 @@ def _named(operation: Operation) -> str:
 
 
 def duplicate_commit(history: History, final: Final) -> list[Violation]:
-    """A pair of sink and transaction is applied once, and a value stands in a stream once."""
+    """Each pair of sink and transaction is applied once, and each value is in the stream once."""
     found = []
     for stream in stream_facts(history, final):
         numbers: dict[Pair, int] = {}
@@ -119,7 +119,7 @@ def _of(stream: StreamFacts, name: str, text: str, *operations: int) -> Violatio
 
 
 def phantom_commit(history: History, final: Final) -> list[Violation]:
-    """A commit holds the values of one attempt that did not fail, whole and undamaged."""
+    """A commit holds the values of one attempt that did not fail, complete and undamaged."""
     found = []
     for stream in stream_facts(history, final):
         attempts: dict[Pair, list[Operation]] = defaultdict(list)
@@ -143,17 +143,15 @@ def phantom_commit(history: History, final: Final) -> list[Violation]:
 
 
 def stream_order(history: History, final: Final) -> list[Violation]:
-    """Commits are dense, a sink's transactions ascend, and real time is kept.
-
-    Times of commits never go back, whatever the clocks do: readers start at a time.
-    """
+    """Commits are dense, a sink's transactions ascend, and real time is kept. Commit times never go
+    back, whatever the clocks do, because readers may start at a time."""
     found = []
     for stream in stream_facts(history, final):
         newest: dict[str, int] = {}
         latest_ms = 0
         for number, commit in enumerate(stream.final_commits()):
             if commit.number != number:
-                text = f"commit {commit.number} stands at place {number}"
+                text = f"commit {commit.number} stands at step {number}"
                 found.append(_of(stream, "stream-order", text))
             if commit.transaction_id < newest.get(commit.sink_id, -1):
                 text = (
@@ -204,10 +202,8 @@ def _misread(stream: StreamFacts) -> Iterator[Violation]:
 
 
 def stream_reads(history: History, final: Final) -> list[Violation]:
-    """Every read of a stream is a piece of what it is at the end, and sees one's own commits.
-
-    ``entry_id`` of a stream_read counts values from the beginning of the stream.
-    """
+    """Every read of a stream is a part of its final content, and includes the reader's own commits.
+    ``entry_id`` of a stream_read counts values from the beginning of the stream."""
     found: list[Violation] = []
     for stream in stream_facts(history, final):
         ends: dict[int, int] = {}
@@ -237,15 +233,15 @@ def _check_read(stream: StreamFacts, read: Operation) -> Iterator[Violation]:
 
 
 def _own_commits(stream: StreamFacts, ends: dict[int, int]) -> Iterator[Violation]:
-    """Who was told of a commit reads it from then on."""
+    """A process that was told of a commit reads it from then on."""
     told: dict[str, Steps] = {}
     steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for operation in stream.commits:
         if operation.ok and operation.end is not None and operation.end.commit in ends:
-            place = (operation.ended, ends[operation.end.commit])
-            steps[operation.invoke.process].append(place)
-    for process, places in steps.items():
-        told[process] = Steps(places)
+            step = (operation.ended, ends[operation.end.commit])
+            steps[operation.invoke.process].append(step)
+    for process, told_at in steps.items():
+        told[process] = Steps(told_at)
     for read in stream.reads:
         wanted = told[read.invoke.process].before(read.began) if read.invoke.process in told else -1
         first = max(read.first_entry, 0)

@@ -1,4 +1,4 @@
-"""Legal histories pass; after one corruption of any kind the checkers name that anomaly."""
+"""Legal histories pass; after one corruption of any kind the checkers report that anomaly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOREIGN = value("nobody", "L1", 1)
 
 
 class Corrupt:
-    """A legal history in parts that can be changed."""
+    """A legal history, taken apart so that it can be changed."""
 
     def __init__(self, seed: int) -> None:
         self.builder, final = legal(seed)
@@ -37,7 +37,8 @@ class Corrupt:
         return {v.name for v in check_all(History(self.events), final, exact=True)}
 
     def pick(self, *names: str, where: Callable[[Operation], bool] = lambda _: True) -> Operation:
-        """One successful operation of these names; the example is given up if there is none."""
+        """Draw a successful operation of one of these names; give up the example if there is
+        none."""
         found = [o for o in self.builder.history.operations(*names) if o.ok and where(o)]
         assume(found)
         return self.rng.choice(found)
@@ -53,7 +54,7 @@ class Corrupt:
         self.change(operation, values=tuple(values))
 
     def later(self) -> Builder:
-        """Adds operations behind the history."""
+        """Add operations at the end of the history."""
         return self.builder
 
     def acknowledged(self) -> list[Operation]:
@@ -118,12 +119,12 @@ def denied(c: Corrupt) -> None:
 
 
 def dirty_read(c: Corrupt) -> None:
-    """Somebody reads what is in flight."""
+    """Let a reader see an entry in flight."""
     (ledger,) = facts_of(c.builder.history)
     appends = ledger.appends
 
     def in_flight(read: Operation) -> list[int]:
-        """Entries behind the read that were pushed and not acknowledged."""
+        """Entries beyond the read that were sent and not acknowledged."""
         at = read.last_entry + 1
         pushed = at < len(appends) and appends[at].began < read.ended < appends[at].ended
         return [at] if pushed and read.ended < ledger.closing_began else []
@@ -148,7 +149,7 @@ def lac_beyond(c: Corrupt) -> None:
 
 
 def stale(c: Corrupt) -> None:
-    """A fresh open forgets the entries but the newest: at least one is acknowledged long since."""
+    """Lower the LAC of a fresh open below what was confirmed before it began."""
     ledger = facts_of(c.builder.history).ledgers[LEDGER]
 
     def floor(look: Operation) -> int:
@@ -226,7 +227,7 @@ def stream_divergence(c: Corrupt) -> None:
 
 
 def stream_stale(c: Corrupt) -> None:
-    """The sink of the last commit reads once more, and not its newest row."""
+    """Let the sink of the last commit read again, without its newest row."""
     assume(c.stream.commits)
     reader = c.stream.commits[-1].sink_id
     c.later().stream_read(c.stream.values[:-1], process=reader)
@@ -276,7 +277,7 @@ def test_legal_histories_pass(seed: int) -> None:
 @pytest.mark.parametrize(
     ("corrupt", "name"), OPERATORS, ids=[operator.__name__ for operator, _ in OPERATORS]
 )
-def test_a_corruption_is_named(corrupt: Callable[[Corrupt], None], name: str) -> None:
+def test_corrupted_history_is_reported(corrupt: Callable[[Corrupt], None], name: str) -> None:
     @PATIENT
     @given(SEEDS)
     def check(seed: int) -> None:

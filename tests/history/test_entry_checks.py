@@ -1,4 +1,4 @@
-"""Each anomaly of entries in at least three shapes; and the legal histories that look like it."""
+"""Entries: anomalies that have to be reported, and legal histories that look like them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.history.build import Builder, entries, entry, final_ledger
-from tests.history.checkers import check_all
-from tests.history.final import Final, FinalLedger
-from tests.history.model import History, Phase, value
+from tests.history.build import Builder, entries, entry, final_ledger, names, written
+from tests.history.final import FinalLedger
+from tests.history.model import Phase, value
 
 Case = Callable[[Builder], FinalLedger]
-
-
-def names(history: History, *final: FinalLedger, exact: bool = True) -> set[str]:
-    return {v.name for v in check_all(history, Final.of(*final), exact=exact)}
-
-
-def written(b: Builder, count: int = 3) -> None:
-    b.create()
-    for entry_id in range(count):
-        b.append(entry_id)
 
 
 # -- lost ------------------------------------------------------------------------------------------
@@ -150,7 +139,7 @@ def order_of_acknowledgements(b: Builder) -> FinalLedger:
     return final_ledger(entries(2))
 
 
-def order_of_two_in_one_place(b: Builder) -> FinalLedger:
+def order_of_two_with_one_id(b: Builder) -> FinalLedger:
     written(b, 2)
     b.append(1, value("w", "L1", 9))
     return final_ledger(entries(2))
@@ -252,7 +241,7 @@ CASES = [
     ("divergence", divergence_of_digests),
     ("divergence", divergence_from_the_end),
     ("order", order_of_acknowledgements),
-    ("order", order_of_two_in_one_place),
+    ("order", order_of_two_with_one_id),
     ("order", order_in_a_read),
     ("order", order_at_the_end),
     ("duplicate", duplicate_at_the_end),
@@ -269,7 +258,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=[case.__name__ for _, case in CASES])
-def test_a_bad_history_is_named(name: str, case: Case) -> None:
+def test_illegal_history_is_reported(name: str, case: Case) -> None:
     builder = Builder()
     final = case(builder)
     assert name in names(builder.history, final)
@@ -298,7 +287,7 @@ def test_an_append_of_unknown_outcome_may_be_there_or_not() -> None:
     assert names(b.history, final_ledger(entries(3))) == set()
 
 
-def test_what_was_deleted_is_not_lost() -> None:
+def test_deleted_ledger_is_not_lost() -> None:
     b = Builder()
     written(b, 2)
     b.finish(b.begin("delete", "r", ledger_id=1))
@@ -307,7 +296,7 @@ def test_what_was_deleted_is_not_lost() -> None:
     assert names(b.history, gone) == set()
 
 
-def test_what_lies_behind_the_end_on_a_bookie_does_not_matter() -> None:
+def test_copies_beyond_the_end_are_ignored() -> None:
     b = Builder()
     written(b, 2)
     b.append(-1, entry(2), phase=Phase.UNKNOWN, error="FencedError")
@@ -317,7 +306,7 @@ def test_what_lies_behind_the_end_on_a_bookie_does_not_matter() -> None:
     assert names(b.history, last) == set()
 
 
-def test_an_unreadable_ledger_is_named_unless_too_much_was_destroyed() -> None:
+def test_unreadable_ledger_is_reported_unless_too_much_was_damaged() -> None:
     b = Builder()
     written(b, 2)
     broken = final_ledger((), replicas={}, unreadable="RecoveryError")

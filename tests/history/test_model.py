@@ -1,4 +1,4 @@
-"""Values, files of histories, pairing, and the report on waiting."""
+"""Values, files of histories, pairing of events, and the report of waiting times."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_a_value_verifies_and_has_its_size(counter: int, size: int) -> None:
 
 
 @given(st.integers(0, 200), st.integers(0, 127), st.sampled_from(["change", "cut", "grow"]))
-def test_a_damaged_value_does_not_verify(place: int, character: int, how: str) -> None:
+def test_a_damaged_value_does_not_verify(index: int, character: int, how: str) -> None:
     text = value("w1", "L7", 3, 64)
-    at = place % len(text)
+    at = index % len(text)
     damaged = {
         "change": text[:at] + chr(character) + text[at + 1 :],
         "cut": text[:at],
@@ -32,7 +32,7 @@ def test_a_damaged_value_does_not_verify(place: int, character: int, how: str) -
     assert verify(damaged) == (damaged == text)
 
 
-def test_a_file_gives_back_what_was_recorded_and_ignores_a_cut_line(tmp_path: Path) -> None:
+def test_history_file_gives_back_its_events_and_ignores_a_cut_line(tmp_path: Path) -> None:
     one = Event(5, "w", 1, Phase.INVOKE, "append", ledger_id=3, values=("ä\n",))
     two = Event(9, "w", 1, Phase.OK, "append", ledger_id=3, entry_id=0, last_add_confirmed=0)
     three = Event(7, "r", 2, Phase.INVOKE, "open", ledger_id=3)
@@ -46,7 +46,7 @@ def test_a_file_gives_back_what_was_recorded_and_ignores_a_cut_line(tmp_path: Pa
     assert History.load(tmp_path / "w", tmp_path / "r").events == [one, three, two]
 
 
-def test_damage_in_a_file_is_not_passed_over(tmp_path: Path) -> None:
+def test_damage_inside_a_history_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "h").write_bytes(b'{"time_ns": "soon"}\n')
     with pytest.raises(ValueError, match="line 1"):
         History.load(tmp_path / "h")
@@ -71,7 +71,7 @@ def test_an_end_without_a_beginning_is_refused() -> None:
 
 
 def timed(*appends: tuple[float, float | None]) -> History:
-    """Appends by the seconds at which they began and ended."""
+    """Appends, given by the seconds at which they began and ended."""
     history = History()
     for number, (began, ended) in enumerate(appends):
         for seconds, phase in ((began, Phase.INVOKE), (ended, Phase.OK)):

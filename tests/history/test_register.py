@@ -1,4 +1,4 @@
-"""The search for an order of calls: against all orders tried one by one, and its bound."""
+"""The search for an order of calls agrees with trying all orders, and has a bound."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _runs(order: list[Register], state: State, ends: list[int]) -> bool:
 
 
 def random_calls(rng: random.Random) -> list[Register]:
-    places = rng.sample(range(100), 10)
+    moments = rng.sample(range(100), 10)
     calls = []
     for number in range(rng.randint(2, 5)):
-        began, ended = sorted(places[2 * number : 2 * number + 2])
+        began, ended = sorted(moments[2 * number : 2 * number + 2])
         kinds = ["create", "close", "delete", "is-open", "is-closed", "is-gone"]
         what = rng.choice(kinds[1:] if number else kinds)
         end: int | None = rng.choice((0, 1)) if what in ("close", "is-closed") else -1
@@ -52,7 +52,7 @@ def random_calls(rng: random.Random) -> list[Register]:
     return calls
 
 
-def test_the_search_agrees_with_trying_all_orders() -> None:
+def test_search_agrees_with_trying_all_orders() -> None:
     seed = random.SystemRandom().randrange(2**32)
     rng = random.Random(seed)
     outcomes = set()
@@ -64,7 +64,7 @@ def test_the_search_agrees_with_trying_all_orders() -> None:
     assert outcomes == {True, False}, "both kinds were tried"
 
 
-def test_many_calls_that_fit_take_few_steps() -> None:
+def test_search_of_linearizable_calls_takes_few_steps() -> None:
     calls = [Register("create", -1, 0, 1)]
     for number in range(500):  # all at the same time
         calls.append(Register("is-open", -1, 2 + number, 3000 + number))
@@ -73,7 +73,7 @@ def test_many_calls_that_fit_take_few_steps() -> None:
     assert linearize(calls, steps_max=20_000) is True
 
 
-def test_what_takes_too_long_is_undecided() -> None:
+def test_search_over_its_bound_is_undecided() -> None:
     calls = [Register("close", None, number, FOREVER) for number in range(12)]
     calls += [Register("is-closed", end, 50 + end, 60 + end) for end in range(3)]
     assert linearize(calls, steps_max=10) is None

@@ -1,4 +1,4 @@
-"""Streams: each anomaly in at least three shapes; and repetitions that are legal."""
+"""Streams: anomalies that are reported, and legal histories with repeated commits."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=[case.__name__ for _, case in CASES])
-def test_a_bad_history_is_named(name: str, case: Case) -> None:
+def test_illegal_history_is_reported(name: str, case: Case) -> None:
     builder = Builder()
     final = case(builder)
     assert name in names(builder, final)
@@ -227,7 +227,7 @@ def test_plain_commits_and_reads_are_legal() -> None:
     assert names(b, FinalStream("rows", made, (*A, *B, *C))) == set()
 
 
-def test_a_repetition_is_told_so_and_changes_nothing() -> None:
+def test_repeated_commit_says_so_and_changes_nothing() -> None:
     b = Builder()
     b.commit(-1, A, 0, phase=Phase.UNKNOWN)
     b.commit(0, A, 0, applied=False)

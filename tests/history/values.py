@@ -1,4 +1,4 @@
-"""Values that say who wrote them: unique, self-describing, and any damage shows."""
+"""Values that name their writer: unique and self-describing, and any damage to them shows."""
 
 from __future__ import annotations
 

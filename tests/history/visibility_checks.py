@@ -9,11 +9,9 @@ from tests.history.violation import Violation
 
 
 def dirty_read(history: History, final: Final, *, exact: bool = False) -> list[Violation]:
-    """I5: nobody reads an entry that is not confirmed, or that the ledger then does not have.
-
-    Once somebody has begun to close the ledger, entries whose appends were never acknowledged
-    may rightly become part of it.
-    """
+    """I5: nobody reads an entry that is unconfirmed, or that the ledger then does not have. Once
+    somebody has begun to close the ledger, entries that were never acknowledged may become part of
+    it."""
     found = []
     for ledger in facts_of(history):
         for read in ledger.reads:
@@ -43,7 +41,7 @@ def _why_dirty(ledger: LedgerFacts, read: Operation, final: Final, *, exact: boo
 
 
 def last_confirmed(history: History, final: Final, *, exact: bool = False) -> list[Violation]:
-    """I6: a handle's last add confirmed never goes back, and never passes what is confirmed."""
+    """I6: a handle's last add confirmed never goes back, and never exceeds what is confirmed."""
     found = _backwards(history)
     for ledger in facts_of(history):
         last = final.ledgers.get(ledger.ledger_id)
@@ -52,7 +50,7 @@ def last_confirmed(history: History, final: Final, *, exact: bool = False) -> li
             if end is None or not operation.ok or end.last_add_confirmed < 0:
                 continue
             said = end.last_add_confirmed
-            # A writer is told of several entries at once, and writes them down one by one.
+            # A writer is told of several entries at once, and records them one by one.
             strictly = exact and operation.invoke.name not in WRITING
             limit = ledger.confirmed_by(operation.ended, exact=strictly)
             why = f"no more than {limit} can have been confirmed by then"
@@ -73,7 +71,7 @@ def _backwards(history: History) -> list[Violation]:
     for event in history.events:
         if event.ledger_id < 0 or event.stream:
             continue
-        # One process may write a ledger and read it: two handles.
+        # One process may write a ledger and read it through two handles.
         handle = (event.process, event.ledger_id, event.name in WRITING)
         if event.phase is Phase.INVOKE:
             asked[event.operation] = highest.get(handle, (-1, 0))
@@ -97,10 +95,9 @@ def _backwards(history: History) -> list[Violation]:
 
 
 def real_time(history: History, _final: Final) -> list[Violation]:
-    """I6: who opens or refreshes a ledger sees what was confirmed when its last acknowledged
-    append began: an entry carries the last add confirmed of its time, and an acknowledged entry
-    is on enough bookies to be heard of.
-    """
+    """I6: whoever opens or refreshes a ledger sees what was confirmed when its last acknowledged
+    append began. That append carried the LAC of its time to AQ bookies, and a reader hears one of
+    them."""
     found = []
     for ledger in facts_of(history):
         visible = Steps(

@@ -169,7 +169,7 @@ def test_a_bookie_serves_from_format_to_sigterm(bookie: Process, metadata_uri: s
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_was_acknowledged_is_there_after_a_restart(
+def test_acknowledged_entries_are_there_after_a_restart(
     bookie: Process, signal_number: int
 ) -> None:
     bookie.start("--format")
@@ -282,7 +282,7 @@ def test_optimised_python_is_refused(bookie: Process) -> None:
     assert code == 2 and "python -O" in log
 
 
-def test_a_metadata_store_that_is_not_there_is_waited_for(bookie: Process) -> None:
+def test_bookie_waits_for_a_metadata_store_that_is_down(bookie: Process) -> None:
     uri = "zk://127.0.0.1:1/ledgers"
     bookie.write_config(uri, "metadata_wait_s = 1.5")
     code, log = bookie.run_to_end("--format")

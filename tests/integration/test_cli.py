@@ -93,7 +93,7 @@ def test_unknown_bookie(shell: Shell) -> None:
     assert "nobody" in outcome.err
 
 
-def test_lines_go_in_and_come_out(shell: Shell) -> None:
+def test_append_lines_and_read_them(shell: Shell) -> None:
     lines = b"".join(b"line %d\n" % number for number in range(2_000))
     ledger = str(append(shell, stdin=lines))
     assert shell.ok("ledgers", "read", ledger).out.encode() == lines
@@ -211,10 +211,12 @@ def test_control_c_ends_tail_without_a_traceback(shell: Shell) -> None:
 
 def test_stream_from_creation_to_deletion(shell: Shell) -> None:
     shell.ok("streams", "create", "trips", "--schema", "id bigint not null, city string")
-    rows = pa.table(
-        {"id": pa.array([1, 2, 3], pa.int64()), "city": ["a", None, "c"]},
-        schema=pa.schema([pa.field("id", pa.int64(), nullable=False), ("city", pa.string())]),
-    )
+    fields: list[pa.Field[Any]] = [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("city", pa.string()),
+    ]
+    columns = {"id": pa.array([1, 2, 3], pa.int64()), "city": ["a", None, "c"]}
+    rows = pa.table(columns, schema=pa.schema(fields))
     with spark_ledger.connect(shell.uri) as client, client.stream("trips") as stream:
         stream.append(rows, sink_id="job", transaction_id=7)
     assert {"stream": "trips"} in shell.ok("streams", "list", "--json").json()

@@ -103,7 +103,7 @@ def test_examples_without_spark_on_a_running_cluster() -> None:
             assert recovered.last_add_confirmed == entries - 1
 
 
-def test_without_java_it_is_said_what_to_install(tmp_path: Path) -> None:
+def test_missing_java_is_reported_with_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     done = start("append_and_tail", PATH=str(tmp_path), JAVA_HOME="", TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 1

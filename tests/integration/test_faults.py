@@ -40,9 +40,9 @@ def payload(number: int) -> bytes:
     return b"entry %d" % number
 
 
-def index_of(cluster: LocalCluster, writer: BlockingWriter, slot: int) -> int:
-    """Which bookie of the cluster stands in a slot of the writer's ensemble."""
-    return list(cluster.bookie_ids).index(writer.metadata.last_fragment.bookies[slot])
+def index_of(cluster: LocalCluster, writer: BlockingWriter, bookie_index: int) -> int:
+    """Which bookie of the cluster stands at an index of the writer's ensemble."""
+    return list(cluster.bookie_ids).index(writer.metadata.last_fragment.bookies[bookie_index])
 
 
 def append(writer: BlockingWriter, count: int) -> None:
@@ -74,7 +74,7 @@ def test_killed_bookies_are_replaced_and_nothing_is_lost(
     cluster.kill_bookie(first)
     append(writer, 500)
     dead = cluster.bookie_ids[first]
-    assert dead not in writer.metadata.last_fragment.bookies, "the spare took the slot"
+    assert dead not in writer.metadata.last_fragment.bookies, "the spare took its index"
     second = index_of(cluster, writer, 1)
     cluster.kill_bookie(second)
     append(writer, 500)  # no spare is left: two of three copies are enough
@@ -85,7 +85,7 @@ def test_killed_bookies_are_replaced_and_nothing_is_lost(
     check_read(client, writer.ledger_id, 2000)
 
 
-def test_a_paused_bookie_holds_nobody_up(cluster: LocalCluster, client: StreamConnection) -> None:
+def test_paused_bookie_delays_no_add(cluster: LocalCluster, client: StreamConnection) -> None:
     writer = client.create_ledger()
     append(writer, 100)
     paused = index_of(cluster, writer, 2)
@@ -124,7 +124,7 @@ def test_everything_acknowledged_survives_a_power_cut(
         writer.append(b"the old writer is out")
 
 
-def test_a_second_writer_takes_over_and_the_first_learns_of_it(
+def test_second_writer_takes_over_and_the_first_is_told(
     cluster: LocalCluster, client: StreamConnection
 ) -> None:
     writer = client.create_ledger()
@@ -159,7 +159,7 @@ def test_adds_go_on_without_zookeeper_and_changes_wait_for_it(
     check_read(client, writer.ledger_id, 1100)
 
 
-def test_all_bookies_down_is_said_once_and_clearly(
+def test_all_bookies_down_is_one_clear_error(
     cluster: LocalCluster, client: StreamConnection
 ) -> None:
     with client.create_ledger() as writer:

@@ -149,7 +149,7 @@ def test_an_unknown_index_is_named(shared: LocalCluster) -> None:
                 call(index)
 
 
-def test_clusters_side_by_side_and_nothing_left() -> None:
+def test_two_clusters_at_once_leave_nothing_behind() -> None:
     with LocalCluster(bookies=1) as one, LocalCluster(bookies=1) as two:
         assert one.uri != two.uri
         assert cluster_id(one.uri) != cluster_id(two.uri)
@@ -262,12 +262,12 @@ def test_a_bookie_that_dies_at_start_shows_its_log(tmp_path: Path) -> None:
     assert not local.status(tmp_path).running
 
 
-def test_taken_ports_are_left_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_on_taken_ports_moves_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind((ports.HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        free_port = cluster.free_port
+        free_port = ports.free_port
         wrong = [port, free_port(), port, free_port(), port]  # ZooKeeper, then bookies
         monkeypatch.setattr(cluster, "free_port", lambda: wrong.pop(0) if wrong else free_port())
         with LocalCluster(bookies=1) as found:
@@ -276,11 +276,11 @@ def test_taken_ports_are_left_for_others(monkeypatch: pytest.MonkeyPatch) -> Non
             assert [info.bookie_id for info in registered(found.uri)] == ["bookie-0"]
 
 
-def test_a_port_that_was_taken_for_a_moment_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bookie_that_lost_its_port_moves_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind((ports.HOST, 0))
         taken.listen()
-        free_port = cluster.free_port
+        free_port = ports.free_port
         wrong = [free_port(), free_port(), taken.getsockname()[1]]  # ZooKeeper, then a bookie
         monkeypatch.setattr(cluster, "free_port", lambda: wrong.pop(0) if wrong else free_port())
         monkeypatch.setattr(cluster, "is_free", lambda _port: True)

@@ -87,9 +87,9 @@ def append(writer: BlockingWriter, count: int) -> None:
     assert writer.last_add_confirmed == first + count - 1
 
 
-def index_of(cluster: LocalCluster, writer: BlockingWriter, slot: int) -> int:
-    """Which bookie of the cluster stands in a slot of the last fragment."""
-    return cluster.bookie_ids.index(writer.metadata.last_fragment.bookies[slot])
+def index_of(cluster: LocalCluster, writer: BlockingWriter, bookie_index: int) -> int:
+    """Which bookie of the cluster stands at an index of the last fragment."""
+    return cluster.bookie_ids.index(writer.metadata.last_fragment.bookies[bookie_index])
 
 
 def check_payloads(reader: BlockingReader, first: int, last: int) -> None:
@@ -129,8 +129,8 @@ def test_the_ensemble_changes_twice(cluster: LocalCluster, client: StreamConnect
         assert [fragment.first_entry for fragment in writer.metadata.fragments] == [0]
         append(writer, 100)
         ensembles = [list(writer.metadata.last_fragment.bookies)]
-        for slot in (0, 2):
-            cluster.kill_bookie(index_of(cluster, writer, slot))
+        for bookie_index in (0, 2):
+            cluster.kill_bookie(index_of(cluster, writer, bookie_index))
             append(writer, 100)
             append(writer, 1)
             ensembles.append(list(writer.metadata.last_fragment.bookies))
@@ -144,7 +144,7 @@ def test_the_ensemble_changes_twice(cluster: LocalCluster, client: StreamConnect
     check_closed_at(client.open_ledger(writer.ledger_id), 301)
 
 
-def test_a_paused_bookie_is_waited_for_only_if_it_is_needed(
+def test_paused_bookie_is_awaited_only_if_it_is_needed(
     cluster: LocalCluster, client: StreamConnection
 ) -> None:
     writer = client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=1)
@@ -207,7 +207,7 @@ def test_close_while_a_bookie_fails(cluster: LocalCluster, client: StreamConnect
 # -- fencing and recovery ------------------------------------------------------------------------
 
 
-def test_a_zombie_gets_nowhere_after_a_recovery(
+def test_zombie_writer_is_refused_after_a_recovery(
     client: StreamConnection, other: StreamConnection
 ) -> None:
     zombie = client.create_ledger()
@@ -274,13 +274,13 @@ def test_recovery_with_a_dead_bookie_and_a_dead_writer(
         assert dead not in last.bookies, "what was copied went to living bookies"
 
 
-def test_recovery_that_cannot_know_fails_and_loses_nothing(
+def test_recovery_without_coverage_fails_and_loses_nothing(
     cluster: LocalCluster, client: StreamConnection
 ) -> None:
     with spark_ledger.connect(cluster.uri, **SHORT_TIMES) as gone:
         writer = gone.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
         append(writer, 50)
-        dead = [index_of(cluster, writer, slot) for slot in (0, 1)]
+        dead = [index_of(cluster, writer, bookie_index) for bookie_index in (0, 1)]
     for index in dead:
         cluster.kill_bookie(index)
     with pytest.raises(RecoveryError) as caught:
@@ -324,7 +324,7 @@ def test_striped_reads_with_dead_bookies(cluster: LocalCluster, client: StreamCo
     check_closed_at(reader, 102)
     check_payloads(reader, 41, 60)
     cluster.kill_bookie(index_of(cluster, writer, 2))
-    # Entries 1, 5, 9 ... are on slots 1 and 2 only: they exist, and cannot be read now.
+    # Entries 1, 5, 9 ... are on indexes 1 and 2 only: they exist, and cannot be read now.
     with pytest.raises(BookieUnavailableError, match="entry 1:") as caught:
         list(reader.read(0, 102))
     assert not isinstance(caught.value, NotFoundError)
@@ -391,8 +391,8 @@ def test_tails_follow_over_ensemble_changes_to_the_end(
     with ThreadPoolExecutor(2) as pool:
         followers = [pool.submit(follow, start) for start in (0, 40)]
         append(writer, 30)
-        for slot in (0, 1):
-            cluster.kill_bookie(index_of(cluster, writer, slot))
+        for bookie_index in (0, 1):
+            cluster.kill_bookie(index_of(cluster, writer, bookie_index))
             append(writer, 30)
         writer.close()
         for follower, start in zip(followers, (0, 40), strict=True):

@@ -17,8 +17,7 @@ from spark_ledger.errors import (
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.base import Check, Create, MetadataStore
 from spark_ledger.metadata.cluster import ensure_cluster, read_cluster
-from spark_ledger.metadata.connect import open_store
-from spark_ledger.metadata.uri import parse_uri
+from spark_ledger.metadata.connect import open_store, parse_uri
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import Versioned
 from tests.integration.relay import Lose, Relay
@@ -66,7 +65,7 @@ def test_a_killed_server_comes_back_with_its_data(own_zookeeper: LocalCluster) -
     asyncio.run(main())
 
 
-def test_a_server_that_lost_its_data_is_not_taken_for_the_one_it_was() -> None:
+def test_server_that_lost_its_data_is_refused() -> None:
     async def main(cluster: LocalCluster) -> None:
         store, fresh_root = await open_store(cluster.uri), await open_store(f"{cluster.uri}-new")
         watcher = await open_store(cluster.uri)
@@ -156,7 +155,7 @@ def test_a_server_that_swallows_the_first_message_is_tried_again_soon(metadata_u
     asyncio.run(main())
 
 
-def test_operations_are_given_up_after_their_own_time(own_zookeeper: LocalCluster) -> None:
+def test_operations_time_out_at_their_own_timeout(own_zookeeper: LocalCluster) -> None:
     async def main() -> None:
         uri = f"{own_zookeeper.uri}/bounded"
         store = await open_store(uri, operation_timeout_s=0.3)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from kazoo.exceptions import KazooException
@@ -25,8 +26,7 @@ from spark_ledger.errors import (
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.base import Check, Create, MetadataStore, Put
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.connect import open_store
-from spark_ledger.metadata.uri import parse_uri
+from spark_ledger.metadata.connect import open_store, parse_uri
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import BookieId, BookieInfo, Versioned
 from tests.integration.relay import Lose, Relay
@@ -65,7 +65,7 @@ async def relayed(
 
 
 @pytest.mark.parametrize("lost", [Lose.REQUEST, Lose.REPLY])
-def test_create_is_decided(metadata_uri: str, lost: Lose) -> None:
+def test_create_after_lost_connection_is_decided_by_a_look(metadata_uri: str, lost: Lose) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             await store.create("d/first", b"")
@@ -85,7 +85,9 @@ def test_create_is_decided(metadata_uri: str, lost: Lose) -> None:
 
 
 @pytest.mark.parametrize("lost", [Lose.REQUEST, Lose.REPLY])
-def test_an_ephemeral_node_of_another_is_not_taken_for_ours(metadata_uri: str, lost: Lose) -> None:
+def test_create_over_another_sessions_ephemeral_node_is_a_conflict(
+    metadata_uri: str, lost: Lose
+) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             await direct.create("lock", b"same", ephemeral=True)
@@ -97,7 +99,7 @@ def test_an_ephemeral_node_of_another_is_not_taken_for_ours(metadata_uri: str, l
 
 
 @pytest.mark.parametrize("lost", [Lose.REQUEST, Lose.REPLY])
-def test_put_is_decided(metadata_uri: str, lost: Lose) -> None:
+def test_put_after_lost_connection_is_decided_by_a_look(metadata_uri: str, lost: Lose) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             await store.create("n", b"0")
@@ -125,7 +127,7 @@ async def interfered(
     return await task
 
 
-def test_put_is_a_conflict_if_another_was_there_instead(metadata_uri: str) -> None:
+def test_put_after_lost_connection_and_anothers_put_is_a_conflict(metadata_uri: str) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             await store.create("n", b"0")
@@ -138,7 +140,7 @@ def test_put_is_a_conflict_if_another_was_there_instead(metadata_uri: str) -> No
     asyncio.run(main())
 
 
-def test_put_is_unknown_if_another_came_later(metadata_uri: str) -> None:
+def test_put_after_lost_connection_and_later_puts_is_unknown(metadata_uri: str) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             await store.create("n", b"0")
@@ -152,7 +154,9 @@ def test_put_is_unknown_if_another_came_later(metadata_uri: str) -> None:
     asyncio.run(main())
 
 
-def test_create_is_a_conflict_or_unknown_if_another_wrote(metadata_uri: str) -> None:
+def test_create_after_lost_connection_and_anothers_write_is_conflict_or_unknown(
+    metadata_uri: str,
+) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             with pytest.raises(ConflictError):
@@ -168,7 +172,7 @@ def test_create_is_a_conflict_or_unknown_if_another_wrote(metadata_uri: str) -> 
 
 
 @pytest.mark.parametrize("lost", [Lose.REQUEST, Lose.REPLY])
-def test_delete_is_decided(metadata_uri: str, lost: Lose) -> None:
+def test_delete_after_lost_connection_is_decided_by_a_look(metadata_uri: str, lost: Lose) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             for version in (-1, 0):
@@ -183,7 +187,9 @@ def test_delete_is_decided(metadata_uri: str, lost: Lose) -> None:
 
 
 @pytest.mark.parametrize(("lost", "version"), [(Lose.REQUEST, 0), (Lose.REPLY, 1)])
-def test_a_transaction_is_never_decided_here(metadata_uri: str, lost: Lose, version: int) -> None:
+def test_transaction_after_lost_connection_is_unknown(
+    metadata_uri: str, lost: Lose, version: int
+) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             await store.create("n", b"0")
@@ -198,7 +204,7 @@ def test_a_transaction_is_never_decided_here(metadata_uri: str, lost: Lose, vers
     asyncio.run(main())
 
 
-def test_reads_are_sent_again(metadata_uri: str) -> None:
+def test_read_after_lost_connection_is_sent_again(metadata_uri: str) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             await direct.create("n/child", b"x")
@@ -211,7 +217,7 @@ def test_reads_are_sent_again(metadata_uri: str) -> None:
     asyncio.run(main())
 
 
-def test_a_silent_server_ends_in_the_right_error_and_blocks_nobody(metadata_uri: str) -> None:
+def test_silent_server_is_unavailable_for_reads_and_unknown_for_writes(metadata_uri: str) -> None:
     async def main() -> None:
         async with relayed(metadata_uri, operation_timeout_s=0.5) as (relay, store, direct):
             await direct.create("n", b"0")
@@ -240,7 +246,7 @@ def test_a_silent_server_ends_in_the_right_error_and_blocks_nobody(metadata_uri:
     asyncio.run(main())
 
 
-def test_without_a_connection_a_write_has_surely_not_happened(metadata_uri: str) -> None:
+def test_write_without_connection_is_unavailable(metadata_uri: str) -> None:
     async def main() -> None:
         async with relayed(metadata_uri, operation_timeout_s=0.5) as (relay, store, direct):
             await direct.create("n", b"0")
@@ -278,7 +284,7 @@ def test_watches_report_after_a_reconnect(metadata_uri: str) -> None:
     asyncio.run(main())
 
 
-def test_closing_ends_what_is_under_way(metadata_uri: str) -> None:
+def test_close_fails_operations_in_flight(metadata_uri: str) -> None:
     async def main() -> None:
         async with relayed(metadata_uri) as (relay, store, direct):
             await direct.create("n", b"0")
@@ -299,12 +305,17 @@ def test_closing_ends_what_is_under_way(metadata_uri: str) -> None:
     asyncio.run(main())
 
 
+def _kazoo(store: ZooKeeperStore) -> Any:
+    """The client below a store, with all that kazoo's own class has."""
+    return store._session.client
+
+
 def expire(store: ZooKeeperStore, port: int) -> None:
     """End the store's session from outside: resume it on another connection, and close it in the
     same breath, before the store takes it back."""
-    known = store._client.client_id
+    known = store._session.client.client_id
     assert known is not None
-    resume = Connect(0, store._client.last_zxid, 4000, *known, False).serialize()
+    resume = Connect(0, _kazoo(store).last_zxid, 4000, *known, False).serialize()
     end = struct.pack(">ii", 1, Close.type)
     with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as connection:
         for message in (resume, end):
@@ -324,10 +335,10 @@ def test_an_expired_session_is_replaced(metadata_uri: str, zookeeper: LocalClust
         calls: list[str] = []
         store.watch("n", lambda: calls.append("watch"))
         store.on_session_lost(lambda: calls.append("lost"))
-        before = store._client.client_id
+        before = store._session.client.client_id
         await asyncio.to_thread(expire, store, zookeeper.zookeeper_port)
         await eventually(lambda: "lost" in calls and "watch" in calls and registry.registered)
-        assert store._client.client_id != before
+        assert store._session.client.client_id != before
         assert await reader.list() == [info]
         calls.clear()
         await store.children("n")
@@ -340,7 +351,7 @@ def test_an_expired_session_is_replaced(metadata_uri: str, zookeeper: LocalClust
     asyncio.run(main())
 
 
-def test_nobody_there_names_the_hosts() -> None:
+def test_connect_without_server_names_the_hosts() -> None:
     async def main() -> None:
         with pytest.raises(MetadataUnavailableError, match=r"127\.0\.0\.1:1,127\.0\.0\.1:2"):
             await open_store("zk://127.0.0.1:1,127.0.0.1:2/x", connect_timeout_s=0.3)
@@ -366,7 +377,7 @@ def test_a_dead_connection_thread_is_replaced(
             def serialize(self) -> bytes:
                 raise RuntimeError("a bug in the client library")
 
-        store._client._call(Broken(), None)
+        _kazoo(store)._call(Broken(), None)
         await eventually(lambda: calls == ["lost"])
         assert await store.get("n") == Versioned(b"0", 0)
         await store.close()
@@ -413,10 +424,11 @@ def test_credentials_protect_every_level(zookeeper: LocalCluster) -> None:
 
 def _refusal(stranger: ZooKeeperStore, path: str) -> list[str]:
     """Names of the errors of read, write and delete."""
+    client = _kazoo(stranger)
     results = [
-        stranger._client.get_async(path),
-        stranger._client.set_async(path, b""),
-        stranger._client.create_async(f"{path}/intruder", b""),
+        client.get_async(path),
+        client.set_async(path, b""),
+        client.create_async(f"{path}/intruder", b""),
     ]
     found: list[str] = []
     for result in results:

@@ -17,7 +17,16 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.mutants import suites
-from tests.mutants.catalog import FOLDER, ROOT, Mutant, StaleError, SuiteName, chosen, load
+from tests.mutants.catalog import (
+    FOLDER,
+    ROOT,
+    Mutant,
+    StaleError,
+    SuiteName,
+    chosen,
+    evenly,
+    load,
+)
 from tests.mutants.running import (
     Judge,
     Verdict,
@@ -43,6 +52,7 @@ def kills_before() -> dict[str, Kill]:
 @click.option("--only", "names", multiple=True, help="only these mutants, by name")
 @click.option("--area", help="only the mutants of one file: protocol, storage, ...")
 @click.option("--replay", is_flag=True, help="only where each mutant was killed before")
+@click.option("--at-most", type=int, help="only so many mutants, evenly from all files")
 @click.option("--suite", "with_suites", multiple=True, help="these suites for every mutant, all")
 @click.option("--effort", default=1.0, show_default=True, help="times the usual budget")
 @click.option("--jobs", default=2, show_default=True, help="mutants at the same time")
@@ -51,6 +61,7 @@ def main(
     names: tuple[str, ...],
     area: str | None,
     replay: bool,
+    at_most: int | None,
     with_suites: tuple[SuiteName, ...],
     effort: float,
     jobs: int,
@@ -61,6 +72,7 @@ def main(
     try:
         everything = load()
         mutants = [m for m in chosen(everything, names) if area in (None, m.area)]
+        mutants = evenly(mutants, at_most or len(mutants))
     except (KeyError, StaleError, msgspec.ValidationError) as error:
         raise click.UsageError(f"{error}") from None
     kills = kills_before() if KILLS.exists() else {}

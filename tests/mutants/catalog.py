@@ -110,6 +110,12 @@ def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
     return [by_name[name] for name in names]
 
 
+def evenly(mutants: Sequence[Mutant], number_max: int) -> list[Mutant]:
+    """At most so many mutants, always the same, from the beginning to the end of the list."""
+    number = min(number_max, len(mutants))
+    return [mutants[index * len(mutants) // number] for index in range(number)]
+
+
 def _check_only_bodies(name: str, file: str, text: str) -> None:
     """A mutant is put into running functions, so it may change nothing around them."""
     before = _outside((ROOT / file).read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -140,7 +141,7 @@ def _scenarios(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
     for path in files():
         if start in (None, path.stem):
             text = path.read_text(encoding="utf-8")
-            yield path.stem, lambda text=text: check(text)
+            yield path.stem, partial(check, text)
 
 
 def _random(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
@@ -151,16 +152,19 @@ def _random(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
         return ""
 
     for seed in _seeds(start):
-        yield str(seed), lambda seed=seed: check(seed)
+        yield str(seed), partial(check, seed)
 
 
 def _exhaustive(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
-    from tests.exhaustive.scopes import QUICK
+    from tests.exhaustive.scopes import QUICK, Scope
     from tests.exhaustive.search import Search
+
+    def check(scope: Scope) -> str:
+        return Search(scope).run(200_000).violation
 
     for scope in QUICK:
         if start in (None, scope.name):
-            yield scope.name, lambda scope=scope: Search(scope).run(200_000).violation
+            yield scope.name, partial(check, scope)
 
 
 def _sim(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
@@ -170,7 +174,7 @@ def _sim(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
         return "; ".join(map(str, run_schedule(seed).violations))
 
     for seed in _seeds(start):
-        yield str(seed), lambda seed=seed: check(seed)
+        yield str(seed), partial(check, seed)
 
 
 def _crash(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
@@ -182,7 +186,7 @@ def _crash(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
         return ""
 
     for seed in _seeds(start):
-        yield str(seed), lambda seed=seed: check(seed)
+        yield str(seed), partial(check, seed)
 
 
 def _failures(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
@@ -196,12 +200,12 @@ def _failures(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
 
     first, _, at = (start or "71:1").partition(":")
     for number in range(int(at), _OPERATIONS_FAILED):
-        yield f"{first}:{number}", lambda number=number: check(int(first), number)
+        yield f"{first}:{number}", partial(check, int(first), number)
 
 
 def _unit(mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
     for path in mutant.unit_tests if start is None else [start]:
-        yield path, lambda path=path: _pytest(path)
+        yield path, partial(_pytest, path)
 
 
 def _pytest(target: str) -> str:

@@ -1,15 +1,15 @@
-"""PROOF.md from figures: no number on the page is typed by hand."""
+"""PROOF.md from figures: what was done to break the system, what that found, what is open."""
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tests.mutants.catalog import load
+from tests import effort
 from tests.proof.steps import STEPS
+from tests.proof.tables import Figures, figures_of, table
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "PROOF.md"
@@ -18,159 +18,95 @@ BUGS: Final = Path(__file__).parent / "bugs.toml"
 _HEAD: Final = """\
 # Proof
 
-What was done to break this system, what was found, and how to see it again. `python -m tests.proof`
-wrote this page from the figures under `tests/proof/figures`; every run starts from a seed, and a
-failing seed becomes a file under `tests/regressions`, which `make test` replays.
+What was done to break this system, what was found, and how to see it again. `make proof` runs all
+of it and writes this page from what it finds; `make test` runs a share of each proof before every
+commit ([`tests/effort.py`](tests/effort.py) lists both). Every run starts from a seed. A seed that
+fails becomes a file under `tests/regressions`, which every later run replays.
 
-The promises I1 to I16 are those of [ARCHITECTURE.md](ARCHITECTURE.md#what-must-always-hold).
-`make test` runs all of this too; the commands below take larger numbers.
+The promises I1 to I16 are those of [ARCHITECTURE.md](ARCHITECTURE.md#what-must-always-hold). All
+counts of the runs below are in [tests/proof](tests/proof/README.md); the bugs that were put in on
+purpose, and what found each, are in [tests/mutants](tests/mutants/README.md).
 """
-
-Figures = Any
-"""What a tool wrote, as JSON."""
 
 
 def page() -> str:
-    """The whole page. FileNotFoundError names the run whose figures are missing."""
-    parts = [_HEAD]
-    for step in STEPS:
-        figures = json.loads(step.figures.read_text(encoding="utf-8"))
-        parts.append(
-            f"## {_TITLES[step.name]}\n\n`{step.command}`\n\n{_SECTIONS[step.name](figures)}"
+    """The whole page. Raises FileNotFoundError if the figures of a run are missing."""
+    rows = [
+        (
+            f"**{_NAMES[step.name]}.** {_METHODS[step.name]}",
+            f"`{step.command}`",
+            _FINDINGS[step.name](figures_of(step)),
+            _SHARES[step.name],
         )
-    parts.append(f"## Bugs of our own that this work found\n\n{_bugs()}")
-    parts.append(f"## Open\n\n{_open()}")
-    return "\n".join(parts)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    lines += [f"| {' | '.join(_cell(value) for value in row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value).replace("|", "\\|").replace("\n", " ")
+        for step in STEPS
+    ]
+    runs = table(("proof", "command", "the last run", "share in `make test`"), rows)
+    return "\n".join(
+        (
+            _HEAD,
+            f"## What was done\n\n{runs}",
+            f"## Bugs of our own that this found\n\n{_bugs()}",
+            f"## Open\n\n{_open()}",
+        )
+    )
 
 
 def _sim(figures: Figures) -> str:
-    totals = [
-        ("commit", figures["commit"][:7]),
-        ("schedules", figures["schedules"]),
-        ("violations", len(figures["failures"])),
-        ("faults", figures["faults"]),
-        ("steps of the event loop", figures["steps"]),
-        ("virtual hours", round(figures["virtual_s"] / 3600)),
-        *sorted(figures["counts"].items()),
-    ]
-    kinds = figures["faults_by_kind"].items()
-    return _table(("what", "number"), totals) + "\n" + _table(("fault", "number"), kinds)
+    kinds = len(figures["faults_by_kind"])
+    return (
+        f"{figures['schedules']:,} schedules, {round(figures['virtual_s'] / 3600)} virtual hours, "
+        f"{figures['faults']:,} faults of {kinds} kinds, "
+        f"{figures['counts']['entries acknowledged']:,} entries acknowledged: "
+        f"{len(figures['failures'])} violations (commit {figures['commit'][:7]})"
+    )
 
 
 def _exhaustive(figures: Figures) -> str:
-    rows = (
-        (
-            f["scope"],
-            f["states"],
-            f["transitions"],
-            f["depth"],
-            f["complete"],
-            f["violation"] or "none",
-        )
-        for f in figures
+    states, broken = sum(f["states"] for f in figures), sum(bool(f["violation"]) for f in figures)
+    complete = sum(f["complete"] for f in figures)
+    return (
+        f"{len(figures)} scopes, {complete} of them searched whole, {states:,} states: "
+        f"{broken} violations"
     )
-    return _table(("scope", "states", "transitions", "depth", "complete", "violation"), rows)
 
 
 def _mutants(figures: Figures) -> str:
-    catalog = {mutant.name: mutant for mutant in load()}
-    rows = []
-    survivors = 0
-    for verdict in figures:
-        kill = next((tried["kill"] for tried in verdict["tried"] if tried["kill"]), None)
-        survivors += kill is None
-        mutant = catalog[verdict["name"]]
-        killed = (kill["suite"], kill["seed"], kill["tried"]) if kill else ("**survives**", "", "")
-        rows.append((mutant.area, mutant.name, mutant.resembles, *killed))
-    equivalent = [(m.name, m.equivalent) for m in catalog.values() if m.equivalent]
-    text = f"{len(rows)} mutants, {len(rows) - survivors} killed, {survivors} survive.\n\n"
-    text += _table(("area", "mutant", "resembles", "killed by", "seed or file", "tried"), rows)
-    if equivalent:
-        text += "\nNot counted, because other rules make them harmless:\n\n"
-        text += _table(("mutant", "why"), equivalent)
-    return text
+    killed = sum(any(tried["kill"] for tried in verdict["tried"]) for verdict in figures)
+    return f"{len(figures)} bugs, {killed} found, {len(figures) - killed} survive"
 
 
 def _crash(figures: Figures) -> str:
-    points, rot = figures["points"], figures["rot"]
-    runs = [
-        ("crash points recovered", points["crash_points"]),
-        ("of them in a recovery, or in a recovery from that", _deep(points["by_depth"])),
-        ("entries acknowledged before", points["acknowledged_entries"]),
-        ("runs with a failing operation", sum(f["runs"] for f in figures["failures"])),
-        ("failing operations in them", sum(f["faults"] for f in figures["failures"])),
-        ("damages to a small store", rot["damages"]),
-    ]
-    kinds = sorted(points["by_kind"].items())
-    outcomes = sorted(rot["by_outcome"].items())
-    return "\n".join(
-        (
-            "The model agrees: nothing acknowledged is gone, nothing else is there.\n",
-            _table(("what", "number"), runs),
-            _table(("what was not synced, at a crash", "number"), kinds),
-            _table(("after damage", "number"), outcomes),
-        )
+    return (
+        f"{figures['points']['crash_points']:,} crash points, "
+        f"{sum(f['faults'] for f in figures['failures']):,} failing operations, "
+        f"{figures['rot']['damages']:,} damages: nothing acknowledged was lost, nothing false "
+        "was served"
     )
-
-
-def _deep(by_depth: dict[str, int]) -> int:
-    return sum(number for depth, number in by_depth.items() if depth != "1")
 
 
 def _fuzz(figures: Figures) -> str:
-    rows = ((name, f["inputs"], f["valid"], f["refused"]) for name, f in figures["parsers"].items())
-    text = f"{figures['inputs']:,} inputs from seed {figures['seed']}: no crash, no hang, nothing "
-    text += "damaged was accepted where a checksum covers it.\n\n"
-    return text + _table(("parser", "inputs", "still valid", "refused"), rows)
+    return (
+        f"{figures['inputs']:,} inputs to {len(figures['parsers'])} parsers: no crash, no hang, "
+        "no damage accepted where a checksum covers it"
+    )
 
 
 def _chaos(figures: Figures) -> str:
-    lengths = [
-        ("seed", ", ".join(map(str, figures["seeds"]))),
-        ("seconds", round(figures["seconds"])),
-        ("operations", figures["operations"]),
-        ("acknowledged entries", figures["acknowledged"]),
-        ("commits", figures["commits"]),
-        ("entries lost", figures["lost"]),
-        ("entries diverged", figures["diverged"]),
-        ("violations of other promises", len(figures["violations"])),
-        ("longest stall after healing, s", f"{figures['stall_after_heal_s']:.1f}"),
-    ]
-    stalls = figures["stalls_s"]
-    faults = (
-        (kind, number, f"{stalls[kind]:.1f}" if kind in stalls else "")
-        for kind, number in sorted(figures["faults"].items())
+    return (
+        f"{round(figures['seconds'])} s, {sum(figures['faults'].values())} faults of "
+        f"{len(figures['faults'])} kinds, {figures['acknowledged']:,} entries acknowledged: "
+        f"{figures['lost']} lost, {len(figures['violations'])} violations"
     )
-    heads = ("fault", "number", "longest stall around it, s")
-    return _table(("what", "number"), lengths) + "\n" + _table(heads, faults)
 
 
 def _coverage(figures: Figures) -> str:
-    return (
-        f"{figures['percent']:.2f} % of lines and branches of the pure parts, from their own "
-        f"tests: {len(figures['files'])} files of `spark_ledger/protocol`, `spark_ledger/wire`, "
-        "`bookie_server/core`, and the records of `bookie_server/storage`.\n"
-    )
+    return f"{figures['percent']:.0f} % of lines and branches of {len(figures['files'])} files"
 
 
 def _bugs() -> str:
     bugs = tomllib.loads(BUGS.read_text(encoding="utf-8"))["bugs"]
-    rows = ((bug["bug"], bug["found_by"], f"`{bug['see']}`", bug["fix"]) for bug in bugs)
-    return _table(("bug", "found by", "seen again with", "fix"), rows)
+    rows = ((bug["bug"], bug["found_by"], f"`{bug['see']}`") for bug in bugs)
+    return table(("bug, fixed", "found by", "seen again with"), rows)
 
 
 def _open() -> str:
@@ -178,20 +114,40 @@ def _open() -> str:
     if not found:
         return "Nothing that is known.\n"
     rows = ((one["what"], f"`{one['see']}`", one["state"]) for one in found)
-    return _table(("what", "seen with", "state"), rows)
+    return table(("what", "seen with", "state"), rows)
 
 
-_TITLES: Final = {
-    "sim": "Simulation: the real client and bookies on simulated disks, network, ZooKeeper, clocks",
-    "exhaustive": "Every interleaving of small scopes",
-    "mutants": "Bugs put in on purpose",
-    "crash": "A bookie's storage: crashes at every operation, failing operations, rot",
-    "fuzz": "Malformed input to every parser",
-    "chaos": "Real processes under load and faults",
+_NAMES: Final = {
+    "sim": "Simulation",
+    "exhaustive": "Search",
+    "mutants": "Mutants",
+    "crash": "Crashes and disk faults",
+    "fuzz": "Fuzzing",
+    "chaos": "Chaos",
     "coverage": "Branches",
 }
 
-_SECTIONS: Final[dict[str, Callable[[Figures], str]]] = {
+_METHODS: Final = {
+    "sim": "The real client and bookies on a simulated disk, network, ZooKeeper and clock",
+    "exhaustive": "Every interleaving of the protocol machines in small scopes",
+    "mutants": "Bugs put into the sources on purpose, most of which BookKeeper or a peer once had",
+    "crash": "A bookie's storage: a crash at, and a failure of, each disk operation; damaged files",
+    "fuzz": "Malformed input to every parser of bytes and text",
+    "chaos": "Real processes under load that are killed, paused, cut off and rolled back",
+    "coverage": "Protocol, wire formats, rules and records of a bookie, by their own tests alone",
+}
+
+_SHARES: Final = {
+    "sim": f"{effort.SIMULATED_SCHEDULES.test:,} schedules",
+    "exhaustive": f"{effort.SCOPES.test} scopes",
+    "mutants": f"{effort.MUTANTS.test} bugs",
+    "crash": f"{effort.CRASH_POINTS.test:,} crash points, fewer of the others",
+    "fuzz": f"{effort.FUZZED_INPUTS.test:,} inputs, and a bookie's socket",
+    "chaos": f"two mixes of faults, {effort.CHAOS_SECONDS.test} s each",
+    "coverage": "all",
+}
+
+_FINDINGS: Final[dict[str, Callable[[Figures], str]]] = {
     "sim": _sim,
     "exhaustive": _exhaustive,
     "mutants": _mutants,
@@ -201,4 +157,4 @@ _SECTIONS: Final[dict[str, Callable[[Figures], str]]] = {
     "coverage": _coverage,
 }
 
-assert _SECTIONS.keys() == _TITLES.keys() == {step.name for step in STEPS}
+assert _FINDINGS.keys() == _NAMES.keys() == _METHODS.keys() == _SHARES.keys()

@@ -1,12 +1,14 @@
-"""The runs that PROOF.md reports: what each is called, and what it runs."""
+"""The runs of ``make proof``: what each is called, and what it runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests import effort
+
 FIGURES: Final = Path(__file__).parent / "figures"
-"""One JSON file for each run, as its tool wrote it, committed: the page can be made again."""
+"""One JSON file for each run, as its tool wrote it, committed: the pages can be made again."""
 
 
 class Step(NamedTuple):
@@ -14,7 +16,7 @@ class Step(NamedTuple):
 
     name: str
     module: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
 
     @property
     def figures(self) -> Path:
@@ -28,11 +30,22 @@ class Step(NamedTuple):
 
 
 STEPS: Final = (
-    Step("sim", "tests.sim", ("--schedules", "50000")),
+    Step("sim", "tests.sim", ("--schedules", str(effort.SIMULATED_SCHEDULES.proof))),
     Step("exhaustive", "tests.exhaustive", ("--quick",)),
     Step("mutants", "tests.mutants", ("--replay",)),
-    Step("crash", "tests.crash", ("--points", "10000", "--failures", "1", "--rot", "3000")),
-    Step("fuzz", "tests.fuzz", ("--inputs", "2000000")),
-    Step("chaos", "tests.chaos", ("--minutes", "2")),
-    Step("coverage", "tests.coverage", ()),
+    Step(
+        "crash",
+        "tests.crash",
+        ("--points", str(effort.CRASH_POINTS.proof), "--failures", "1", "--rot", "3000"),
+    ),
+    Step("fuzz", "tests.fuzz", ("--inputs", str(effort.FUZZED_INPUTS.proof))),
+    Step("chaos", "tests.chaos", ("--minutes", f"{effort.CHAOS_SECONDS.proof / 60:g}")),
+    Step("coverage", "tests.coverage"),
 )
+
+CHECKS: Final = (
+    ("-m", "pytest", "-m", "proof", "-q"),
+    ("-m", "tests.sim", "--determinism", str(effort.SIMULATED_TWICE.proof)),
+)
+"""What has no figures: the tests that ``make test`` leaves out, seeds that have to give the same
+trace twice. Arguments of Python."""

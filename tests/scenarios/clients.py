@@ -34,7 +34,7 @@ from spark_ledger.protocol.events import (
     Tick,
     WriteMetadata,
 )
-from spark_ledger.protocol.quorum import slot_entries
+from spark_ledger.protocol.quorum import entries_of_index
 from spark_ledger.types import BookieId, BookieStatus, EntryId
 from tests.scenarios.stores import Stored
 from tests.scenarios.world import METADATA, REGISTRY, Message, World, fragments_text, ranges_text
@@ -51,7 +51,7 @@ class Machine(Protocol):
 class Lane:
     """An appender: one client's ordered way to one bookie."""
 
-    slot: int
+    bookie_index: int
     bookie_id: BookieId
     number: int
     open: bool = True
@@ -108,7 +108,7 @@ class Client:
             case OpenAppender():
                 self._open_lane(command)
             case CloseAppender():
-                self.lanes[command.slot].open = False
+                self.lanes[command.bookie_index].open = False
             case SendEntries():
                 self._send_entries(command)
             case ChooseBookies():
@@ -123,7 +123,7 @@ class Client:
             case ReadEntries():
                 self._read_entries(command)
             case CancelRead():
-                self.reads[command.slot, command.lane].open = False
+                self.reads[command.bookie_index, command.lane].open = False
             case _:
                 raise AssertionError(f"{self.name} cannot perform {command!r}")
 
@@ -145,16 +145,18 @@ class Client:
     # -- appenders ---------------------------------------------------------------------------------
 
     def _open_lane(self, command: OpenAppender) -> None:
-        if command.slot in self.lanes:
-            self.lanes[command.slot].open = False
+        if command.bookie_index in self.lanes:
+            self.lanes[command.bookie_index].open = False
         self._numbers += 1
-        self.lanes[command.slot] = Lane(command.slot, command.bookie_id, self._numbers)
+        self.lanes[command.bookie_index] = Lane(
+            command.bookie_index, command.bookie_id, self._numbers
+        )
 
     def _send_entries(self, command: SendEntries) -> None:
-        lane, frames = self.lanes[command.slot], self.frames()
+        lane, frames = self.lanes[command.bookie_index], self.frames()
         assert lane.open, "a machine sends through open appenders only"
         quorums = self.world.metadata.value.quorums
-        ids = slot_entries(command.slot, command.first, command.last, quorums)
+        ids = entries_of_index(command.bookie_index, command.first, command.last, quorums)
         run = [(entry_id, frames[entry_id]) for entry_id in ids]
         self.message(
             lane.bookie_id,
@@ -177,7 +179,7 @@ class Client:
         if lane.broken:
             return
         last = EntryId(run[-1][0])
-        event = AddAcknowledged(lane.slot, lane.bookie_id, last)
+        event = AddAcknowledged(lane.bookie_index, lane.bookie_id, last)
         self.world.send(
             Message(
                 lane.bookie_id,
@@ -195,7 +197,7 @@ class Client:
         if lane.broken:
             return
         lane.broken = True
-        event = AddFailed(lane.slot, lane.bookie_id, status)
+        event = AddFailed(lane.bookie_index, lane.bookie_id, status)
         text = "refuses to store: " + status.name.lower().replace("_", " ")
         if status in (BookieStatus.UNAVAILABLE, BookieStatus.TIMEOUT):
             text = "does not answer"
@@ -236,8 +238,8 @@ class Client:
     # -- metadata ----------------------------------------------------------------------------------
 
     def _choose(self, command: ChooseBookies) -> None:
-        text = "who can take the place of " + ", ".join(
-            f"{bookie} (slot {slot})" for slot, bookie in command.failed.items()
+        text = "who can replace " + ", ".join(
+            f"{bookie} (index {index})" for index, bookie in command.failed.items()
         )
         self.message(
             REGISTRY, "choose", text, lambda: self._chosen(command), lambda: self._chosen(None)
@@ -252,12 +254,12 @@ class Client:
             writable = self.world.writable()
             free = [name for name in writable if name not in command.members]
             free.sort(key=self._failed_before.__contains__)
-            for slot in command.slots:
+            for bookie_index in command.indexes:
                 if free:
-                    replacements[slot] = free.pop(0)
-                elif command.failed[slot] in writable:
-                    replacements[slot] = command.failed[slot]
-        told = ", ".join(f"{bookie} for slot {slot}" for slot, bookie in replacements.items())
+                    replacements[bookie_index] = free.pop(0)
+                elif command.failed[bookie_index] in writable:
+                    replacements[bookie_index] = command.failed[bookie_index]
+        told = ", ".join(f"{bookie} for index {index}" for index, bookie in replacements.items())
         self._answer(REGISTRY, "choose", told or "nobody", BookiesChosen(replacements))
 
     def _write_metadata(self, command: WriteMetadata) -> None:
@@ -286,7 +288,7 @@ class Client:
             self._conflict("conflict")
 
     def _read_metadata_again(self) -> None:
-        """An answer was lost: the outcome is unknown, so look (DESIGN 5.1)."""
+        """An answer was lost: the outcome is unknown, so read again (rule P6)."""
         self._conflict("answer lost, read again")
 
     def _conflict(self, text: str) -> None:
@@ -311,11 +313,11 @@ class Client:
 
     def _read_last_confirmed(self, command: ReadLastConfirmed) -> None:
         bookie = self.world.bookies[command.bookie_id]
-        channel = f"last confirmed {command.slot}"
+        channel = f"last confirmed {command.bookie_index}"
         machine = self.machine
 
         def answer(status: BookieStatus, last_confirmed: int) -> None:
-            event = LastConfirmedAnswer(command.slot, status, EntryId(last_confirmed))
+            event = LastConfirmedAnswer(command.bookie_index, status, EntryId(last_confirmed))
             told = status.name.lower().replace("_", " ")
             if status is BookieStatus.OK:
                 told = f"last add confirmed {last_confirmed}"
@@ -342,7 +344,7 @@ class Client:
         )
 
     def _read_entries(self, command: ReadEntries) -> None:
-        key = (command.slot, command.lane)
+        key = (command.bookie_index, command.lane)
         if key in self.reads:
             self.reads[key].open = False
         read = self.reads[key] = Read({})
@@ -368,7 +370,7 @@ class Client:
         )
         if found.entries:
             last = EntryId(found.entries[-1][0])
-            event = EntriesRead(command.slot, command.lane, last)
+            event = EntriesRead(command.bookie_index, command.lane, last)
 
             def bring() -> None:
                 if self._hears(command, read):
@@ -388,7 +390,7 @@ class Client:
         self._end_read(command, read, number, found.status, found.entry_id)
 
     def _hears(self, command: ReadEntries, read: Read) -> bool:
-        is_newest = self.reads[command.slot, command.lane] is read
+        is_newest = self.reads[command.bookie_index, command.lane] is read
         return read.open or (self.hears_late_reads and is_newest)
 
     def _lose_read(self, command: ReadEntries, read: Read, number: int) -> None:
@@ -401,7 +403,7 @@ class Client:
     def _end_read(
         self, command: ReadEntries, read: Read, number: int, status: BookieStatus, entry_id: int
     ) -> None:
-        event = ReadEnded(command.slot, command.lane, status, EntryId(entry_id))
+        event = ReadEnded(command.bookie_index, command.lane, status, EntryId(entry_id))
         told = f"{status.name.lower().replace('_', ' ')} {entry_id}"
         if status is BookieStatus.OK:
             told = "end of the read"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.protocol.append import AppendLimits
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.types import (
     BookieId,
     EntryId,

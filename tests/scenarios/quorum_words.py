@@ -10,7 +10,7 @@ from spark_ledger.types import Quorums
 
 
 class QuorumWords:
-    """One arithmetic lesson. Bookies are b0, b1 ... in slot order."""
+    """One arithmetic lesson. Bookies are b0, b1 ... in index order."""
 
     def __init__(self) -> None:
         self._quorums = Quorums()
@@ -44,10 +44,10 @@ class QuorumWords:
     def do_silence(self) -> None:
         """silence: for every set of bookies that do not answer, whether a recovery may go on
         without them, and whether a writer could."""
-        slots = range(self._quorums.ensemble_size)
+        indexes = range(self._quorums.ensemble_size)
         for size in range(self._quorums.ensemble_size + 1):
-            for silent in combinations(slots, size):
-                known = frozenset(slots) - frozenset(silent)
+            for silent in combinations(indexes, size):
+                known = frozenset(indexes) - frozenset(silent)
                 recovery = "goes on" if is_covered(known, self._quorums) else "waits for them"
                 writer = "goes on" if can_confirm(frozenset(silent), self._quorums) else "stops"
                 who = _names(silent) if silent else "nobody"
@@ -56,8 +56,9 @@ class QuorumWords:
     def do_confirmed(self, pushed: str, *acked: str) -> None:
         """confirmed 5 b0:4 b1:5 b2:-1: entries up to 5 were sent, b0 holds its own up to 4 ..."""
         held = {name: int(last) for name, _, last in (word.partition(":") for word in acked)}
-        slots = [held[f"b{slot}"] for slot in range(self._quorums.ensemble_size)]
-        self._lines.append(f"confirmed up to {confirmed_end(slots, int(pushed), self._quorums)}")
+        indexes = [held[f"b{index}"] for index in range(self._quorums.ensemble_size)]
+
+        self._lines.append(f"confirmed up to {confirmed_end(indexes, int(pushed), self._quorums)}")
 
     def do_expect(self, *what: str) -> None:
         """expect complementary: for all ledgers of up to 6 bookies, recovery waits for a set of
@@ -75,8 +76,8 @@ class QuorumWords:
         return write_set(entry_id, self._quorums)
 
 
-def _names(slots: tuple[int, ...]) -> str:
-    return " ".join(f"b{slot}" for slot in slots)
+def _names(indexes: tuple[int, ...]) -> str:
+    return " ".join(f"b{index}" for index in indexes)
 
 
 def _check_all_shapes() -> None:
@@ -91,7 +92,8 @@ def _check_shape(quorums: Quorums) -> None:
     e, wq, aq = quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum
     windows = [{(entry_id + i) % e for i in range(wq)} for entry_id in range(e)]
     for mask in range(2**e):
-        silent = {slot for slot in range(e) if mask >> slot & 1}
+        silent = {index for index in range(e) if mask >> index & 1}
+
         among_the_silent = any(len(window & silent) >= aq for window in windows)
         covered = is_covered(frozenset(range(e)) - silent, quorums)
         assert covered != among_the_silent, f"{quorums}, silent: {sorted(silent)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_ledger.errors import BookieUnavailableError, LedgerError
-from spark_ledger.protocol.ensemble import fragment_of, fragment_ranges
+from spark_ledger.protocol.ensemble import LaneRange, fragment_ranges, lane_ranges
 from spark_ledger.protocol.events import (
     CancelRead,
     Command,
@@ -17,14 +17,15 @@ from spark_ledger.protocol.events import (
     LengthUnknown,
     ReadEntries,
     ReadLength,
+    TellLength,
     Tick,
 )
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
 from spark_ledger.protocol.placement import read_order
-from spark_ledger.protocol.quorum import lanes, write_set
+from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.read import ReadMachine
 from spark_ledger.protocol.recovery import Phase, RecoveryMachine
-from spark_ledger.types import BookieId, BookieStatus, EntryId, Fragment
+from spark_ledger.types import BookieId, BookieStatus, EntryId, Versioned
 from tests.scenarios.clients import Client
 from tests.scenarios.stores import Stored
 from tests.scenarios.world import Message, World, metadata_text, ranges_text
@@ -52,27 +53,21 @@ class Recoverer(Client):
         match command:
             case DeliverEntries():
                 stride = lanes(self.machine.metadata.quorums)[command.lane].stride
-                read = self.reads[command.slot, command.lane]
+                read = self.reads[command.bookie_index, command.lane]
                 for entry_id in range(command.first, command.last + 1, stride):
                     self._found[entry_id] = read.entries[entry_id]
             case ReadLength():
-                self._read_length(command.entry_id)
+                wanted = command.wanted
+                bookies = [wanted.bookies[index] for index in wanted.lane.indexes]
+                self._ask_length(wanted.first, bookies)
+            case TellLength():
+                self.take(LengthRead(self._found[command.entry_id].length))
             case Done() | Failed():
                 assert self.outcome is None, "a recovery ends once"
                 self.outcome = command
                 self.world.say(f"{self.name} {self._told()}")
             case _:
                 super().perform_one(command)
-
-    def _read_length(self, entry_id: int) -> None:
-        """From what was found, else from any replica."""
-        if entry_id in self._found:
-            self.take(LengthRead(self._found[entry_id].length))
-            return
-        metadata = self.machine.metadata
-        bookies = fragment_of(metadata, entry_id).bookies
-        slots = write_set(entry_id, metadata.quorums)
-        self._ask_length(entry_id, [bookies[slot] for slot in slots])
 
     def _ask_length(self, entry_id: int, bookies: list[BookieId]) -> None:
         if not bookies:
@@ -181,44 +176,34 @@ class Reader(Client):
         self.error = None
         self._wanted = range(first, last + 1)
         self._got = {}
+        metadata = self.world.metadata.value
         self._todo = [
-            (low, high, fragment, index)
-            for low, high, fragment in fragment_ranges(self.world.metadata.value, first, last)
-            for index in range(len(lanes(self.world.metadata.value.quorums)))
+            wanted
+            for low, high, fragment in fragment_ranges(metadata, first, last)
+            for wanted in lane_ranges(metadata, fragment, low, high)
         ]
         self._next_lane()
 
     def _next_lane(self) -> None:
-        metadata = self.world.metadata.value
-        while self._todo:
-            low, high, fragment, index = self._todo.pop(0)
-            lane = lanes(metadata.quorums)[index]
-            first = lane.first_at_or_after(low)
-            if first > high:
-                continue
-            last = high - (high - first) % lane.stride
-            self._start_lane(fragment, index, first, last)
+        if self._todo:
+            self._start_lane(self._todo.pop(0))
             return
         self.machine = None
         self._finish()
 
-    def _start_lane(self, fragment: Fragment, index: int, first: int, last: int) -> None:
+    def _start_lane(self, wanted: LaneRange) -> None:
         store = self.world.metadata
-        lane = lanes(store.value.quorums)[index]
-        gone = [b for b in fragment.bookies if b not in self.world.registered]
+        indexes, bookies, first = wanted.lane.indexes, wanted.bookies, wanted.first
+        gone = [b for b in bookies if b not in self.world.registered]
+        last = wanted.last - (wanted.last - first) % wanted.lane.stride
         self._lane_machine = ReadMachine(
-            store.value,
-            store.version,
-            fragment.bookies,
-            index,
-            lane,
-            EntryId(first),
-            EntryId(last),
-            order=read_order(lane.slots, fragment.bookies, first, slow=self.slow, gone=gone),
+            Versioned(store.value, store.version),
+            wanted._replace(last=EntryId(last)),
+            order=read_order(indexes, bookies, first, slow=self.slow, gone=gone),
             speculative_delay_s=0.5,
             now=self.world.now,
         )
-        self._fragment = fragment
+        self._lane_bookies = bookies
         self.machine = self._lane_machine
         self.perform(self._lane_machine.start(self.world.now))
 
@@ -226,7 +211,7 @@ class Reader(Client):
         match command:
             case DeliverEntries():
                 stride = lanes(self.world.metadata.value.quorums)[command.lane].stride
-                read = self.reads[command.slot, command.lane]
+                read = self.reads[command.bookie_index, command.lane]
                 for entry_id in range(command.first, command.last + 1, stride):
                     self._got[entry_id] = read.entries[entry_id]
             case Done():
@@ -243,7 +228,8 @@ class Reader(Client):
                 super().perform_one(command)
 
     def _note_slow(self) -> None:
-        slow = {self._fragment.bookies[slot] for slot in self._lane_machine.slow_slots}
+        slow = {self._lane_bookies[index] for index in self._lane_machine.slow_indexes}
+
         for bookie in sorted(slow - self.slow):
             self.world.say(f"{self.name} puts {bookie} behind the others: it was slow")
         self.slow |= slow

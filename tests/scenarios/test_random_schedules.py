@@ -11,7 +11,7 @@ import os
 import random
 import sys
 
-from spark_ledger.protocol.append import AppendLimits
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import Done
 from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums
 from tests.scenarios.invariants import Invariants
@@ -75,10 +75,10 @@ class Schedule:
     # -- hostile steps -----------------------------------------------------------------------------
 
     def _slow_links(self) -> None:
-        """Some places answer rarely for a while: rare orders come from there."""
+        """Some of them answer rarely for a while: rare orders come from there."""
         draw = self.random
-        places = [*self.world.bookies, METADATA]
-        self.slow = {place: draw.choice([1, 1, 0.3, 0.03]) for place in places}
+        names = [*self.world.bookies, METADATA]
+        self.slow = {name: draw.choice([1, 1, 0.3, 0.03]) for name in names}
         self.world.metadata.refuses = draw.random() < self.refusals / 4
         for bookie in self.world.bookies.values():
             for refusal in REFUSALS:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.protocol.append import AppendLimits, AppendMachine
+from spark_ledger.protocol.append import AppendMachine
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
     Append,
     Close,
@@ -100,10 +101,10 @@ class Writer(Client):
 
     def state(self) -> str:
         machine = self.machine
-        failed = machine.failed_slots
+        failed = machine.failed_indexes
         bookies = " ".join(
-            f"{bookie}(failed)" if slot in failed else bookie
-            for slot, bookie in enumerate(machine.bookies)
+            f"{bookie}(failed)" if bookie_index in failed else bookie
+            for bookie_index, bookie in enumerate(machine.bookies)
         )
         room = "" if machine.has_room else ", producers wait"
         text = (

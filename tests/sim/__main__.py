@@ -23,11 +23,11 @@ console: Final = Console(highlight=False)
 
 FAILURES_SHOWN_MAX: Final = 3
 LINES_EVERY: Final = 1000
-"""Where no bar can be drawn, a line for so many schedules."""
+"""How often progress is printed where no bar can be drawn, in schedules."""
 
 
 def main() -> int:
-    """The exit code: 0, or 1 if a promise was broken."""
+    """Do what the command line says. Returns the exit code: 0, or 1 if a promise was broken."""
     arguments = parse()
     options = json.loads(arguments.options) if arguments.options else None
     if arguments.determinism:
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--schedules", type=int, help="how many to run")
     parser.add_argument("--seed", type=int, help="the first seed; alone: replay this one")
@@ -51,7 +51,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run many schedules, show what happened in them."""
+    """Run many schedules and show the totals."""
     count, first = arguments.schedules or 1000, arguments.seed or 0
     commit, began = git_commit(), time.monotonic()
     with Progress(
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table_of(totals: Totals, first: int, elapsed_s: float) -> Table:
-    """What happened."""
+    """The totals as a table."""
     table = Table(title=f"simulated schedules from seed {first} on", title_justify="left")
     table.add_column("what")
     table.add_column("number", justify="right")
@@ -102,7 +102,7 @@ def table_of(totals: Totals, first: int, elapsed_s: float) -> Table:
 
 
 def summary_of(totals: Totals, elapsed_s: float) -> dict[str, Any]:
-    """The same for programs."""
+    """The totals as JSON values."""
     return {
         "elapsed_s": round(elapsed_s, 1),
         "schedules": totals.schedules,
@@ -116,8 +116,8 @@ def summary_of(totals: Totals, elapsed_s: float) -> dict[str, Any]:
 
 
 def show_failure(failure: Failure) -> None:
-    """Everything that is needed to look into it: the shortest trace that breaks the same promise,
-    and the file from which the regression test and ``--seed`` replay it."""
+    """Print the shortest trace that breaks the same promise, and save the schedule under
+    tests/regressions, from where the test and ``--seed`` replay it."""
     console.rule(f"seed {failure.seed}")
     if run_schedule(failure.seed, failure.options).violations:
         options, outcome = shrink(failure.seed, failure.options)
@@ -139,7 +139,7 @@ def show_failure(failure: Failure) -> None:
 
 
 def replay(seed: int, options: dict[str, Any] | None, *, shrinks: bool) -> int:
-    """One schedule with its whole trace. One that is kept keeps the options it failed with."""
+    """Run one schedule and print its whole trace. A saved one keeps the options it failed with."""
     options = options or options_saved(seed)
     outcome: Outcome = run_schedule(seed, options)
     if shrinks and outcome.violations:

@@ -1,4 +1,4 @@
-"""What every part of the simulation asks of the world: time, chance, the trace, the tally."""
+"""What every part of the simulation needs from the world: time, randomness, the trace, counts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.sim.loop import SimulatedLoop
 from tests.sim.options import Options
 
 Step = tuple[float, str]
-"""When something happened, and what. Made into text only when somebody wants to read it."""
+"""Virtual time and what happened. Formatted only when somebody reads the trace."""
 
 
 class SimBase:
-    """Time, chance and the record of one schedule."""
+    """Time, randomness and the record of one schedule."""
 
     def __init__(self, seed: int, options: Options) -> None:
         self.seed = seed
@@ -28,42 +28,42 @@ class SimBase:
         self.violations: list[Violation] = []
         self.steps: list[Step] = []
         self.healing = False
-        """Phase B: no new faults."""
+        """The second phase has begun: no new faults."""
         self.over = False
-        """The schedule is judged; what its tasks do while they end counts no more."""
+        """The schedule has been judged. What its tasks do while they end is not recorded."""
         self._delays = self.stream("delays")
 
     def stream(self, name: str) -> random.Random:
-        """Chance for one purpose, so that one draw more there changes nothing elsewhere."""
+        """A random stream for one purpose: one more draw here changes no other stream."""
         return random.Random(f"{name} {self.seed}")
 
     @property
     def is_beyond_tolerance(self) -> bool:
-        """More copies may be damaged than the quorums allow: what is gone must be noticed, and
-        need not be there."""
+        """Whether more copies may be damaged than the quorums allow. Then a lost entry must be
+        reported as an error, but need not be readable."""
         return self.options.rot == "everywhere"
 
     def say(self, line: str) -> None:
-        """One step into the trace."""
+        """Add one step to the trace."""
         if self.over:
             return
         self.steps.append((self.loop.now, line))
 
     def fault(self, kind: str, detail: str) -> None:
-        """Something was made to go wrong."""
+        """Record that a fault was injected."""
         if self.over:
             return
         self.faults[kind] += 1
         self.say(f"** {kind}: {detail}")
 
     def violate(self, invariant: str, name: str, text: str) -> None:
-        """A promise is broken."""
+        """Record that a promise is broken."""
         if not self.over and len(self.violations) < 20:
             self.say(f"!! {invariant} {name}: {text}")
             self.violations.append(Violation(invariant, name, text))
 
     def delay(self) -> float:
-        """How long a message takes: mostly short, in some schedules now and then very long."""
+        """Seconds that a message takes: mostly short, in some schedules occasionally very long."""
         options, draw = self.options, self._delays
         base = options.delay_s * (0.2 + draw.random())
         if options.delay == "heavy" and not self.healing:

@@ -1,4 +1,4 @@
-"""Client processes of the simulation, over the real LedgerClient, and the history they leave."""
+"""Simulated client processes: they use the real LedgerClient and record a history."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ CONFIG = ClientConfig(
 
 
 PASSWORD: Final = b"the right one"
-"""Of every ledger that has one: deriving keys is slow on purpose, so the few there are are kept."""
+"""The password of every ledger that has one. Only one, because deriving its key is slow and
+cached."""
 
 
 class Client:
-    """A process with one connection, and what it tells the history."""
+    """A process with one connection that records what it asks and what it is told."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -58,7 +59,7 @@ class Client:
         )
         self.tasks: list[asyncio.Task[Any]] = []
         self.stubborn = False
-        """What it does may end only in phase B."""
+        """Its work may end only in the second phase."""
 
     def start(self, work: Any) -> None:
         """Run a coroutine in the process."""
@@ -66,21 +67,21 @@ class Client:
 
     @property
     def is_done(self) -> bool:
-        """Nothing runs in it any more."""
+        """Whether all its tasks have ended, or the process is dead."""
         if self.process.alive:
             self.tasks = [task for task in self.tasks if not task.done()]
             return not self.tasks
         return True
 
     def crash(self) -> None:
-        """The process ends at once."""
+        """Kill the process."""
         if self.process.alive:
             self.world.say(f"{self.name} is dead")
             self.world.loop.bury(self.process)
             self.world.zookeeper.died(self.process, self.draw.uniform(0.1, 2.0))
 
     async def connect(self) -> LedgerClient:
-        """A connection, tried until it stands."""
+        """Connect, as often as it takes."""
         transport = SimTransport(self.world.network, self.process, self.world.nodes)
         while True:
             store = self.world.zookeeper.connect(self.process)
@@ -104,19 +105,19 @@ class Client:
     # -- history -----------------------------------------------------------------------------------
 
     def invoke(self, name: str, **fields: Any) -> int:
-        """An operation begins; its number."""
+        """Record that an operation begins. Returns its number."""
         return self.world.invoke(self.name, name, **fields)
 
     def end(self, operation: int, phase: Phase, name: str, **fields: Any) -> None:
-        """An operation ends."""
+        """Record that an operation ends."""
         self.world.end(self.name, operation, phase, name, **fields)
 
     def name_of(self, error: LedgerError) -> str:
-        """How the error of a read goes into the history.
+        """The name under which the error of a read goes into the history.
 
-        Where copies are damaged, or the network spoils answers, one that is damaged says nothing
-        of the others, which may be out of reach for now: the entry was not denied. At the end it
-        has to be there all the same.
+        Where copies are damaged, or the network corrupts answers, a digest mismatch on one copy
+        says nothing about the others, which may be out of reach for now: the entry was not denied.
+        At the end of the schedule it has to be readable all the same.
         """
         options = self.world.options
         if isinstance(error, DigestMismatchError) and (options.corruption > 0 or options.rot):
@@ -124,7 +125,7 @@ class Client:
         return type(error).__name__
 
     async def attempt(self, name: str, work: Awaitable[Any], **fields: Any) -> Any:
-        """Do something and record how it ended. None if it failed."""
+        """Run an operation and record how it ended. Raises LedgerError if it failed."""
         operation = self.invoke(name, **fields)
         try:
             result = await work
@@ -141,7 +142,7 @@ class Client:
 
 
 def failure(error: LedgerError) -> Phase:
-    """How an operation ended that raised: it did not happen, or nobody knows."""
+    """Whether an operation that raised surely did not happen (FAIL), or may have (UNKNOWN)."""
     definite = (NotFoundError, ConfigurationError)
     if error.outcome_unknown or not isinstance(error, definite):
         return Phase.UNKNOWN
@@ -149,7 +150,7 @@ def failure(error: LedgerError) -> Phase:
 
 
 class Pending:
-    """An append that waits; told of its fate at the moment the writer decides it."""
+    """An append in flight. The writer calls it at the moment it decides."""
 
     __slots__ = ("_client", "_ledger_id", "_operation", "_value", "ended", "entry_id")
 
@@ -165,7 +166,7 @@ class Pending:
         return self.ended
 
     def set_result(self, result: int, /) -> None:
-        """Confirmed."""
+        """The entry is confirmed."""
         self.ended = True
         self.entry_id = result
         client = self._client
@@ -182,7 +183,7 @@ class Pending:
         client.settled()
 
     def set_exception(self, error: Exception, /) -> None:
-        """Failed, or unknown: recovery may make it part of the ledger."""
+        """The entry failed, or its outcome is unknown: recovery may make it part of the ledger."""
         self.ended = True
         client = self._client
         if isinstance(error, FencedError):
@@ -200,7 +201,7 @@ class Pending:
 
 
 class WriterClient(Client):
-    """Creates a ledger and writes to it."""
+    """A client that creates a ledger and writes to it."""
 
     def __init__(self, world: World, name: str, plan: LedgerPlan, number: int) -> None:
         super().__init__(world, name)
@@ -209,7 +210,8 @@ class WriterClient(Client):
         self.writer: LedgerWriter | None = None
         self._unsettled = 0
         self._close_operation = 0
-        """The close that has begun: when the writer gave up, or when it was asked to close."""
+        """Number of the close in the history: it begins when the writer gives up or is asked to
+        close."""
         self._settled = asyncio.Event()
         self.start(self._run())
 
@@ -219,7 +221,7 @@ class WriterClient(Client):
         self._settled.set()
 
     def gives_up(self, ledger_id: int) -> None:
-        """The writer closes the ledger by itself, and tells nobody how that ended."""
+        """The writer gave up and closes the ledger by itself, without telling how that ends."""
         if not self._close_operation:
             self._close_operation = self.invoke("close", ledger_id=ledger_id)
 
@@ -276,7 +278,7 @@ class WriterClient(Client):
             self._check_bounds(writer)
 
     def _check_bounds(self, writer: LedgerWriter) -> None:
-        """I15: what waits in the writer is bounded."""
+        """Check I15: the bytes that wait in the writer are bounded."""
         bound = writer.bytes_in_flight_max + self.plan.burst * max(self.plan.size, 100)
         waiting = writer._machine.bytes_in_flight + writer._queue_bytes
         if waiting > bound:
@@ -292,7 +294,7 @@ class WriterClient(Client):
             phase, name = Phase.UNKNOWN, type(error).__name__
             self.end(operation, phase, "close", ledger_id=ledger_id, error=name)
             return
-        if not writer.metadata.is_closed:  # it stopped before: there is no end that it knows
+        if not writer.metadata.is_closed:  # it stopped before, so it knows no end
             self.end(operation, Phase.UNKNOWN, "close", ledger_id=ledger_id, error="stopped")
             return
         end = writer.metadata.last_entry_id
@@ -300,7 +302,7 @@ class WriterClient(Client):
 
 
 class RecoverClient(Client):
-    """Opens a ledger with recovery, perhaps several times, and reads it."""
+    """A client that opens a ledger with recovery, perhaps several times, and reads it."""
 
     def __init__(self, world: World, name: str, ledger_id: int) -> None:
         super().__init__(world, name)
@@ -332,7 +334,7 @@ class RecoverClient(Client):
 
 
 class ReaderClient(Client):
-    """Opens a ledger without recovery; refreshes and reads now and then."""
+    """A client that opens a ledger without recovery, then refreshes and reads repeatedly."""
 
     def __init__(self, world: World, name: str, ledger_id: int, *, tails: bool) -> None:
         super().__init__(world, name)
@@ -368,7 +370,7 @@ class ReaderClient(Client):
             await asyncio.sleep(self.draw.uniform(0.02, 0.5))
 
     async def refresh(self, reader: LedgerReader) -> None:
-        """Refresh and record what the handle says then."""
+        """Refresh and record the LAC that the handle has then."""
         ledger_id = self.ledger_id
         operation = self.invoke("refresh", ledger_id=ledger_id)
         try:
@@ -403,7 +405,7 @@ class ReaderClient(Client):
                     return
 
     async def _follow(self, reader: LedgerReader, following: int) -> int:
-        """Take batches until the tail ends; what comes next."""
+        """Record batches of a tail until it ends. Returns the next entry id."""
         operation = -1
         try:
             async with aclosing(reader.tail_batches(following, idle_timeout=2.0)) as batches:
@@ -447,7 +449,7 @@ class ReaderClient(Client):
 
 
 class DeleteClient(Client):
-    """Deletes a ledger."""
+    """A client that deletes a ledger."""
 
     def __init__(self, world: World, name: str, ledger_id: int) -> None:
         super().__init__(world, name)
@@ -466,7 +468,7 @@ class DeleteClient(Client):
 
 
 async def read_all(client: Client, reader: LedgerReader) -> tuple[str, ...] | None:
-    """Everything up to the handle's LAC, recorded as one read; None if it failed."""
+    """Read everything up to the handle's LAC, recorded as one read. None if it failed."""
     end, ledger_id = reader.last_add_confirmed, reader.ledger_id
     if end < 0:
         return ()

@@ -1,7 +1,7 @@
-"""A bookie's disk: files in memory that survive crashes as a disk would let them, or nearly.
+"""A simulated disk of a bookie: files in memory, and what a crash leaves of them.
 
-Faults are asked for by name and strike at the next operations. ``PowerCut`` is no error that the
-storage could handle: the machine is off, and what the disk holds is settled at that instant.
+Faults are requested by name and strike at the next operations. ``PowerCut`` is not an error that
+storage could handle: the machine is off, and the content of the disk is settled at that moment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.sim.base import SimBase
 
 
 class _Path(PosixPath):
-    """Joins the same names once only: a bookie's files have few names, and paths are slow."""
+    """A path that caches its joins: a bookie's files have few names, and building paths is slow."""
 
     def __truediv__(self, name: str) -> Self:  # type: ignore[override]
         known: dict[str, Self] = self.__dict__
@@ -51,11 +51,11 @@ _formatted: dict[str, MemoryFileSystem] = {}
 
 
 class PowerCut(BaseException):
-    """The machine stopped in the middle of an operation."""
+    """The machine lost power in the middle of an operation."""
 
 
 def formatted(bookie_id: BookieId) -> MemoryFileSystem:
-    """The disk of a new bookie."""
+    """A new bookie's disk."""
     files = _formatted.get(bookie_id)
     if files is None:
         files = _formatted[bookie_id] = MemoryFileSystem()
@@ -64,7 +64,7 @@ def formatted(bookie_id: BookieId) -> MemoryFileSystem:
 
 
 class Disk:
-    """One machine's disk over all its crashes."""
+    """The disk of one machine, through all its crashes."""
 
     def __init__(self, world: SimBase, bookie_id: BookieId) -> None:
         self.world = world
@@ -73,22 +73,23 @@ class Disk:
         self.files = formatted(bookie_id)
         self.full = False
         self.error_in = 0
-        """The so-manyth change from now on fails with EIO; 0: none."""
+        """The nth change from now on fails with EIO; 0: none."""
         self.cut_in = 0
-        """The so-manyth change from now on never ends, because the power is cut; 0: none."""
+        """The power is cut in the nth change from now on; 0: none."""
         self.meanwhile: Callable[[], None] | None = None
-        """Called before an operation: what other threads do while this one waits for the disk."""
+        """Called before each operation: what other threads do while this one waits for the disk."""
         self._dead = False
 
     def attach(self) -> FaultFileSystem:
-        """The disk as the next run of the bookie sees it."""
+        """The file system for the bookie's next run."""
         self._dead = False
         return _FileSystem(self)
 
     def crash(self, kind: str) -> None:
-        """The machine or the process stops. ``kind``: process, power, lottery."""
+        """The process (``process``) or the machine stops. The machine loses everything unsynced
+        (``power``), or a random part of it (``lottery``)."""
         if self._dead:
-            return  # settled already, in the middle of an operation
+            return  # a power cut in an operation has settled the content
         self._dead = True
         self.error_in = self.cut_in = 0
         if kind == "process":
@@ -98,10 +99,10 @@ class Disk:
         self.files = self.files.crash_clone(seed)
 
     def flip(self) -> str:
-        """Change one bit in an entry log; where, or "" if there is nothing yet.
+        """Flip one bit in an entry log. Returns where, or "" if there is no log yet.
 
-        Not in the journal: damage of its last batch is a torn tail to whoever reads it, and costs
-        a bookie fences that it has answered. No quorum is made for that.
+        Never in the journal: damage to its last batch looks like a torn tail, and the bookie would
+        lose fences that it has answered. Quorums do not protect against that.
         """
         logs = [
             directory / name
@@ -116,13 +117,13 @@ class Disk:
         return self.flip_at(path, self.draw.randrange(self.files.open(path).size()))
 
     def lose_block(self, block: BlockLocation) -> str:
-        """A block never reached the disk, although a sync said that it had."""
+        """Lose a block that a sync reported as written. Returns where."""
         path = log_path(LEDGERS[0], block.log_id)
         self.files.damage(path, block.offset, bytes(RECORD_HEADER_BYTES + block.length))
         return f"{path.name}, block at {block.offset}"
 
     def misdirect_block(self, block: BlockLocation, place: BlockLocation) -> str:
-        """A block was written where another one is."""
+        """Write a block where another one belongs. Returns where."""
         source = self.files.open(log_path(LEDGERS[0], block.log_id))
         length = RECORD_HEADER_BYTES + min(block.length, place.length)
         path = log_path(LEDGERS[0], place.log_id)
@@ -130,13 +131,13 @@ class Disk:
         return f"{path.name}, block at {place.offset}"
 
     def flip_at(self, path: Path, offset: int) -> str:
-        """Change one bit of a byte."""
+        """Flip one bit of a byte. Returns where."""
         (byte,) = self.files.open(path).pread(1, offset)
         self.files.damage(path, offset, bytes([byte ^ (1 << self.draw.randrange(8))]))
         return f"{path.name}, byte {offset}"
 
     def plan(self, kind: str, path: Path) -> Fault | None:
-        """How an operation ends."""
+        """The fault that strikes at an operation, if any."""
         if self._dead:
             raise PowerCut
         if kind not in _CHANGES:
@@ -161,7 +162,7 @@ class Disk:
 
 
 class _FileSystem(FaultFileSystem):
-    """Asks the disk about an operation without making a record of it."""
+    """A file system that asks the disk about each operation without recording it."""
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk.files, lambda operation: disk.plan(operation.kind, operation.path))

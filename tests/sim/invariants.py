@@ -1,7 +1,7 @@
-"""What must hold at every moment, seen from above: every disk, every value of the metadata.
+"""Promises that are checked at every event, with a view of every disk and all metadata.
 
-These are the checks that a history of what clients were told cannot make, or makes only at the
-end: each looks at one event when it happens. ``tests.history`` judges the rest.
+These are the checks that a history of clients cannot make, or only at the end of a schedule.
+``tests.history`` makes the others.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _LEDGER_PATH = re.compile(r"ledgers/(\d{2})/(\d{4})/L(\d{4})")
 
 @dataclass(slots=True)
 class LedgerTruth:
-    """What is known of a ledger from above."""
+    """What is known about one ledger."""
 
     metadata: LedgerMetadata | None = None
     confirmed: int = -1
-    """The highest entry whose writer's application was told that it is confirmed."""
+    """The highest entry that the writer's application was told is confirmed."""
     pushed: int = -1
     frames: dict[int, bytes] = field(default_factory=dict)
-    """The one frame that each entry may have."""
+    """The content of each entry, as first acknowledged."""
     deleted: bool = False
 
 
 class Invariants(Witness):
-    """I1, I3, I4, I6 to I9 at the moments when they can be broken."""
+    """Checks I1, I3, I4 and I6 to I9 when something happens that could break them."""
 
     def __init__(self, world: SimBase, nodes: dict[BookieId, BookieNode]) -> None:
         self._world = world
@@ -41,7 +41,7 @@ class Invariants(Witness):
         self.ledgers: dict[int, LedgerTruth] = {}
 
     def of(self, ledger_id: int) -> LedgerTruth:
-        """A ledger's record, made at the first mention."""
+        """The record of a ledger, created when it is first mentioned."""
         truth = self.ledgers.get(ledger_id)
         if truth is None:
             truth = self.ledgers[ledger_id] = LedgerTruth()
@@ -50,7 +50,7 @@ class Invariants(Witness):
     # -- what bookies say --------------------------------------------------------------------------
 
     def stored(self, node: BookieNode, run: EntryRun) -> None:
-        """I4: no entry ever has two contents."""
+        """Check I4: no entry ever has two contents."""
         frames = self.of(run.ledger_id).frames
         for entry_id, frame in run.split():
             known = frames.setdefault(entry_id, bytes(frame))
@@ -62,7 +62,7 @@ class Invariants(Witness):
                 )
 
     def told(self, node: BookieNode, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
-        """I6: no bookie tells of a LAC beyond what was confirmed."""
+        """Check I6: no bookie returns a LAC beyond what was confirmed."""
         truth = self.of(ledger_id)
         proved = truth.confirmed
         if truth.metadata is not None and truth.metadata.is_closed:
@@ -78,11 +78,12 @@ class Invariants(Witness):
     # -- what writers are told ---------------------------------------------------------------------
 
     def confirmed(self, ledger_id: int, entry_id: int) -> None:
-        """The application was told: I8, and AQ bookies that the metadata name hold the entry."""
+        """The application was told that an entry is confirmed. Check I8, and that AQ bookies of the
+        metadata's ensemble store the entry."""
         truth, metadata = self.of(ledger_id), self.of(ledger_id).metadata
         truth.confirmed = max(truth.confirmed, entry_id)
         if metadata is None:
-            return  # deleted
+            return  # the ledger was deleted
         if metadata.is_closed and entry_id > metadata.last_entry_id:
             self._world.violate(
                 "I8",
@@ -117,7 +118,7 @@ class Invariants(Witness):
     # -- metadata ----------------------------------------------------------------------------------
 
     def observe(self, path: str, data: bytes | None) -> None:
-        """A node of the metadata has changed."""
+        """A metadata node has changed: check I7 and I9."""
         match = _LEDGER_PATH.fullmatch(path)
         if match is None:
             if data and _BUCKET_PATH.fullmatch(path):
@@ -148,8 +149,8 @@ class Invariants(Witness):
     ) -> None:
         say = self._world.violate
         if old.is_closed:
-            # Even with the same end: who closes again has not seen that somebody did, and would
-            # have closed at another end just so.
+            # Also with the same end: whoever closes again has not seen the first close, and would
+            # have closed at any other end too.
             say("I7", "closed twice", f"ledger {ledger_id} was closed, and is written once more")
             return
         if old.state is LedgerState.IN_RECOVERY:
@@ -170,7 +171,7 @@ class Invariants(Witness):
             self._check_end(ledger_id, truth, new)
 
     def _check_end(self, ledger_id: int, truth: LedgerTruth, metadata: LedgerMetadata) -> None:
-        """I1 and I3, when a ledger is closed."""
+        """Check I1 and I3 when a ledger is closed."""
         if truth.confirmed > metadata.last_entry_id:
             self._world.violate(
                 "I1",

@@ -1,8 +1,8 @@
 """An asyncio event loop in virtual time, and the simulated processes whose callbacks it runs.
 
-Nothing waits for real time and nothing runs in a thread. Every callback belongs to the process in
-whose context it was made: that of a dead process never runs, that of a paused one runs later. A
-process has a clock of its own, which may be fast or slow.
+Nothing waits for real time, and nothing runs in a thread. Every callback belongs to the process in
+whose context it was created: callbacks of a dead process never run, those of a paused one run
+later. Each process has its own clock, which may be fast or slow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORLD = contextvars.Context()
 
 
 class Process:
-    """A simulated process: alive, paused or dead; with a monotonic and a wall clock."""
+    """A simulated process: alive, paused or dead, with a monotonic and a wall clock."""
 
     def __init__(self, name: str, *, rate: float = 1.0, wall_offset_s: float = 0.0) -> None:
         self.name = name
@@ -41,12 +41,12 @@ class Process:
 
 
 def current_process() -> Process | None:
-    """The process in which the running callback runs; None for the world itself."""
+    """The process whose callback is running; None for the world itself."""
     return _PROCESS.get()
 
 
 class Handle:
-    """A callback that waits. What ``call_soon`` and ``call_at`` return."""
+    """A waiting callback. What ``call_soon`` and ``call_at`` return."""
 
     __slots__ = ("args", "callback", "cancelled_", "context", "process", "when_")
 
@@ -66,7 +66,7 @@ class Handle:
         self.cancelled_ = False
 
     def cancel(self) -> None:
-        """Do not run it."""
+        """Drop the callback."""
         self.cancelled_ = True
 
     def cancelled(self) -> bool:
@@ -74,16 +74,16 @@ class Handle:
         return self.cancelled_
 
     def when(self) -> float:
-        """The time it is due, on its process's clock."""
+        """When the callback is due, on its process's clock."""
         return self.when_ if self.process is None else self.when_ * self.process.rate
 
 
 class Deadlock(AssertionError):
-    """Nothing is ready and nothing will ever be, but somebody waits."""
+    """Somebody waits, but nothing is ready and no timer is set."""
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """See the module. ``shuffle`` interleaves processes that are ready together."""
+    """The event loop. ``shuffle`` interleaves processes that are ready at the same time."""
 
     def __init__(self, rng: random.Random, *, shuffle: bool) -> None:
         self.now = 0.0
@@ -126,7 +126,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> Handle:
-        """After so many seconds of the process's clock."""
+        """Call back after seconds of the process's clock."""
         if context is None:
             context = contextvars.copy_context()
         process = context.get(_PROCESS)
@@ -162,7 +162,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """There are no threads here: it runs at once."""
+        """Run at once: there are no threads here."""
         future = self.create_future()
         future.set_result(func(*args))
         return future
@@ -180,8 +180,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.on_error(context.get("exception"), str(context.get("message", "")))
 
     def bury(self, process: Process) -> None:
-        """The process dies. What it was doing is kept to the end: asyncio would take a task that
-        disappears for one that was forgotten."""
+        """Kill a process. Its tasks are kept until the end: asyncio reports tasks that are
+        collected while pending."""
         process.alive = False
         self._buried.update(task for task in asyncio.all_tasks(self) if not task.done())
 
@@ -190,13 +190,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def later(
         self, delay_s: float, process: Process | None, callback: Callable[..., Any], *args: Any
     ) -> Handle:
-        """Call back in a process after seconds of virtual time, whatever its clock says."""
+        """Call back in a process after seconds of virtual time, on no process's clock."""
         return self.at(self.now + delay_s, process, callback, *args)
 
     def at(
         self, when: float, process: Process | None, callback: Callable[..., Any], *args: Any
     ) -> Handle:
-        """Call back at a virtual time; of two for the same time, the first comes first."""
+        """Call back at a virtual time. Callbacks for the same time run in the order of these
+        calls."""
         self._number += 1
         context = _WORLD if process is None else process.context
         handle = Handle(callback, args, context, process, when)
@@ -209,10 +210,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self.create_task(work, context=context)
 
     def run(self, is_done: Callable[[], bool], *, until_s: float, callbacks_max: int) -> bool:
-        """Run until ``is_done``, a time or a number of callbacks. Whether it is done, which is
-        looked at now and then.
+        """Run until ``is_done``, a virtual time, or a number of callbacks. Returns whether it is
+        done, which is checked every few turns.
 
-        Raises Deadlock when nothing is left that could run.
+        Raises Deadlock if nothing is left that could run.
         """
         asyncio._set_running_loop(self)
         timers = self._timers
@@ -227,7 +228,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 if self.now >= until_s or self.callbacks >= callbacks_max:
                     return False
                 if not self._ready:
-                    # Nothing happens for a while: a good moment to look whether it is done.
+                    # Nothing happens for a while: a cheap moment to check.
                     if (not timers or timers[0][0] > self.now + _QUIET_S) and is_done():
                         return True
                     self._advance(until_s)
@@ -236,7 +237,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def _advance(self, until_s: float) -> None:
-        """Let time pass until something is due."""
+        """Advance the time to the next timer."""
         timers = self._timers
         while timers and timers[0][2].cancelled_:
             heappop(timers)
@@ -275,7 +276,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 self.on_error(error, "in a callback")
 
     def _shuffled(self, batch: list[Handle]) -> list[Handle]:
-        """Processes interleave in any way; within one, callbacks keep their order."""
+        """Interleave processes at random; within one process, callbacks keep their order."""
         turns = [handle.process for handle in batch]
         if turns.count(turns[0]) == len(turns):
             return batch
@@ -286,13 +287,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return [queues[turn].popleft() for turn in turns]
 
     def resume(self, process: Process) -> None:
-        """A paused process goes on, first with what it missed."""
+        """Let a paused process go on, first with the callbacks it missed."""
         process.paused = False
         held, process.held = process.held, []
         self._ready.extend(held)
 
     def close(self) -> None:
-        """Cancel every task, let them end without the world noticing, and forget the rest."""
+        """Cancel every task, let them end unrecorded, and drop what is left."""
         asyncio._set_running_loop(self)
         try:
             for _ in range(20):

@@ -1,4 +1,5 @@
-"""The nemesis: injects one fault after the other, of the kinds that the schedule allows."""
+"""The nemesis: injects one fault after the other, of the kinds that the schedule allows, and ends
+them. README.md lists the faults."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.sim.world import World
 
 
 class Nemesis:
-    """Decides what goes wrong, and when it is mended."""
+    """Decides which fault strikes next, and when it ends."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -57,7 +58,7 @@ class Nemesis:
                 world.fault(kind.replace("_", " "), detail)
 
     def heal(self) -> None:
-        """Phase B begins: everything is mended, except a bookie whose disk is gone."""
+        """Begin the second phase: end every fault, except that a lost disk stays lost."""
         world = self.world
         world.healing = True
         world.say("== healing ==")
@@ -163,7 +164,7 @@ class Nemesis:
         return f"{node.name}, operation {node.disk.error_in}"
 
     def _rot(self) -> None:
-        """Damage on the one bookie that may have it; or anywhere, which must be noticed."""
+        """Damage the disk of the one untrusted bookie; or of any, which then must be detected."""
         nodes = self.world.nodes.values()
         node = self.draw.choice([node for node in nodes if node.weak or node.may_refuse])
         if self.world.options.rot == "journal":
@@ -186,7 +187,7 @@ class Nemesis:
         elif how == "block lost":
             where = node.disk.lose_block(self.draw.choice(blocks).location)
         else:
-            # Most dangerous are the same entries of another ledger, of the same size.
+            # The most dangerous are the same entries of another ledger, with the same size.
             pairs = [*permutations(blocks, 2)]
             alike = [pair for pair in pairs if len({_shape(block) for block in pair}) == 1]
             block, place = self.draw.choice(alike or pairs)
@@ -223,7 +224,7 @@ class Nemesis:
         return f"{source} -> {target}"
 
     def _clog(self) -> str:
-        """Stop a client's links one by one, and let them go in another order."""
+        """Stop a client's links one by one, and let them go on in another order."""
         clients = self._clients()
         if not clients:
             return ""
@@ -292,7 +293,7 @@ class Nemesis:
         return client.name
 
     def _failover(self) -> str:
-        """A writer is taken for dead, and somebody recovers its ledger at once."""
+        """Recover a ledger whose writer is believed to be dead."""
         writers = [
             client
             for client in self._clients()
@@ -317,7 +318,7 @@ class Nemesis:
         return f"{victim.name} is {what}"
 
     def _clock_jump(self) -> str:
-        """Somebody sets a client's wall clock, or the machine's clock begins to run otherwise."""
+        """Set a client's wall clock, by an hour or by ten years."""
         clients = self._clients()
         if not clients:
             return ""

@@ -1,7 +1,7 @@
 """The network between clients and bookies.
 
-Messages of one connection stay in order, as with TCP; connections know nothing of each other. A
-link, one direction between two machines, may lose, hold back, slow down or be cut.
+Messages of one connection stay in order, as with TCP; connections are independent. A link is one
+direction between two machines; it may lose, hold back or delay messages, or be cut.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Lane:
     def __init__(self) -> None:
         self.last_arrival = 0.0
         self.broken = False
-        """A message was lost: TCP delivers none behind it."""
+        """A message was lost, so TCP delivers none of those behind it."""
 
 
 class Link:
@@ -47,7 +47,7 @@ class Network:
         self.links: dict[tuple[str, str], Link] = {}
 
     def link(self, source: str, target: str) -> Link:
-        """One direction."""
+        """The link in one direction."""
         link = self.links.get((source, target))
         if link is None:
             link = self.links[source, target] = Link()
@@ -61,7 +61,7 @@ class Network:
         deliver: Callable[..., None],
         *args: Any,
     ) -> None:
-        """One message. ``target`` is a process: if it has died, nobody hears the message."""
+        """Send one message. If the target process has died, nobody receives it."""
         world, options, draw = self.world, self.world.options, self.draw
         link = self.link(source, target.name.partition("#")[0])
         if lane.broken:
@@ -89,13 +89,15 @@ class Network:
         deliver: Callable[..., None],
         *args: Any,
     ) -> None:
-        """The message arrives, not before those that were sent before it."""
+        """Deliver a message, but not before those that were sent before it."""
         loop = self.world.loop
         lane.last_arrival = max(lane.last_arrival, loop.now + delay_s)
-        loop.at(lane.last_arrival, target, deliver, *args)  # a difference would be rounded
+        loop.at(
+            lane.last_arrival, target, deliver, *args
+        )  # an absolute time: a sum of differences would be rounded
 
     def repeats(self) -> bool:
-        """Whether something on the way repeats this request."""
+        """Whether this request is sent twice on the way."""
         options = self.world.options
         return (
             options.duplicates > 0
@@ -104,7 +106,8 @@ class Network:
         )
 
     def cut(self, source: str, target: str, *, holds: bool) -> None:
-        """Nothing passes in this direction until ``mend``; then what was held, if it is."""
+        """Let nothing pass in this direction until ``mend``, which delivers what was held if
+        ``holds``."""
         link = self.link(source, target)
         link.cut += 1
         link.holds = holds
@@ -119,7 +122,7 @@ class Network:
                 self._pass_on(process, lane, self.world.delay(), deliver, *args)
 
     def mend_all(self) -> None:
-        """Every cut ends."""
+        """End every cut."""
         for (source, target), link in self.links.items():
             if link.cut:
                 link.cut = 1

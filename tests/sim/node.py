@@ -1,7 +1,8 @@
-"""A bookie of the simulation: the real Bookie without threads, its disk, its crashes and restarts.
+"""A simulated bookie: the real Bookie without threads, on a simulated disk, with crashes and
+restarts.
 
-Everything that a bookie answers passes through here, so here is noted what it has promised, and
-after each restart the promises are held against its disk.
+Every answer of the bookie passes through here, so this file records what the bookie has promised,
+and after each restart compares the promises with its disk.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bookie_server.bookie import Bookie
+from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
-from bookie_server.storage.journal.journal_files import journal_path
+from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.index import IndexRow
 from bookie_server.storage.ledgers.memory_index import MemoryIndex
@@ -39,7 +41,7 @@ Done = Callable[[BookieStatus, str], None]
 
 
 class BookieNode:
-    """One bookie over all its runs."""
+    """One bookie, through all its runs."""
 
     def __init__(
         self,
@@ -57,31 +59,31 @@ class BookieNode:
         self.connections: list[Connection] = []
         self.runs = 0
         self.slow = 1.0
-        """How much slower than usual the disk is."""
+        """Factor by which the disk is slower than usual."""
         self.weak = False
-        """The one bookie whose disk is not to be trusted in this schedule."""
+        """Whether this is the one bookie of the schedule whose disk is not trusted."""
         self.may_refuse = False
-        """Its disk may change bytes in the journal: it may refuse to start then, and no more."""
+        """Whether its journal may be damaged: then it may refuse to start, and nothing else."""
         self.broken = ""
-        """Why it cannot be started any more."""
+        """Why it cannot be started any more; empty if it can."""
         self.acknowledged: dict[LedgerId, dict[int, bytes]] = {}
-        """Frames by ledger and entry for which it has said OK."""
+        """Frames that it has acknowledged, by ledger and entry."""
         self.fenced: set[LedgerId] = set()
-        """Ledgers it has said it has fenced."""
+        """Ledgers whose fence it has answered."""
         self._zookeeper = zookeeper
         self._witness = witness
         self._draw: random.Random = world.stream(f"node {bookie_id}")
         self._commit_due = False
         self._flush_due = False
         self._batches: deque[Mark] = deque(maxlen=6)
-        """Where the newest batches of the journal end."""
+        """Marks at the ends of the newest journal batches."""
         self._inbox: deque[Callable[[], None]] = deque()
-        """Adds that have arrived and are not looked at yet."""
+        """Adds that have arrived but are not handled yet."""
 
     # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start on the disk as it is. A start that fails leaves the bookie down."""
+        """Start on the disk as it is. If the start fails, the bookie stays down."""
         if self.process is not None or self.broken:
             return
         world, options = self.world, self.world.options
@@ -103,7 +105,7 @@ class BookieNode:
         self._inbox.clear()
         self._batches.clear()
         try:
-            self.bookie = Bookie.open(
+            self.bookie = open_bookie(
                 config,
                 post=partial(self._post, process),
                 on_fatal=partial(self._fatal, process),
@@ -126,7 +128,7 @@ class BookieNode:
         self._register(process)
 
     def crash(self, kind: str) -> None:
-        """The process ends at once, with the machine or without it."""
+        """Kill the process, with its machine or without it."""
         process = self.process
         if process is None:
             return
@@ -141,22 +143,22 @@ class BookieNode:
             connection.server_died()
 
     def pause(self) -> None:
-        """The process stands still, all its connections open."""
+        """Pause the process; its connections stay open."""
         if self.process is not None:
             self.process.paused = True
 
     def resume(self) -> None:
-        """It goes on."""
+        """Let the process go on."""
         if self.process is not None and self.process.paused:
             self.world.loop.resume(self.process)
 
     def say(self, line: str) -> None:
-        """A step of the trace."""
+        """Add a step to the trace."""
         self.world.say(line)
 
     def _start_failed(self, error: LedgerError) -> None:
         if isinstance(error, ConfigurationError) and isinstance(error.__cause__, OSError):
-            self._restart_later()  # an I/O error or a full disk: the next attempt may do
+            self._restart_later()  # an I/O error or a full disk: the next start may succeed
             return
         self.broken = str(error)
         self.world.say(f"{self.name} refuses to start: {error}")
@@ -184,11 +186,11 @@ class BookieNode:
         self.world.loop.spawn(process, register())
 
     def _post(self, process: Process, work: Callable[[], None]) -> None:
-        """To the service thread: in order, and a moment later."""
+        """Post work to the service thread: in order, a moment later."""
         self.world.loop.later(0.0, process, self._guarded, work)
 
     def _fatal(self, process: Process, message: str) -> None:
-        """The journal failed: the process must exit, which takes a moment, and starts again."""
+        """The journal has failed: the process exits within a moment, and starts again."""
         if self.process is process:
             self.world.counts["bookie gave up"] += 1
             self.world.loop.later(self._draw.uniform(0, 0.05), process, self._exit, process)
@@ -199,7 +201,7 @@ class BookieNode:
             self._restart_later()
 
     def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Run something of the bookie; a power cut in it ends the process."""
+        """Run a piece of the bookie; a power cut in it ends the process."""
         try:
             return work(*args)
         except PowerCut:
@@ -235,7 +237,7 @@ class BookieNode:
         self.flush_now()
 
     def flush_now(self) -> None:
-        """One checkpoint, as the flush thread makes it."""
+        """Make one checkpoint, as the flush thread does."""
         bookie = self.bookie
         if bookie is None:
             return
@@ -244,12 +246,12 @@ class BookieNode:
             bookie.flush()
         except (OSError, CorruptionError) as error:
             self.say(f"{self.name} cannot flush: {error}")
-            bookie._post(bookie._on_flushed)
+            bookie._post(bookie.on_flushed)
         finally:
             self.disk.meanwhile = None
 
     def _meanwhile(self) -> None:
-        """The flush waits for the disk: the service and the journal go on."""
+        """Run the service and the journal while the flush waits for the disk."""
         if not self._inbox or self._draw.random() < 0.5:
             return
         self.disk.meanwhile = None
@@ -260,7 +262,7 @@ class BookieNode:
         self.disk.meanwhile = self._meanwhile
 
     def blocks(self) -> list[IndexRow]:
-        """What is in the entry logs, and where."""
+        """The index rows of everything in the entry logs."""
         if self.bookie is None:
             return []
         (store,) = self.bookie._storage._stores
@@ -269,8 +271,8 @@ class BookieNode:
         return [row for rows in index.content.rows.values() for row in rows.values()]
 
     def rot_journal(self) -> str:
-        """Change a bit of a batch behind which there is another: that is no torn tail, so whoever
-        reads it has to refuse. Where, or "" if there is no such batch yet."""
+        """Flip a bit of a journal batch that has another one behind it. That is no torn tail, so
+        replay has to refuse it. Returns where, or "" if there is no such batch yet."""
         marks = list(self._batches)
         places = [
             (start, end)
@@ -376,7 +378,7 @@ class BookieNode:
         self._commit_later()
 
     def last_confirmed(self, ledger_id: LedgerId, access_key: bytes) -> LastConfirmed:
-        """The answer to a question for the last add confirmed."""
+        """Answer a request for the last add confirmed."""
         assert self.bookie is not None, "a dead process hears nothing"
         end = self.bookie.end_of_ledger(ledger_id, access_key=access_key)
         if end.status is BookieStatus.OK:
@@ -390,7 +392,7 @@ class BookieNode:
     def read(
         self, ledger_id: LedgerId, first: EntryId, last: EntryId, stride: int, limit: int
     ) -> list[ReadChunk]:
-        """The whole answer to a read, in the chunks that a bookie would send."""
+        """Answer a read, in the chunks that a bookie would send."""
         assert self.bookie is not None, "a dead process hears nothing"
         chunks: list[ReadChunk] = []
         wanted = first
@@ -428,7 +430,8 @@ class BookieNode:
         self._witness.stored(self, run)
 
     def _check_served(self, ledger_id: LedgerId, run: EntryRun) -> None:
-        """I4, before any client looks at digests: a bookie serves what it was given, or nothing."""
+        """Check I4 before any client verifies digests: a bookie serves what it was given, or
+        nothing."""
         known = self.acknowledged.get(ledger_id, {})
         for entry_id, frame in run.split():
             if known.get(entry_id, frame) != frame:
@@ -436,7 +439,7 @@ class BookieNode:
                 self.world.violate("I4", "served damaged", f"{text} than it acknowledged")
 
     def _check_denial(self, ledger_id: LedgerId, entry_id: EntryId | None) -> None:
-        """I10: what was acknowledged is never denied."""
+        """Check I10: an acknowledged entry is never denied."""
         held = self.acknowledged.get(ledger_id)
         if self.weak or not held or (entry_id is not None and entry_id not in held):
             return
@@ -446,7 +449,7 @@ class BookieNode:
         )
 
     def _check_promises(self) -> None:
-        """I11 and I12, after a restart."""
+        """Check I11 and I12 after a restart."""
         if self.weak:
             return
         assert self.bookie is not None
@@ -466,7 +469,7 @@ class BookieNode:
                     break
 
     def held(self, ledger_id: LedgerId) -> dict[int, bytes]:
-        """Every entry of a ledger that can be read here, with its frame."""
+        """Every entry of a ledger that this bookie can read, with its frame."""
         bookie = self.bookie
         found: dict[int, bytes] = {}
         if bookie is None:
@@ -486,10 +489,10 @@ class BookieNode:
 
 
 class Witness:
-    """Whoever wants to know what bookies say. See ``invariants``."""
+    """Is told what bookies answer; see ``invariants``."""
 
     def stored(self, node: BookieNode, run: EntryRun) -> None:
         """A bookie has acknowledged a run."""
 
     def told(self, node: BookieNode, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
-        """A bookie has told its last add confirmed."""
+        """A bookie has answered with a last add confirmed."""

@@ -1,7 +1,7 @@
-"""How hostile a schedule is, drawn from its seed; as data, so that a run can be repeated with less.
+"""How hostile a schedule is, drawn from its seed, as data: a run can be repeated with less.
 
-Swarm testing: each seed leaves out some kinds of fault and exaggerates others, because a kind that
-is always there hides what happens without it.
+Swarm testing: each seed leaves out some kinds of faults and exaggerates others, because a fault
+that is always there hides what happens without it. README.md says how to add one.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ FAULTS: Final = (
     "failover",
     "clock_jump",
 )
-"""Faults that the nemesis injects now and then."""
+"""The kinds of faults that the nemesis chooses from."""
 
 
 class LedgerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One ledger: its quorums, how much is written, and who else comes along."""
+    """One ledger: its quorums, how much is written to it, and which other clients use it."""
 
     quorums: tuple[int, int, int]
     entries: int
@@ -71,7 +71,7 @@ class LedgerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StreamPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One stream: who commits to it, how often, and how often a committer dies."""
+    """One stream: its sinks, how often they commit, and how often they die."""
 
     quorums: tuple[int, int, int]
     transactions: int
@@ -81,11 +81,11 @@ class StreamPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     appends: int
     readers: int
     bucket: int = 1000
-    """Commits of a bucket; few, so that commits cross the border of one."""
+    """Commits per bucket; a small number makes commits cross the border of one."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything about a schedule that is not decided on the way."""
+    """Everything about a schedule that is fixed before it begins."""
 
     bookies: int = 4
     shuffle: bool = False
@@ -110,7 +110,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def draw_options(seed: int) -> Options:
-    """The options of a seed."""
+    """Draw the options of a seed."""
     draw = random.Random(f"options {seed}")
     faults = tuple(kind for kind in FAULTS if draw.random() < 0.45)
     rot = draw.choice(["", "", "", "", "", "journal", "flip", "gone", "everywhere"])
@@ -118,7 +118,7 @@ def draw_options(seed: int) -> Options:
     with_stream = draw.random() < 0.12
     count = draw.choice([0, 0, 1]) if with_stream else draw.choice([1, 1, 1, 1, 1, 1, 2])
     if rot == "flip" and count == 1:
-        count = 2  # blocks of one may be written where those of the other are
+        count = 2  # a misdirected block needs a second ledger
     ledgers = tuple(_draw_ledger(draw, tolerant=tolerant) for _ in range(count))
     stream = _draw_stream(draw, tolerant=tolerant) if with_stream else None
     largest = max(plan.quorums[0] for plan in (*ledgers, stream) if plan is not None)
@@ -147,7 +147,7 @@ def draw_options(seed: int) -> Options:
 
 
 def _shape(draw: random.Random, *, tolerant: bool) -> tuple[int, int, int]:
-    """Quorums; where a copy may be damaged, those that survive the loss of one."""
+    """Draw quorums; where a copy may be damaged, only those that tolerate the loss of one."""
     return draw.choice([shape for shape in SHAPES if not tolerant or shape[2] >= 2])
 
 
@@ -183,7 +183,7 @@ def _draw_stream(draw: random.Random, *, tolerant: bool) -> StreamPlan:
 
 
 def options_of(values: dict[str, Any] | None, seed: int) -> Options:
-    """Options drawn from the seed, with some replaced; unknown names are an error."""
+    """The options of a seed, some of them replaced. Raises ValidationError for an unknown name."""
     drawn = draw_options(seed)
     if not values:
         return drawn

@@ -1,4 +1,4 @@
-"""Schedules that once failed: kept as files, and replayed for ever."""
+"""Schedules that failed once: saved as files, and replayed by every later run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER: Final = Path(__file__).resolve().parents[1] / "regressions"
 
 
 def save(failure: Failure) -> Path:
-    """Keep a failing schedule. Commit the file together with the fix."""
+    """Save a failing schedule. Commit the file together with the fix."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"sim_{failure.seed}.json"
     content = {
@@ -26,7 +26,7 @@ def save(failure: Failure) -> Path:
 
 
 def options_saved(seed: int) -> dict[str, Any] | None:
-    """With which options the schedule of a seed failed once, if it is kept."""
+    """The options with which the schedule of a seed failed, if it was saved."""
     path = FOLDER / f"sim_{seed}.json"
     if not path.exists():
         return None
@@ -35,5 +35,5 @@ def options_saved(seed: int) -> dict[str, Any] | None:
 
 
 def saved() -> list[Path]:
-    """All of them."""
+    """All saved schedules."""
     return sorted(FOLDER.glob("sim_*.json"))

@@ -1,4 +1,4 @@
-"""Runs many schedules, in several processes, and adds up what happened."""
+"""Runs many schedules in several processes, and adds up what happened."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.sim.schedule import Outcome, quiet, run_schedule
 ROOT: Final = Path(__file__).resolve().parents[2]
 _SEEDS_PER_TASK: Final = 20
 TRACE_LINES_KEPT: Final = 200
-"""Of a schedule that failed."""
+"""Steps of a failing schedule that are kept."""
 
 
 class Failure(NamedTuple):
-    """A schedule in which a promise was broken."""
+    """A schedule that broke a promise."""
 
     seed: int
     violations: list[str]
@@ -34,7 +34,7 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """What happened in all schedules."""
+    """What happened in all schedules together."""
 
     schedules: int = 0
     steps: int = 0
@@ -45,7 +45,7 @@ class Totals:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one schedule."""
+        """Add one schedule."""
         statistics = outcome.statistics
         self.schedules += 1
         self.steps += statistics.steps
@@ -57,7 +57,7 @@ class Totals:
             self.failures.append(failure_of(outcome))
 
     def merge(self, other: Totals) -> None:
-        """Add another's."""
+        """Add the totals of another process."""
         self.schedules += other.schedules
         self.steps += other.steps
         self.callbacks += other.callbacks
@@ -68,12 +68,12 @@ class Totals:
 
     @property
     def all_faults(self) -> int:
-        """Faults of every kind."""
+        """The number of faults of all kinds."""
         return self.faults.total()
 
 
 def failure_of(outcome: Outcome) -> Failure:
-    """What is kept of a schedule that failed."""
+    """What is kept of a failing schedule."""
     return Failure(
         outcome.seed,
         [str(violation) for violation in outcome.violations],
@@ -83,7 +83,7 @@ def failure_of(outcome: Outcome) -> Failure:
 
 
 def run_seeds(seeds: Iterable[int]) -> Totals:
-    """Run schedules one after the other, here."""
+    """Run schedules one after the other in this process."""
     totals = Totals()
     with quiet():
         for seed in seeds:
@@ -117,17 +117,17 @@ def _parts(tasks: list[range], jobs: int) -> Iterator[Totals]:
 
 
 def _allow_a_sudden_end() -> None:
-    """A schedule stops in the middle of things: what was about to begin never does, rightly."""
+    """Ignore warnings about tasks that never began: a schedule ends in the middle of things."""
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 
 def trace_hashes(first: int, count: int) -> list[str]:
-    """What identifies the traces of so many seeds."""
+    """The hashes of the traces of these seeds."""
     return [run_schedule(seed).trace_hash() for seed in range(first, first + count)]
 
 
 def differing_seeds(first: int, count: int) -> list[int]:
-    """Seeds whose schedule is another one in a process whose sets are in another order."""
+    """Seeds whose trace differs in a process with another hash seed."""
     code = (
         "from tests.sim.running import trace_hashes\n"
         f"print(*trace_hashes({first}, {count}), sep='\\n')"
@@ -147,7 +147,7 @@ def differing_seeds(first: int, count: int) -> list[int]:
 
 
 def git_commit() -> str:
-    """The commit that is tested, or "unknown"."""
+    """The commit under test, or "unknown"."""
     done = subprocess.run(
         ["git", "rev-parse", "HEAD"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""run_schedule: one seed, one schedule, one outcome. Always the same."""
+"""run_schedule: one seed gives one schedule and one outcome, always the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.sim.streams import judge_stream
 from tests.sim.world import World
 
 HEAL_S: Final = 240.0
-"""Virtual time within which everything has to end once the faults have."""
+"""Virtual seconds within which everything has to end once the faults have ended."""
 
 _CALLBACKS_MAX: Final = 400_000
 _EPOCH_NS: Final = 1_700_000_000_000_000_000
@@ -45,7 +45,7 @@ _EPOCH_NS: Final = 1_700_000_000_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What happened in a schedule, in numbers."""
+    """Counts of what happened in a schedule."""
 
     steps: int = 0
     callbacks: int = 0
@@ -65,12 +65,12 @@ class Outcome:
     steps: list[Step]
 
     def trace(self, lines_max: int | None = None) -> list[str]:
-        """The steps as text; the last ones only."""
+        """The trace as text, or only its last lines."""
         steps = self.steps if lines_max is None else self.steps[-lines_max:]
         return [_line(step) for step in steps]
 
     def trace_hash(self) -> str:
-        """Identifies everything that happened."""
+        """A hash of the whole trace."""
         return hashlib.sha256("".join(map(_line, self.steps)).encode()).hexdigest()
 
 
@@ -99,7 +99,7 @@ def run_schedule(seed: int, options: dict[str, Any] | None = None) -> Outcome:
 
 
 _ATTEMPTS: Final = 4
-"""How often the judge tries to recover and read a ledger."""
+"""How often the judge tries to recover and to read a ledger."""
 
 
 class _Run:
@@ -111,7 +111,7 @@ class _Run:
         self.stream: FinalStream | None = None
 
     def run(self) -> None:
-        """Run and judge; violations are in the world."""
+        """Run and judge. Violations are collected in the world."""
         world = self.world
         try:
             world.populate()
@@ -132,7 +132,7 @@ class _Run:
             world.loop.close()
 
     def _end_all(self) -> None:
-        """I13: every operation ends."""
+        """Check I13: every operation ends."""
         world = self.world
         done = world.loop.run(
             lambda: world.is_idle,
@@ -143,7 +143,7 @@ class _Run:
             world.violate("I13", "hangs", f"after healing: {self._who_waits()} not done")
 
     def _read_all(self) -> None:
-        """I13: every ledger can be recovered and read, by a client that took no part before."""
+        """Check I13: a client that took no part can recover and read every ledger."""
         world = self.world
         last = Client(world, "judge")
         last.start(self._recover_all(last))
@@ -163,7 +163,7 @@ class _Run:
             return
         for attempt in range(_ATTEMPTS):
             if attempt:
-                await asyncio.sleep(1.0)  # see below
+                await asyncio.sleep(1.0)  # as below: a bookie may be restarting
             self.stream = await judge_stream(client)
             if not self.stream.unreadable:
                 break
@@ -173,7 +173,7 @@ class _Run:
         quorums = Quorums(2, 2, 2)
         for attempt in range(_ATTEMPTS):
             if attempt:
-                await asyncio.sleep(1.0)  # a bookie whose disk failed just now starts again
+                await asyncio.sleep(1.0)  # a bookie whose disk has just failed restarts meanwhile
             try:
                 reader = await judge.attempt(
                     "recover", judge.open(client, ledger_id, recover=True), ledger_id=ledger_id
@@ -219,9 +219,9 @@ class _Run:
             things.append(self.stream)
         for violation in check_all(world.history, FinalState.of(*things), exact=True):
             if violation.name == "unreadable" and world.is_beyond_tolerance:
-                continue  # more copies were damaged than the promises allow for
+                continue  # more copies were damaged than the promises allow
             if violation.name == "not-linearizable" and world.options.stale_reads:
-                continue  # who asks a server that lags may be told that a closed ledger is open
+                continue  # a server that lags may say that a closed ledger is open
             world.violate(violation.invariant, violation.name, violation.text)
 
     def _who_waits(self) -> str:
@@ -239,7 +239,8 @@ _RUNS_BEFORE_FREEZING: Final = (1, 32)
 
 
 def _collect_garbage(*, first: bool) -> None:
-    """Finalizers have effects that show, so garbage waits for the end of a schedule."""
+    """Collect garbage only between schedules: finalizers run callbacks, which would change a
+    trace."""
     if first:
         gc.disable()
         return
@@ -247,13 +248,13 @@ def _collect_garbage(*, first: bool) -> None:
     if run % _RUNS_BETWEEN_COLLECTIONS == 0:
         gc.collect()
     if run in _RUNS_BEFORE_FREEZING:
-        gc.freeze()  # what is imported and made by now is no garbage
+        gc.freeze()  # what is imported by now is never garbage
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No log messages. Switching them on and off costs as much as thirty callbacks, so whoever
-    runs many schedules does it around all of them."""
+    """Silence the log. Switching it off and on costs as much as thirty callbacks, so whoever runs
+    many schedules does it once around all of them."""
     before = logging.root.manager.disable
     if before >= logging.CRITICAL:
         yield
@@ -267,7 +268,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _adjusted(options: Options) -> Iterator[None]:
-    """Sizes of the product that a schedule makes smaller, and a key derivation that is quick."""
+    """Make some sizes of the product smaller for a schedule, and key derivation quick."""
     bucket = options.stream.bucket if options.stream is not None else nodes.COMMITS_PER_BUCKET
     values: dict[str, Any] = {"_SCRYPT_COST": 2}
     if bucket < nodes.COMMITS_PER_BUCKET:
@@ -294,7 +295,7 @@ def _adjusted(options: Options) -> Iterator[None]:
 
 @contextmanager
 def _determined(world: World) -> Iterator[None]:
-    """Take every other source of chance and time away while a schedule runs."""
+    """Replace every other source of randomness and time while a schedule runs."""
     draw = world.stream("identifiers")
     saved = (
         uuid.uuid4,
@@ -317,7 +318,7 @@ def _determined(world: World) -> Iterator[None]:
     _collect_garbage(first=True)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tasks that ended with the world
+            warnings.simplefilter("ignore")  # warnings about tasks that ended with the world
             yield
             _collect_garbage(first=False)
     finally:

@@ -1,4 +1,4 @@
-"""Makes a failing schedule simpler: leaves things out as long as it still breaks a promise."""
+"""Makes a failing schedule simpler: leaves things out as long as it breaks the same promise."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def shrink(
     runs_max: int = 300,
     progress: Progress = lambda text: None,
 ) -> tuple[dict[str, Any], Outcome]:
-    """The options of the shortest failing schedule that was found, and how it ends.
+    """The options of the simplest failing schedule that was found, and its outcome.
 
-    Greedy: each simplification is kept if the schedule breaks the same promise as before.
+    Greedy: a simplification is kept if the schedule still breaks the same promise.
     """
     best = msgspec.to_builtins(draw_options(seed)) | (options or {})
     outcome = run_schedule(seed, best)
@@ -44,7 +44,7 @@ def shrink(
 
 
 def _simpler(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Options with one thing less, the largest things first."""
+    """Options with one thing less each, largest things first."""
     whole: dict[str, Any] = msgspec.to_builtins(options)
     for name, change in _changes(options):
         candidate = whole | change

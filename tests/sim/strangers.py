@@ -1,4 +1,4 @@
-"""A client that does not know a ledger's password, and must get nowhere with it."""
+"""A client that does not know a ledger's password, and must be refused everywhere."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class StrangerClient(Client):
             self._got_in(f"opened it, recover={recover}")
 
     async def _ask_bookie(self, transport: SimTransport) -> None:
-        """The first contact decides a ledger's key, so only who knows the ledger has to refuse."""
+        """Ask a bookie that knows the ledger: the first contact decides a ledger's key, so a bookie
+        that does not know it would accept any."""
         nodes = self.world.nodes.values()
         holders = [node for node in nodes if node.acknowledged.get(self.ledger_id)]
         if not holders:
@@ -112,7 +113,7 @@ class StrangerClient(Client):
         )
 
     async def _add(self, transport: SimTransport, node: BookieNode, key: bytes) -> BookieStatus:
-        """A frame that the bookie has already, so that nothing is spoilt if it is taken."""
+        """Add a frame that the bookie holds already, so that an accepted add does no harm."""
         entry_id, frame = self.draw.choice(list(node.acknowledged[self.ledger_id].items()))
         answer: asyncio.Future[AddResult] = self.world.loop.create_future()
 

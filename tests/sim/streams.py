@@ -1,5 +1,5 @@
-"""Stream clients of the simulation: sinks that commit, die between any two steps and are started
-again from their checkpoint; rivals on the same checkpoint; readers."""
+"""Simulated clients of a stream: sinks that commit, die between any two steps and start again from
+their checkpoint; rivals with a copy of the checkpoint; readers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEMA: Final = pa.schema([("v", pa.string())])
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What outlives the process of a sink: its id, and the next transaction to commit."""
+    """What survives the process of a sink: its id, and the next transaction to commit."""
 
     sink_id: str
     transactions: int
@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 class StreamClient(Client):
-    """A process that works on the stream."""
+    """A process that uses the stream."""
 
     def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
         super().__init__(world, name)
@@ -49,7 +49,7 @@ class StreamClient(Client):
         self._counter = 0
 
     async def open_stream(self) -> Stream:
-        """Connect and open the stream, which whoever comes first creates."""
+        """Connect and open the stream; the first process creates it."""
         client = await self.connect()
         size, write, ack = self.plan.quorums
         while True:
@@ -80,13 +80,13 @@ class StreamClient(Client):
         return tuple(texts)
 
     def begin(self, sink_id: str, transaction_id: int, values: tuple[str, ...]) -> int:
-        """Record that a commit is tried."""
+        """Record that a commit is attempted."""
         return self.invoke(
             "commit", stream=NAME, sink_id=sink_id, transaction_id=transaction_id, values=values
         )
 
     def committed(self, operation: int, commit: Commit, sink_id: str, transaction_id: int) -> None:
-        """Record that a commit is there."""
+        """Record that a commit was acknowledged."""
         self.world.counts["commits applied" if commit.applied else "commits repeated"] += 1
         self.end(
             operation,
@@ -102,7 +102,7 @@ class StreamClient(Client):
     def refused(
         self, operation: int, error: LedgerError, sink_id: str, transaction_id: int
     ) -> None:
-        """Record that a commit failed. A conflict says that this attempt was not applied."""
+        """Record that a commit failed. A conflict means that this attempt was not applied."""
         certain = isinstance(error, ConflictError) and not error.outcome_unknown
         self.end(
             operation,
@@ -116,7 +116,7 @@ class StreamClient(Client):
 
 
 class SinkClient(StreamClient):
-    """A driver: one transaction after the other, from its checkpoint on."""
+    """A driver: commits one transaction after the other, beginning at its checkpoint."""
 
     def __init__(self, world: World, name: str, plan: StreamPlan, checkpoint: Checkpoint) -> None:
         super().__init__(world, name, plan)
@@ -124,11 +124,11 @@ class SinkClient(StreamClient):
         self.start(self._run())
 
     async def _step(self) -> None:
-        """Between any two steps the process may die."""
+        """Die here, with the probability of the plan."""
         if not self.world.healing and self.draw.random() < self.plan.crash:
             self.world.fault("sink crash", self.name)
             self.crash()
-            await asyncio.sleep(0)  # from which a dead process never returns
+            await asyncio.sleep(0)  # a dead process never returns from here
 
     def crash(self) -> None:
         if self.process.alive:
@@ -187,7 +187,7 @@ class SinkClient(StreamClient):
 
 
 class AppendClient(StreamClient):
-    """Appends with pairs of its own, each repeated until its fate is known."""
+    """Appends under sink ids of its own; each append is repeated until its outcome is known."""
 
     def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
         super().__init__(world, name, plan)
@@ -214,7 +214,7 @@ class AppendClient(StreamClient):
 
 
 class StreamReaderClient(StreamClient):
-    """Reads the stream now and then, from its beginning."""
+    """Reads the whole stream, several times."""
 
     def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
         super().__init__(world, name, plan)
@@ -241,12 +241,12 @@ async def read_stream(stream: Stream) -> tuple[str, ...]:
     texts: list[str] = []
     async with aclosing(stream.read()) as batches:
         async for batch in batches:
-            texts += batch.column("v").to_pylist()
+            texts += [str(text) for text in batch.column("v").to_pylist()]
     return tuple(texts)
 
 
 async def judge_stream(client: LedgerClient) -> FinalStream:
-    """The stream as a client finds it that took no part before."""
+    """The stream as read by a client that took no part."""
     try:
         stream = await StreamCatalog(client).open(NAME)
         head = await stream.head()

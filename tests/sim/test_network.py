@@ -12,8 +12,8 @@ from tests.sim.network import Lane, Network
 LANES, MESSAGES = 50, 100
 
 
-def test_messages_that_wait_for_a_late_one_stay_behind_it_and_in_order() -> None:
-    """They are due at the same moment, which sums of other moments only nearly give."""
+def test_messages_behind_a_late_one_stay_in_order() -> None:
+    """They are due at exactly the same moment, which needs absolute times instead of sums."""
     seed = 5
     draw = random.Random(seed)
     loop = SimulatedLoop(draw, shuffle=False)  # type: ignore[abstract]

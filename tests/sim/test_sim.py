@@ -1,4 +1,4 @@
-"""Thousands of simulated schedules break no promise, and each of them can be repeated.
+"""Simulated schedules break no promise, and each of them can be repeated.
 
 SPARK_LEDGER_SIM_SCHEDULES sets how many; ``python -m tests.sim`` runs any number, and replays one.
 """
@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests import effort
 from tests.sim.options import FAULTS
 from tests.sim.regressions import saved
 from tests.sim.running import Totals, differing_seeds, run_many
 from tests.sim.schedule import run_schedule
 
-SCHEDULES: Final = int(os.environ.get("SPARK_LEDGER_SIM_SCHEDULES", "5000"))
-SEEDS_REPEATED: Final = 100
+SCHEDULES: Final = int(
+    os.environ.get("SPARK_LEDGER_SIM_SCHEDULES", str(effort.SIMULATED_SCHEDULES.test))
+)
 
 PER_THOUSAND_AT_LEAST: Final = {
     "adds during a flush": 300,
@@ -38,7 +41,8 @@ PER_THOUSAND_AT_LEAST: Final = {
     "strangers refused": 500,
     "summaries written": 100,
 }
-"""What has to happen in a thousand schedules, or they test less than they seem to."""
+"""How often each of these has to happen in a thousand schedules; else they test less than it
+seems."""
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +63,10 @@ def test_schedules_keep_every_promise(totals: Totals) -> None:
 
 @pytest.mark.timeout(900)
 def test_schedules_are_hostile(totals: Totals) -> None:
-    """Faults of every kind strike, and what they are meant to cause happens."""
+    """Faults of every kind strike, and they cause what they are meant to cause."""
     assert totals.all_faults >= 10 * SCHEDULES
     if SCHEDULES < 1000:
-        return  # too few to say anything about what is rare
+        return  # too few for what is rare
     missing = {kind.replace("_", " ") for kind in FAULTS} - totals.faults.keys()
     assert not missing, f"these faults never struck: {sorted(missing)}"
     rare = {
@@ -73,16 +77,23 @@ def test_schedules_are_hostile(totals: Totals) -> None:
     assert not rare, f"too few of these in {SCHEDULES} schedules: {rare}"
 
 
+def test_faults_that_strike_are_explained_in_the_readme(totals: Totals) -> None:
+    table = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+    explained = {name for head in heads for name in head.split(", ")}
+    assert not totals.faults.keys() - explained
+
+
 @pytest.mark.timeout(300)
-def test_a_seed_is_a_schedule() -> None:
-    """The same trace here and in a process whose sets are in another order."""
-    different = differing_seeds(0, SEEDS_REPEATED)
+def test_seed_gives_the_same_trace_in_another_process() -> None:
+    """The same trace here and in a process with another hash seed."""
+    different = differing_seeds(0, effort.SIMULATED_TWICE.test)
     assert not different, f"these seeds do not repeat: {different}"
 
 
 @pytest.mark.parametrize("path", saved(), ids=lambda path: path.stem)
-def test_what_failed_once(path: Path) -> None:
-    """Failing schedules that were kept, with the options of then."""
+def test_schedule_that_failed_once_passes(path: Path) -> None:
+    """Saved schedules, run with the options they failed with."""
     schedule = json.loads(path.read_text())
     outcome = run_schedule(schedule["seed"], schedule["options"])
     assert not outcome.violations, [str(violation) for violation in outcome.violations]

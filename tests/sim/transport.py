@@ -1,7 +1,6 @@
-"""The transport that clients have over the simulated network. See ``transport.base``.
+"""The clients' transport over the simulated network; see ``transport.base``.
 
-A request may arrive although its sender has given up, died, or will hear of nothing; it may arrive
-twice, when something on the way repeats it.
+A request may arrive although its sender has given up or died, and it may arrive twice.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.sim.network import Lane, Network
 from tests.sim.node import BookieNode
 
 KEEPALIVE_S = 1.5
-"""After so long without a sign of life a client takes its connection for broken."""
+"""After so many seconds of silence a client takes its connection for broken."""
 
 _REPEATED_LATE_S = 0.5
 
@@ -32,7 +31,7 @@ class Connection:
         self.transport = transport
         self.node = node
         self.server = node.process
-        """The bookie's process when the connection was made; None: it was down."""
+        """The bookie's process when the connection was made; None if it was down."""
         self.broken = False
         self.appenders: list[SimAppender] = []
         self.calls: list[Callable[[Any], None]] = []
@@ -44,21 +43,21 @@ class Connection:
             node.connections.append(self)
 
     def send(self, lane: Lane, deliver: Callable[..., None], *args: Any) -> None:
-        """To the bookie."""
+        """Send towards the bookie."""
         if self.server is not None and not self.broken:
             self.transport.network.send(
                 self.transport.process.name, self.server, lane, deliver, *args
             )
 
     def send_back(self, lane: Lane, deliver: Callable[..., None], *args: Any) -> None:
-        """To the client."""
+        """Send towards the client."""
         if not self.broken:
             self.transport.network.send(
                 self.node.name, self.transport.process, lane, deliver, *args
             )
 
     def server_died(self) -> None:
-        """The bookie's process has ended; the client hears of it, or finds out."""
+        """The bookie's process has ended; the client is told, or finds out by itself."""
         network = self.transport.network
         silent = network.link(self.node.name, self.transport.process.name).cut
         delay_s = KEEPALIVE_S if silent else network.world.delay()
@@ -69,7 +68,7 @@ class Connection:
         world.loop.later(world.delay(), self.transport.process, self.break_off)
 
     def break_off(self) -> None:
-        """Fail what waits. What was sent may arrive all the same."""
+        """Fail the requests in flight. Their messages may arrive all the same."""
         if self.broken:
             return
         self.broken = True
@@ -130,7 +129,7 @@ class SimAppender:
             self._connection.appenders.remove(self)
 
     def connection_broke(self) -> None:
-        """Report UNAVAILABLE for the first run that has no answer."""
+        """Report UNAVAILABLE for the first run without an answer."""
         if self._ended or not self._outstanding:
             return
         text = f"bookie {self._bookie_id} is unavailable"
@@ -139,7 +138,7 @@ class SimAppender:
         )
 
     def _arrived(self, run: EntryRun) -> None:
-        """The bookie's side of the lane; nothing behind a refusal is stored."""
+        """The bookie's side of an append stream: nothing behind a refusal is stored."""
         if self._refused:
             return
         slot: list[AddResult] = []
@@ -196,7 +195,7 @@ class SimTransport:
         self._closed = False
 
     def connection(self, bookie_id: BookieId) -> Connection:
-        """The connection that stands, or a new one."""
+        """The open connection to a bookie, or a new one."""
         if self._closed:
             raise LedgerClosedError("the transport is closed: open a new client")
         connection = self._connections.get(bookie_id)
@@ -207,7 +206,7 @@ class SimTransport:
         return connection
 
     def forget(self, connection: Connection) -> None:
-        """It is broken."""
+        """Forget a broken connection."""
         if self._connections.get(connection.node.bookie_id) is connection:
             del self._connections[connection.node.bookie_id]
 
@@ -348,7 +347,7 @@ class SimTransport:
         serve: Callable[[BookieNode, Callable[[Any], None]], None],
         timeout_s: float,
     ) -> Any:
-        """Send a request, have the bookie answer it, bring the answer back; or a status."""
+        """Send a request, let the bookie answer it, and deliver the answer or a status."""
         connection = self.connection(bookie_id)
         loop = self.network.world.loop
         future = loop.create_future()
@@ -382,7 +381,7 @@ class SimTransport:
                 connection.calls.remove(finish)
 
     def _spoiled(self, chunk: ReadChunk) -> ReadChunk:
-        """Now and then something on the way changes a byte of an answer."""
+        """Change one byte of an answer, with the probability of the options."""
         world, draw = self.network.world, self.network.draw
         rate = world.options.corruption
         if chunk.run is None or not rate or world.healing or draw.random() >= rate:
@@ -396,7 +395,7 @@ class SimTransport:
 
 
 class _LongPoll:
-    """Holds one tail request until the ledger's end moves, it is fenced, or time is up."""
+    """Holds one tail request until the LAC moves, the ledger is fenced, or its time is up."""
 
     def __init__(
         self,

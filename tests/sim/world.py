@@ -1,4 +1,4 @@
-"""The world of one schedule: bookies, network, ZooKeeper, clients, and what they did."""
+"""The world of one schedule: bookies, network, ZooKeeper, clients, and their history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SINK_STARTS_MAX = 12
 
 
 class World(SimBase):
-    """Everything. ``populate`` starts it."""
+    """Everything in a schedule. ``populate`` starts it."""
 
     def __init__(self, seed: int, options: Options) -> None:
         super().__init__(seed, options)
@@ -47,7 +47,7 @@ class World(SimBase):
         self.clients: list[Client] = []
         self.ledger_ids: list[int] = []
         self.passwords: dict[int, bytes] = {}
-        """Of the ledgers that have one."""
+        """Passwords of the ledgers that have one."""
         self.recovering: Counter[int] = Counter()
         self.draw = self.stream("world")
         self._operations = 0
@@ -55,7 +55,7 @@ class World(SimBase):
     # -- the beginning -----------------------------------------------------------------------------
 
     def populate(self) -> None:
-        """Start bookies and writers; the others come when there is something to open."""
+        """Start bookies and writers; the other clients start when their ledger exists."""
         for number in range(self.options.bookies):
             bookie_id = BookieId(f"b{number}")
             self.nodes[bookie_id] = BookieNode(self, self.zookeeper, bookie_id, self.invariants)
@@ -87,18 +87,18 @@ class World(SimBase):
             self.clients.append(StreamReaderClient(self, f"stream-reader{number}", plan))
 
     def start_sink(self, checkpoint: Checkpoint, plan: StreamPlan) -> None:
-        """One more driver of a sink."""
+        """Start one more driver of a sink."""
         if not self.healing and checkpoint.starts < _SINK_STARTS_MAX:
             name = f"{checkpoint.sink_id}-driver{checkpoint.starts}"
             checkpoint.starts += 1
             self.clients.append(SinkClient(self, name, plan, checkpoint))
 
     def sink_died(self, checkpoint: Checkpoint, plan: StreamPlan) -> None:
-        """Somebody starts it again."""
+        """Start a sink again that has died."""
         self.loop.later(self.draw.uniform(0.0, 0.4), None, self.start_sink, checkpoint, plan)
 
     def created(self, number: int, ledger_id: int) -> None:
-        """A ledger exists: the others may come."""
+        """A ledger exists: start its other clients."""
         self.ledger_ids.append(ledger_id)
         self.counts["ledgers"] += 1
         plan, draw = self.options.ledgers[number], self.draw
@@ -127,25 +127,25 @@ class World(SimBase):
             come(f"deleter{number}", DeleteClient, after_s=draw.uniform(0.3, 3.0))
 
     def recover(self, ledger_id: int) -> None:
-        """Somebody opens the ledger with recovery now."""
+        """Start a recovery of a ledger now."""
         name = f"rescuer{len(self.clients)}"
         self.clients.append(RecoverClient(self, name, ledger_id))
 
     @property
     def is_idle(self) -> bool:
-        """Every client has done what it came for."""
+        """Whether every client has finished."""
         return all(client.is_done for client in self.clients)
 
     # -- history -----------------------------------------------------------------------------------
 
     def invoke(self, process: str, name: str, **fields: Any) -> int:
-        """An operation begins; its number."""
+        """Record that an operation begins. Returns its number."""
         self._operations += 1
         self._record(process, self._operations, Phase.INVOKE, name, fields)
         return self._operations
 
     def end(self, process: str, operation: int, phase: Phase, name: str, **fields: Any) -> None:
-        """An operation ends."""
+        """Record that an operation ends."""
         self._record(process, operation, phase, name, fields)
 
     def _record(

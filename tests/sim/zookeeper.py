@@ -1,8 +1,8 @@
-"""A model of ZooKeeper: one tree, a session per process, and every way a request can go wrong.
+"""A model of ZooKeeper: one tree, one session per process, and requests that fail in every way.
 
-The tree and the rules of its operations are those of the store in memory. Here is what happens
-between a client and the servers: requests and answers that are late or lost, servers that are
-away or behind, sessions that end.
+The tree and the rules of its operations are those of the metadata store in memory. This file adds
+what happens between clients and servers: requests and answers that are late or lost, servers that
+are unreachable or lag, sessions that expire.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.metadata.base import Create, Delete, Operation, Put, Watch
+from spark_ledger.metadata.base import Create, Delete, Operation, Put, Watch, check_path
 from spark_ledger.metadata.bookies import BOOKIES_PATH, BookieRegistry
 from spark_ledger.metadata.codec import decode_bookie
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
-from spark_ledger.metadata.paths import check_path
 from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
 from tests.sim.base import SimBase
 from tests.sim.loop import Process
@@ -33,14 +32,14 @@ from tests.sim.loop import Process
 R = TypeVar("R")
 
 _check_path = functools.lru_cache(maxsize=4096)(check_path)
-"""The same few paths are asked for again and again, in every schedule."""
+"""Cached, because every schedule asks for the same few paths many times."""
 
 _HISTORY_MAX = 4
 _REGISTRATIONS = ("bookies/writable/", "bookies/readonly")
 
 
 class SimTree(MemoryTree):
-    """The nodes. Remembers their last values, and tells ``observe`` of every change."""
+    """The nodes. Keeps their last values, and calls ``observe`` at every change."""
 
     def __init__(self, observe: Callable[[str, bytes | None], None]) -> None:
         super().__init__()
@@ -48,7 +47,8 @@ class SimTree(MemoryTree):
         self._depth = 0
         self.zxid = 0
         self.past: dict[str, list[tuple[int, Versioned[bytes] | None]]] = {}
-        """Per node its values with the number of the change that brought them; None: deleted."""
+        """The last values of each node, with the number of the change that wrote them; None:
+        deleted."""
 
     def apply(self, operations: Sequence[Operation], *, owner: int | None = None) -> None:
         super().apply(operations, owner=owner)
@@ -65,7 +65,7 @@ class SimTree(MemoryTree):
                     pass
 
     def at(self, path: str, zxid: int) -> Versioned[bytes]:
-        """A node as it was when change ``zxid`` had been made, as far as that is remembered."""
+        """A node as it was after change ``zxid``, if that is still known."""
         values = self.past.get(path, [])
         for number, value in reversed(values):
             if number <= zxid:
@@ -84,7 +84,8 @@ class SimTree(MemoryTree):
 
 
 class _SimWatch:
-    """A watch whose notification takes time; several may come as one, and one may come twice."""
+    """A watch whose notification takes time. Several notifications may be merged, and one may come
+    twice."""
 
     def __init__(self, store: SimStore, path: str, callback: Callable[[], None]) -> None:
         self._store = store
@@ -109,13 +110,13 @@ class _SimWatch:
     def _run(self) -> None:
         self._scheduled = False
         if not self._cancelled:
-            # What a watch tells of is visible to the reads that follow it.
+            # A read after a notification sees the change.
             self._store.seen = self._store.changes.zxid
             self._callback()
 
 
 class SimStore(MemoryMetadataStore):
-    """One process's session. ``SimZookeeper.connect`` makes it."""
+    """One process's session, made by ``SimZookeeper.connect``."""
 
     def __init__(self, zookeeper: SimZookeeper, process: Process) -> None:
         super().__init__(zookeeper.tree)
@@ -125,7 +126,7 @@ class SimStore(MemoryMetadataStore):
         self.process = process
         self.watches: set[_SimWatch] = set()
         self.seen = zookeeper.tree.zxid
-        """What this session has seen; its reads are never older."""
+        """The last change that this session has seen; its reads are never older."""
 
     @property
     def session(self) -> int:
@@ -152,12 +153,12 @@ class SimStore(MemoryMetadataStore):
         self.notify_watches()
 
     def notify_watches(self) -> None:
-        """After a reconnect changes may have been missed."""
+        """Notify all watches: after a reconnect, changes may have been missed."""
         for watch in sorted(self.watches, key=lambda watch: watch._path):
             watch.notify()
 
     def forget(self) -> None:
-        """The process has died: its session ends, its watches go."""
+        """The process has died: end its session and its watches."""
         for watch in list(self.watches):
             watch.cancel()
         self.tree.end_session(self._session)
@@ -169,7 +170,7 @@ class SimStore(MemoryMetadataStore):
         await super().close()
 
     def _stale(self, path: str) -> Versioned[bytes]:
-        """What a server that is behind says; never older than this session has seen."""
+        """A read from a server that may lag, but never behind what this session has seen."""
         tree, draw = self.changes, self.zookeeper.draw
         if self.zookeeper.stale_reads and draw.random() < 0.2 and self.seen < tree.zxid:
             self.seen = draw.randint(self.seen, tree.zxid)
@@ -179,7 +180,7 @@ class SimStore(MemoryMetadataStore):
 
     async def _read(self, name: str, path: str, act: Callable[[], R]) -> R:
         if path.startswith(_REGISTRATIONS) and not self.zookeeper.is_unreachable(self.process):
-            return act()  # read in bulk after every change, and only hints: one delay would do
+            return act()  # read in bulk after every change, and only hints: one delay is enough
         await self._reach(name, path)
         await asyncio.sleep(self._delay())
         self._check_open(name, path)
@@ -204,7 +205,7 @@ class SimStore(MemoryMetadataStore):
             raise error
 
     async def _strike(self, name: str, path: str, act: Callable[[], None]) -> LedgerError:
-        """A write goes wrong in one of the ways there are."""
+        """A write fails in one of three ways."""
         kind = self.zookeeper.draw.choice(["refused", "request lost", "reply lost"])
         self.world.fault(f"metadata write {kind}", f"{self.process} {name} {path}")
         if kind == "refused":
@@ -217,9 +218,9 @@ class SimStore(MemoryMetadataStore):
         return OutcomeUnknownError(f"metadata {name} of {path!r}: {kind}")
 
     async def _reach(self, name: str, path: str) -> None:
-        """Wait while the servers cannot be reached, but not for ever."""
+        """Wait while the servers are unreachable, until the time is up."""
         loop, zookeeper = self.world.loop, self.zookeeper
-        deadline = loop.now + zookeeper.patience_s
+        deadline = loop.now + zookeeper.timeout_s
         while zookeeper.is_unreachable(self.process):
             if loop.now >= deadline:
                 raise MetadataUnavailableError(f"metadata {name} of {path!r}: not reachable")
@@ -236,8 +237,8 @@ class SimStore(MemoryMetadataStore):
 
 
 class BulkRegistry(BookieRegistry):
-    """Lists bookies as the real one, at one blow: a task for each of them at each change, for each
-    client, would be a tenth of what a schedule costs."""
+    """Lists bookies as the real registry does, but with one read: a task for each bookie, client
+    and change would take a tenth of the time of a schedule."""
 
     def __init__(self, store: SimStore) -> None:
         super().__init__(store)
@@ -264,7 +265,7 @@ def _decoded(path: str, bookie_id: BookieId, data: bytes, state: BookieState) ->
 
 
 class SimZookeeper:
-    """The servers, and who can reach them."""
+    """The servers, and which processes can reach them."""
 
     def __init__(
         self,
@@ -280,33 +281,33 @@ class SimZookeeper:
         self.tree = SimTree(observe)
         self.faults = faults
         self.stale_reads = stale_reads
-        self.patience_s = 1.0
+        self.timeout_s = 1.0
         self.down = False
         self.cut_off: set[str] = set()
         self.stores: dict[str, SimStore] = {}
 
     def connect(self, process: Process) -> SimStore:
-        """A session for a process."""
+        """Open a session for a process."""
         store = self.stores[process.name] = SimStore(self, process)
         return store
 
     def is_unreachable(self, process: Process) -> bool:
-        """Whether the process cannot talk to the servers now."""
+        """Whether the process cannot reach the servers now."""
         return self.down or process.name in self.cut_off
 
     def strikes(self, weight: float) -> bool:
-        """Whether this request goes wrong."""
+        """Whether this request fails."""
         return self.faults > 0 and self.draw.random() < self.faults * weight
 
     def expire(self, name: str) -> None:
-        """The servers give up on a session; its process learns of it when it talks to them."""
+        """The servers expire a session; its process learns of it at its next request."""
         store = self.stores[name]
         if store.process.alive:
             self.tree.end_session(store.session)
             self.world.loop.later(self.world.delay() * 3, store.process, store.expire)
 
     def died(self, process: Process, after_s: float) -> None:
-        """A process is gone: its session ends once the servers have noticed."""
+        """A process has died: its session ends once the servers have noticed."""
         store = self.stores.pop(process.name, None)
         if store is not None:
             self.world.loop.later(after_s, None, store.forget)

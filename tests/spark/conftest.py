@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -120,7 +120,7 @@ class Lab:
         return [
             value
             for batch in self.client.stream(self.name).read()
-            for value in batch.column("id").to_pylist()
+            for value in cast("list[int]", batch.column("id").to_pylist())
         ]
 
     def follow(self, **options: Any) -> Any:
@@ -131,7 +131,7 @@ class Lab:
         return writer.option("checkpointLocation", self.checkpoint)
 
     def collect(self, frame: Any, **trigger: Any) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Run a streaming read to its end; its rows, and the progress of batches with rows."""
+        """Run a streaming read to its end. Its rows, and the progress of batches with rows."""
         table = f"t{next(_names)}"
         writer = frame.writeStream.format("memory").queryName(table).outputMode("append")
         query = writer.trigger(**(trigger or {"availableNow": True})).start()
@@ -149,7 +149,7 @@ def lab(spark: Any, cluster: LocalCluster, client: StreamConnection, tmp_path: P
 
 
 def eventually(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Poll until it holds."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"

@@ -18,16 +18,21 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import psutil
-from pyspark.sql.datasource import InputPartition
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
 
 from connector.datasource import LedgerDataSource
-from connector.options import read_options, write_options
-from connector.read.stream_reader import LedgerStreamReader
-from connector.write.messages import TaskWritten
-from connector.write.stream_writer import LedgerStreamWriter
+from connector.options import ReadOptions, WriteOptions, read_options, write_options
+from connector.read.offsets import OffsetJson
+from connector.read.readers import LedgerStreamReader
+from connector.write.task import TaskWritten
+from connector.write.writers import LedgerStreamWriter
+from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 
 BEFORE_OFFSETS = "before-offsets"  # the end of the micro-batch is chosen, Spark has not noted it
@@ -67,7 +72,7 @@ class Faults:
         self.directory = directory
 
     def arm(self, step: str, action: str) -> None:
-        """Let something happen at a step."""
+        """Make something happen when the query reaches a step."""
         (self.directory / f"{step}.new").write_text(action)
         (self.directory / f"{step}.new").rename(self.directory / step)
 
@@ -76,21 +81,21 @@ class Faults:
         return (self.directory / f"{step}.done").exists()
 
     def release(self) -> None:
-        """Let all who wait go on."""
+        """Let all processes that wait go on."""
         (self.directory / "go").touch()
 
     def reach(self, step: str) -> None:
-        """This process is at a step."""
+        """Say that this process is at a step, and take what is armed for it."""
         for _ in self._happening(step):
             time.sleep(POLL_S)
 
     async def reach_in_loop(self, step: str) -> None:
-        """As ``reach``, without holding up the event loop."""
+        """As ``reach``, without blocking the event loop."""
         for _ in self._happening(step):
             await asyncio.sleep(POLL_S)
 
     def _happening(self, step: str) -> Iterator[None]:
-        """Yields while there is to be waited."""
+        """Do what is armed for a step. Yields as long as the caller has to wait."""
         armed = self.directory / step
         if not armed.exists():
             return
@@ -121,70 +126,72 @@ class FaultyDataSource(LedgerDataSource):
         options = dict(self.options)
         return options, Faults(Path(options.pop("faults")))
 
-    def schema(self) -> Any:
+    def schema(self) -> StructType:
         return LedgerDataSource(self._split()[0]).schema()
 
-    def streamReader(self, schema: Any) -> Any:
+    def streamReader(self, schema: StructType) -> LedgerStreamReader:
         options, faults = self._split()
         return FaultyReader(read_options(options, streaming=True), schema, faults)
 
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LedgerStreamWriter:
         options, faults = self._split()
         checked = write_options(options, streaming=True)
         return FaultyWriter(checked, schema, overwrite=overwrite, faults=faults)
 
 
 class FaultyReader(LedgerStreamReader):
-    """Fails as told."""
+    """A reader with the steps BEFORE_OFFSETS, PLAN and READ."""
 
-    def __init__(self, options: Any, schema: Any, faults: Faults) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, faults: Faults) -> None:
         super().__init__(options, schema)
         self._faults = faults
 
-    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
+    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
         end = super().latestOffset(start, limit)
         if end != start:
             self._faults.reach(BEFORE_OFFSETS)
         return end
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
         planned = super().partitions(start, end)
         if planned:
             self._faults.reach(PLAN)
         return planned
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for batch in super().read(partition):
             yield batch
             self._faults.reach(READ)
 
 
 class FaultyWriter(LedgerStreamWriter):
-    """Fails as told."""
+    """A writer with the other steps."""
 
-    def __init__(self, *given: Any, faults: Faults, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(
+        self, options: WriteOptions, schema: StructType, *, overwrite: bool, faults: Faults
+    ) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
         self._faults = faults
 
-    def write(self, iterator: Iterator[Any]) -> TaskWritten:
+    def write(  # type: ignore[override]  # as in LedgerStreamWriter
+        self, iterator: Iterator[pa.RecordBatch]
+    ) -> TaskWritten:
         written = super().write(iterator)
         if written.segments:
             self._faults.reach(WRITE)
         return written
 
-    def commit(self, messages: Sequence[TaskWritten | None], batchId: int) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._faults.reach(BEFORE_COMMIT)
         faults, transaction = self._faults, ZooKeeperStore.transaction
 
-        async def faulty_transaction(store: ZooKeeperStore, *given: Any) -> Any:
+        async def faulty_transaction(
+            store: ZooKeeperStore, operations: Sequence[Operation]
+        ) -> None:
             await faults.reach_in_loop(BEFORE_TRANSACTION)
-            result = await transaction(store, *given)
+            await transaction(store, operations)
             await faults.reach_in_loop(AFTER_TRANSACTION)
-            return result
 
-        ZooKeeperStore.transaction = faulty_transaction
-        try:
+        with mock.patch.object(ZooKeeperStore, "transaction", faulty_transaction):
             super().commit(messages, batchId)
-        finally:
-            ZooKeeperStore.transaction = transaction
         self._faults.reach(AFTER_COMMIT)

@@ -1,4 +1,4 @@
-"""Hands jobs to spark-submit, and kills what they leave behind."""
+"""Starts jobs with spark-submit, and kills the processes they leave behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONF = {
 
 
 class Submitter:
-    """Starts jobs in a directory, and ends what they have left behind."""
+    """Starts jobs in a directory, and kills the processes they leave behind."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -46,7 +46,7 @@ class Submitter:
             )
 
     def kill(self, driver: subprocess.Popen[bytes]) -> None:
-        """SIGKILL for the driver alone: executors and Python workers find out by themselves."""
+        """SIGKILL for the driver alone: executors and Python workers notice by themselves."""
         if driver.poll() is None:
             self._left += psutil.Process(driver.pid).children(recursive=True)
         driver.kill()

@@ -10,7 +10,7 @@ from spark_ledger.types import Dlsn
 from tests.spark.conftest import Lab
 
 
-def test_what_is_appended_is_read(lab: Lab) -> None:
+def test_appended_rows_are_read(lab: Lab) -> None:
     lab.numbers(0, 100, partitions=3)
     lab.numbers(100, 150)
     assert lab.ids() == list(range(150))
@@ -30,7 +30,7 @@ def test_empty_partitions_write_no_entry(lab: Lab) -> None:
     assert (head.next_commit, head.next_segment, head.rows) == (1, 1, 1)
 
 
-def test_a_read_is_cut_into_partitions(lab: Lab) -> None:
+def test_read_is_cut_into_partitions(lab: Lab) -> None:
     lab.append(lab.spark.range(0, 2000, 1, 1), entryBytes="2k")
     frame = lab.read(minPartitions=4)
     assert frame.rdd.getNumPartitions() == 4
@@ -58,7 +58,7 @@ def test_positions_and_times_bound_a_read(lab: Lab) -> None:
     assert lab.ids(startingPosition="latest") == []
 
 
-def test_the_metadata_column(lab: Lab) -> None:
+def test_metadata_column_has_the_position_of_each_row(lab: Lab) -> None:
     lab.numbers(0, 3)
     lab.numbers(3, 5)
     rows = lab.read(includeMetadata=True).select("id", "_ledger.*").collect()
@@ -97,7 +97,7 @@ def test_a_sql_view_reads_and_writes(lab: Lab) -> None:
     assert [r.id for r in lab.spark.sql(f"SELECT id FROM v_{lab.name}").collect()] == [0, 1, 2, 7]
 
 
-def test_a_frame_and_a_view_keep_their_end_until_they_are_made_again(lab: Lab) -> None:
+def test_frames_and_views_keep_their_end_until_loaded_anew(lab: Lab) -> None:
     view = (
         f"CREATE OR REPLACE TEMPORARY VIEW w_{lab.name} USING ledger "
         f"OPTIONS (metadata '{lab.cluster.uri}', stream '{lab.name}')"
@@ -112,7 +112,7 @@ def test_a_frame_and_a_view_keep_their_end_until_they_are_made_again(lab: Lab) -
     assert (lab.read().count(), lab.spark.table(f"w_{lab.name}").count()) == (5, 5)
 
 
-def test_a_table_of_the_catalog_is_refused_with_what_to_use(lab: Lab) -> None:
+def test_catalog_table_is_refused_with_what_to_use(lab: Lab) -> None:
     lab.numbers(0, 3)
     options = f"OPTIONS (metadata '{lab.cluster.uri}', stream '{lab.name}')"
     with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW"):
@@ -138,7 +138,7 @@ def test_overwrite_replaces_in_one_commit(lab: Lab) -> None:
     assert lab.client.stream(lab.name).head().earliest == Dlsn(1)
 
 
-def test_creating_and_its_options(lab: Lab) -> None:
+def test_create_stream_uses_its_options(lab: Lab) -> None:
     with pytest.raises(Exception, match=r"does not exist.*createStream=true"):
         lab.numbers(0, 3, createStream=False)
     lab.numbers(0, 3, ensembleSize=2, writeQuorum=2, ackQuorum=1, compression="zstd")
@@ -166,7 +166,9 @@ def test_a_wrong_schema_names_the_field(lab: Lab) -> None:
         ("array(map(1, named_struct('id', 1, 'Id', 2))) AS deep", "field deep.element.value"),
     ],
 )
-def test_names_that_differ_in_case_only(lab: Lab, columns: str, where: str) -> None:
+def test_column_names_that_differ_in_case_only_are_refused(
+    lab: Lab, columns: str, where: str
+) -> None:
     wrong = rf"stream '{lab.name}': {where}: the names 'id' and 'Id' differ in case only"
     with pytest.raises(Exception, match=wrong):
         lab.append(lab.spark.sql(f"SELECT {columns}"))
@@ -177,13 +179,13 @@ def test_names_that_differ_in_case_only(lab: Lab, columns: str, where: str) -> N
     assert lab.stored() == [0, 1, 2]
 
 
-def test_rows_read_with_their_metadata_are_not_written_with_it(lab: Lab) -> None:
+def test_metadata_column_cannot_be_written(lab: Lab) -> None:
     lab.numbers(0, 3)
     rows = lab.read(includeMetadata=True)
     for target in (lab, lab.another()):
-        for options in ({}, {"mergeSchema": True}):
+        for merge in (False, True):
             with pytest.raises(Exception, match=r"stream 's\d+': field '_ledger'.*drop or rename"):
-                target.append(rows, **options)
+                target.append(rows, mergeSchema=merge)
     assert lab.stored() == [0, 1, 2]
 
 
@@ -200,7 +202,7 @@ def test_merge_schema_adds_a_column(lab: Lab) -> None:
     ]
 
 
-def test_a_stream_that_is_deleted_and_made_again(lab: Lab) -> None:
+def test_recreated_stream_is_written_and_read(lab: Lab) -> None:
     """Spark's processes live on, and have handles of the first stream."""
     for value in ("id", "cast(id AS string) AS id", "-id AS id"):
         written = lab.spark.range(3).coalesce(1).selectExpr(value)
@@ -224,7 +226,7 @@ def test_a_stream_by_path(lab: Lab) -> None:
     assert frame.count() == 3
 
 
-def test_a_row_that_is_too_large_is_named(lab: Lab) -> None:
+def test_row_that_is_too_large_is_named(lab: Lab) -> None:
     small = lab.spark.range(1).select(sql.lit("x").alias("text"))
     lab.append(small)
     large = lab.spark.range(1).select(sql.expr("repeat('x', 17000000)").alias("text"))

@@ -44,7 +44,7 @@ def run(lab: Lab, copy: Lab, faults: Faults) -> None:
     assert query.awaitTermination(60), "the query did not end"
 
 
-def test_processes_die(lab: Lab, faulty_source: str) -> None:
+def test_killed_processes_lose_and_double_nothing(lab: Lab, faulty_source: str) -> None:
     """SIGKILL, and an exception. A task is repeated by Spark; otherwise the query ends, Spark calls
     abort, and the next run begins with what the last one left undone."""
     copy, faults = lab.another(), Faults(lab.directory)
@@ -74,7 +74,9 @@ def test_processes_die(lab: Lab, faulty_source: str) -> None:
     assert copy.stored() == list(range(STEP_ROWS * len(accidents)))
 
 
-def test_a_slow_driver_and_a_second_one(lab: Lab, faulty_source: str, submitter: Submitter) -> None:
+def test_slow_driver_cannot_commit_after_a_second_one(
+    lab: Lab, faulty_source: str, submitter: Submitter
+) -> None:
     """A driver is held at each step of a micro-batch, by one query for each; a second driver on the
     same checkpoints does the rest. Then the first goes on, and can neither commit nor change what
     is there."""

@@ -1,4 +1,4 @@
-"""Queries go on while bookies and ZooKeeper come and go, and lose and double nothing."""
+"""Queries survive outages of bookies and of ZooKeeper, and lose and double nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fragile(spark: Any, tmp_path: Path) -> Iterator[Lab]:
         yield Lab(spark, cluster, client, tmp_path)
 
 
-def test_a_raw_ledger_is_read_although_its_bookies_are_away_for_a_while(fragile: Lab) -> None:
+def test_raw_ledger_is_read_through_an_outage_of_all_bookies(fragile: Lab) -> None:
     with fragile.client.create_ledger() as writer:
         for number in range(30):
             writer.append(b"%d" % number)
@@ -31,7 +31,12 @@ def test_a_raw_ledger_is_read_although_its_bookies_are_away_for_a_while(fragile:
     assert frame.rdd.getNumPartitions() == 2  # planned, while all is well
     for bookie in range(3):
         fragile.cluster.kill_bookie(bookie)
-    back = threading.Timer(3.0, lambda: [fragile.cluster.start_bookie(n) for n in range(3)])
+
+    def start_bookies() -> None:
+        for bookie in range(3):
+            fragile.cluster.start_bookie(bookie)
+
+    back = threading.Timer(3.0, start_bookies)
     back.start()
     try:
         assert [row.entry_id for row in frame.collect()] == list(range(30))
@@ -39,7 +44,7 @@ def test_a_raw_ledger_is_read_although_its_bookies_are_away_for_a_while(fragile:
         back.join()
 
 
-def test_a_query_outlives_bookies_and_zookeeper(fragile: Lab, until: Until) -> None:
+def test_query_goes_on_after_outages_of_bookies_and_zookeeper(fragile: Lab, until: Until) -> None:
     copy = fragile.another()
     fragile.numbers(0, 10)
     query = copy.sink(fragile.follow(maxRowsPerTrigger=50)).start()

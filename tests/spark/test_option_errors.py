@@ -22,12 +22,12 @@ from tests.spark.conftest import Lab
         ({"tls.caFile": "/ca.pem"}, r"tls\.caFile"),
     ],
 )
-def test_bad_read_options(lab: Lab, options: dict[str, Any], message: str) -> None:
+def test_bad_read_options_are_named(lab: Lab, options: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         lab.read(**options)
 
 
-def test_options_for_the_other_mode(lab: Lab) -> None:
+def test_options_for_the_other_mode_are_refused(lab: Lab) -> None:
     lab.numbers(0, 1)
     with pytest.raises(Exception, match="maxRowsPerTrigger is for streaming queries only"):
         lab.read(maxRowsPerTrigger=5).collect()
@@ -48,18 +48,18 @@ def test_options_for_the_other_mode(lab: Lab) -> None:
         ({"ledgerId": 7}, "ledgerId is for reading"),
     ],
 )
-def test_bad_write_options(lab: Lab, options: dict[str, Any], message: str) -> None:
+def test_bad_write_options_are_named(lab: Lab, options: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         lab.numbers(0, 1, **options)
 
 
-def test_a_streaming_write_with_batch_options(lab: Lab) -> None:
+def test_streaming_write_with_batch_options_is_refused(lab: Lab) -> None:
     lab.numbers(0, 1)
     writer = lab.another().sink(lab.follow(), txnAppId="a", txnVersion=1)
     with pytest.raises(Exception, match="txnAppId is for batch queries only"):
         writer.trigger(availableNow=True).start().awaitTermination(60)
 
 
-def test_a_stream_that_is_not_there(lab: Lab) -> None:
+def test_missing_stream_is_named(lab: Lab) -> None:
     with pytest.raises(Exception, match="does not exist"):
         lab.read()

@@ -9,7 +9,7 @@ import pytest
 from tests.spark.conftest import Lab
 
 
-def test_an_open_ledger_is_read_and_followed(
+def test_open_ledger_is_read_and_followed(
     lab: Lab, until: Callable[[Callable[[], bool], str], None]
 ) -> None:
     with lab.client.create_ledger() as writer:
@@ -51,7 +51,7 @@ def test_positions_and_available_now(lab: Lab) -> None:
         lab.read(**given, startingPosition='{"entry": 11}').collect()
 
 
-def test_a_password(lab: Lab) -> None:
+def test_ledger_password_is_required(lab: Lab) -> None:
     with lab.client.create_ledger(password=b"secret") as writer:
         writer.append(b"x")
     given = {"stream": None, "ledgerId": writer.ledger_id}
@@ -60,7 +60,7 @@ def test_a_password(lab: Lab) -> None:
     assert lab.read(**given, **{"ledger.password": "secret"}).count() == 1
 
 
-def test_an_empty_and_a_missing_ledger(lab: Lab) -> None:
+def test_empty_ledger_has_no_rows_and_missing_one_fails(lab: Lab) -> None:
     with lab.client.create_ledger() as writer:
         pass
     assert lab.read(stream=None, ledgerId=writer.ledger_id).count() == 0

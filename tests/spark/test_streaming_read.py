@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.spark.conftest import Lab
@@ -12,7 +14,7 @@ from tests.spark.conftest import Lab
 Until = Callable[[Callable[[], bool], str], None]
 
 
-def ends(progress: list[dict]) -> list[dict]:
+def ends(progress: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(one["sources"][0]["endOffset"]) for one in progress]
 
 
@@ -47,7 +49,7 @@ def test_trigger_once_reads_all_in_one_batch(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("trigger", [{}, {"processingTime": "200 milliseconds"}])
-def test_a_running_query_follows_the_stream(lab: Lab, until: Until, trigger: dict) -> None:
+def test_running_query_follows_the_stream(lab: Lab, until: Until, trigger: dict[str, str]) -> None:
     lab.numbers(0, 10)
     writer = lab.follow().writeStream.format("memory").queryName(f"live_{lab.name}")
     query = (writer.trigger(**trigger) if trigger else writer).start()
@@ -119,7 +121,7 @@ def test_a_restart_goes_on_where_it_stopped(lab: Lab) -> None:
         lab.numbers(first, first + 10)
 
 
-def test_truncated_rows_fail_or_are_passed(lab: Lab) -> None:
+def test_truncated_rows_fail_or_are_skipped(lab: Lab) -> None:
     lab.numbers(0, 10)
     lab.numbers(10, 20, mode="overwrite")
     with pytest.raises(Exception, match=r"lies before the first row kept.*failOnDataLoss=false"):
@@ -128,13 +130,13 @@ def test_truncated_rows_fail_or_are_passed(lab: Lab) -> None:
     assert sorted(row.id for row in lab.collect(lenient)[0]) == list(range(10, 20))
 
 
-def make_again(lab: Lab, *commits: tuple[int, int]) -> None:
+def recreate(lab: Lab, *commits: tuple[int, int]) -> None:
     lab.client.delete_stream(lab.name)
     for first, end in commits:
         lab.numbers(first, end)
 
 
-def test_a_stream_that_was_made_again_between_two_runs(lab: Lab) -> None:
+def test_recreated_stream_between_two_runs_fails_or_is_followed(lab: Lab) -> None:
     copy = lab.another()
     lab.numbers(0, 10)
 
@@ -143,7 +145,7 @@ def test_a_stream_that_was_made_again_between_two_runs(lab: Lab) -> None:
         assert sink.start().awaitTermination(60)
 
     run()
-    make_again(lab, (100, 110), (110, 120), (120, 130))
+    recreate(lab, (100, 110), (110, 120), (120, 130))
     with pytest.raises(Exception, match=rf"{lab.name}' was deleted and created again.*failOnDa"):
         run()
     assert copy.stored() == list(range(10))
@@ -154,14 +156,16 @@ def test_a_stream_that_was_made_again_between_two_runs(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_a_stream_that_is_made_again_under_a_query(lab: Lab, until: Until, lenient: bool) -> None:
+def test_recreated_stream_under_a_query_fails_or_is_followed(
+    lab: Lab, until: Until, lenient: bool
+) -> None:
     lab.numbers(0, 10)
     follow = lab.follow(failOnDataLoss=not lenient)
     query = follow.writeStream.format("memory").queryName(f"again_{lab.name}").start()
     try:
         table = lab.spark.table(f"again_{lab.name}")
         until(lambda: table.count() == 10, "the rows that were there")
-        make_again(lab, (100, 120), (120, 130))
+        recreate(lab, (100, 120), (120, 130))
         until(lambda: table.count() == 40 or not query.isActive, "the new rows, or the end")
         if lenient:
             assert query.exception() is None
@@ -180,15 +184,17 @@ def test_a_start_behind_the_end_fails(lab: Lab) -> None:
 
 
 def test_a_failing_task_is_repeated_without_loss(lab: Lab) -> None:
-    """The first attempt of each task fails behind the source, in a map over its rows."""
+    """The first attempt of each task fails after the source, in a map over its rows."""
     lab.append(lab.spark.range(0, 1000, 1, 1), entryBytes="1k")
 
-    def fail_once(batches):  # type: ignore[no-untyped-def]
+    def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         for number, batch in enumerate(batches):
             yield batch
-            if number == 0 and TaskContext.get().attemptNumber() == 0:
+            context = TaskContext.get()
+            assert context is not None
+            if number == 0 and context.attemptNumber() == 0:
                 raise RuntimeError("injected: first attempt")
 
     follow = lab.follow(minPartitions=2)
@@ -200,7 +206,7 @@ def test_a_failing_task_is_repeated_without_loss(lab: Lab) -> None:
     assert sorted(copy.stored()) == list(range(1000))
 
 
-def test_what_a_source_cannot_do(lab: Lab) -> None:
+def test_continuous_trigger_is_refused(lab: Lab) -> None:
     lab.numbers(0, 1)
     with pytest.raises(Exception, match=r"(?i)continuous"):
         query = lab.follow().writeStream.format("noop").trigger(continuous="1 second").start()

@@ -1,4 +1,4 @@
-"""The sink: each row in exactly one committed batch, whatever fails in between."""
+"""Streaming writes: each row is in exactly one committed micro-batch, whatever fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source(lab: Lab) -> Lab:
     return lab
 
 
-def test_one_commit_for_each_batch(source: Lab) -> None:
+def test_each_micro_batch_is_one_commit(source: Lab) -> None:
     copy = source.another()
     query = copy_all(source, copy)
     stream = copy.client.stream(copy.name)
@@ -43,26 +43,27 @@ def test_one_commit_for_each_batch(source: Lab) -> None:
     assert all(str(query.runId) in c.run_id for c in commits)
 
 
-def test_a_fixed_sink_name(source: Lab) -> None:
+def test_sink_id_names_the_transactions(source: Lab) -> None:
     copy = source.another()
     copy_all(source, copy, sinkId="nightly")
-    assert copy.client.stream(copy.name).last_transaction("nightly").transaction_id == 2
+    record = copy.client.stream(copy.name).last_transaction("nightly")
+    assert record is not None and record.transaction_id == 2
 
 
-def test_empty_partitions_and_batches(source: Lab) -> None:
+def test_empty_partitions_and_micro_batches_commit_nothing(source: Lab) -> None:
     copy = source.another()
     finished(copy.sink(source.follow(maxRowsPerTrigger=10).where("id = 15").repartition(3)))
     head = copy.client.stream(copy.name).head()
     assert (head.next_commit, head.next_segment, head.rows) == (1, 1, 1)
 
 
-def test_partitions_in_order(source: Lab) -> None:
+def test_partitions_are_committed_in_order(source: Lab) -> None:
     copy = source.another()
     finished(copy.sink(source.follow(minPartitions=3)))
     assert copy.stored() == list(range(30))
 
 
-def test_a_driver_that_dies_after_its_commit(source: Lab) -> None:
+def test_driver_that_dies_after_its_commit_repeats_nothing(source: Lab) -> None:
     """Spark did not write down that the batch is done, so the restart runs it again."""
     copy = source.another()
     copy_all(source, copy)
@@ -88,7 +89,7 @@ def test_a_replay_under_another_sink_name_is_refused(source: Lab) -> None:
     assert copy.stored() == list(range(40))
 
 
-def test_a_driver_on_an_old_copy_of_the_checkpoint(source: Lab) -> None:
+def test_driver_on_old_copy_of_the_checkpoint_is_refused(source: Lab) -> None:
     copy = source.another()
     copy_all(source, copy)
     backup = copy.checkpoint + "-backup"
@@ -103,7 +104,7 @@ def test_a_driver_on_an_old_copy_of_the_checkpoint(source: Lab) -> None:
     assert copy.stored() == list(range(50))
 
 
-def test_an_old_copy_of_the_checkpoint_that_is_one_batch_behind(source: Lab) -> None:
+def test_driver_on_copy_of_the_checkpoint_one_batch_behind_is_refused(source: Lab) -> None:
     """The restart plans the batch anew, with the rows that came since; to take it for a replay of
     the committed one would lose them."""
     copy = source.another()
@@ -121,7 +122,7 @@ def test_an_old_copy_of_the_checkpoint_that_is_one_batch_behind(source: Lab) -> 
     assert copy.stored() == list(range(40))
 
 
-def test_two_drivers_on_copies_of_a_checkpoint(source: Lab) -> None:
+def test_two_drivers_on_copies_of_a_checkpoint_lose_nothing(source: Lab) -> None:
     """The twin finds its first batch committed and takes it for a replay; the original is then
     behind the twin and is told so. Nothing is lost or doubled."""
     copy = source.another()
@@ -139,7 +140,7 @@ def test_two_drivers_on_copies_of_a_checkpoint(source: Lab) -> None:
     assert copy.stored() == list(range(60))
 
 
-def test_several_sinks_on_one_stream(source: Lab) -> None:
+def test_two_sinks_on_one_stream_both_commit(source: Lab) -> None:
     copy = source.another()
     other = Lab(copy.spark, copy.cluster, copy.client, source.another().directory, copy.name)
     queries = [

@@ -59,7 +59,7 @@ def nullable(frame: Any) -> StructType:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
-def test_every_type(lab: Lab, zone: str) -> None:
+def test_every_type_makes_the_round_trip(lab: Lab, zone: str) -> None:
     before = lab.spark.conf.get("spark.sql.session.timeZone")
     lab.spark.conf.set("spark.sql.session.timeZone", zone)
     try:
@@ -79,7 +79,7 @@ def test_every_type(lab: Lab, zone: str) -> None:
         lab.spark.conf.set("spark.sql.session.timeZone", before)
 
 
-def test_every_type_through_a_query(lab: Lab) -> None:
+def test_every_type_makes_the_round_trip_through_a_query(lab: Lab) -> None:
     written = frame(lab)
     lab.append(written)
     copy = lab.another()
@@ -93,7 +93,7 @@ def test_every_type_through_a_query(lab: Lab) -> None:
     assert found == expected
 
 
-def test_a_stream_that_a_write_creates_takes_nulls(lab: Lab) -> None:
+def test_stream_created_by_a_write_takes_nulls(lab: Lab) -> None:
     """That the first rows had none, and Spark knew, says nothing of those to come."""
     first = "SELECT id, 'x' AS kind, named_struct('a', array(1)) AS s FROM range(0, 1, 1, 1)"
     later = (
@@ -108,7 +108,7 @@ def test_a_stream_that_a_write_creates_takes_nulls(lab: Lab) -> None:
     ]
 
 
-def test_a_not_null_column_of_a_stream_stays_so(lab: Lab) -> None:
+def test_not_null_column_of_a_stream_stays_not_null(lab: Lab) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
     lab.client.create_stream(lab.name, schema)
     lab.numbers(0, 3)
@@ -118,7 +118,7 @@ def test_a_not_null_column_of_a_stream_stays_so(lab: Lab) -> None:
     assert lab.stored() == [0, 1, 2]
 
 
-def test_large_rows_and_many_rows(lab: Lab) -> None:
+def test_large_rows_and_many_rows_are_read(lab: Lab) -> None:
     lab.append(lab.spark.sql("SELECT id, repeat('x', 3000000) AS s FROM range(0, 4, 1, 1)"))
     lab.append(lab.spark.sql("SELECT id, 'y' AS s FROM range(0, 200000, 1, 2)"))
     back = lab.read().selectExpr("count(*) AS n", "sum(length(s)) AS m").collect()[0]

@@ -14,15 +14,19 @@ import msgspec
 import pytest
 
 from bookie_server.config import load
-from connector.options import OPTIONS
+from connector.option_table import OPTIONS
 from spark_ledger import errors
 from spark_ledger.cli.app import root
 from tests.style.sources import ROOT, sources
 
+FOLDERS = ("spark_ledger", "connector", "bookie_server", "benchmarks", "conf", "examples", "tests")
 DOCUMENTS = [
-    *sorted(path for path in ROOT.glob("*.md")),
-    *sorted(path for folder in ("conf", "examples") for path in (ROOT / folder).rglob("*.md")),
+    *sorted(ROOT.glob("*.md")),
+    *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
 ]
+CONNECTOR = ROOT / "connector" / "README.md"
+OPERATIONS = ROOT / "bookie_server" / "README.md"
+COMMANDS = ROOT / "spark_ledger" / "README.md"
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -116,22 +120,22 @@ def test_classes_that_are_named_exist(document: Path) -> None:
     assert not unknown
 
 
-def test_errors_in_the_readme_are_ours() -> None:
-    named = {span for span in spans(ROOT / "README.md") if re.fullmatch(r"[A-Z]\w+Error", span)}
-    assert named, "the README says what to do about errors"
+def test_errors_that_the_connector_explains_are_ours() -> None:
+    named = {span for span in spans(CONNECTOR) if re.fullmatch(r"[A-Z]\w+Error", span)}
+    assert named, "the connector's README says what to do about errors"
     assert not [name for name in named if not hasattr(errors, name)]
 
 
-def test_metrics_in_the_readme_are_exposed() -> None:
+def test_metrics_that_operators_watch_are_exposed() -> None:
     code = (ROOT / "bookie_server" / "service" / "prometheus.py").read_text(encoding="utf-8")
-    named = {span for span in spans(ROOT / "README.md") if re.fullmatch(r"bookie_[a-z_]+", span)}
+    named = {span for span in spans(OPERATIONS) if re.fullmatch(r"bookie_[a-z_]+", span)}
     named -= {"bookie_server"}
     assert named and not [name for name in named if f'"{name}"' not in code]
 
 
-def test_the_readme_lists_exactly_the_options_there_are() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text.partition("### Options")[2].partition("### ")[0]
+def test_options_table_lists_exactly_the_options_there_are() -> None:
+    text = CONNECTOR.read_text(encoding="utf-8")
+    table = text.partition("## Options")[2].partition("## ")[0]
     named = re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)
     assert sorted(named) == sorted(option.name for option in OPTIONS)
 
@@ -165,9 +169,9 @@ def test_commands_that_are_named_exist() -> None:
     assert not named - known
 
 
-def test_the_readme_lists_every_command() -> None:
+def test_commands_table_lists_every_command() -> None:
     leaves = {path for path in command_paths() if path.count(" ") == 2}
-    assert not leaves - commands_in((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert not leaves - commands_in(COMMANDS.read_text(encoding="utf-8"))
 
 
 def test_make_targets_that_are_named_exist() -> None:

@@ -12,6 +12,10 @@ from tests.style.sources import PRODUCT, imports, product_sources
 VALUES = tuple(f"spark_ledger.{name}" for name in ("types", "errors", "limits", "runs"))
 PUBLIC = (*VALUES, "spark_ledger.config", "spark_ledger.version")
 INTERFACE = "spark_ledger.metadata.base"
+CONNECTOR_COMMON = (
+    *(f"spark_ledger.{name}" for name in ("types", "errors", "limits", "client", "stream")),
+    *(f"connector.{name}" for name in ("option_parsers", "options", "retry", "schema", "sessions")),
+)
 
 # What a pure module would need in order to wait, to look at the world, or to be nondeterministic.
 IMPURE = frozenset(
@@ -90,7 +94,9 @@ RULES = {
     "spark_ledger.cli": rule("spark_ledger", libraries="click rich msgspec pyarrow"),
     # spark_ledger/__init__.py, aio.py, local.py
     "spark_ledger": rule("spark_ledger", libraries="msgspec"),
-    # the connector sees the blocking face and streams
+    # the connector sees the blocking face and streams; its read and write sides do not meet
+    "connector.read": rule(*CONNECTOR_COMMON, libraries="pyspark pyarrow"),
+    "connector.write": rule(*CONNECTOR_COMMON, libraries="pyspark pyarrow"),
     "connector": rule(
         *PUBLIC,
         "spark_ledger.client",
@@ -107,9 +113,20 @@ RULES = {
         libraries="lmdb msgspec google_crc32c",
         banned="asyncio",
     ),
-    "bookie_server.bookie": rule(
-        *VALUES, "spark_ledger.wire", "bookie_server.core", "bookie_server.storage"
+    "bookie_server.watchers": rule(*VALUES, banned=IMPURE),
+    "bookie_server.reads": rule(
+        *VALUES, "bookie_server.core", "bookie_server.storage", banned="asyncio threading"
     ),
+    "bookie_server.bookie": rule(
+        *VALUES,
+        "spark_ledger.wire",
+        "bookie_server.core",
+        "bookie_server.storage",
+        "bookie_server.reads",
+        "bookie_server.watchers",
+        banned="asyncio threading",
+    ),
+    "bookie_server.opening": rule(*VALUES, "bookie_server.bookie", "bookie_server.storage"),
     "bookie_server.service": rule(
         *PUBLIC,
         "spark_ledger.wire",
@@ -174,6 +191,8 @@ def test_modules_import_only_what_their_layer_may() -> None:
         ("spark_ledger.stream.commit", "spark_ledger.metadata.zookeeper.store"),
         ("spark_ledger.cli.main", "bookie_server.config"),
         ("connector.read.planner", "grpc.aio"),
+        ("connector.read.task", "connector.write.task"),
+        ("connector.write.writers", "connector.read.planner"),
         ("bookie_server.core.fencing", "os.path"),
         ("bookie_server.storage.journal.journal", "asyncio"),
         ("bookie_server.service.servicer", "spark_ledger.client"),

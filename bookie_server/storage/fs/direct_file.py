@@ -32,9 +32,11 @@ _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 
 
 class BufferPool:
-    """Aligned buffers; as many as were ever in use at once (list operations are atomic)."""
+    """Aligned buffers, as many as were ever in use at once; *any thread*."""
 
     def __init__(self) -> None:
+        # Any thread, without a lock: list.pop and list.append are atomic, and a buffer that was
+        # taken is in no list.
         self._free: list[memoryview] = []
 
     @contextmanager
@@ -52,7 +54,8 @@ class BufferPool:
 
 def _new_buffer() -> memoryview:
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # huge pages need it
-    memory = mmap.mmap(-1, BUFFER_BYTES, flags=private)  # starts at a page
+    memory = mmap.mmap(-1, BUFFER_BYTES, flags=private)  # starts at a page, so it is aligned
+    assert mmap.PAGESIZE % DIRECT_ALIGNMENT == 0, f"pages of {mmap.PAGESIZE} bytes"
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to look up for each transfer
@@ -78,11 +81,18 @@ def turn_direct(descriptor: int) -> bool:
 
 
 class DirectTransfers:
-    """Reads and writes of one descriptor by way of aligned buffers."""
+    """Reads and writes of one descriptor by way of aligned buffers; *any thread*.
+
+    A file system may take O_DIRECT and still refuse a transfer (EINVAL). Then the file goes on
+    through the page cache, for all threads that use it.
+    """
 
     def __init__(self, path: Path, buffers: BufferPool) -> None:
+        # Any thread: never changed.
         self._path = path
         self._buffers = buffers
+        # Any thread, without a lock: from true to false, once.
+        self._is_direct = True
 
     def write(self, descriptor: int, parts: Sequence[bytes], offset: int) -> None:
         """Write all parts from ``offset``; both ends are multiples of ``DIRECT_ALIGNMENT``."""
@@ -110,11 +120,13 @@ class DirectTransfers:
     def _write_filled(self, descriptor: int, filled: memoryview, offset: int) -> None:
         written = 0
         while written < len(filled):
+            was_direct = self._is_direct
             try:
                 step = os.pwrite(descriptor, filled[written:], offset + written)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._leave_direct(descriptor):
+                if error.errno != errno.EINVAL or not was_direct:
                     raise
+                self._leave_direct(descriptor)
                 continue
             if step == 0:
                 raise OSError(errno.EIO, "write made no progress", str(self._path))
@@ -141,7 +153,7 @@ class DirectTransfers:
         self, descriptor: int, cut: int, length: int, offset: int
     ) -> tuple[bytes, bytes]:
         """``read`` in one go: the first ``cut`` bytes, and those behind them."""
-        assert length <= SPLIT_BYTES_MAX
+        assert length <= SPLIT_BYTES_MAX, f"{length} bytes may not fit into one buffer"
         skip = offset % DIRECT_ALIGNMENT
         end = skip + length
         with self._buffers.borrow() as buffer:
@@ -152,23 +164,31 @@ class DirectTransfers:
     def _fill(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         """Read into the buffer up to its end or the file's; how much that was."""
         found = 0
+        assert offset % DIRECT_ALIGNMENT == len(buffer) % DIRECT_ALIGNMENT == 0, (
+            f"direct read of {len(buffer)} bytes at offset {offset}"
+        )
         while found < len(buffer):
+            was_direct = self._is_direct
             try:
                 step = os.preadv(descriptor, [buffer[found:]], offset + found)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._leave_direct(descriptor):
+                if error.errno != errno.EINVAL or not was_direct:
                     raise
+                self._leave_direct(descriptor)
                 continue
             found += step
             if step == 0 or found % DIRECT_ALIGNMENT:
                 break
         return found
 
-    def _leave_direct(self, descriptor: int) -> bool:
-        """Fall back to the page cache; False when that was so already."""
+    def _leave_direct(self, descriptor: int) -> None:
+        """Fall back to the page cache; the transfer that was refused is tried again.
+
+        Several threads may be refused at the same time. Each of them began while the file was
+        direct, so each tries again, although only the first finds the flag still set.
+        """
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        if not flags & _O_DIRECT:
-            return False
-        logger.warning("%s: direct transfers are refused, the page cache is used", self._path)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~_O_DIRECT)
-        return True
+        if flags & _O_DIRECT:
+            logger.warning("%s: direct transfers are refused, the page cache is used", self._path)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~_O_DIRECT)
+        self._is_direct = False

@@ -2,7 +2,8 @@
 
 It keeps, beside what programs see, what would survive a power cut. ``crash_clone`` is the machine
 after one: without a seed everything unsynced is gone; with a seed a lottery decides, 512-byte block
-by block, and keeps for each directory a random number of the first of its unsynced changes.
+by block, and keeps for each directory a random number of the first of its unsynced changes. That is
+all that rule S11 lets the storage assume, and the worst that it allows.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class MemoryFile:
         self._inode.write(content, offset)
 
     def pread(self, length: int, offset: int) -> bytes:
-        assert offset >= 0
+        assert offset >= 0 and length >= 0, f"read of {length} bytes at offset {offset}"
         return bytes(self._inode.data[offset : offset + length])
 
     def pread_split(self, cut: int, length: int, offset: int) -> tuple[bytes, bytes]:
@@ -175,8 +176,8 @@ class MemoryFileSystem:
         self._locks: set[str] = set()
 
     def create(self, path: Path, *, direct: bool = False) -> File:
-        place, name = _split(path)
-        directory = self._directory(place)
+        parent, name = _split(path)
+        directory = self._directory(parent)
         if name in directory.entries:
             raise FileExistsError(errno.EEXIST, "file exists", str(path))
         inode = _Inode()
@@ -187,24 +188,26 @@ class MemoryFileSystem:
         return MemoryFile(path, self._inode(path), direct=direct)
 
     def rename(self, source: Path, target: Path) -> None:
-        (place, old), (target_place, new) = _split(source), _split(target)
-        assert place == target_place, "renames stay in their directory"
+        (parent, old), (target_parent, new) = _split(source), _split(target)
+        assert parent == target_parent, "renames stay in their directory"
         inode = self._inode(source)
-        self._directory(place).change({old: None, new: inode})
+        self._directory(parent).change({old: None, new: inode})
 
     def remove(self, path: Path) -> None:
         self._inode(path)
-        place, name = _split(path)
-        self._directory(place).change({name: None})
+        parent, name = _split(path)
+        self._directory(parent).change({name: None})
 
     def list(self, directory: Path) -> Sequence[str]:
         found = self._directory(str(directory))
         return sorted(found.entries.keys() | found.below)
 
     def exists(self, path: Path) -> bool:
-        place, name = _split(path)
-        parent = self._directories.get(place)
-        return str(path) in self._directories or (parent is not None and name in parent.entries)
+        parent, name = _split(path)
+        directory = self._directories.get(parent)
+        if directory is not None and name in directory.entries:
+            return True
+        return str(path) in self._directories
 
     def mkdir(self, path: Path) -> None:
         if str(path) in self._directories:
@@ -256,8 +259,8 @@ class MemoryFileSystem:
             raise FileNotFoundError(errno.ENOENT, "no such directory", path) from None
 
     def _inode(self, path: Path) -> _Inode:
-        place, name = _split(path)
-        inode = self._directory(place).entries.get(name)
+        parent, name = _split(path)
+        inode = self._directory(parent).entries.get(name)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
         return inode

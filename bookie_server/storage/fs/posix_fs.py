@@ -35,14 +35,20 @@ READ_BYTES_MAX: Final = 1 << 30
 
 
 class PosixFile:
-    """A file descriptor. Dropping the last reference closes it, so readers need no counting."""
+    """A file descriptor. One thread writes and syncs; *any thread* reads at the same time.
+
+    Dropping the last reference closes it, so readers need no counting. Whoever calls ``close``
+    is the only one that uses the file.
+    """
 
     def __init__(self, path: Path, descriptor: int, direct: DirectTransfers | None = None) -> None:
+        assert descriptor >= 0, f"{path} is not open"
+        # Any thread: never changed until ``close``.
         self._path = path
         self._descriptor = descriptor
         self._direct = direct
+        # Writing thread: allocated blocks that were never written, so they read as zeros.
         self._unwritten_from = self._unwritten_end = 0
-        """Allocated blocks that were never written, so they read as zeros."""
 
     @property
     def path(self) -> Path:
@@ -142,10 +148,12 @@ class PosixLock:
 
 
 class PosixFileSystem:
-    """Files of this machine; new files are readable by their owner and group only."""
+    """Files of this machine, for *any thread*; only owner and group may read new files."""
 
     def __init__(self) -> None:
+        # Any thread: it needs no lock (see there).
         self._buffers = BufferPool()
+        # Any thread: from false to true. Two threads at once may both write the line.
         self._refusal_is_logged = False
 
     def create(self, path: Path, *, direct: bool = False) -> File:

@@ -1,12 +1,12 @@
-"""The one door to the disk: every file operation of the storage goes through these interfaces.
+"""Interfaces of files and file systems: every file operation of the storage goes through them.
 
 Implementations: ``posix_fs`` (the machine's), ``memory_fs`` (for simulation; can be crashed),
 ``fault_fs`` (a wrapper that fails chosen operations). All raise OSError with an errno.
 
-What the storage assumes of a disk: data are durable once ``fdatasync`` has returned; names are
-durable once ``sync_directory`` of their directory has returned; an interrupted write may leave
-any of its sectors written, but harms no byte outside the range written; a file's size may become
-durable apart from its data.
+What the storage assumes of a disk (rule S11): data are durable once ``fdatasync`` has returned;
+names are durable once ``sync_directory`` of their directory has returned; an interrupted write may
+leave any of its sectors written, but harms no byte outside the range written; a file's size may
+become durable apart from its data.
 
 A file may be opened ``direct``: its bytes go past the page cache, where that is possible. Writes to
 it start and end at multiples of ``DIRECT_ALIGNMENT``; reads may be anywhere. It promises nothing
@@ -97,13 +97,18 @@ class FileSystem(Protocol):
 
 
 def check_aligned(offset: int, size_bytes: int) -> None:
-    """Hold a direct write to the rule: on a file system that does not need it, too."""
+    """Assert that a direct write is aligned, also on a file system that would take any."""
     assert offset % DIRECT_ALIGNMENT == 0, f"direct write at offset {offset}"
     assert size_bytes % DIRECT_ALIGNMENT == 0, f"direct write of {size_bytes} bytes"
 
 
 def write_file_durably(file_system: FileSystem, path: Path, content: bytes) -> None:
-    """Create or replace a file so that a crash leaves the old one or the new one, never a part."""
+    """Create or replace a file so that a crash leaves the old one or the new one, never a part.
+
+    The content is durable before the name is (rule S11): a name that came first could stand for an
+    empty file after a power cut. Raises OSError if the disk fails.
+    """
+    assert not path.name.endswith(TEMPORARY_SUFFIX), f"{path} would be removed at the next start"
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     if file_system.exists(temporary):
         file_system.remove(temporary)
@@ -118,7 +123,7 @@ def write_file_durably(file_system: FileSystem, path: Path, content: bytes) -> N
 
 
 def read_file(file_system: FileSystem, path: Path, *, size_max: int) -> bytes:
-    """The bytes of a small file; OSError when it is larger than ``size_max``."""
+    """The bytes of a small file. Raises OSError if it is larger than ``size_max``."""
     file = file_system.open(path)
     try:
         size = file.size()

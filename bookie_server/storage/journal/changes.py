@@ -9,10 +9,10 @@ LAST_ADD_CONFIRMED   ledger id (8), last add confirmed (8)
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
 
 from google_crc32c import value as crc32c_value
 
+from bookie_server.core.ledger_record import KEY_HASH_BYTES, Change
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.records import RecordType
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
@@ -20,16 +20,18 @@ from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 _FENCE = struct.Struct(">q")
 _ACCESS_KEY = struct.Struct(">q32s")
 _LAST_ADD_CONFIRMED = struct.Struct(">qq")
-ACCESS_KEY_HASH_BYTES: Final = 32
 
 
-class Change(NamedTuple):
-    """A change that was read back: what it sets is not None (or above NO_ENTRY, or true)."""
-
-    ledger_id: LedgerId
-    fenced: bool = False
-    access_key_hash: bytes = b""
-    last_add_confirmed: EntryId = NO_ENTRY
+def encode_change(change: Change) -> tuple[RecordType, Block]:
+    """The type and the body of the record that journals a change."""
+    if change.fenced:
+        return RecordType.FENCE, fence_body(change.ledger_id)
+    if change.access_key_hash:
+        body = access_key_body(change.ledger_id, change.access_key_hash)
+        return RecordType.ACCESS_KEY, body
+    assert change.last_add_confirmed > NO_ENTRY, "a change sets something"
+    body = last_add_confirmed_body(change.ledger_id, change.last_add_confirmed)
+    return RecordType.LAST_ADD_CONFIRMED, body
 
 
 def fence_body(ledger_id: LedgerId) -> Block:
@@ -39,7 +41,7 @@ def fence_body(ledger_id: LedgerId) -> Block:
 
 def access_key_body(ledger_id: LedgerId, access_key_hash: bytes) -> Block:
     """Body of an ACCESS_KEY record."""
-    assert len(access_key_hash) == ACCESS_KEY_HASH_BYTES, "the SHA-256 of a key that is not empty"
+    assert len(access_key_hash) == KEY_HASH_BYTES, "the SHA-256 of a key that is not empty"
     return _block(_ACCESS_KEY.pack(ledger_id, access_key_hash))
 
 

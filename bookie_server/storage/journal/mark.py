@@ -17,7 +17,11 @@ MARK_BYTES: Final = _MARK.size
 
 
 class Mark(NamedTuple):
-    """A position between two batches of the journal; sequences order marks."""
+    """A position between two batches of the journal, in front of the next one.
+
+    Sequences order marks. The number of the file decides between two marks of one sequence: the
+    end of a full file, and the start of the file after it.
+    """
 
     file_number: int
     offset: int
@@ -31,6 +35,7 @@ class Mark(NamedTuple):
 
 def pack_mark(mark: Mark) -> bytes:
     """The stored form."""
+    assert mark.offset >= 0 and mark.sequence >= 0, f"{mark} is before every journal"
     return _MARK.pack(*mark)
 
 

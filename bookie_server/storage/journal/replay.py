@@ -1,7 +1,9 @@
 """Opening: bring the ledger directories up to the end of the journal.
 
 Every directory has its own mark, and gets only what lies behind it; the journal is read from the
-mark that is furthest behind. What was applied is flushed before anything is served or written.
+mark that is furthest behind (rule S6). What was applied is flushed before anything is served or
+written, and applying it twice is harmless (rule S8). All of it happens on one thread, before there
+are others.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
 from bookie_server.storage.fs.vfs import FileSystem
-from bookie_server.storage.journal.changes import Change, decode_change
-from bookie_server.storage.journal.journal_files import (
+from bookie_server.storage.journal.changes import decode_change
+from bookie_server.storage.journal.files import (
     JournalBatch,
     journal_numbers,
     journal_path,
@@ -42,12 +44,14 @@ def replay_journal(
 ) -> Mark:
     """Apply what the stores lack, flush them, and return the mark of the journal's end.
 
-    Raises CorruptionError when the journal is damaged, or files that a store needs are missing;
-    OSError when the disk fails. Nothing of the journal is changed.
+    The files are synced before they are read (rule S11): after a kill the page cache may show a
+    batch that is not on the disk. Two directories could take it in at different times, and a power
+    cut in between would leave one ahead of a journal that can no longer reach the other.
 
-    The files are synced before they are read: after a kill the page cache may show a batch that is
-    not on the disk, and a directory must not come to hold what the journal may still lose.
+    Nothing of the journal is changed. Raises CorruptionError if the journal is damaged or files
+    that a store needs are missing (rule S5), OSError if the disk fails.
     """
+    assert stores, "a journal without directories has nothing to bring up to date"
     remove_unfinished(file_system, directory)
     start = _start(file_system, directory, stores)
     if start is None:
@@ -71,14 +75,22 @@ def replay_journal(
     for store in stores:
         if store.mark is None or store.mark.is_behind(end):
             store.flush(end)
+    assert all(store.mark is not None and not store.mark.is_behind(end) for store in stores), (
+        f"a directory was not brought up to {end}"
+    )
     last = journal_numbers(file_system, directory)[-1]
+    # Beyond every file that is there: a last file without a batch keeps its number.
     return end._replace(file_number=max(last, end.file_number))
 
 
 def _start(
     file_system: FileSystem, directory: Path, stores: Sequence[DirectoryStore]
 ) -> Mark | None:
-    """The mark furthest behind; None when nothing was ever stored."""
+    """The mark furthest behind; None when nothing was ever stored.
+
+    Raises CorruptionError if a directory without a mark needs files that are gone: its index was
+    lost, and the entries in it are nowhere else on this bookie.
+    """
     numbers = journal_numbers(file_system, directory)
     unmarked = [store for store in stores if store.mark is None]
     marks = [store.mark for store in stores if store.mark is not None]
@@ -96,7 +108,10 @@ def _start(
 
 
 def _apply(stores: Sequence[DirectoryStore], batch: JournalBatch, directory: Path) -> None:
-    """Give each record to the store of its ledger, unless that has it."""
+    """Give each record to the store of its ledger, unless the store has it already.
+
+    Raises CorruptionError if an intact record is not understood.
+    """
     for record_type, body in batch.records:
         if record_type == RecordType.RUN:
             try:
@@ -128,14 +143,9 @@ def _apply_run(store: DirectoryStore, run: EntryRun, last_add_confirmed: EntryId
 
 
 def _apply_change(store: DirectoryStore, change: Change) -> None:
-    state = store.state(change.ledger_id) or LedgerRecord()
-    state = LedgerRecord(
-        change.access_key_hash or state.access_key_hash,
-        change.fenced or state.fenced,
-        max(change.last_add_confirmed, state.last_add_confirmed),
-        state.last_entry,
-    )
-    store.set_state(change.ledger_id, state)
+    """Changes only add up (rule S8): a key and a fence stay, the last add confirmed grows."""
+    record = store.state(change.ledger_id) or LedgerRecord()
+    store.set_state(change.ledger_id, record.with_change(change))
 
 
 def _unreadable(directory: Path, end: Mark, what: str) -> CorruptionError:

@@ -10,10 +10,17 @@ from spark_ledger.runs import EntryRun
 
 
 class BlockCache:
-    """At most ``capacity_bytes`` of frames; any thread. Blocks never change, so none is stale."""
+    """At most ``capacity_bytes`` of frames; *any thread*.
+
+    A location is used for one block only, and blocks never change (rule S8), so nothing here is
+    ever stale and nothing is invalidated.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
+        assert capacity_bytes >= 0, f"a cache of {capacity_bytes} bytes"
+        # Any thread: never changed.
         self._capacity_bytes = capacity_bytes
+        # Protected by _lock.
         self._lock = Lock()
         self._runs: OrderedDict[BlockLocation, EntryRun] = OrderedDict()
         self._bytes = 0
@@ -37,6 +44,7 @@ class BlockCache:
             while self._bytes > self._capacity_bytes:
                 _location, old = self._runs.popitem(last=False)
                 self._bytes -= len(old.frames)
+            assert 0 <= self._bytes <= self._capacity_bytes, f"{self._bytes} bytes are counted"
 
     def drop(self, location: BlockLocation) -> None:
         """Forget a block that was read to its end."""
@@ -44,3 +52,4 @@ class BlockCache:
             run = self._runs.pop(location, None)
             if run is not None:
                 self._bytes -= len(run.frames)
+            assert (self._bytes == 0) == (not self._runs), "the bytes are those of the blocks"

@@ -1,7 +1,8 @@
 """One ledger directory: write cache in front of entry logs and index, with its checkpoint mark.
 
 A flush turns the cached runs into blocks of the entry log, syncs it, and commits index rows,
-changed ledger states and the mark in one transaction; only then the runs leave the cache.
+changed ledger records and the mark in one transaction; only then the runs leave the cache
+(rule S6).
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.fs.vfs import FileSystem
-from bookie_server.storage.journal.journal_files import remove_unfinished
+from bookie_server.storage.journal.files import remove_unfinished
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.block_cache import BlockCache
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_ids
 from bookie_server.storage.ledgers.index import Index, IndexRow, IndexUpdate
 from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
-from bookie_server.storage.ledgers.slicing import holds, slice_run, take_places
+from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
@@ -39,7 +41,12 @@ _CLEAN_STATES_MAX: Final = 100_000
 
 
 class DirectoryStore:
-    """See the module. One thread (the service's) adds, one flushes, any reads."""
+    """One directory of ledgers.
+
+    The *service thread* adds runs and sets ledger records, the *flush thread* flushes, and *any
+    thread* reads. "Flush thread" means whoever holds the flush lock of ``LedgerStorage``: one at a
+    time. During the start, before there are threads, replay has both parts.
+    """
 
     def __init__(
         self,
@@ -51,30 +58,39 @@ class DirectoryStore:
         entry_log_cached_bytes: int = 0,
         block_cache_bytes: int,
     ) -> None:
+        assert entry_log_bytes > 0, f"entry logs of {entry_log_bytes} bytes hold nothing"
+        remove_unfinished(file_system, directory)
+        # Any thread: never changed, or with locks of their own.
         self.directory = directory
         self.index = index
         self.cache = WriteCache()
-        self.mark = index.mark()
         self._file_system = file_system
         self._entry_log_bytes = entry_log_bytes
         self._entry_log_cached_bytes = entry_log_cached_bytes
         self._reader = EntryLogReader(file_system, directory, direct=entry_log_cached_bytes == 0)
         self._blocks = BlockCache(block_cache_bytes)
-        self._writer: EntryLogWriter | None = None
-        self._writer_is_indexed = False
+        # Changed under _lock. ``state`` reads _states without it: the dict is replaced whole or
+        # gets single items, and what leaves it is in the index already.
         self._lock = threading.Lock()
         self._states: dict[LedgerId, LedgerRecord] = {}
         self._dirty: set[LedgerId] = set()
-        self._frozen_mark: Mark | None = None
         self._frozen_dirty: dict[LedgerId, LedgerRecord] = {}
-        remove_unfinished(file_system, directory)
-        self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
+        # Flush thread. Others read the bytes written for statistics only.
+        self.mark = index.mark()
         self.entry_log_bytes_written = 0
+        self._frozen_mark: Mark | None = None
+        self._writer: EntryLogWriter | None = None
+        self._writer_is_indexed = False
+        self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
 
     # -- states --------------------------------------------------------------------------------
 
     def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
-        """What is known of a ledger; any thread."""
+        """What is known of a ledger; any thread.
+
+        Memory is asked before the index (rule S7): a record leaves memory only after the commit
+        that stored it, so one that is not in memory is in the index as it was last set.
+        """
         state = self._states.get(ledger_id)
         return self.index.state(ledger_id) if state is None else state
 
@@ -102,9 +118,11 @@ class DirectoryStore:
     ) -> EntryRun | None:
         """Entries first, first + stride, ... as far as one run holds them (see ``slice_run``).
 
-        None only if neither cache nor index has ``first``; CorruptionError or OSError if it is
-        stored and cannot be read. The cache is asked before the index: a flush fills the index
-        before it empties the cache, so no entry is ever in neither.
+        None only if neither cache nor index has ``first``. The cache is asked before the index
+        (rule S7): a flush fills the index before it empties the cache, so no entry is ever in
+        neither. In the other order an entry could move between the two questions, and a bookie
+        would deny what it acknowledged. Raises CorruptionError or OSError if the entry is stored
+        and cannot be read.
         """
         cached = self.cache.find(ledger_id, first)
         if cached is not None:
@@ -121,7 +139,7 @@ class DirectoryStore:
                 )
             return None
         part = slice_run(run, first, last, stride=stride, max_bytes=max_bytes)
-        if part is not run:  # read in part: the rest is likely to be asked for next
+        if part is not run:  # the rest of the block is likely to be asked for next
             if part.last_entry + stride > run.last_entry:
                 self._blocks.drop(row.location)
             else:
@@ -138,8 +156,8 @@ class DirectoryStore:
         for run in self.cache.runs_of(ledger_id):
             ranges.extend(_ranges(run.ids()))
         rows = self.index.rows(ledger_id)
-        for place, row in enumerate(rows):
-            end = rows[place + 1].first_entry if place + 1 < len(rows) else row.last_entry + 1
+        for number, row in enumerate(rows, start=1):
+            end = rows[number].first_entry if number < len(rows) else row.last_entry + 1
             if row.is_sparse:
                 ids = self._reader.read(row.location).ids()
                 ranges.extend(_ranges([e for e in ids if row.first_entry <= e < end]))
@@ -153,13 +171,16 @@ class DirectoryStore:
         """Move cached runs and changed states into entry log and index; False when nothing to do.
 
         ``mark`` was durable in the journal before this call, so all it covers is in the cache or
-        stored. OSError: nothing is lost from the cache, the mark has not moved, and the next
-        call tries again with a new entry log.
+        stored (rule S2). Raises OSError or CorruptionError: nothing is lost from the cache, the
+        mark has not moved, and the next call tries again with a new entry log.
         """
         if self._frozen_mark is None:
+            # Without the lock: what is added meanwhile is not covered by the mark yet.
             if self.mark == mark and not self.cache.active_bytes and not self._dirty:
                 return False
             self._freeze(mark)
+        # After a failed flush the frozen generation is the old one, and so is its mark: the new
+        # mark covers adds that are in the active generation only.
         assert self._frozen_mark is not None and self.cache.frozen is not None
         update = self.index.begin()
         committing = False
@@ -192,22 +213,31 @@ class DirectoryStore:
             self.index.close()
 
     def _freeze(self, mark: Mark) -> None:
+        """Set apart what this flush stores: runs, changed records, and the mark they reach."""
         with self._lock:
+            assert not self._frozen_dirty, "the records of the last flush are stored first"
+            assert self._dirty <= self._states.keys(), "a changed record is in memory"
             self.cache.freeze()
             self._frozen_mark = mark
             self._frozen_dirty = {ledger_id: self._states[ledger_id] for ledger_id in self._dirty}
             self._dirty = set()
 
     def _after_commit(self, frozen: Generation) -> None:
+        """Let go of what the index has: only now, so that readers find it here or there."""
         assert self._frozen_mark is not None
         if self.mark is None or self.mark.is_behind(self._frozen_mark):
             self.mark = self._frozen_mark
+        assert self.mark is not None and not self.mark.is_behind(self._frozen_mark), (
+            f"the mark {self.mark} was left behind the commit of {self._frozen_mark}"
+        )
         self.entry_log_bytes_written += frozen.byte_count
         self._writer_is_indexed = self._writer is not None
         with self._lock:
             self._frozen_mark = None
             self._frozen_dirty = {}
             if len(self._states) > _CLEAN_STATES_MAX:
+                # A new dict: ``state`` may be reading the old one. What changed since the freeze
+                # stays, as the index has it in an older form.
                 self._states = {key: self._states[key] for key in self._dirty}
         self.cache.drop_frozen()
         if self._writer is not None and self._writer.size >= self._entry_log_bytes:
@@ -226,7 +256,8 @@ class DirectoryStore:
 
     def _store_ledger(self, update: IndexUpdate, ledger_id: LedgerId, runs: LedgerRuns) -> None:
         last = update.last_entry(ledger_id)
-        for cached in _joined(runs.ordered):  # disjoint: none is in another's way
+        for cached in _joined(runs.ordered):
+            # Ordered runs share no entries, so a run above all that is stored needs no look-up.
             if cached.run.first_entry > last:
                 self._store_run(update, cached)
             else:
@@ -241,12 +272,15 @@ class DirectoryStore:
         update.put_row(run.ledger_id, row)
 
     def _store_among(self, update: IndexUpdate, cached: CachedRun) -> None:
-        """Store those entries of a run that are not stored yet, among those that are."""
+        """Store those entries of a run that are not stored yet, among those that are (rule S8)."""
         run = cached.run
         found = update.rows_in_range(run.ledger_id, run.first_entry, run.last_entry)
+        assert all(left.first_entry < right.first_entry for left, right in pairwise(found.rows)), (
+            f"rows of ledger {run.ledger_id} are out of order: {found.rows}"
+        )
         stored = [StoredRow(row.first_entry, self._stored_ids(row)) for row in found.rows]
         for piece in plan_insert(run.ids(), stored, found.end):
-            part = take_places(run, piece.start, piece.stop)
+            part = take_range(run, piece.start, piece.stop)
             block = cached.block if part is run else encode_run(part, cached.last_add_confirmed)
             self._store_run(update, CachedRun(part, cached.last_add_confirmed, block))
             if piece.resumed_row >= 0:
@@ -255,7 +289,7 @@ class DirectoryStore:
                 update.put_row(run.ledger_id, resumed)
 
     def _stored_ids(self, row: IndexRow) -> range | list[int]:
-        """Entries of a row's block from the row on."""
+        """Entries of a row's block from the row's first entry on."""
         if not row.is_sparse:
             return range(row.first_entry, row.last_entry + 1)
         if self._writer is not None and row.location.log_id == self._writer.log_id:
@@ -263,6 +297,7 @@ class DirectoryStore:
         return [e for e in self._reader.read(row.location).ids() if e >= row.first_entry]
 
     def _writer_for_block(self) -> EntryLogWriter:
+        """The open log, or a new one. A log is never continued after a restart (rule S4)."""
         writer = self._writer
         if writer is None:
             log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1
@@ -274,11 +309,12 @@ class DirectoryStore:
             )
             self._writer = writer
             self._writer_is_indexed = False
+        assert writer.log_id == self._next_log_id - 1, "a log id is used once"
         return writer
 
 
 def _joined(runs: Iterable[CachedRun]) -> Iterator[CachedRun]:
-    """The runs in order, small ones that follow on one another joined into one."""
+    """The runs in order; small ones whose entries follow one another become one."""
     group: list[CachedRun] = []
     group_bytes = 0
     for cached in runs:

@@ -18,8 +18,8 @@ with a footer:
     16      4      CRC32C of the 16 bytes above
 
 A log without a footer was cut short by a crash or a fault; its blocks are read all the same. Logs
-are never appended to after a restart. A block is at the place the index names, or the log is
-damaged: that is CorruptionError, never "no such entry".
+are never appended to after a restart. A block is where the index says, or the log is damaged: that
+is CorruptionError, never "no such entry" (rule S9).
 """
 
 from __future__ import annotations
@@ -90,7 +90,11 @@ def log_ids(file_system: FileSystem, directory: Path) -> list[int]:
 
 
 class EntryLogWriter:
-    """The log that takes blocks. After an OSError it takes no more: ``abandon`` it."""
+    """The log that takes blocks; *flush thread*. After an OSError it takes no more: ``abandon`` it.
+
+    What failed to be written or synced is never tried again in the same file (rule S3): the blocks
+    are still in the write cache, and the next flush writes them to a new log.
+    """
 
     def __init__(
         self,
@@ -100,11 +104,13 @@ class EntryLogWriter:
         *,
         cached_bytes: int = 0,
     ) -> None:
-        """Make the log file, durably; OSError if that fails.
+        """Make the log file, durably.
 
         The newest ``cached_bytes`` stay in the page cache for readers that follow closely; what
-        is older is dropped from it once it is durable. With 0 the log is written past it.
+        is older is dropped from it once it is durable. With 0 the log is written past it. Raises
+        OSError if the file cannot be made.
         """
+        assert 0 < log_id < 1 << 32, f"log id {log_id}: a record's sequence has 32 bits for it"
         self._cached_bytes = cached_bytes
         self._dropped_to = 0
         self.log_id = log_id
@@ -138,6 +144,7 @@ class EntryLogWriter:
         if self._size + record_bytes - self._written > _WRITE_BYTES:
             self.write_buffered()
         offset = self._size
+        assert offset < 1 << 32, f"block at offset {offset}: the index has 32 bits for it"
         sequence = self.log_id << 32 | offset
         header = pack_header(RecordType.RUN, block.length, sequence, block.crc, _SEED)
         self._buffers.append(header)
@@ -149,15 +156,21 @@ class EntryLogWriter:
     def write_buffered(self) -> None:
         """Hand buffered blocks to the file system."""
         if self._buffers:
+            # To the end of the last sector with zeros: the next write starts in a sector of its
+            # own, so it cannot tear blocks that the index names (rule S11).
             self._pad_for(0)
+            assert self._written % DIRECT_ALIGNMENT == 0, f"a write starts at {self._written}"
+            buffered = sum(map(len, self._buffers))
+            assert self._written + buffered == self._size, "blocks are where they were promised"
             self._file.pwritev(self._buffers, self._written)
             self._buffers = []
             self._written = self._size
 
     def sync(self) -> None:
-        """Make all blocks durable."""
+        """Make all blocks durable. The index may name them afterwards, not before (rule S6)."""
         self.write_buffered()
         self._file.fdatasync()
+        assert self._written == self._size and not self._buffers, "a block was not synced"
         drop_to = self._written - self._cached_bytes
         if drop_to - self._dropped_to >= _DROP_BYTES:
             self._file.drop_cached(self._dropped_to, drop_to - self._dropped_to)
@@ -181,11 +194,12 @@ class EntryLogWriter:
         foot = _FOOT.pack(_FOOT_MAGIC, map_offset)
         self._buffers.append(foot + _CRC.pack(crc32c_value(foot)))
         self._size += FOOTER_BYTES
+        assert self._size % DIRECT_ALIGNMENT == 0, "the footer is the end of the file"
         self.sync()
         self._file.close()
 
     def _pad_for(self, size: int) -> None:
-        """Put zeros behind the last block, so that ``size`` bytes more end at a boundary."""
+        """Put zeros behind the last block, so that ``size`` more bytes end at a boundary."""
         zeros = -(self._size + size) % DIRECT_ALIGNMENT
         self._buffers.append(_ZEROS[:zeros])
         self._size += zeros
@@ -198,19 +212,27 @@ class EntryLogWriter:
 
 
 class EntryLogReader:
-    """Reads blocks of all logs of one directory; any thread."""
+    """Reads blocks of all logs of one directory; *any thread*.
+
+    Files are shared by threads: every read names its offset. A file that is pushed out is closed
+    by its last reader, when Python frees it.
+    """
 
     def __init__(self, file_system: FileSystem, directory: Path, *, direct: bool = True) -> None:
         """``direct``: read past the page cache, as the logs were written."""
+        # Any thread: never changed.
         self._file_system = file_system
         self._directory = directory
         self._direct = direct
+        # Protected by _lock: the open files, least recently used first.
         self._lock = Lock()
         self._files: OrderedDict[int, File] = OrderedDict()
 
     def read(self, location: BlockLocation, *, entries: int = 0) -> EntryRun:
-        """The run in a block, verified. CorruptionError when it is not what it should be, OSError
-        when the disk fails. ``entries``: how many the block has, which saves a copy if it is right.
+        """The run in a block, verified.
+
+        ``entries``: how many the block has, which saves a copy if it is right. Raises
+        CorruptionError if the block is not what it should be, OSError if the disk fails.
         """
         file = self._open(location.log_id)
         start, length = location.offset, location.length
@@ -288,6 +310,7 @@ class EntryLogReader:
             self._files[log_id] = file
             if len(self._files) > _OPEN_LOGS_MAX:
                 self._files.popitem(last=False)  # closed once the last reader lets it go
+            assert len(self._files) <= _OPEN_LOGS_MAX, "one file is opened at a time"
             return file
 
 

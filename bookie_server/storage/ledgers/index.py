@@ -2,8 +2,8 @@
 
 Implementations: ``lmdb_index`` and, for simulation and crash tests, ``memory_index``; one contract
 test covers both. Changes go through one update (a transaction) that is durable after ``commit``,
-or leaves no trace. Faults of the disk are OSError (ENOSPC when there is no room), damaged content
-is CorruptionError.
+or leaves no trace. Every method raises OSError if the disk fails (ENOSPC if there is no room), and
+CorruptionError if what is stored is damaged. "None" is an answer that was proved (rule S9).
 """
 
 from __future__ import annotations

@@ -2,16 +2,17 @@
 
 The index has rows (first entry -> block). For a row with key k, followed by a row with key n, and
 an entry e with k <= e < n: either the row's block contains e, or e is not stored. Entries never
-change, so entries that are stored already are dropped, and the others fall into *pieces*: each a
-stretch of new entries with no stored entry between them. A piece gets a row at its first entry.
-If the row that stood there before also has entries behind the piece, it gets a second row where
-they resume, pointing to the same block.
+change, so entries that are stored already are dropped (rule S8). The others fall into *pieces*:
+each a stretch of new entries with no stored entry between them. A piece gets a row at its first
+entry. If the block that covered that range also has entries behind the piece, it gets a second row
+where they resume.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -23,7 +24,8 @@ class StoredRow(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """New entries at places start up to, not including, stop; a row may resume behind them."""
+    """New entries number ``start`` up to, not including, ``stop``. Behind them row
+    ``resumed_row`` goes on at entry ``resume_at``; -1: none does."""
 
     start: int
     stop: int
@@ -38,30 +40,32 @@ def plan_insert(ids: Sequence[int], rows: Sequence[StoredRow], end: int | None) 
     to ``ids[-1]``; ``end`` is the key of the row after them, or None. ``resumed_row`` is an index
     into ``rows``.
     """
+    assert isinstance(ids, range) or all(a < b for a, b in pairwise(ids)), "ids are ascending"
     pieces: list[Piece] = []
-    place = 0
-    while place < len(ids):
-        entry_id = ids[place]
+    start = 0
+    while start < len(ids):
+        entry_id = ids[start]
         row = bisect_right(rows, entry_id, key=lambda stored: stored.key) - 1
         row_end = rows[row + 1].key if row + 1 < len(rows) else end
         if row < 0:
-            stop = len(ids) if row_end is None else bisect_left(ids, row_end, place)
-            pieces.append(Piece(place, stop))
-            place = stop
+            stop = len(ids) if row_end is None else bisect_left(ids, row_end, start)
+            pieces.append(Piece(start, stop))
+            start = stop
             continue
         stored = rows[row].ids
-        next_place = bisect_left(stored, entry_id)
-        if next_place < len(stored) and stored[next_place] == entry_id:
-            place += 1  # stored already
+        following = bisect_left(stored, entry_id)
+        if following < len(stored) and stored[following] == entry_id:
+            start += 1  # stored already
             continue
-        resume_at = stored[next_place] if next_place < len(stored) else None
+        resume_at = stored[following] if following < len(stored) else None
         if resume_at is not None and row_end is not None and resume_at >= row_end:
             resume_at = None
         barrier = resume_at if resume_at is not None else row_end
-        stop = len(ids) if barrier is None else bisect_left(ids, barrier, place)
+        stop = len(ids) if barrier is None else bisect_left(ids, barrier, start)
+        assert stop > start, "a piece holds the entry it begins with"
         if resume_at is None:
-            pieces.append(Piece(place, stop))
+            pieces.append(Piece(start, stop))
         else:
-            pieces.append(Piece(place, stop, row, resume_at))
-        place = stop
+            pieces.append(Piece(start, stop, row, resume_at))
+        start = stop
     return pieces

@@ -2,8 +2,8 @@
 
 A ledger lives in the directory of its id modulo the number of directories. A checkpoint reads the
 journal's durable mark, flushes every directory up to it, and removes journal files that all of
-them contain. Adds go to memory before they go to the journal, so whatever a mark covers was in
-memory when the flush began.
+them contain (rule S6). Adds go to memory before they go to the journal, so whatever a mark covers
+was in memory when the flush began (rule S2).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.journal.journal import Journal
@@ -38,8 +39,26 @@ class EngineStats:
     last_flush_s: float
 
 
+class _FlushStats(NamedTuple):
+    """How the flushes went so far."""
+
+    flushes: int = 0
+    flush_time_s: float = 0.0
+    last_flush_s: float = 0.0
+    failure: str | None = None
+
+    def after(self, elapsed_s: float, failure: str | None) -> _FlushStats:
+        """The same with one more flush."""
+        return _FlushStats(self.flushes + 1, self.flush_time_s + elapsed_s, elapsed_s, failure)
+
+
 class LedgerStorage:
-    """See the module. One thread (the service's) changes, any thread reads."""
+    """All ledger directories.
+
+    The *service thread* adds runs and sets ledger records; *any thread* reads. Checkpoints run on
+    the *flush thread* once it is started, and on any thread that calls ``flush``: the flush lock
+    lets one of them through at a time.
+    """
 
     def __init__(
         self,
@@ -53,6 +72,8 @@ class LedgerStorage:
     ) -> None:
         """``on_flushed`` runs on the flush thread after every attempt, good or not, ``on_fatal`` if
         that thread ends by a bug of ours."""
+        assert stores, "a ledger lives in one of the directories"
+        # Any thread: never changed, or with locks of their own.
         self._stores = tuple(stores)
         self._journal = journal
         self._active_bytes_max = write_cache_bytes // 2 // len(stores)
@@ -61,12 +82,12 @@ class LedgerStorage:
         self._on_fatal = on_fatal
         self._flush_lock = threading.Lock()
         self._wanted = threading.Event()
+        # Replaced whole under _flush_lock; any thread reads.
+        self._flush_stats = _FlushStats()
+        # Set once by whoever stops the flush thread, which only reads it.
         self._stopping = False
+        # Whoever starts and closes the storage: one thread, before and after all others.
         self._thread: threading.Thread | None = None
-        self._failure: str | None = None
-        self._flushes = 0
-        self._flush_time_s = 0.0
-        self._last_flush_s = 0.0
 
     def store_of(self, ledger_id: LedgerId) -> DirectoryStore:
         """The directory a ledger lives in."""
@@ -74,16 +95,25 @@ class LedgerStorage:
 
     @property
     def failure(self) -> str | None:
-        """Why the last flush failed; None when it did not."""
-        return self._failure
+        """Why the last flush failed; None when it did not. Any thread."""
+        return self._flush_stats.failure
 
     def is_full(self, ledger_id: LedgerId) -> bool:
-        """Whether the ledger's directory takes no run before its flush has ended."""
+        """Whether the ledger's directory takes no run before its flush has ended.
+
+        Service thread. A yes may be out of date, as the flush can end at any moment. Then
+        ``on_flushed`` is still to come, and whoever waits is looked at again.
+        """
         cache = self.store_of(ledger_id).cache
         return cache.is_frozen and cache.active_bytes >= self._active_bytes_max
 
     def add(self, cached: CachedRun, state: LedgerRecord) -> None:
-        """Keep a run, and the state of its ledger with it."""
+        """Keep a run, and the record of its ledger with it.
+
+        Before the run is appended to the journal (rule S2). A flush may come between the two
+        lines; it stores a run without its record then, which is harmless: the journal has nothing
+        of the run yet, so no mark covers it, and the next flush or replay stores the record.
+        """
         store = self.store_of(cached.run.ledger_id)
         store.cache.add(cached)
         store.set_state(cached.run.ledger_id, state)
@@ -110,12 +140,15 @@ class LedgerStorage:
         return self.store_of(ledger_id).entry_ranges(ledger_id)
 
     def flush(self) -> None:
-        """One checkpoint of all directories. OSError or CorruptionError of the first that fails;
-        the others are flushed all the same."""
+        """One checkpoint of all directories; any thread.
+
+        Raises OSError or CorruptionError of the first that fails; the others are flushed all the
+        same.
+        """
         started = time.perf_counter()
         failures: list[OSError | CorruptionError] = []
         with self._flush_lock:
-            mark = self._journal.durable_mark
+            mark = self._journal.durable_mark  # before any cache is frozen (rule S2)
             for store in self._stores:
                 try:
                     store.flush(mark)
@@ -123,11 +156,14 @@ class LedgerStorage:
                     failures.append(error)
             marks = [store.mark for store in self._stores]
             if all(mark is not None for mark in marks):
+                # The directory that is furthest behind decides: after a restart it needs all
+                # that lies behind its mark.
                 self._journal.remove_before(min(mark.file_number for mark in marks if mark))
-        self._last_flush_s = time.perf_counter() - started
-        self._flush_time_s += self._last_flush_s
-        self._flushes += 1
-        self._failure = str(failures[0]) if failures else None
+            # Within the lock: the outcome that stays must be that of the last checkpoint. An
+            # earlier one that failed would otherwise refuse adds although the disk is well again.
+            elapsed_s = time.perf_counter() - started
+            failure = str(failures[0]) if failures else None
+            self._flush_stats = self._flush_stats.after(elapsed_s, failure)
         if failures:
             raise failures[0]
 
@@ -161,6 +197,7 @@ class LedgerStorage:
 
     def stats(self) -> EngineStats:
         """Counters; any thread."""
+        flushed = self._flush_stats
         known = 0
         for store in self._stores:
             known += store.index.ledger_count()
@@ -169,9 +206,9 @@ class LedgerStorage:
             ledgers=known,
             cache_bytes=sum(store.cache.byte_count for store in self._stores),
             entry_log_bytes_written=sum(store.entry_log_bytes_written for store in self._stores),
-            flushes=self._flushes,
-            flush_time_s=self._flush_time_s,
-            last_flush_s=self._last_flush_s,
+            flushes=flushed.flushes,
+            flush_time_s=flushed.flush_time_s,
+            last_flush_s=flushed.last_flush_s,
         )
 
     def _run(self) -> None:

@@ -14,11 +14,16 @@ meta      "mark"                            see ``mark``, checksum (4)
           "rows"                            the same of all rows
 
 LMDB has no checksums: a flipped bit can change a value, or hide keys. A checksum (CRC32C of key and
-value) makes a changed value an error. What is not found proves nothing by itself, and a bookie that
-denied an entry it holds would make a recovery cut a ledger. So an entry is denied only if the rows
-of its ledger add up to their proof, which is looked up once between two commits. Ledgers and proofs
-are added up when the index is opened, and the ids of the ledgers kept in memory: one of them that
-cannot be found later is an error as well.
+value) makes a changed value an error. A key that is not found proves nothing by itself, and a
+bookie that denied an entry it holds would make a recovery cut a ledger. So the index proves what it
+denies (rule S9):
+
+- An entry is denied only if the checksums of all rows of its ledger sum up to the ledger's proof.
+  That is checked once per ledger and commit.
+- When the index is opened, the ledgers are summed up against their total, and so are the proofs.
+  The ids of the ledgers stay in memory: one that cannot be found later is an error as well.
+
+Sums are modulo 2^64, so a row that replaces another changes its proof by the difference.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ _SPARSE: Final = 1
 _FENCED: Final = 1
 _HAS_KEY: Final = 2
 _PROVEN_MAX: Final = 256
-"""Ledgers that are remembered to add up; with more of them they are added up again."""
+"""Ledgers whose checked rows are kept in memory; beyond that all are forgotten and checked anew."""
 _READERS_MAX: Final = 126
 """Threads that read at once; the bookie's pools are far smaller."""
 
@@ -80,19 +85,19 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 class _Proof(NamedTuple):
-    """How many checksums there are, and their sum."""
+    """How many values there are, and the sum of their checksums modulo 2^64."""
 
     values: int = 0
     total: int = 0
 
     def replacing(self, old: bytes | None, new: bytes) -> _Proof:
-        """The proof when one stored value takes the place of another, or of none."""
+        """The proof once a stored value replaces ``old``, or is new (None)."""
         total = self.total + _checksum(new) - (0 if old is None else _checksum(old))
         return _Proof(self.values + (old is None), total & _SUM_MASK)
 
 
 def _sealed(key: bytes, value: bytes) -> bytes:
-    """The stored form of a value."""
+    """The stored form of a value: with a checksum, of its key too, so no value fits another key."""
     return value + _CHECKSUM.pack(crc32c_value(key + value))
 
 
@@ -101,7 +106,7 @@ def _checksum(stored: bytes) -> int:
 
 
 def _opened(key: bytes, stored: bytes, size: int, what: str, path: Path) -> bytes:
-    """The value in its stored form."""
+    """The value of a stored form. Raises CorruptionError if size or checksum is wrong."""
     value = stored[: -_CHECKSUM.size]
     if len(value) != size or crc32c_value(key + value) != _checksum(stored):
         raise CorruptionError(f"index {path} is damaged: wrong checksum of {what}")
@@ -135,10 +140,17 @@ def _proof(transaction: Any, table: Any, key: bytes, path: Path) -> _Proof:
 
 
 class LmdbIndex:
-    """See ``index.Index``."""
+    """See ``index.Index``. *Any thread* reads; the *flush thread* has the one update.
+
+    A read sees the snapshot of the last commit before it began, whatever commits meanwhile.
+    """
 
     def __init__(self, path: Path, *, map_bytes: int) -> None:
-        """Open or make the index in directory ``path``; OSError or CorruptionError if it fails."""
+        """Open or make the index in directory ``path``, and check its sums.
+
+        Raises OSError if the index cannot be opened, CorruptionError if it is damaged.
+        """
+        # Any thread: never changed. LMDB has its own locks.
         self._path = path
         path.mkdir(mode=0o750, exist_ok=True)
         with _translated(path):
@@ -150,8 +162,12 @@ class LmdbIndex:
             self._proofs = self._env.open_db(b"proofs")
             self._meta = self._env.open_db(b"meta")
             self._env.sync(True)
+        # Any thread, without a lock: ledgers whose rows were checked, with the snapshot they were
+        # seen in and their first entries. Values are put in whole and never changed; one that is
+        # lost to another thread costs a second check.
         self._proven: dict[LedgerId, tuple[int, array[int]]] = {}
-        """Ledgers whose rows added up: the snapshot they were seen in, and their first entries."""
+        # The flush thread adds, after its commit; any thread asks, before its own transaction
+        # begins (see ``state``). Nothing is ever taken out.
         self._known: set[LedgerId] = set()
         try:
             self._known.update(ledger_id for ledger_id, _state in self.states())
@@ -172,7 +188,7 @@ class LmdbIndex:
             return self._all_rows(transaction, ledger_id)
 
     def _all_rows(self, transaction: Any, ledger_id: LedgerId) -> list[IndexRow]:
-        """All rows of a ledger; CorruptionError unless they add up to their proof."""
+        """All rows of a ledger. Raises CorruptionError unless they sum up to their proof."""
         found: list[IndexRow] = []
         counted = _Proof()
         prefix = _LEDGER_KEY.pack(ledger_id)
@@ -184,6 +200,7 @@ class LmdbIndex:
                     break
                 found.append(_row(key, stored, self._path))
                 counted = counted.replacing(None, stored)
+        # One transaction reads rows and proof, so a commit cannot come between them.
         if counted != proof:
             raise CorruptionError(
                 f"index {self._path} is damaged: ledger {ledger_id} has {counted.values} rows, "
@@ -194,8 +211,12 @@ class LmdbIndex:
     def _check_denial(
         self, transaction: Any, ledger_id: LedgerId, entry_id: EntryId, row: IndexRow | None
     ) -> None:
-        """CorruptionError unless ``row`` is the one that decides about the entry, also among all
-        rows of the ledger one by one: a damaged tree may lead a search elsewhere."""
+        """Raise CorruptionError unless ``row`` is the one that decides about the entry.
+
+        A damaged tree can lead a search to the wrong row, or to none. So the answer of the search
+        is compared with the list of all rows of the ledger, which were read one after the other
+        and sum up to their proof (rule S9).
+        """
         snapshot = transaction.id()
         known_snapshot, firsts = self._proven.get(ledger_id, (-1, array("q")))
         if known_snapshot != snapshot:
@@ -204,16 +225,16 @@ class LmdbIndex:
             if len(self._proven) >= _PROVEN_MAX:
                 self._proven = {}
             self._proven[ledger_id] = (snapshot, firsts)
-        place = bisect_right(firsts, entry_id) - 1
+        number = bisect_right(firsts, entry_id) - 1
         found = NO_ENTRY if row is None else row.first_entry
-        if found != (firsts[place] if place >= 0 else NO_ENTRY):
+        if found != (firsts[number] if number >= 0 else NO_ENTRY):
             raise CorruptionError(
                 f"index {self._path} is damaged: searching entry {entry_id} of ledger {ledger_id} "
                 "leads to the wrong row"
             )
 
     def _check_proofs(self) -> None:
-        """CorruptionError unless the proofs of all ledgers add up."""
+        """Raise CorruptionError unless the proofs of all ledgers sum up to that of all rows."""
         values = total = 0
         with _translated(self._path), self._env.begin(db=self._proofs) as transaction:
             expected = _proof(transaction, self._meta, _ROWS_KEY, self._path)
@@ -228,11 +249,14 @@ class LmdbIndex:
 
     def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
         key = _LEDGER_KEY.pack(ledger_id)
+        # Before the transaction: a ledger that is known now was committed before the snapshot. In
+        # the other order a first commit of the ledger in between would look like damage.
+        is_known = ledger_id in self._known
         with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
             stored = transaction.get(key)
         if stored is not None:
             return _state(key, stored, self._path)
-        if ledger_id in self._known:
+        if is_known:
             raise CorruptionError(f"index {self._path} is damaged: ledger {ledger_id} is lost")
         return None
 
@@ -270,7 +294,10 @@ class LmdbIndex:
 
 
 class _LmdbUpdate:
-    """A write transaction."""
+    """A write transaction; *flush thread*. LMDB syncs in ``commit``: data first, then the root.
+
+    Proofs are kept here while rows and ledgers are put, and stored once, at the commit.
+    """
 
     def __init__(self, index: LmdbIndex, transaction: Any) -> None:
         self._path = index._path
@@ -307,6 +334,7 @@ class _LmdbUpdate:
         return RowsInRange(rows, None)
 
     def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        assert 0 <= row.first_entry <= row.last_entry, f"row of ledger {ledger_id}: {row}"
         key = _KEY.pack(ledger_id, row.first_entry)
         value = _ROW.pack(*row.location, _SPARSE if row.is_sparse else 0, row.last_entry)
         stored = _sealed(key, value)
@@ -354,6 +382,7 @@ class _LmdbUpdate:
                     stored = _sealed(name, _PROOF.pack(*total))
                     self._transaction.put(name, stored, db=self._meta)
             self._transaction.commit()
+        # After the commit: a ledger that could be known before it is durable would look lost.
         self._index._known.update(self._changed)
 
     def abort(self) -> None:

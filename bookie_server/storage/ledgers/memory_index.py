@@ -47,8 +47,8 @@ class _Content:
     def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
         rows = self.rows.get(ledger_id, {})
         keys = sorted(rows)
-        place = bisect_right(keys, entry_id) - 1
-        return rows[keys[place]] if place >= 0 else None
+        number = bisect_right(keys, entry_id) - 1
+        return rows[keys[number]] if number >= 0 else None
 
     def encode(self) -> bytes:
         rows = [
@@ -80,7 +80,7 @@ class _Content:
 
 
 class MemoryIndex:
-    """See ``index.Index``."""
+    """See ``index.Index``. *Any thread* reads ``content``; a commit replaces it whole."""
 
     def __init__(self, file_system: FileSystem, path: Path) -> None:
         """Open or make the index in directory ``path``."""
@@ -118,7 +118,7 @@ class MemoryIndex:
 
 
 class _MemoryUpdate:
-    """Works on a copy that becomes the content at commit."""
+    """Changes a copy, which becomes the content at commit; *flush thread*."""
 
     def __init__(self, index: MemoryIndex) -> None:
         self._index = index
@@ -139,6 +139,7 @@ class _MemoryUpdate:
         return RowsInRange(rows, None)
 
     def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        assert 0 <= row.first_entry <= row.last_entry, f"row of ledger {ledger_id}: {row}"
         self._content.rows.setdefault(ledger_id, {})[row.first_entry] = row
 
     def put_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:

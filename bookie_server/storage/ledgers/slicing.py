@@ -15,8 +15,8 @@ def holds(run: EntryRun, entry_id: EntryId) -> bool:
     ids = run.entry_ids
     if ids is None:
         return run.first_entry <= entry_id < run.first_entry + len(run.sizes)
-    place = bisect_left(ids, entry_id)
-    return place < len(ids) and ids[place] == entry_id
+    number = bisect_left(ids, entry_id)
+    return number < len(ids) and ids[number] == entry_id
 
 
 def slice_run(
@@ -35,18 +35,19 @@ def slice_run(
         stop = min(len(run.sizes), last - run.first_entry + 1)
         return _pick(run, range(start, stop, stride), range(first, last + 1, stride), max_bytes)
     ids = run.entry_ids
-    places: list[int] = []
-    at = {entry_id: place for place, entry_id in enumerate(ids)}
+    numbers: list[int] = []
+    number_of = {entry_id: number for number, entry_id in enumerate(ids)}
     for entry_id in range(first, min(last, ids[-1]) + 1, stride):
-        place = at.get(entry_id)
-        if place is None:
+        number = number_of.get(entry_id)
+        if number is None:
             break
-        places.append(place)
-    return _pick(run, places, range(first, last + 1, stride), max_bytes)
+        numbers.append(number)
+    return _pick(run, numbers, range(first, last + 1, stride), max_bytes)
 
 
-def take_places(run: EntryRun, start: int, stop: int) -> EntryRun:
-    """The entries at places ``start`` up to, not including, ``stop`` of the run."""
+def take_range(run: EntryRun, start: int, stop: int) -> EntryRun:
+    """The run's entries number ``start`` up to, not including, ``stop``, counted from 0."""
+    assert 0 <= start < stop <= len(run.sizes), f"entries {start} to {stop} of {len(run.sizes)}"
     if start == 0 and stop == len(run.sizes):
         return run
     offsets = run.offsets()
@@ -74,13 +75,14 @@ def _consecutive(run: EntryRun, first: EntryId, last: EntryId, max_bytes: int) -
     return EntryRun(run.ledger_id, first, None, run.sizes[start:stop], frames)
 
 
-def _pick(run: EntryRun, places: Sequence[int], ids: Sequence[int], max_bytes: int) -> EntryRun:
+def _pick(run: EntryRun, numbers: Sequence[int], ids: Sequence[int], max_bytes: int) -> EntryRun:
+    """A run of ``ids``, which are the run's entries number ``numbers``, as many as fit."""
     offsets = run.offsets()
-    sizes = [run.sizes[place] for place in places]
+    sizes = [run.sizes[number] for number in numbers]
     count = max(1, bisect_right(list(accumulate(sizes)), max_bytes))
-    places, sizes = places[:count], sizes[:count]
+    numbers, sizes = numbers[:count], sizes[:count]
     view = memoryview(run.frames)
-    frames = b"".join([view[offsets[place] : offsets[place + 1]] for place in places])
+    frames = b"".join([view[offsets[number] : offsets[number + 1]] for number in numbers])
     chosen = ids[: len(sizes)]
     return EntryRun(
         run.ledger_id, EntryId(chosen[0]), _unless_consecutive(list(chosen)), sizes, frames

@@ -1,14 +1,16 @@
 """Runs that are not in the entry log yet, by ledger, in two generations.
 
-The active generation takes runs; ``freeze`` makes it the flushing one, which only is read until
-``drop_frozen``. Lookups see both, the newer first. Runs of one generation may hold the same entry
-twice (a client that sent again); its frames are the same bytes.
+The active generation takes runs. ``freeze`` makes it the frozen one, which a flush stores, and
+which is only read until ``drop_frozen``. Lookups see both (rule S7). Two runs may hold the same
+entry, when a client sent it again; an entry never changes, so any of them will do (rule S8).
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from bookie_server.storage.blocks import Block
@@ -37,7 +39,7 @@ class LedgerRuns:
         self._last = -1
 
     def add(self, cached: CachedRun) -> None:
-        """Keep a run."""
+        """Keep a run: among the ordered ones if it shares no entry and no gap with another."""
         run = cached.run
         last = run.last_entry
         if run.first_entry > self._last:
@@ -45,20 +47,24 @@ class LedgerRuns:
             self._firsts.append(run.first_entry)
             self._last = last
             return
-        place = bisect_right(self._firsts, run.first_entry)
-        before_ends = self.ordered[place - 1].run.last_entry if place > 0 else -1
-        after_begins = self._firsts[place] if place < len(self._firsts) else last + 1
+        number = bisect_right(self._firsts, run.first_entry)
+        before_ends = self.ordered[number - 1].run.last_entry if number > 0 else -1
+        after_begins = self._firsts[number] if number < len(self._firsts) else last + 1
         if before_ends < run.first_entry and last < after_begins:
-            self.ordered.insert(place, cached)
-            self._firsts.insert(place, run.first_entry)
+            self.ordered.insert(number, cached)
+            self._firsts.insert(number, run.first_entry)
         else:
             self.overlapping.append(cached)
 
+    def all(self) -> Iterator[CachedRun]:
+        """All runs, in no order."""
+        return chain(self.ordered, self.overlapping)
+
     def find(self, entry_id: EntryId) -> EntryRun | None:
         """A run that holds the entry."""
-        place = bisect_right(self._firsts, entry_id) - 1
-        if place >= 0 and holds(self.ordered[place].run, entry_id):
-            return self.ordered[place].run
+        number = bisect_right(self._firsts, entry_id) - 1
+        if number >= 0 and holds(self.ordered[number].run, entry_id):
+            return self.ordered[number].run
         for cached in self.overlapping:
             if holds(cached.run, entry_id):
                 return cached.run
@@ -84,6 +90,12 @@ class Generation:
         self.byte_count += cached.block.length
         self.run_count += 1
 
+    def check(self) -> None:
+        """The counts are those of the runs. Once per flush, as it looks at every run."""
+        held = [cached.block.length for runs in self.ledgers.values() for cached in runs.all()]
+        assert len(held) == self.run_count, f"{len(held)} runs are held, {self.run_count} counted"
+        assert sum(held) == self.byte_count, f"{sum(held)} bytes, {self.byte_count} counted"
+
     def find(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
         """A run that holds the entry."""
         runs = self.ledgers.get(ledger_id)
@@ -91,23 +103,27 @@ class Generation:
 
 
 class WriteCache:
-    """One thread adds; any thread looks up; one thread freezes and drops."""
+    """The runs of one directory. The *service thread* adds, the *flush thread* freezes and drops,
+    *any thread* looks up."""
 
     def __init__(self) -> None:
+        # Protected by _lock. A frozen generation never changes, so the flush thread reads it
+        # without. The counts may be read without, too: then they are of some moment just past.
         self._lock = threading.Lock()
         self._active = Generation()
         self._frozen: Generation | None = None
 
     @property
     def active_bytes(self) -> int:
-        """Bytes of blocks that the next freeze will take."""
+        """Bytes of blocks that the next freeze will take. Asked for each add, so without lock."""
         return self._active.byte_count
 
     @property
     def byte_count(self) -> int:
         """Bytes of all blocks held."""
-        frozen = self._frozen
-        return self._active.byte_count + (frozen.byte_count if frozen else 0)
+        with self._lock:  # or a freeze between the two would be counted twice, or not at all
+            frozen_bytes = self._frozen.byte_count if self._frozen is not None else 0
+            return self._active.byte_count + frozen_bytes
 
     @property
     def is_frozen(self) -> bool:
@@ -134,16 +150,17 @@ class WriteCache:
             for generation in (self._active, self._frozen):
                 runs = generation.ledgers.get(ledger_id) if generation else None
                 if runs is not None:
-                    found.extend(cached.run for cached in runs.ordered)
-                    found.extend(cached.run for cached in runs.overlapping)
+                    found.extend(cached.run for cached in runs.all())
             return found
 
     def freeze(self) -> Generation:
         """Make the active generation the frozen one; nothing else may be frozen."""
         with self._lock:
             assert self._frozen is None, "the frozen generation is dropped first"
-            self._frozen, self._active = self._active, Generation()
-            return self._frozen
+            frozen, self._active = self._active, Generation()
+            self._frozen = frozen
+        frozen.check()  # without the lock: it looks at every run, and adds must not wait for it
+        return frozen
 
     @property
     def frozen(self) -> Generation | None:
@@ -153,4 +170,5 @@ class WriteCache:
     def drop_frozen(self) -> None:
         """Forget the frozen generation: the index serves its entries now."""
         with self._lock:
+            assert self._frozen is not None, "a generation is dropped once, after its commit"
             self._frozen = None

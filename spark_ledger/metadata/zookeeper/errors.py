@@ -1,4 +1,4 @@
-"""kazoo's exceptions, translated: nothing of kazoo goes further up."""
+"""kazoo's exceptions, translated into ours."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ LOST = (
 
 
 def unknown(action: str, path: str, why: str) -> OutcomeUnknownError:
+    """The error of a write that may or may not have happened."""
     return OutcomeUnknownError(
         f"metadata {action} of {path!r}: {why}; it may or may not have happened"
     )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.metadata.uri import ZooKeeperAddress
+from spark_ledger.metadata.connect import ZooKeeperAddress
 
 
 class StoreIdentity:
-    """A node that tells a store from any other, as it was when it was read first.
+    """The node that tells a store from any other, as it was when it was read first.
 
-    A server that comes back empty would take every id for unused, and give out again those of
-    entries that bookies hold. Its clients have lost their sessions then, so each new session is
-    checked before it is used.
+    A server that comes back empty would give out ledger ids again under which bookies still hold
+    entries. Its clients have lost their sessions then, so each new session is checked before it is
+    used. All fields belong to the store's loop.
     """
 
     def __init__(self, address: ZooKeeperAddress, path: str) -> None:
@@ -23,11 +23,11 @@ class StoreIdentity:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is something to compare with."""
+        """True once the node was read, so that there is something to compare with."""
         return self._data is not None
 
     def learn(self, path: str, data: bytes) -> None:
-        """A node was read: if it is the one that matters, what it said first is what counts."""
+        """A node was read. Keep what the identity's node held the first time."""
         if path == self.path and self._data is None:
             self._data = data
 

@@ -1,10 +1,13 @@
 """Watches over ZooKeeper's one-shot ones: armed again after each event and each reconnect.
 
-Runs on the store's loop; kazoo's thread does no more than post to it. A path is watched twice at
-the server: ``exists`` reports data, creation and deletion, ``get_children`` the children.
-ZooKeeper answers one session's requests in order, so a read that is sent after the arming cannot
-miss a change: subscribers are called only after it. Arming what stands already does no harm (the
-server and kazoo keep sets), so nothing here remembers what stands.
+A path is watched twice at the server: ``exists`` reports data, creation and deletion,
+``get_children`` the children. ZooKeeper answers one session's requests in order, so a read that is
+sent after the arming cannot miss a change: subscribers are called only after it. Arming a watch
+that is armed already does no harm (the server and kazoo keep sets), so nothing here remembers
+which ones are.
+
+All fields belong to the store's loop. The three methods that kazoo's threads call
+(``_PathWatch.on_...``) read only fields that never change, and post to the loop.
 """
 
 from __future__ import annotations
@@ -13,49 +16,49 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NoAuthError
-from kazoo.protocol.states import EventType, WatchedEvent
+from kazoo.protocol.states import EventType
 
-from spark_ledger.metadata.callbacks import Subscription
-
-if TYPE_CHECKING:
-    from kazoo.client import KazooClient
+from spark_ledger.metadata.base import Subscription
+from spark_ledger.metadata.zookeeper.kazoo_api import Event, Result
+from spark_ledger.metadata.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
 
 
 class _PathWatch:
-    """One watched node and its subscribers. Called by kazoo's thread, it posts."""
+    """One watched node and its subscribers."""
 
     def __init__(self, table: WatchTable, path: str) -> None:
         self.path = path
         self.subscriptions: list[Subscription] = []
         self._table = table
 
-    def on_data_event(self, event: WatchedEvent) -> None:
+    def on_data_event(self, event: Event) -> None:
+        """In kazoo's thread: the node was created, changed or deleted."""
         # An event of no type says that the connection broke; the reconnect arms everything again.
         if event.type != EventType.NONE:
             self._table.post(lambda: self._table.fired(self, data=True))
 
-    def on_children_event(self, event: WatchedEvent) -> None:
+    def on_children_event(self, event: Event) -> None:
+        """In kazoo's thread: a child came or went."""
         if event.type != EventType.NONE:
             self._table.post(lambda: self._table.fired(self, data=False))
 
-    def on_armed(self, result: Any) -> None:
+    def on_armed(self, result: Result[object]) -> None:
+        """In kazoo's thread: the server has armed a watch, or not."""
         # A missing node takes no children watch; its creation fires the data watch, which arms
-        # both. A lost connection is made good by the reconnect. Only a refusal is worth a word.
+        # both. After a lost connection the reconnect arms again. Only a refusal stays.
         if isinstance(result.exception, NoAuthError):
             logger.warning("metadata node %r: the credentials do not allow a watch", self.path)
 
 
 class WatchTable:
-    """All watches of one store. ``client`` gives its present client, ``absolute`` a server path."""
+    """All watches of one store."""
 
-    def __init__(self, client: Callable[[], KazooClient], absolute: Callable[[str], str]) -> None:
-        self._client = client
-        self._absolute = absolute
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._loop = asyncio.get_running_loop()
         self._watches: dict[str, _PathWatch] = {}
 
@@ -75,16 +78,18 @@ class WatchTable:
             self.fired(watch, data=True)
 
     def cancel_all(self) -> None:
+        """Call nobody back any more. Idempotent."""
         for watch in list(self._watches.values()):
             for subscription in list(watch.subscriptions):
                 subscription.cancel()
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run on the loop. For kazoo's thread."""
+        """Run on the loop. For kazoo's threads."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(action)
 
     def fired(self, watch: _PathWatch, *, data: bool) -> None:
+        """A watch was used up at the server: arm it again, then tell the subscribers."""
         if self._watches.get(watch.path) is watch:
             self._arm(watch, data=data)
             for subscription in watch.subscriptions:
@@ -97,11 +102,11 @@ class WatchTable:
             del self._watches[path]  # a server watch that still stands fires once, into nothing
 
     def _arm(self, watch: _PathWatch, *, data: bool) -> None:
-        """Send for the server's watches. Off line, the reconnect does it."""
-        client = self._client()
+        """Send for the server's watches. Without a connection, the reconnect does it."""
+        client = self._session.client
         if not client.connected:
             return
-        path = self._absolute(watch.path)
+        path = self._session.address.absolute(watch.path)
         if data:
             client.exists_async(path, watch=watch.on_data_event).rawlink(watch.on_armed)
         children = client.get_children_async(path, watch=watch.on_children_event)

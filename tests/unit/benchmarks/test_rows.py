@@ -31,29 +31,29 @@ def _row(system: System, *per_second: float) -> Row:
     )
 
 
-def test_ours_is_the_median_round_and_a_peer_its_best() -> None:
+def test_our_row_is_the_median_round_and_a_peer_row_the_best() -> None:
     assert _row("spark-ledger", 100, 300, 200).per_second == 200
     assert _row("kafka", 100, 300, 200).per_second == 300
 
 
-def test_an_even_number_of_our_rounds_gives_the_worse_of_the_middle() -> None:
+def test_median_of_an_even_number_of_rounds_is_the_worse_middle_one() -> None:
     assert _row("spark-ledger", 400, 300, 200, 100).per_second == 200
 
 
-def test_a_row_keeps_the_latency_of_its_own_round() -> None:
+def test_row_has_the_latency_of_its_own_round() -> None:
     row = _row("spark-ledger", 100, 400, 200)
     assert row.p50_ms == 5.0
     assert row.mb_per_second == pytest.approx(0.2)
 
 
-def test_the_median_of_gaps_is_a_gap_without_speed() -> None:
+def test_median_of_failover_rounds_has_a_gap_and_no_speed() -> None:
     rounds = [Round("failover", 10, 1.0, longest_gap_ms=gap) for gap in (30.0, 10.0, 20.0)]
     row = row_of_rounds(rounds, bench="raw", system="spark-ledger", entry_bytes=1)
     assert row.longest_gap_ms == 20.0
     assert row.per_second is None and row.mb_per_second is None
 
 
-def test_json_has_the_agreed_fields_and_no_absent_ones(tmp_path: Path) -> None:
+def test_json_has_only_the_fields_that_are_set(tmp_path: Path) -> None:
     rows = [
         _row("spark-ledger", 100),
         row_of_rounds([Round("read", 10, 2.0)], bench="spark", system="kafka"),
@@ -77,19 +77,17 @@ def test_json_has_the_agreed_fields_and_no_absent_ones(tmp_path: Path) -> None:
     assert read_json(path) == rows
 
 
-def test_a_field_that_nobody_agreed_on_is_refused(tmp_path: Path) -> None:
+def test_unknown_field_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text('[{"bench": "raw", "system": "kafka", "op": "read", "speed": 1}]')
     with pytest.raises(msgspec.ValidationError, match="speed"):
         read_json(path)
 
 
-def test_ratios_are_above_one_when_ours_is_faster_or_stops_shorter() -> None:
+def test_ratio_is_above_one_when_ours_is_better() -> None:
     assert ratio_of(_row("spark-ledger", 300), _row("kafka", 100)) == 3.0
-    short, long = (
-        Row(bench="raw", system=system, op="failover", longest_gap_ms=gap)
-        for system, gap in (("spark-ledger", 10.0), ("kafka", 40.0))
-    )
+    short = Row(bench="raw", system="spark-ledger", op="failover", longest_gap_ms=10.0)
+    long = Row(bench="raw", system="kafka", op="failover", longest_gap_ms=40.0)
     assert ratio_of(short, long) == 4.0
     assert ratio_of(short, _row("kafka", 100)) is None
 
@@ -106,12 +104,12 @@ def test_the_table_compares_the_same_work_only() -> None:
     assert "0.30" not in text
 
 
-def test_a_case_survives_the_command_line() -> None:
+def test_case_roundtrips_through_the_command_line() -> None:
     for case in [*throughput_cases(quick=True), failover_case(quick=False)]:
         assert Case.from_arguments(case.arguments()) == case
 
 
-def test_lines_of_a_driver_are_found_among_its_log(tmp_path: Path) -> None:
+def test_result_lines_are_found_in_a_driver_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(
         "a warning\n"
@@ -133,6 +131,6 @@ def test_shares_add_up() -> None:
     assert shares({"a": 0.0}) == {}
 
 
-def test_sizes_as_people_write_them() -> None:
+def test_sizes_are_written_with_units() -> None:
     sizes = {None: "", 100: "100 B", 1024: "1 KiB", 65536: "64 KiB", 1 << 20: "1 MiB"}
     assert {size: size_text(size) for size in sizes} == sizes

@@ -1,7 +1,7 @@
-"""What the other threads may do between two steps of a call, put there on purpose: nothing is lost.
+"""The journal's and the flush thread between any two steps of the service thread: nothing is lost.
 
-The journal's thread and the flush thread run beside the service thread. Races seldom show in tests
-with real threads, so here each step of interest first lets the others do all they can.
+Races seldom show in tests with real threads. So most tests here use none, and run the work of the
+other threads before and after each step of interest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from bookie_server.bookie import Bookie
+from bookie_server.opening import open_bookie
+from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
@@ -28,11 +30,12 @@ from bookie_server.storage.ledgers.index import IndexUpdate
 from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from bookie_server.storage.ledgers.write_cache import WriteCache
 from spark_ledger.limits import MIB
-from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from tests.access import key_status
 from tests.unit.bookie_server.storage.support import (
     BOOKIE_ID,
     JOURNAL,
+    Answer,
     Machine,
     expected,
     formatted,
@@ -138,7 +141,7 @@ def confirm(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("change", [add, add_with_key, fence, fence_with_key, confirm])
-def test_a_checkpoint_in_the_middle_of_a_change_takes_nothing_from_it(
+def test_checkpoint_in_the_middle_of_a_change_loses_nothing_of_it(
     change: Callable[[Machine], None], between: Between
 ) -> None:
     """A checkpoint covers what the journal holds by what memory holds. A change that reached the
@@ -148,7 +151,12 @@ def test_a_checkpoint_in_the_middle_of_a_change_takes_nothing_from_it(
 
     def scenario(begin: Callable[[], None]) -> None:
         machine = Machine(files := formatted())
-        between.act = lambda: (machine.bookie.commit_pending(), machine.bookie.flush())
+
+        def checkpoint() -> None:
+            machine.bookie.commit_pending()
+            machine.bookie.flush()
+
+        between.act = checkpoint
         begin()
         change(machine)
         between.stop()
@@ -165,7 +173,7 @@ def test_a_checkpoint_in_the_middle_of_a_change_takes_nothing_from_it(
 
 
 @pytest.mark.parametrize("kept_states", [100, 0])
-def test_what_changes_while_a_flush_commits_is_of_the_next_one(
+def test_change_during_the_commit_of_a_flush_is_stored_by_the_next_flush(
     between: Between,
     files: MemoryFileSystem,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,7 +206,7 @@ def test_what_changes_while_a_flush_commits_is_of_the_next_one(
     assert after.held(L) == expected(L, [0, 1])
 
 
-def test_a_checkpoint_during_a_sync_covers_nothing_of_it(
+def test_checkpoint_during_a_sync_covers_nothing_that_is_being_synced(
     between: Between, files: MemoryFileSystem
 ) -> None:
     """What is being written is in memory, and goes into the log with the rest. But where a power
@@ -231,7 +239,9 @@ def test_a_checkpoint_during_a_sync_covers_nothing_of_it(
         assert held == expected(L, sorted(held))
 
 
-def test_one_flush_at_a_time(between: Between, files: MemoryFileSystem) -> None:
+def test_flush_waits_for_the_flush_that_is_running(
+    between: Between, files: MemoryFileSystem
+) -> None:
     """The flush thread's and that of whoever closes, or asks for one."""
     indexes: list[MemoryIndex] = []
     machine = Machine(files, open_index=_kept(files, indexes))
@@ -258,7 +268,7 @@ def test_one_flush_at_a_time(between: Between, files: MemoryFileSystem) -> None:
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_a_flush_in_the_middle_of_a_read_hides_nothing(between: Between, *, flushed: bool) -> None:
+def test_flush_in_the_middle_of_a_read_hides_no_entry(between: Between, *, flushed: bool) -> None:
     """The cache is asked before the index: the other way round, an entry that moves from one to
     the other meanwhile is in neither, and a bookie would deny what it holds."""
     for kind, name in (
@@ -315,7 +325,7 @@ def test_every_entry_is_readable_at_each_step_of_a_flush(
     assert between.times >= 10
 
 
-def test_a_fence_counts_at_each_step_of_a_flush(between: Between, files: MemoryFileSystem) -> None:
+def test_fence_is_seen_at_each_step_of_a_flush(between: Between, files: MemoryFileSystem) -> None:
     """The index has the ledger as it was before, until the flush has committed."""
     indexes: list[MemoryIndex] = []
     machine = Machine(files, open_index=_kept(files, indexes))
@@ -359,7 +369,7 @@ def _update(indexes: list[MemoryIndex]) -> IndexUpdate:
     return update
 
 
-def test_what_is_added_leaves_memory_by_itself(tmp_path: Path) -> None:
+def test_flush_thread_moves_entries_out_of_memory(tmp_path: Path) -> None:
     """Nobody but the bookie's own thread flushes a bookie that serves."""
     journal, ledgers = tmp_path / "j", (tmp_path / "l0", tmp_path / "l1")
     format_directories(PosixFileSystem(), journal, ledgers, cluster_id="c", bookie_id=BOOKIE_ID)
@@ -368,7 +378,7 @@ def test_what_is_added_leaves_memory_by_itself(tmp_path: Path) -> None:
     )
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
     answers: list[BookieStatus] = []
-    bookie = Bookie.open(config, post=posted.put, on_fatal=lambda message: None)
+    bookie = open_bookie(config, post=posted.put, on_fatal=lambda message: None)
     flushes = bookie.stats().engine.flushes
     for ledger in (L, LedgerId(L + 1)):
         bookie.add(
@@ -385,3 +395,60 @@ def test_what_is_added_leaves_memory_by_itself(tmp_path: Path) -> None:
             posted.get(timeout=0.05)()
     assert answers == [OK, OK] and bookie.stats().engine.flushes > flushes
     bookie.close()
+
+
+def test_bookie_with_threads_on_a_real_disk_keeps_everything(tmp_path: Path) -> None:
+    journal, ledgers = tmp_path / "j", (tmp_path / "l0", tmp_path / "l1")
+    cookie = format_directories(PosixFileSystem(), journal, ledgers, cluster_id="c")
+    config = StorageConfig(
+        journal,
+        ledgers,
+        BookieId(cookie.bookie_id),
+        write_cache_bytes=256 * 1024,
+        journal_file_bytes=1 << 20,
+        flush_interval_s=0.02,
+    )
+    posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    answers: list[Answer] = []
+    failures: list[str] = []
+    stop = threading.Event()
+
+    def read_all_the_time(bookie: Bookie) -> None:
+        while not stop.is_set():
+            for ledger_id in range(4):
+                for first, last in bookie.list_entries(LedgerId(ledger_id)) or []:
+                    outcome = bookie.read(
+                        LedgerId(ledger_id), first, last, stride=1, max_bytes=1 << 30
+                    )
+                    if outcome.status is not OK:
+                        failures.append(f"{ledger_id} {first}-{last}: {outcome}")
+
+    bookie = open_bookie(config, post=posted.put, on_fatal=failures.append)
+    reader = threading.Thread(target=read_all_the_time, args=(bookie,))
+    reader.start()
+    for number in range(400):
+        first = number // 4 * 10
+        bookie.add(
+            make_run(number % 4, range(first, first + 10), 500),
+            access_key=b"",
+            recovery=False,
+            last_add_confirmed=EntryId(first - 1),
+            done=lambda status, message: answers.append((status, message)),
+        )
+        while bookie.append_bytes_in_flight > 100_000:
+            posted.get(timeout=10)()
+    while len(answers) < 400:
+        posted.get(timeout=10)()
+    stop.set()
+    reader.join()
+    bookie.close()
+    assert answers == [(OK, "")] * 400 and not failures
+    again = open_bookie(config, post=posted.put, on_fatal=failures.append)
+    for ledger_id in range(4):
+        assert again.list_entries(LedgerId(ledger_id)) == [(0, 999)]
+        outcome = again.read(
+            LedgerId(ledger_id), EntryId(0), EntryId(999), stride=1, max_bytes=1 << 30
+        )
+        frames = b"".join(run.frames for run in outcome.runs)
+        assert frames == b"".join(expected(ledger_id, range(1000), 500).values())
+    again.close()

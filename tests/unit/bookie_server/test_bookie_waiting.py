@@ -1,16 +1,32 @@
-"""Adds that wait for room keep their place: nobody is served before them once there is room."""
+"""Adds that find the write cache full wait in order, and are refused if no flush works."""
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from spark_ledger.types import BookieStatus, LedgerId
-from tests.unit.bookie_server.storage.support import Machine, formatted
+from tests.unit.bookie_server.storage.support import LEDGERS, Machine, formatted
 
 LEDGER = 7
 ENTRY_BYTES = 4096
+L = LedgerId(7)
+OK = BookieStatus.OK
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    return formatted()
+
+
+@pytest.fixture
+def machine(files: MemoryFileSystem) -> Machine:
+    return Machine(files)
 
 
 def fill(machine: Machine) -> int:
@@ -32,7 +48,25 @@ def test_the_caches_of_all_directories_share_what_is_allowed() -> None:
     assert machine.bookie.stats().engine.cache_bytes <= 2 * (16 * 1024 + ENTRY_BYTES + 100)
 
 
-def test_an_add_that_finds_room_waits_behind_those_that_wait() -> None:
+def test_adds_wait_for_room_in_order(machine: Machine) -> None:
+    count = fill(machine)
+    waiting = [machine.start_add(7, [count + i], size=4096) for i in range(3)]
+    recovery = machine.start_add(7, [500], recovery=True)
+    other = machine.start_add(7, [600])
+    machine.settle()
+    assert not any(waiting) and machine.bookie.stats().adds_waiting == 5
+    assert machine.bookie.append_bytes_in_flight == 3 * 4096 + 80
+    fence = machine.fence(7)
+    assert fence is OK, "a fence needs no room"
+    machine.flush()
+    machine.flush()
+    assert [answer[0][0] for answer in waiting] == [BookieStatus.FENCED] * 3
+    assert recovery == [(OK, "")] and other[0][0] is BookieStatus.FENCED
+    assert machine.bookie.append_bytes_in_flight == 0
+    assert sorted(machine.held(7)) == [*range(count), 500]
+
+
+def test_add_that_finds_room_waits_behind_adds_that_wait() -> None:
     """The flush has made room, and the service thread has not heard of it yet."""
     machine = Machine(formatted())
     first = fill(machine)
@@ -47,6 +81,31 @@ def test_an_add_that_finds_room_waits_behind_those_that_wait() -> None:
     assert sorted(machine.held(LEDGER)) == list(range(first + 2))
 
 
+def test_adds_are_refused_when_no_flush_works(files: MemoryFileSystem) -> None:
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        in_ledgers = operation.path.parent in LEDGERS
+        return Fault(errno.ENOSPC) if failing and in_ledgers else None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    count = fill(machine)
+    waiting = machine.start_add(7, [count])
+    failing = True
+    with pytest.raises(OSError, match="No space"):
+        machine.flush()
+    machine.bookie.on_flushed()
+    assert waiting[0][0] is BookieStatus.IO_ERROR and "No space" in waiting[0][1]
+    assert machine.start_add(7, [count])[0][0] is BookieStatus.IO_ERROR
+    assert "No space" in machine.bookie.stats().failure
+    failing = False
+    machine.flush()
+    assert machine.add(7, [count], size=4096) is OK
+    machine.flush()
+    assert sorted(machine.held(7)) == list(range(count + 1))
+    assert sorted(Machine(files.crash_clone(None)).held(7)) == list(range(count + 1))
+
+
 def test_adds_that_still_wait_are_refused_when_the_bookie_closes() -> None:
     machine = Machine(formatted())
     first = fill(machine)
@@ -55,7 +114,7 @@ def test_adds_that_still_wait_are_refused_when_the_bookie_closes() -> None:
     assert waiting == [(BookieStatus.IO_ERROR, "the bookie is shutting down")]
 
 
-def test_a_flush_is_asked_for_as_soon_as_it_is_needed() -> None:
+def test_flush_is_requested_as_soon_as_the_cache_is_full() -> None:
     """Not only at the next interval: until then nobody could add."""
     machine = Machine(formatted())
     first = fill(machine)
@@ -63,12 +122,12 @@ def test_a_flush_is_asked_for_as_soon_as_it_is_needed() -> None:
     assert wanted.is_set(), "the cache is full"
     machine.start_add(LEDGER, [first], size=ENTRY_BYTES)
     wanted.clear()
-    machine.bookie._on_flushed()  # of another directory
+    machine.bookie.on_flushed()  # of another directory
     assert wanted.is_set()
     assert machine.bookie.stats().adds_waiting == 1, "there is no room for it yet"
 
 
-def test_after_a_flush_that_works_a_full_cache_is_waited_for_again(
+def test_add_waits_again_after_a_flush_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(_store: DirectoryStore, _mark: Mark) -> bool:
@@ -86,7 +145,7 @@ def test_after_a_flush_that_works_a_full_cache_is_waited_for_again(
     assert machine.start_add(LEDGER, [first], size=ENTRY_BYTES) == [], "it waits"
 
 
-def test_an_add_that_is_refused_for_want_of_room_holds_no_bytes(
+def test_add_refused_without_room_releases_its_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else no stream would be read again, however much room there is later."""
@@ -104,6 +163,6 @@ def test_an_add_that_is_refused_for_want_of_room_holds_no_bytes(
     refused = machine.start_add(LEDGER, [first + 1], size=ENTRY_BYTES)
     assert refused == [(BookieStatus.IO_ERROR, "flush fails: no room")]
     assert machine.bookie.append_bytes_in_flight == ENTRY_BYTES, "of the one that waits"
-    machine.bookie._on_flushed()
+    machine.bookie.on_flushed()
     assert waiting == [(BookieStatus.IO_ERROR, "flush fails: no room")]
     assert machine.bookie.append_bytes_in_flight == 0

@@ -62,7 +62,7 @@ def test_storage_settings_reach_the_storage() -> None:
         ("metadata = " + "[" * 5000, "is not TOML"),
     ],
 )
-def test_mistakes_are_named(text: str, message: str) -> None:
+def test_mistakes_in_the_file_are_named_with_their_key(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse(text, PATH)
     assert message in str(caught.value)

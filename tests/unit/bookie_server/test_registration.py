@@ -165,7 +165,7 @@ def registration_over(
 
 
 def test_state_and_free_space_are_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "REFRESH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(registration, "BOOKIE_REFRESH_INTERVAL_S", 0.01)
 
     async def main() -> None:
         tree = MemoryTree()

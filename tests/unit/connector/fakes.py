@@ -1,4 +1,4 @@
-"""A stream in memory, for what the connector does on the driver. Real streams: ``tests/spark``."""
+"""A stream in memory for tests of the connector. ``tests/spark`` uses real streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_segment(number: int, entry_rows: tuple[int, ...], entry_bytes: int = 10
 
 
 class FakeStream:
-    """Commits are made by ``grow``; ``fetches`` counts what was asked of the commit log."""
+    """A stream's commits, made by ``grow``. ``fetches`` lists the calls that read commits."""
 
     config = SimpleNamespace(stream_id="fake")
 

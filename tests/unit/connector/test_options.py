@@ -1,4 +1,4 @@
-"""Options: every name, type, range, conflict and place has one clear answer."""
+"""Options: every name, type, range and conflict has one clear answer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from connector.option_parsers import PositionJson, Secret
+from connector.option_table import OPTIONS
 from connector.options import (
     METADATA_ENVIRONMENT,
-    OPTIONS,
     PlanLimits,
+    ReadOptions,
     TriggerLimits,
+    WriteOptions,
     read_options,
     write_options,
 )
@@ -23,11 +25,11 @@ URI = "zk://127.0.0.1:2181/ledgers"
 BASE = {"metadata": URI, "stream": "flights"}
 
 
-def read(streaming: bool = True, /, **options: str):
+def read(streaming: bool = True, /, **options: str) -> ReadOptions:
     return read_options({**BASE, **options}, streaming=streaming)
 
 
-def write(streaming: bool = True, /, **options: str):
+def write(streaming: bool = True, /, **options: str) -> WriteOptions:
     return write_options({**BASE, **options}, streaming=streaming)
 
 
@@ -48,7 +50,7 @@ def test_defaults_of_a_write() -> None:
     assert options.sink_id is options.transaction_app is options.compression is None
 
 
-def test_names_are_case_insensitive() -> None:
+def test_option_names_are_case_insensitive() -> None:
     options = read_options(
         {"METADATA": URI, "Stream": "s", "MAXROWSPERTRIGGER": "7"}, streaming=True
     )
@@ -69,7 +71,7 @@ def test_metadata_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         read_options({"stream": "s"}, streaming=True)
 
 
-def test_path_is_the_stream() -> None:
+def test_path_names_the_stream() -> None:
     assert read_options({"metadata": URI, "path": "s"}, streaming=True).stream == "s"
     assert write_options({"metadata": URI, "path": "s"}, streaming=True).stream == "s"
     assert read_options({**BASE, "path": "flights"}, streaming=True).stream == "flights"
@@ -77,7 +79,7 @@ def test_path_is_the_stream() -> None:
         read(path="x")
 
 
-def test_what_spark_adds_is_allowed() -> None:
+def test_options_that_spark_adds_are_allowed() -> None:
     write(checkpointLocation="/tmp/c", queryName="q")
 
 
@@ -92,20 +94,20 @@ def test_what_spark_adds_is_allowed() -> None:
         ("writequorums", "writeQuorum"),
     ],
 )
-def test_a_misspelt_option_names_the_nearest(given: str, suggested: str) -> None:
+def test_misspelt_option_suggests_the_nearest(given: str, suggested: str) -> None:
     with pytest.raises(
         ConfigurationError, match=f"unknown option '{given}': did you mean {suggested}"
     ):
         read(**{given: "1"})
 
 
-def test_an_unknown_option_lists_the_valid_ones() -> None:
+def test_unknown_option_lists_the_valid_ones() -> None:
     with pytest.raises(ConfigurationError, match="unknown option 'qqq'; the options are ackQuorum"):
         read(qqq="1")
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "maxOffsetsPerTrigger"])
-def test_names_of_the_kafka_source_are_translated(name: str) -> None:
+def test_options_of_the_kafka_source_name_ours(name: str) -> None:
     with pytest.raises(ConfigurationError, match="the option of this source is"):
         read(**{name: "1"})
 
@@ -115,7 +117,7 @@ def test_asynchronous_progress_is_refused() -> None:
         write(asyncProgressTrackingEnabled="true")
 
 
-def test_what_spark_adds_for_a_table_is_told_of_before_other_names() -> None:
+def test_options_of_a_table_are_refused_before_unknown_names() -> None:
     with pytest.raises(ConfigurationError, match=r"not supported: .*use CREATE TEMPORARY VIEW"):
         read(**{"option.stream": "s", "provider": "ledger"})
 
@@ -143,9 +145,7 @@ def test_what_spark_adds_for_a_table_is_told_of_before_other_names() -> None:
         ("stream", " ", "is empty"),
     ],
 )
-def test_a_bad_value_names_the_option_and_what_is_allowed(
-    name: str, text: str, reason: str
-) -> None:
+def test_bad_value_names_the_option_and_what_is_allowed(name: str, text: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=name) as caught:
         read(**{name: text})
     assert reason in str(caught.value)
@@ -263,7 +263,7 @@ def test_impossible_quorums_are_named_as_options() -> None:
         write(ackQuorum="1", createStream="false")
 
 
-def test_a_raw_ledger() -> None:
+def test_options_of_raw_ledgers() -> None:
     options = read_options(
         {"metadata": URI, "ledgerId": "42", "startingPosition": '{"entry": 5}'}, streaming=True
     )
@@ -303,7 +303,7 @@ def test_secrets_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Secret("file:/no/such/file").reveal()
 
 
-def test_streams_have_no_password() -> None:
+def test_password_for_a_stream_is_refused() -> None:
     for ask in (read, write):
         with pytest.raises(ConfigurationError, match=r"ledger\.password is for raw ledgers"):
             ask(**{"ledger.password": "x"})

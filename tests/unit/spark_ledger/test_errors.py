@@ -19,13 +19,13 @@ every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__n
 
 
 @every_class
-def test_survives_the_way_between_processes(kind: type[LedgerError]) -> None:
+def test_error_pickles(kind: type[LedgerError]) -> None:
     copy = pickle.loads(pickle.dumps(kind("ledger 7: what to do")))
     assert type(copy) is kind and str(copy) == "ledger 7: what to do"
 
 
 @every_class
-def test_is_documented_and_in_the_tree(kind: type[LedgerError]) -> None:
+def test_error_is_documented_and_in_the_tree(kind: type[LedgerError]) -> None:
     assert kind.__doc__
     assert errors.__doc__ is not None
     assert kind.__name__ in errors.__doc__
@@ -47,7 +47,14 @@ def test_unknown_outcomes() -> None:
     }
 
 
-def test_an_add_given_up_at_close_is_both() -> None:
+def test_malformed_message_is_the_fault_of_the_sender() -> None:
+    """Not of the caller (ConfigurationError), and not of a disk (CorruptionError)."""
+    kind = errors.MalformedMessageError
+    assert not issubclass(kind, errors.ConfigurationError | errors.CorruptionError)
+    assert not kind.retryable and not kind.outcome_unknown
+
+
+def test_add_given_up_at_close_is_of_both_families() -> None:
     """Callers look for either family."""
     assert issubclass(errors.AddOutcomeUnknownError, errors.OutcomeUnknownError)
     assert issubclass(errors.AddOutcomeUnknownError, errors.LedgerClosedError)

@@ -61,7 +61,8 @@ def test_quorums_are_whole_numbers(wrong: object) -> None:
 
 
 def test_states_equal_and_print_as_their_text() -> None:
-    assert LedgerState.IN_RECOVERY == "in_recovery" and str(LedgerState.OPEN) == "open"
+    state: str = LedgerState.IN_RECOVERY
+    assert state == "in_recovery" and str(LedgerState.OPEN) == "open"
     info = BookieInfo(BookieId("b0"), "127.0.0.1:1", BookieState.READ_ONLY)
     assert info.state == "readonly" and f"{info.state}" == "readonly"
     assert info.id == info.bookie_id == "b0"
@@ -77,11 +78,13 @@ def test_quorums_have_sane_defaults_and_a_short_form() -> None:
         ((), "starts at 0"),
         ((fragment(1, "b0", "b1"),), "starts at 0"),
         ((fragment(0, "b0", "b1"), fragment(0, "b0", "b2")), "strictly increasing"),
-        ((fragment(0, "b0"),), "E slots"),
+        ((fragment(0, "b0"),), "E members"),
         ((fragment(0, "b0", "b0"),), "distinct"),
     ],
 )
-def test_fragments_that_cannot_be(fragments: tuple[Fragment, ...], message: str) -> None:
+def test_fragments_out_of_order_or_of_wrong_size_are_refused(
+    fragments: tuple[Fragment, ...], message: str
+) -> None:
     with pytest.raises(AssertionError, match=message):
         metadata(*fragments)
 
@@ -101,7 +104,8 @@ def test_fragments_are_a_list_of_pairs_as_users_write_them() -> None:
     assert isinstance(fragments, list) and len(fragments) == 2
     assert fragments == [(0, ["b0", "b1"]), (4, ("b0", "b2"))]
     assert not operator.ne(fragments, [(0, ["b0", "b1"]), (4, ["b0", "b2"])])
-    assert fragments == (fragment(0, "b0", "b1"), fragment(4, "b0", "b2"))
+    as_tuple: object = (fragment(0, "b0", "b1"), fragment(4, "b0", "b2"))
+    assert fragments == as_tuple
     assert fragments != [(0, ["b1", "b0"]), (4, ["b0", "b2"])] and fragments[:1] != fragments
     assert [(first, list(bookies)) for first, bookies in fragments][1] == (4, ["b0", "b2"])
     assert fragments[-1][1] == ["b0", "b2"] and fragments[0].bookies[0] == "b0"
@@ -129,7 +133,7 @@ def test_nobody_changes_the_fragments_of_a_ledger(change: Callable[[Any], None])
     assert len(held.fragments) == 2
 
 
-def test_only_a_definite_no_is_negative() -> None:
+def test_is_negative_only_for_definite_denials() -> None:
     negative = {status for status in BookieStatus if status.is_negative}
     assert negative == {BookieStatus.NO_SUCH_LEDGER, BookieStatus.NO_SUCH_ENTRY}
 

@@ -21,9 +21,7 @@ from spark_ledger.types import BookieStatus
 def stats(failure: str = "") -> StorageStats:
     zeros = dict.fromkeys(JournalStats._fields, 0)
     journal = JournalStats(**{**zeros, "batches": 4, "sync_time_s": 0.5})  # type: ignore[arg-type]
-    engine = EngineStats(
-        **dict.fromkeys(EngineStats.__dataclass_fields__, 0)  # type: ignore[arg-type]
-    )
+    engine = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 0))
     return StorageStats(journal, engine, 77, 0, failure)
 
 

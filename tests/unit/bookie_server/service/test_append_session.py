@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import grpc
 import grpc.aio
 import pytest
 
+from bookie_server.core.answers import Refusal
 from bookie_server.service import append_session
 from bookie_server.service.append_session import AppendGate, AppendSession
+from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -64,7 +66,7 @@ class Context:
 
 
 class Fixture:
-    def __init__(self, refusal: tuple[BookieStatus, str] | None = None) -> None:
+    def __init__(self, refusal: Refusal | None = None) -> None:
         self.bookie = ScriptedBookie()
         self.context = Context()
         self.metrics = ServiceMetrics()
@@ -75,7 +77,7 @@ class Fixture:
     async def _serve(self) -> None:
         self.session = AppendSession(
             self.bookie,
-            self.context,
+            cast("CallContext", self.context),
             gate=AppendGate(self.bookie),
             metrics=self.metrics,
             refusal=self.refusal,
@@ -144,7 +146,7 @@ async def test_results_wait_for_a_slow_client_without_piling_up(f: Fixture) -> N
 @on_loop
 async def test_reading_stops_while_too_many_results_are_unsent(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_session, "_UNSENT_RESULTS_MAX", 10)
+        patch.setattr(append_session, "BOOKIE_UNSENT_RESULTS_MAX", 10)
         f.context.may_write.clear()
         for tag in range(50):
             f.context.send((tag, 0))
@@ -177,7 +179,7 @@ async def test_reading_stops_while_the_bookie_is_full(f: Fixture) -> None:
 
 
 @on_loop
-async def test_what_is_behind_a_refusal_is_dropped(f: Fixture) -> None:
+async def test_runs_behind_a_refusal_are_dropped(f: Fixture) -> None:
     f.bookie.refuse_next = BookieStatus.READ_ONLY, "full"
     f.context.send((1, 0), (1, 1), (2, 0))
     f.context.send((1, 2))
@@ -232,7 +234,7 @@ async def test_bytes_that_are_no_request_end_the_stream(f: Fixture) -> None:
 @on_loop
 async def test_too_many_refused_tags_end_the_stream(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_session, "_REFUSED_TAGS_MAX", 3)
+        patch.setattr(append_session, "BOOKIE_REFUSED_APPENDERS_MAX", 3)
         for tag in range(4):
             f.bookie.refuse_next = BookieStatus.FENCED, "fenced"
             f.context.send((tag, 0))
@@ -245,7 +247,7 @@ async def test_too_many_refused_tags_end_the_stream(f: Fixture) -> None:
 
 def test_runs_for_another_bookie_are_all_refused() -> None:
     async def main() -> None:
-        f = Fixture((BookieStatus.WRONG_BOOKIE, "this is b1"))
+        f = Fixture(Refusal(BookieStatus.WRONG_BOOKIE, "this is b1"))
         f.context.send((1, 0), (2, 0))
         await settle()
         assert {status for _, _, status in f.results} == {int(BookieStatus.WRONG_BOOKIE)}

@@ -153,7 +153,7 @@ def test_calls_meant_for_another_bookie_are_refused(metadata: Any) -> None:
         pb.ReadRequest(ledger_id=1, first_entry=5, last_entry=4, fence=True),
     ],
 )
-def test_reads_that_make_no_sense_are_refused(request_: pb.ReadRequest) -> None:
+def test_malformed_read_requests_are_refused(request_: pb.ReadRequest) -> None:
     @on_loop
     async def run(f: Fixture) -> None:
         (response,) = await read(f, request_)

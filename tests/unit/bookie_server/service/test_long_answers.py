@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from bookie_server.core.answers import LedgerEnd
 from bookie_server.service import grpc_service, read_path
 from bookie_server.service.read_path import RangeRead, read_request_error
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import decode_read_response
-from tests.contracts.scripted_bookie import LedgerEnd, ScriptedBookie
+from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.bookie_server.service.test_grpc_service import HERE, Fixture, on_loop
 
 NO_ENTRY = EntryId(-1)
@@ -32,7 +33,7 @@ async def confirm(f: Fixture, entry: int) -> None:
 
 
 @on_loop
-async def test_a_poll_is_answered_above_what_it_knows_only(f: Fixture) -> None:
+async def test_long_poll_is_answered_once_the_lac_is_above_the_known_one(f: Fixture) -> None:
     await f.store(0, 3)
     await confirm(f, 1)
     assert (await poll(f, above=0, wait_ms=10_000)).last_add_confirmed == 1, "at once"
@@ -46,7 +47,7 @@ async def test_a_poll_is_answered_above_what_it_knows_only(f: Fixture) -> None:
 
 
 @on_loop
-async def test_nobody_is_kept_waiting_longer_than_the_limit(f: Fixture) -> None:
+async def test_long_poll_ends_at_the_limit(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpc_service, "LONG_POLL_S_MAX", 0.05)
         await f.store(0, 1)
@@ -55,14 +56,14 @@ async def test_nobody_is_kept_waiting_longer_than_the_limit(f: Fixture) -> None:
 
 
 @pytest.mark.parametrize("status", [BookieStatus.UNAUTHORIZED, BookieStatus.IO_ERROR])
-def test_what_cannot_change_is_not_waited_for(status: BookieStatus) -> None:
+def test_long_poll_of_an_end_that_cannot_change_is_answered_at_once(status: BookieStatus) -> None:
     def end(_ledger_id: LedgerId, *, access_key: bytes) -> LedgerEnd:
         return LedgerEnd(status, NO_ENTRY, NO_ENTRY, False, f"no: {access_key!r}")
 
     @on_loop
     async def run(f: Fixture) -> None:
-        f.bookie.end_of_ledger = end  # type: ignore[method-assign]
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f.bookie, "end_of_ledger", end)
             patch.setattr(grpc_service, "LONG_POLL_S_MAX", 60.0)
             for wait_ms in (0, 60_000):
                 answer = await poll(f, above=5, wait_ms=wait_ms, key=b"shown")
@@ -72,10 +73,10 @@ def test_what_cannot_change_is_not_waited_for(status: BookieStatus) -> None:
 
 
 @on_loop
-async def test_a_ledger_that_is_not_known_yet_is_waited_for(f: Fixture) -> None:
+async def test_long_poll_of_an_unknown_ledger_waits(f: Fixture) -> None:
     """Its first entry may be on its way, and who was answered at once would ask again at once."""
     ends = [LedgerEnd(BookieStatus.NO_SUCH_LEDGER, NO_ENTRY, NO_ENTRY, False, "")]
-    f.bookie.end_of_ledger = lambda _ledger_id, *, access_key: ends[-1]  # type: ignore[method-assign]
+    vars(f.bookie)["end_of_ledger"] = lambda _ledger_id, *, access_key: ends[-1]
     waiting = asyncio.ensure_future(poll(f, above=0, wait_ms=10_000))
     while not f.metrics.long_polls:
         await asyncio.sleep(0.005)
@@ -90,7 +91,7 @@ async def test_a_ledger_that_is_not_known_yet_is_waited_for(f: Fixture) -> None:
 
 
 @on_loop
-async def test_an_answer_to_somebody_who_left_harms_nobody(f: Fixture) -> None:
+async def test_answer_to_a_client_that_left_does_not_stop_the_others(f: Fixture) -> None:
     """One journal batch answers many calls, one after the other."""
     f.bookie.hold = True
     request = pb.ReadLastConfirmedRequest(ledger_id=1, fence=True)
@@ -125,13 +126,13 @@ async def test_ledgers_with_negative_ids_are_refused(f: Fixture) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 6, 7])
-def test_ranges_of_any_number_arrive(count: int) -> None:
+def test_listed_ranges_of_any_number_arrive(count: int) -> None:
     @on_loop
     async def run(f: Fixture) -> None:
         for entry in range(count):
             await f.store(10 * entry, 2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grpc_service, "_RANGES_PER_MESSAGE", 3)
+            patch.setattr(grpc_service, "BOOKIE_RANGES_PER_MESSAGE", 3)
             call = f.stub.ListEntries(pb.ListEntriesRequest(ledger_id=1), timeout=5, metadata=HERE)
             answers = [[(r.first_entry, r.last_entry) for r in a.ranges] async for a in call]
         assert [pair for pairs in answers for pair in pairs] == [
@@ -156,7 +157,7 @@ def read_all(request: pb.ReadRequest, bookie: ScriptedBookie) -> list[int]:
 
 
 @pytest.mark.parametrize(("asked", "entries"), [(0, 4), (10**9, 4), (160, 4), (80, 2), (1, 1)])
-def test_one_request_gets_no_more_than_the_limit(
+def test_read_returns_no_more_than_the_request_limit(
     asked: int, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_path, "READ_REQUEST_BYTES_MAX", 160)
@@ -175,6 +176,6 @@ def filled(bookie: ScriptedBookie) -> None:
     bookie.ledgers[LedgerId(1)].entries = {entry: bytes(40) for entry in range(10)}
 
 
-def test_the_first_entry_of_the_first_ledger_can_be_asked_for() -> None:
+def test_entry_zero_of_ledger_zero_can_be_read() -> None:
     assert read_request_error(pb.ReadRequest()) == ""
     assert read_request_error(pb.ReadRequest(last_entry=2**63 - 1, stride=1)) == ""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bookie_server.bookie import Bookie
+from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
@@ -77,7 +77,7 @@ class Machine:
     ) -> None:
         self.posted: deque[Callable[[], None]] = deque()
         self.fatal: list[str] = []
-        self.bookie = Bookie.open(
+        self.bookie = open_bookie(
             config or small_config(),
             post=(lambda call: call()) if eager else self.posted.append,
             on_fatal=self.fatal.append,

@@ -132,7 +132,7 @@ def test_each_number_that_cannot_be_is_refused(place: int, number: str, message:
         decode_block(bytes(data))
 
 
-def test_malformed_runs_are_our_bug() -> None:
+def test_malformed_run_fails_an_assertion() -> None:
     with pytest.raises(AssertionError, match="malformed"):
         encode_run(EntryRun(LedgerId(1), EntryId(0), None, [2, 2], b"abcde"), EntryId(-1))
 

@@ -25,12 +25,12 @@ from tests.unit.bookie_server.storage.support import small_config
         ("flush_interval_s", 0.0),
     ],
 )
-def test_bad_numbers(name: str, value: float) -> None:
+def test_number_out_of_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigurationError, match=name):
         small_config(**{name: value})
 
 
-def test_bad_directories() -> None:
+def test_unusable_directories_are_refused() -> None:
     a, b = Path("/a"), Path("/b")
     with pytest.raises(ConfigurationError, match="ledger_directories is empty"):
         StorageConfig(a, (), BookieId("b"))

@@ -52,7 +52,7 @@ def test_format_makes_directories_with_one_random_id(tmp_path: Path) -> None:
     assert make(tmp_path / "c", bookie_id=BookieId("b7")).bookie_id == "b7"
 
 
-def test_what_holds_anything_is_only_formatted_by_force(tmp_path: Path) -> None:
+def test_directory_that_is_not_empty_is_formatted_only_by_force(tmp_path: Path) -> None:
     (tmp_path / "l1").mkdir()
     (tmp_path / "l1" / "lost+found").mkdir()
     (tmp_path / "l1" / "precious").write_text("data")
@@ -158,7 +158,7 @@ def test_a_bookie_does_not_start_without_its_directories() -> None:
         Machine(files)
 
 
-def test_a_directory_that_is_half_cleared_is_no_bookies_directory() -> None:
+def test_half_cleared_directory_is_refused() -> None:
     """Its cookie goes first, durably: what is left can never be served as if it were all."""
     files = formatted()
     machine = Machine(files)

@@ -9,10 +9,11 @@ from google_crc32c import value as crc32c_value
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie_server.core.ledger_record import Change
 from bookie_server.storage.journal.changes import (
-    Change,
     access_key_body,
     decode_change,
+    encode_change,
     fence_body,
     last_add_confirmed_body,
 )
@@ -97,7 +98,7 @@ def test_a_changed_file_header_is_none(place: int, flip: int) -> None:
 
 
 @given(st.binary(max_size=64))
-def test_no_bytes_harm(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_none(data: bytes) -> None:
     assert parse_header(data, SEED) is None
     assert parse_file_header(data) is None
 
@@ -168,3 +169,22 @@ def test_changes() -> None:
         ]
     with pytest.raises(AssertionError, match="not empty"):
         access_key_body(LedgerId(5), b"")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(LedgerId(5), fenced=True),
+        Change(LedgerId(5), access_key_hash=bytes(range(32))),
+        Change(LedgerId(5), last_add_confirmed=EntryId(0)),
+    ],
+    ids=["fence", "key", "lac"],
+)
+def test_encoded_change_is_read_back(change: Change) -> None:
+    record_type, body = encode_change(change)
+    assert decode_change(record_type, b"".join(body.buffers)) == change
+
+
+def test_change_that_sets_nothing_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="sets something"):
+        encode_change(Change(LedgerId(5)))

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from connector.read.offsets import ledger_offset, ledger_position, stream_offset, stream_place
+from connector.read.offsets import ledger_offset, ledger_position, stream_offset, stream_position
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 
-def test_text_of_a_stream_offset() -> None:
+def test_offset_json_has_sorted_keys() -> None:
     plain, in_an_entry = stream_offset(Dlsn(3, 5), "ab"), stream_offset(Dlsn(3, 5, 7), "ab")
     assert json.dumps(plain) == '{"entry": 5, "segment": 3, "stream": "ab"}'
     assert json.dumps(in_an_entry) == '{"entry": 5, "segment": 3, "slot": 7, "stream": "ab"}'
@@ -19,13 +19,13 @@ def test_text_of_a_stream_offset() -> None:
 
 
 @pytest.mark.parametrize("position", [Dlsn(0), Dlsn(3, 5), Dlsn(3, 5, 7)])
-def test_round_trip_through_json(position: Dlsn) -> None:
+def test_stream_offset_round_trip_through_json(position: Dlsn) -> None:
     offset = json.loads(json.dumps(stream_offset(position, "ab")))
-    assert stream_place(offset) == (position, "ab")
+    assert stream_position(offset) == (position, "ab")
 
 
-def test_an_offset_without_an_id_is_one_of_an_unknown_stream() -> None:
-    assert stream_place({"entry": 5, "segment": 3}) == (Dlsn(3, 5), "")
+def test_stream_offset_without_id_has_an_empty_id() -> None:
+    assert stream_position({"entry": 5, "segment": 3}) == (Dlsn(3, 5), "")
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_an_offset_without_an_id_is_one_of_an_unknown_stream() -> None:
         {"entry": 4, "ledger": 9},
     ],
 )
-def test_a_foreign_stream_offset_is_refused(offset: dict[str, object]) -> None:
+def test_stream_position_of_foreign_offset_is_refused(offset: dict[str, int | str]) -> None:
     with pytest.raises(ConfigurationError, match="use a new checkpoint"):
-        stream_place(offset)
+        stream_position(offset)
 
 
-def test_a_foreign_ledger_offset_is_refused() -> None:
+def test_ledger_position_of_foreign_offset_is_refused() -> None:
     assert ledger_position({"entry": 4, "ledger": 9}, LedgerId(9)) == 4
     with pytest.raises(ConfigurationError, match="belongs to ledger 8"):
         ledger_position({"entry": 4, "ledger": 8}, LedgerId(9))

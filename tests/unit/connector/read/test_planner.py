@@ -1,4 +1,4 @@
-"""The planner: nothing lost, nothing twice, in order, balanced, and always the same."""
+"""The planner: no row lost or read twice, in order, balanced, and the same for a replay."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from connector.options import PlanLimits, TriggerLimits
 from connector.read.planner import (
-    PARTITIONS_MAX,
     Plan,
-    admit,
     has_rows,
     partition_count,
     plan_partitions,
+    trigger_end,
 )
-from spark_ledger.limits import MIB
+from spark_ledger.limits import MIB, PARTITIONS_MAX
 from spark_ledger.stream.model import Commit, Segment, ranges_between
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
@@ -59,7 +58,7 @@ def commits(*segments: Segment) -> list[Commit]:
 
 def rows_of(plans: list[Plan]) -> list[tuple[int, int, int]]:
     """Every row as (segment, entry, slot), in the order in which it is read."""
-    rows = []
+    rows: list[tuple[int, int, int]] = []
     for plan in plans:
         for part in plan.ranges:
             for entry, count in enumerate(part.segment.entry_rows):
@@ -78,7 +77,7 @@ streams = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), entries=streams)
-def test_each_row_of_the_range_is_read_once_and_in_order(
+def test_plan_has_each_row_of_the_range_once_and_in_order(
     data: st.DataObject, entries: list[tuple[int, ...]]
 ) -> None:
     segments = [
@@ -105,7 +104,7 @@ def test_each_row_of_the_range_is_read_once_and_in_order(
 
 @given(entries=streams)
 @settings(max_examples=50, deadline=None)
-def test_a_replay_plans_the_same(entries: list[tuple[int, ...]]) -> None:
+def test_plan_of_a_replay_is_the_same(entries: list[tuple[int, ...]]) -> None:
     made = commits(*(segment(n, rows) for n, rows in enumerate(entries)))
     start, end = Dlsn(0), Dlsn(len(entries))
     limits = PlanLimits(3, 2 * MIB)
@@ -114,7 +113,7 @@ def test_a_replay_plans_the_same(entries: list[tuple[int, ...]]) -> None:
     assert first == again
 
 
-def test_partitions_are_about_equal() -> None:
+def test_plan_partitions_are_about_equal() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -127,7 +126,7 @@ def test_partitions_are_about_equal() -> None:
     assert max(abs(size - total / 7) for size in sizes) <= 2 * MIB
 
 
-def test_one_large_segment_is_cut_and_small_ones_are_packed() -> None:
+def test_plan_cuts_large_segments_and_packs_small_ones() -> None:
     large = plan_partitions(
         ranges_between(commits(segment(0, (1,) * 10)), Dlsn(0), Dlsn(1)),
         PlanLimits(1, 4 * MIB),
@@ -147,7 +146,7 @@ def test_ranges_carry_their_commit() -> None:
     assert [(one.commit, one.commit_time_ms) for one in ranges] == [(1, 1001)]
 
 
-def test_nothing_to_plan() -> None:
+def test_plan_of_nothing_is_empty() -> None:
     assert plan_partitions([], PlanLimits()) == []
 
 
@@ -165,7 +164,7 @@ def test_nothing_to_plan() -> None:
         (1 << 50, 1 << 30, PlanLimits(1, MIB), PARTITIONS_MAX),
     ],
 )
-def test_how_many_partitions(total: int, entries: int, limits: PlanLimits, count: int) -> None:
+def test_partition_count(total: int, entries: int, limits: PlanLimits, count: int) -> None:
     assert partition_count(total, entries, limits) == count
 
 
@@ -180,7 +179,7 @@ def segments_from(made: list[Segment], start: Dlsn) -> list[Segment]:
     max_bytes=st.none() | st.integers(1, 12),
     slot=st.integers(0, 3),
 )
-def test_triggers_reach_the_end_within_their_limits(
+def test_trigger_end_reaches_the_end_within_its_limits(
     entries: list[tuple[int, ...]], max_rows: int | None, max_bytes: int | None, slot: int
 ) -> None:
     made = [segment(n, rows, entry_bytes=2) for n, rows in enumerate(entries)]
@@ -189,32 +188,32 @@ def test_triggers_reach_the_end_within_their_limits(
     limits = TriggerLimits(max_rows, max_bytes)
     positions, rows = [position], 0
     while position < Dlsn(len(entries)):
-        admission = admit(segments_from(made, position), position, limits)
-        part = ranges_between(commits(*made), position, admission.end)
-        assert sum(one.rows for one in part) == admission.rows >= 1
+        end = trigger_end(segments_from(made, position), position, limits)
+        part = ranges_between(commits(*made), position, end)
+        rows_taken = sum(one.rows for one in part)
+        assert rows_taken >= 1
         entries_taken = sum(one.end[0] - one.start[0] for one in part)
         if entries_taken > 1 and max_rows is not None:
-            assert admission.rows <= max_rows
-        assert admission.limited == (admission.end < Dlsn(len(entries)))
-        position, rows = admission.end, rows + admission.rows
+            assert rows_taken <= max_rows
+        position, rows = end, rows + rows_taken
         positions.append(position)
     assert rows == expected
     assert all(a < b for a, b in pairwise(positions))
     assert position == Dlsn(len(entries))
 
 
-def test_a_limit_takes_whole_entries() -> None:
+def test_trigger_end_takes_whole_entries() -> None:
     made = [segment(0, (3, 3, 3)), segment(1, (3, 3))]
-    assert admit(made, Dlsn(0), TriggerLimits(max_rows=7)) == (Dlsn(0, 2), 6, True)
-    assert admit(made, Dlsn(0), TriggerLimits(max_rows=9)) == (Dlsn(1), 9, True)
-    assert admit(made, Dlsn(0), TriggerLimits(max_rows=1)) == (Dlsn(0, 1), 3, True)
-    assert admit(made, Dlsn(0), TriggerLimits(max_bytes=4 * MIB)) == (Dlsn(1, 1), 12, True)
-    assert admit(made, Dlsn(0, 1, 2), TriggerLimits(max_rows=4)) == (Dlsn(1), 4, True)
-    assert admit(made, Dlsn(0), TriggerLimits()) == (Dlsn(2), 15, False)
-    assert admit([], Dlsn(2), TriggerLimits(max_rows=1)) == (Dlsn(2), 0, False)
+    assert trigger_end(made, Dlsn(0), TriggerLimits(max_rows=7)) == Dlsn(0, 2)
+    assert trigger_end(made, Dlsn(0), TriggerLimits(max_rows=9)) == Dlsn(1)
+    assert trigger_end(made, Dlsn(0), TriggerLimits(max_rows=1)) == Dlsn(0, 1)
+    assert trigger_end(made, Dlsn(0), TriggerLimits(max_bytes=4 * MIB)) == Dlsn(1, 1)
+    assert trigger_end(made, Dlsn(0, 1, 2), TriggerLimits(max_rows=4)) == Dlsn(1)
+    assert trigger_end(made, Dlsn(0), TriggerLimits()) == Dlsn(2)
+    assert trigger_end([], Dlsn(2), TriggerLimits(max_rows=1)) == Dlsn(2)
 
 
-def test_minimum_rows() -> None:
+def test_has_rows_counts_from_the_start() -> None:
     made = [segment(0, (3, 3, 3)), segment(1, (3, 3))]
     assert has_rows(made, Dlsn(0), 15)
     assert not has_rows(made, Dlsn(0), 16)

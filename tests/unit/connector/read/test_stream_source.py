@@ -1,13 +1,13 @@
-"""The driver's view of a stream: starts, ends, triggers, lost data, replays."""
+"""StreamSource: where a query starts and ends, triggers, lost data, replays."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 
 from connector.options import read_options
+from connector.read import stream_source
 from connector.read.offsets import OffsetJson
 from connector.read.stream_source import CommitCache, StreamSource
 from spark_ledger.errors import ConfigurationError, DataLossError
@@ -49,7 +49,7 @@ def stream() -> FakeStream:
     return made
 
 
-def test_where_a_query_starts(stream: FakeStream) -> None:
+def test_initial_offset_is_the_starting_position(stream: FakeStream) -> None:
     assert source(stream).initial_offset() == offset(0)
     assert source(stream, startingPosition="latest").initial_offset() == offset(3)
     for text, expected in {
@@ -64,14 +64,14 @@ def test_where_a_query_starts(stream: FakeStream) -> None:
         assert source(stream, startingPosition=text).initial_offset() == expected, text
 
 
-def test_the_start_is_resolved_once(stream: FakeStream) -> None:
+def test_initial_offset_is_resolved_once(stream: FakeStream) -> None:
     reader = source(stream, startingPosition="latest")
     before = reader.initial_offset()
     stream.grow((1,))
     assert reader.initial_offset() == before == offset(3)
 
 
-def test_starting_by_time(stream: FakeStream) -> None:
+def test_initial_offset_by_timestamp(stream: FakeStream) -> None:
     for time_ms, expected in {"0": 0, "1000": 0, "1001": 1, "2000": 1, "2001": 3}.items():
         assert source(stream, startingTimestamp=time_ms).initial_offset() == offset(expected)
     with pytest.raises(
@@ -80,12 +80,14 @@ def test_starting_by_time(stream: FakeStream) -> None:
         source(stream, startingTimestamp="9999999999999").initial_offset()
 
 
-def test_a_start_behind_the_end_is_an_error(stream: FakeStream) -> None:
+def test_initial_offset_behind_the_end_is_refused(stream: FakeStream) -> None:
     with pytest.raises(ConfigurationError, match=r"startingPosition \(4, 0, 0\) lies behind"):
         source(stream, startingPosition='{"segment": 4}').initial_offset()
 
 
-def test_a_start_that_was_truncated(stream: FakeStream, caplog: pytest.LogCaptureFixture) -> None:
+def test_initial_offset_that_was_truncated_fails_or_moves_to_the_earliest(
+    stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
     stream.truncate(Dlsn(1, 1))
     with pytest.raises(
         DataLossError, match=r"lies before the first row kept.*failOnDataLoss=false"
@@ -98,7 +100,7 @@ def test_a_start_that_was_truncated(stream: FakeStream, caplog: pytest.LogCaptur
     assert source(stream).initial_offset() == offset(1, 1)
 
 
-def test_where_a_batch_ends(stream: FakeStream) -> None:
+def test_final_offset_is_the_ending_position(stream: FakeStream) -> None:
     assert source(stream, endingPosition="latest").final_offset() == offset(3)
     assert source(stream, endingPosition='{"segment": 1, "entry": 1}').final_offset() == offset(
         1, 1
@@ -108,35 +110,36 @@ def test_where_a_batch_ends(stream: FakeStream) -> None:
         source(stream, endingPosition='{"segment": 4}').final_offset()
     with pytest.raises(ConfigurationError, match="endingPosition = 'earliest'"):
         source(stream, endingPosition="earliest").final_offset()
-    bounds = {"startingPosition": '{"segment": 2}', "endingPosition": '{"segment": 1}'}
     with pytest.raises(ConfigurationError, match=r"\(1, 0, 0\) lies before startingPosition"):
-        source(stream, **bounds).final_offset()
+        source(
+            stream, startingPosition='{"segment": 2}', endingPosition='{"segment": 1}'
+        ).final_offset()
 
 
-def test_a_trigger_without_limits_takes_everything(stream: FakeStream) -> None:
+def test_latest_offset_without_limits_is_the_end(stream: FakeStream) -> None:
     assert source(stream).latest_offset(offset(0), unlimited=False) == offset(3)
 
 
-def test_limits_cut_at_entries(stream: FakeStream) -> None:
+def test_latest_offset_with_limits_cuts_at_entries(stream: FakeStream) -> None:
     limited = source(stream, maxRowsPerTrigger="6")
     assert drain(limited, offset(0)) == [offset(0, 2), offset(1, 1), offset(2), offset(3)]
     by_bytes = source(stream, maxBytesPerTrigger="200")
     assert drain(by_bytes, offset(0)) == [offset(0, 2), offset(1, 1), offset(3)]
 
 
-def test_read_all_available_is_obeyed(stream: FakeStream) -> None:
+def test_latest_offset_unlimited_ignores_limits(stream: FakeStream) -> None:
     limited = source(stream, maxRowsPerTrigger="6")
     assert limited.latest_offset(offset(0), unlimited=True) == offset(3)
 
 
-def test_an_idle_stream_gives_the_start_back_and_waits(stream: FakeStream) -> None:
+def test_latest_offset_of_idle_stream_waits_and_is_the_start(stream: FakeStream) -> None:
     reader = source(stream)
     start = offset(3)
     assert reader.latest_offset(start, unlimited=False) == start
     assert stream.waits == 1
 
 
-def test_available_now_stops_at_its_target(stream: FakeStream) -> None:
+def test_latest_offset_after_pin_target_stops_there(stream: FakeStream) -> None:
     reader = source(stream, maxRowsPerTrigger="6", minRowsPerTrigger="5")
     reader.pin_target()
     stream.grow((7,))
@@ -145,7 +148,7 @@ def test_available_now_stops_at_its_target(stream: FakeStream) -> None:
     assert reader.newest_offset() == offset(4)
 
 
-def test_minimum_rows_wait_for_more_or_for_the_delay(stream: FakeStream) -> None:
+def test_latest_offset_with_minimum_rows_waits_for_rows_or_the_delay(stream: FakeStream) -> None:
     clock = Clock()
     reader = source(stream, clock=clock, minRowsPerTrigger="25", maxTriggerDelay="0.01s")
     assert reader.latest_offset(offset(0), unlimited=False) == offset(0)
@@ -157,7 +160,7 @@ def test_minimum_rows_wait_for_more_or_for_the_delay(stream: FakeStream) -> None
     assert reader.latest_offset(offset(4), unlimited=False) == offset(5)
 
 
-def test_plans_are_repeatable_and_complete(stream: FakeStream) -> None:
+def test_plan_is_repeatable_and_complete(stream: FakeStream) -> None:
     plans = source(stream, minPartitions="3").plan(offset(0, 1), offset(3))
     again = source(stream, minPartitions="3").plan(offset(0, 1), offset(3))
     assert plans == again
@@ -165,11 +168,11 @@ def test_plans_are_repeatable_and_complete(stream: FakeStream) -> None:
     assert sum(part.rows for one in plans for part in one.plan.ranges) == 6 + 6 + 5
 
 
-def test_an_empty_range_has_no_partitions(stream: FakeStream) -> None:
+def test_plan_of_empty_range_has_no_partitions(stream: FakeStream) -> None:
     assert source(stream).plan(offset(1), offset(1)) == []
 
 
-def test_rows_that_are_lost_under_a_running_query(stream: FakeStream) -> None:
+def test_rows_truncated_under_a_query_fail_or_are_skipped(stream: FakeStream) -> None:
     strict, lenient = source(stream), source(stream, failOnDataLoss="false")
     stream.truncate(Dlsn(2))
     with pytest.raises(DataLossError, match="position of the checkpoint"):
@@ -182,26 +185,30 @@ def test_rows_that_are_lost_under_a_running_query(stream: FakeStream) -> None:
     assert lenient.plan(offset(0), offset(1)) == []
 
 
-def test_limits_with_lost_rows(stream: FakeStream) -> None:
+def test_latest_offset_with_limits_after_truncation_starts_at_the_earliest(
+    stream: FakeStream,
+) -> None:
     lenient = source(stream, failOnDataLoss="false", maxRowsPerTrigger="5")
     stream.truncate(Dlsn(2))
     assert drain(lenient, offset(0)) == [offset(3)]
 
 
-MADE_AGAIN = (
+RECREATED = (
     r"stream 's' was deleted and created again.*Use a new checkpoint location; "
     r"or set failOnDataLoss=false"
 )
 
 
-def test_a_stream_that_was_made_again(stream: FakeStream, caplog: pytest.LogCaptureFixture) -> None:
+def test_recreated_stream_fails_or_starts_at_its_earliest(
+    stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
     strict, lenient = source(stream), source(stream, failOnDataLoss="false")
     before = offset(2, stream="former")
-    with pytest.raises(DataLossError, match=MADE_AGAIN):
+    with pytest.raises(DataLossError, match=RECREATED):
         strict.latest_offset(before, unlimited=False)
-    with pytest.raises(DataLossError, match=MADE_AGAIN):
+    with pytest.raises(DataLossError, match=RECREATED):
         strict.plan(before, offset(3))
-    with pytest.raises(DataLossError, match=MADE_AGAIN):
+    with pytest.raises(DataLossError, match=RECREATED):
         strict.plan(before, offset(3, stream="former"))
     with caplog.at_level(logging.WARNING):
         assert lenient.latest_offset(before, unlimited=False) == offset(3)
@@ -212,13 +219,17 @@ def test_a_stream_that_was_made_again(stream: FakeStream, caplog: pytest.LogCapt
     lenient.forget(before)
 
 
-def test_a_limited_trigger_in_a_stream_that_was_made_again(stream: FakeStream) -> None:
+def test_latest_offset_with_limits_in_recreated_stream_starts_at_the_earliest(
+    stream: FakeStream,
+) -> None:
     lenient = source(stream, failOnDataLoss="false", maxRowsPerTrigger="6")
     ends = drain(lenient, offset(7, stream="former"))
     assert ends == [offset(0, 2), offset(1, 1), offset(2), offset(3)]
 
 
-def test_an_empty_stream_that_was_made_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_latest_offset_of_empty_recreated_stream_warns_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     lenient, before = source(FakeStream(), failOnDataLoss="false"), offset(7, stream="former")
     with caplog.at_level(logging.WARNING):
         assert lenient.latest_offset(before, unlimited=False) == before
@@ -226,14 +237,14 @@ def test_an_empty_stream_that_was_made_again(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.records) == 1
 
 
-def test_an_offset_without_an_id_is_one_of_this_stream(stream: FakeStream) -> None:
+def test_offset_without_id_is_of_this_stream(stream: FakeStream) -> None:
     reader, start = source(stream), {"entry": 0, "segment": 1}
     assert reader.latest_offset(start, unlimited=False) == offset(3)
     (plan,) = reader.plan(start, {"entry": 0, "segment": 2})
     assert [part.segment.number for part in plan.plan.ranges] == [1]
 
 
-def test_an_offset_as_a_position_of_the_options(stream: FakeStream) -> None:
+def test_option_position_with_stream_id_must_be_of_this_stream(stream: FakeStream) -> None:
     ours = '{"entry": 2, "segment": 0, "stream": "fake"}'
     former = ours.replace("fake", "x")
     bounded = source(stream, startingPosition=ours, endingPosition=ours)
@@ -244,15 +255,18 @@ def test_an_offset_as_a_position_of_the_options(stream: FakeStream) -> None:
         source(stream, endingPosition=former).final_offset()
 
 
-def test_a_position_that_the_metadata_no_longer_reach(stream: FakeStream) -> None:
-    reader: Any = source(stream)
+def test_position_that_the_head_never_reaches_is_refused(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_source, "METADATA_LAG_S", -1.0)
+    reader = source(stream)
     with pytest.raises(ConfigurationError, match="new checkpoint"):
         reader.plan(offset(7), offset(9))
     with pytest.raises(ConfigurationError, match="new checkpoint"):
         reader.latest_offset(offset(7), unlimited=False)
 
 
-def test_commits_are_fetched_once_and_forgotten() -> None:
+def test_commit_cache_fetches_once_and_forgets() -> None:
     made = FakeStream()
     for _ in range(10):
         made.grow((1,), (1,))
@@ -269,7 +283,7 @@ def test_commits_are_fetched_once_and_forgotten() -> None:
     assert cache.between(5, 5) == []
 
 
-def test_a_far_behind_query_fetches_no_more_than_a_trigger_needs() -> None:
+def test_latest_offset_far_behind_fetches_only_what_a_trigger_needs() -> None:
     made = FakeStream()
     for _ in range(3000):
         made.grow((10,))

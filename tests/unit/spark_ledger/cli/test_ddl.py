@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -11,15 +13,14 @@ from spark_ledger.errors import ConfigurationError
 
 def test_columns() -> None:
     text = "id BIGINT not null, Name string , price decimal(10, 2), at timestamp, raw binary"
-    assert parse_columns(text) == pa.schema(
-        [
-            pa.field("id", pa.int64(), nullable=False),
-            pa.field("Name", pa.string()),
-            pa.field("price", pa.decimal128(10, 2)),
-            pa.field("at", pa.timestamp("us", tz="UTC")),
-            pa.field("raw", pa.binary()),
-        ]
-    )
+    fields: list[pa.Field[Any]] = [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("Name", pa.string()),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("at", pa.timestamp("us", tz="UTC")),
+        pa.field("raw", pa.binary()),
+    ]
+    assert parse_columns(text) == pa.schema(fields)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_columns() -> None:
         (f"d decimal({'9' * 5000})", "NAME TYPE"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, words: str) -> None:
+def test_parse_columns_names_the_wrong_column(text: str, words: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         parse_columns(text)
     assert words in str(error.value)

@@ -62,7 +62,7 @@ def test_append_options_reach_the_ledger(
         (("ledgers", "delete", "1"), "--yes"),
     ],
 )
-def test_wrong_usage_is_status_2_and_names_the_thing(
+def test_wrong_usage_exits_2_and_names_the_argument(
     client: FakeClient, run: Run, arguments: tuple[str, ...], words: str
 ) -> None:
     outcome = run(*arguments)

@@ -40,12 +40,17 @@ def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 def test_directory_follows_the_state_home(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     asked: list[Path] = []
-    monkeypatch.setattr(local, "down", lambda directory: asked.append(directory) or True)
+
+    def down(directory: Path) -> bool:
+        asked.append(directory)
+        return True
+
+    monkeypatch.setattr(local, "down", down)
     assert run("local", "down").out == "stopped\n"
     assert asked == [Path("/state/spark-ledger/local")]
 
 
-def test_status_of_nothing_is_1(run: Run, tmp_path: Path) -> None:
+def test_status_without_a_cluster_exits_1(run: Run, tmp_path: Path) -> None:
     outcome = run("local", "status", "--directory", str(tmp_path / "never"))
     assert outcome.status == 1
     assert "ledger local up" in outcome.out

@@ -113,8 +113,8 @@ MICROS = pa.timestamp("us")
         ),
     ],
 )
-def test_what_python_or_json_cannot_say_is_printed_as_text(
-    capsys: pytest.CaptureFixture[str], column: pa.Array, expected: object
+def test_values_without_python_or_json_form_are_printed_as_text(
+    capsys: pytest.CaptureFixture[str], column: pa.Array[pa.Scalar[pa.DataType]], expected: object
 ) -> None:
     batch = pa.record_batch({"x": column, "n": [7]})
     assert print_rows([batch], as_json=True) == 1

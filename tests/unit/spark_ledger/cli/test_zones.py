@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spark_ledger.cli.zones import Safety, Zone, fragment_ranges, safety_zones
+from spark_ledger.cli.zones import Safety, Zone, fragments_with_ends, safety_zones
 from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums
 
 
@@ -50,7 +50,7 @@ def test_copies_outside_the_fragment_do_not_count() -> None:
 def test_empty_ledger_has_no_zones() -> None:
     metadata = ledger((0, "abc"))
     assert safety_zones(metadata, -1, {}) == []
-    assert fragment_ranges(metadata, -1) == [(metadata.fragments[0], 0, -1)]
+    assert fragments_with_ends(metadata, -1) == [(metadata.fragments[0], 0, -1)]
 
 
 @pytest.mark.parametrize("seed", range(20))

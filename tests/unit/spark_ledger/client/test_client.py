@@ -115,14 +115,14 @@ def test_without_a_spare_the_writer_goes_on_and_the_bookie_returns() -> None:
         world.kill("b0")
         for payload in PAYLOADS:
             await writer.append(payload)
-        assert writer.failed_slots
+        assert writer.failed_indexes
         world.revive("b0")
         for _ in range(300):
             await writer.append(b"more")
-            if not writer.failed_slots:
+            if not writer.failed_indexes:
                 break
             await asyncio.sleep(0.01)
-        assert not writer.failed_slots, "the bookie that came back serves its slot again"
+        assert not writer.failed_indexes, "the bookie that came back serves its index again"
         world.kill("b1")
         await writer.append(b"on two of three again")
         last = writer.last_add_confirmed
@@ -281,7 +281,7 @@ def test_bad_input_is_refused_with_one_sentence() -> None:
             await writer.append("text")  # type: ignore[arg-type]
         with pytest.raises(EntryTooLargeError):
             await writer.append(bytes(ENTRY_PAYLOAD_BYTES_MAX + 1))
-        await writer.append(bytearray(b"fine"))
+        await writer.append(bytearray(b"fine"))  # type: ignore[arg-type]
         await writer.close()
         await client.delete_ledger(writer.ledger_id)
         await client.delete_ledger(writer.ledger_id)
@@ -348,7 +348,7 @@ def damage(world: World, name: str, ledger_id: int) -> None:
     bookie.read = read  # type: ignore[method-assign, assignment]
 
 
-def test_a_recovery_that_begins_with_older_metadata_measures_the_end_where_it_is() -> None:
+def test_recovery_with_older_metadata_reads_the_length_from_the_right_fragment() -> None:
     """It asked the fragment that was last before, whose bookies denied the entry (seed 44095)."""
 
     async def test(world: World) -> None:

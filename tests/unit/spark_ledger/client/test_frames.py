@@ -1,4 +1,4 @@
-"""FrameStore: runs for slots, released and resent frames."""
+"""FrameStore: runs for indexes, released and resent frames."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def store(e: int = 3, wq: int = 3) -> FrameStore:
     return FrameStore(metadata, Crc32cDigest())
 
 
-def payloads_of(frames: FrameStore, slot: int, first: int, last: int) -> dict[int, bytes]:
-    found = {}
-    for run in frames.runs(slot, first, last):
+def payloads_of(frames: FrameStore, bookie_index: int, first: int, last: int) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for run in frames.runs(bookie_index, first, last):
         entries, damage = open_run(Crc32cDigest(), run)
         assert damage is None
         found.update({entry.entry_id: entry.payload for entry in entries})
@@ -38,7 +38,7 @@ def test_a_full_write_set_shares_its_runs() -> None:
     assert payloads_of(frames, 1, 0, 2) == {0: b"a", 1: b"bb", 2: b"ccc"}
 
 
-def test_a_striped_slot_gets_its_own_entries_only() -> None:
+def test_a_striped_index_gets_its_own_entries_only() -> None:
     frames = store(e=5, wq=2)
     frames.seal([b"%d" % i for i in range(10)], NO_ENTRY)
     assert sorted(payloads_of(frames, 0, 0, 9)) == [0, 4, 5, 9]
@@ -46,7 +46,7 @@ def test_a_striped_slot_gets_its_own_entries_only() -> None:
     assert frames.runs(3, 4, 6) == []
 
 
-def test_released_frames_are_gone_and_the_others_keep_their_place() -> None:
+def test_frames_after_a_release_keep_their_entry_ids() -> None:
     frames = store(e=3, wq=2)
     frames.seal([b"%d" % i for i in range(9)], NO_ENTRY)
     assert frames.release(EntryId(2)) == 3
@@ -67,7 +67,7 @@ def test_runs_are_cut_at_the_size_of_a_message() -> None:
     assert sum(run.count for run in runs) == 5
 
 
-def test_what_is_sent_again_begins_where_it_is_asked_to() -> None:
+def test_resent_runs_begin_at_the_asked_entry() -> None:
     """After an ensemble change a bookie gets what is not confirmed, not what others got before."""
     frames = store()
     frames.seal([b"a", b"b", b"c", b"d"], NO_ENTRY)

@@ -156,7 +156,7 @@ def test_a_question_that_raises_ends_the_writer_with_an_error() -> None:
         async def broken(_: object) -> Any:
             raise ZeroDivisionError("a bug")
 
-        writer._choose = broken  # type: ignore[method-assign]
+        writer._choose = broken  # type: ignore[method-assign, assignment]
         world.kill("b0")
         world.kill("b1")
         with pytest.raises(LedgerError, match="a bug"):

@@ -1,15 +1,21 @@
-"""The blocking portal: Ctrl-C while an item is awaited ends the iterator, and nothing else."""
+"""The blocking portal: interrupted, forked, stopped at exit, and asked from many threads."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
-from spark_ledger.client.blocking import BlockingPortal
+from spark_ledger.client.blocking import BlockingPortal, BlockingWriter
+from spark_ledger.errors import LedgerClosedError
+from tests.style.sources import ROOT
+from tests.unit.spark_ledger.client.world import World
 
 
 @pytest.mark.parametrize("attempt", range(3))
@@ -41,3 +47,105 @@ def test_control_c_while_an_item_is_awaited_closes_the_iterator(attempt: int) ->
         timer.cancel()
         signal.signal(signal.SIGINT, before)
     assert closed.is_set()
+
+
+def test_exit_handler_that_runs_after_the_portal_has_stopped_is_told() -> None:
+    """Registered before the first connection, it runs last; waiting for the loop would hang it."""
+    code = """
+import asyncio, atexit
+portals = []
+
+def wait_for_the_loop():
+    try:
+        portals[0].call(asyncio.sleep(0))
+    except Exception as error:
+        print(type(error).__name__, error)
+
+atexit.register(wait_for_the_loop)
+from spark_ledger.errors import LedgerClosedError
+from spark_ledger.client.blocking import BlockingPortal
+portals.append(BlockingPortal.get())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("LedgerClosedError this process is ending"), done
+    assert not done.stderr
+
+
+def test_iterator_that_is_left_unfinished_at_exit_ends_quietly() -> None:
+    code = """
+from spark_ledger.errors import LedgerClosedError
+from spark_ledger.client.blocking import BlockingPortal
+
+async def numbers():
+    yield 1
+    yield 2
+
+items = BlockingPortal.get().iterate(numbers())
+print(next(items))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_child_forked_while_a_portal_is_made_gets_its_own() -> None:
+    """The parent's other thread holds the lock at the fork; in the child nobody releases it."""
+    is_held, release = threading.Event(), threading.Event()
+
+    def make() -> None:
+        with BlockingPortal._making:
+            is_held.set()
+            release.wait(60)
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    assert is_held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        BlockingPortal.get().call(asyncio.sleep(0))
+        os._exit(0)
+    release.set()
+    maker.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_last_add_pushed_between_inbox_and_writer_does_not_go_back() -> None:
+    """Entries that have left the inbox and are not in the writer yet were appended all the same."""
+    portal = BlockingPortal.get()
+
+    async def open_writer() -> tuple[World, BlockingWriter]:
+        world = World(3)
+        await world.start()
+        client = await world.client()
+        return world, BlockingWriter(portal, await client.create_ledger())
+
+    world, writer = portal.call(open_writer())
+    seen: list[tuple[int, int]] = []
+    submit = writer._writer.submit
+
+    def submit_and_look(*given: object) -> None:
+        seen.append((writer.last_add_pushed, writer.length))
+        submit(*given)  # type: ignore[arg-type]
+
+    writer._writer.submit = submit_and_look  # type: ignore[assignment, method-assign]
+    assert writer.append_async(b"four").result(60) == 0
+    assert seen == [(0, 4)]
+    writer.close()
+    with pytest.raises(LedgerClosedError):
+        writer.append(b"refused")
+    assert (writer.last_add_pushed, writer.length) == (0, 4)
+    portal.call(world.close())

@@ -72,7 +72,7 @@ def test_replicas_share_the_readers() -> None:
 def test_a_bookie_that_was_overtaken_is_asked_last_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(context, "_SUSPECT_S", 0.3)
+    monkeypatch.setattr(context, "BOOKIE_SUSPECT_S", 0.3)
 
     async def test(world: World) -> None:
         client = await world.client(speculative_read_delay_s=0.05)

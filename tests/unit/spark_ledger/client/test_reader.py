@@ -48,7 +48,7 @@ def test_nothing_above_the_last_add_confirmed_is_read() -> None:
     run(test)
 
 
-def test_what_was_seen_is_not_forgotten_when_bookies_know_less() -> None:
+def test_last_add_confirmed_never_goes_back() -> None:
     async def test(world: World) -> None:
         client = await world.client(explicit_lac_delay_s=0.01)
         writer = await client.create_ledger()
@@ -132,7 +132,7 @@ def test_a_tail_waits_at_the_bookies_and_does_not_ask_again_and_again() -> None:
     run(test)
 
 
-def test_a_tail_asks_dead_bookies_at_its_leisure() -> None:
+def test_tail_of_dead_bookies_pauses_between_rounds() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         writer = await client.create_ledger()
@@ -182,7 +182,7 @@ def test_a_tail_hears_every_bookie_of_the_newest_fragment() -> None:
     run(test, bookies=5)
 
 
-def test_a_tail_ends_with_its_ledger_though_the_metadata_were_away() -> None:
+def test_tail_after_metadata_outage_ends_with_its_ledger() -> None:
     """And then watches nothing any more."""
 
     async def test(world: World) -> None:

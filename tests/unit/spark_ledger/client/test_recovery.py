@@ -122,7 +122,7 @@ def test_what_is_found_is_written_back_to_all_of_its_bookies(quorums: tuple[int,
     run(test, bookies=5)
 
 
-def test_every_question_that_may_decide_fences_with_the_key() -> None:
+def test_recovery_requests_all_fence_with_the_access_key() -> None:
     """A question that does not fence lets the old writer reach its quorum behind the answer."""
 
     async def test(world: World) -> None:
@@ -148,7 +148,7 @@ def test_every_question_that_may_decide_fences_with_the_key() -> None:
     run(test)
 
 
-def test_a_length_that_cannot_be_read_fails_the_recovery_and_not_the_ledger() -> None:
+def test_unreadable_length_fails_the_recovery_and_leaves_the_ledger() -> None:
     """The last entry is known to be confirmed; who closes without its length would make one up."""
 
     async def test(world: World) -> None:

@@ -136,7 +136,7 @@ def test_an_answer_that_just_ends_is_no_denial() -> None:
     run(test, bookies=1)
 
 
-def test_what_stands_before_a_damaged_entry_is_delivered() -> None:
+def test_entries_before_a_damaged_one_are_delivered() -> None:
     """All of it was in one answer; the error names the entry that is damaged."""
 
     async def test(world: World) -> None:

@@ -28,7 +28,7 @@ def lose(client: LedgerClient, operation: str, outcomes: Sequence[Outcome]) -> l
     return left
 
 
-def test_an_entry_tells_what_was_confirmed_when_it_was_sent() -> None:
+def test_frame_carries_the_last_add_confirmed_of_when_it_was_sent() -> None:
     """Readers of an open ledger, and recovery, begin with this number."""
 
     async def test(world: World) -> None:
@@ -50,7 +50,7 @@ def test_an_entry_tells_what_was_confirmed_when_it_was_sent() -> None:
     run(test)
 
 
-def test_an_entry_tells_nothing_of_those_that_are_on_their_way() -> None:
+def test_frame_never_names_unconfirmed_entries_as_confirmed() -> None:
     """Else a reader would be shown what may yet be lost."""
 
     async def test(world: World) -> None:
@@ -127,7 +127,7 @@ def test_a_recovery_looks_lost_answers_up(outcome: Outcome) -> None:
     run(test)
 
 
-def test_what_cannot_be_looked_up_for_a_while_is_looked_up_later() -> None:
+def test_lost_reply_is_looked_up_when_the_store_is_back() -> None:
     async def test(world: World) -> None:
         client = await world.client(metadata_timeout_s=5.0)
         writer = await client.create_ledger()
@@ -147,7 +147,7 @@ def test_what_cannot_be_looked_up_for_a_while_is_looked_up_later() -> None:
     run(test)
 
 
-def test_a_store_that_stays_away_ends_the_looking_up() -> None:
+def test_lost_reply_with_store_away_for_good_fails_the_adds() -> None:
     async def test(world: World) -> None:
         client = await world.client(metadata_timeout_s=0.1)
         writer = await client.create_ledger()
@@ -211,7 +211,7 @@ def test_closing_gives_the_slowest_replica_a_moment() -> None:
     run(test)
 
 
-def test_everything_in_flight_and_queued_is_told_that_another_took_the_ledger() -> None:
+def test_takeover_fails_adds_in_flight_and_queued() -> None:
     async def test(world: World) -> None:
         client, other = await world.client(), await world.client()
         writer = await client.create_ledger()
@@ -254,7 +254,7 @@ def test_room_comes_back_as_entries_are_confirmed() -> None:
     run(test)
 
 
-def test_whoever_waits_is_told_that_the_ledger_came_to_its_end() -> None:
+def test_producer_waiting_for_room_is_told_of_the_end() -> None:
     async def test(world: World) -> None:
         client = await world.client(bytes_in_flight_max=64 * KIB)
         writer = await client.create_ledger()
@@ -283,14 +283,14 @@ def test_a_dead_bookie_is_not_taken_for_its_own_replacement() -> None:
         world.kill(writer.metadata.last_fragment.bookies[0])
         for _ in range(20):
             await writer.append(b"more")
-        assert writer.failed_slots == {0}
+        assert writer.failed_indexes == {0}
         assert len(writer.metadata.fragments) == 1
         await writer.close()
 
     run(test)
 
 
-def test_a_closed_ledger_loads_no_bookie_whatever_became_of_its_replacements() -> None:
+def test_closed_ledger_counts_as_load_of_no_bookie() -> None:
     """New ledgers go where few of this client's are; what was counted wrong would be avoided."""
 
     async def test(world: World) -> None:

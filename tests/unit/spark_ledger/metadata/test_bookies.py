@@ -38,7 +38,7 @@ def test_register_change_state_and_deregister() -> None:
         await registry.register(bookie("b"))
         assert await reader.list() == [bookie("b")]
         assert await reader.get(BookieId("b")) == bookie("b")
-        await registry.set_state(BookieState.READ_ONLY)
+        await registry.register(bookie("b", state="readonly"))
         assert await reader.list() == [bookie("b", state="readonly")]
         assert tree.children("bookies/writable") == []
         await registry.register(bookie("b", "127.0.0.1:2"))
@@ -52,7 +52,7 @@ def test_register_change_state_and_deregister() -> None:
     asyncio.run(main())
 
 
-def test_a_bookie_is_never_in_neither_directory_while_it_changes() -> None:
+def test_register_with_new_state_is_never_missing_from_both_lists() -> None:
     async def main() -> None:
         tree = MemoryTree()
         registry = BookieRegistry(tree.open_session())
@@ -66,7 +66,7 @@ def test_a_bookie_is_never_in_neither_directory_while_it_changes() -> None:
         tree.open_session().watch("bookies/writable", look)
         tree.open_session().watch("bookies/readonly", look)
         for state in (BookieState.READ_ONLY, BookieState.WRITABLE) * 3:
-            await registry.set_state(state)
+            await registry.register(bookie("b", state=state))
         await asyncio.sleep(0)
         assert empty == []
 
@@ -74,7 +74,7 @@ def test_a_bookie_is_never_in_neither_directory_while_it_changes() -> None:
 
 
 @pytest.mark.parametrize("before", ["writable", "readonly"])
-def test_the_registration_of_a_dead_process_is_taken_over_at_once(before: str) -> None:
+def test_register_over_node_of_dead_process_replaces_it(before: str) -> None:
     async def main() -> None:
         tree = MemoryTree()
         dead = tree.open_session()
@@ -89,7 +89,7 @@ def test_the_registration_of_a_dead_process_is_taken_over_at_once(before: str) -
     asyncio.run(main())
 
 
-def test_a_lost_session_is_followed_by_a_new_registration() -> None:
+def test_session_lost_registers_again() -> None:
     async def main() -> None:
         tree = MemoryTree()
         failures = [Outcome.NORMAL, Outcome.UNAVAILABLE, Outcome.LOST_REPLY, Outcome.LOST_REQUEST]
@@ -100,7 +100,7 @@ def test_a_lost_session_is_followed_by_a_new_registration() -> None:
         store = tree.open_session(interpose=interpose)
         registry = BookieRegistry(store)
         await registry.register(bookie("b"))
-        await registry.set_state(BookieState.WRITABLE)
+        await registry.register(bookie("b"))
         store.expire()
         assert tree.children("bookies/writable") == []
         await eventually(lambda: registry.registered and not failures)
@@ -113,7 +113,7 @@ def test_a_lost_session_is_followed_by_a_new_registration() -> None:
     asyncio.run(main())
 
 
-def test_a_session_lost_during_a_registration_is_followed_by_another() -> None:
+def test_session_lost_during_register_registers_again() -> None:
     async def main() -> None:
         tree = MemoryTree()
         expirations = [1]
@@ -133,7 +133,7 @@ def test_a_session_lost_during_a_registration_is_followed_by_another() -> None:
     asyncio.run(main())
 
 
-def test_an_idle_directory_asks_nothing() -> None:
+def test_directory_without_changes_reads_nothing() -> None:
     async def main() -> None:
         tree = MemoryTree()
         asked: list[str] = []
@@ -203,21 +203,18 @@ def test_directory_follows_and_keeps_the_last_address() -> None:
         first, second = BookieRegistry(tree.open_session()), BookieRegistry(tree.open_session())
         await first.register(bookie("a", "127.0.0.1:1"))
         directory = BookieDirectory(BookieRegistry(tree.open_session()))
-        changes: list[int] = []
-        directory.on_change(lambda: changes.append(1))
         await directory.start()
         assert directory.writable() == [bookie("a", "127.0.0.1:1")]
         assert directory.address(BookieId("b")) is None
         await second.register(bookie("b", "127.0.0.1:2"))
         await eventually(lambda: len(directory.writable()) == 2)
-        await second.set_state(BookieState.READ_ONLY)
+        await second.register(bookie("b", "127.0.0.1:2", "readonly"))
         await eventually(lambda: len(directory.writable()) == 1)
         assert [info.bookie_id for info in directory.all()] == ["a", "b"]
         await first.deregister()
         await eventually(lambda: len(directory.all()) == 1)
         assert directory.get(BookieId("a")) is None
         assert directory.address(BookieId("a")) == "127.0.0.1:1"
-        assert changes
         await directory.close()
 
     asyncio.run(main())
@@ -245,7 +242,7 @@ def test_directory_outlives_an_unreachable_store() -> None:
     asyncio.run(main())
 
 
-def test_who_waits_for_a_read_that_fails_does_not_try_again_for_as_long() -> None:
+def test_refresh_that_waited_for_a_failed_read_fails_without_another() -> None:
     async def main() -> None:
         tree, down, reads = MemoryTree(), [False], []
 
@@ -274,7 +271,7 @@ def test_who_waits_for_a_read_that_fails_does_not_try_again_for_as_long() -> Non
     asyncio.run(main())
 
 
-def test_the_cluster_is_made_once() -> None:
+def test_ensure_cluster_at_once_makes_one_cluster() -> None:
     async def main() -> None:
         tree = MemoryTree()
         with pytest.raises(NotFoundError, match="no cluster"):
@@ -287,7 +284,7 @@ def test_the_cluster_is_made_once() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
-def test_the_cluster_is_made_once_in_spite_of_lost_replies(outcome: Outcome) -> None:
+def test_ensure_cluster_after_lost_replies_makes_one_cluster(outcome: Outcome) -> None:
     async def main() -> None:
         failures = [outcome]
 
@@ -300,7 +297,7 @@ def test_the_cluster_is_made_once_in_spite_of_lost_replies(outcome: Outcome) -> 
     asyncio.run(main())
 
 
-def test_a_cluster_that_cannot_be_made_for_sure_is_an_unknown_outcome() -> None:
+def test_ensure_cluster_without_any_reply_is_unknown() -> None:
     async def main() -> None:
         for losses in (2, 3):
             failures = [Outcome.LOST_REQUEST] * losses

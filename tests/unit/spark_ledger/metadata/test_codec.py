@@ -152,7 +152,7 @@ LEAST = LedgerMetadata(
 )
 
 
-def test_the_least_ledger_round_trips_and_nothing_is_below_it() -> None:
+def test_ledger_with_smallest_values_round_trips_and_smaller_is_damage() -> None:
     data = encode_ledger(LEAST)
     assert decode_ledger(PATH, LedgerId(0), data) == LEAST
     fields = msgspec.json.decode(data)
@@ -175,7 +175,7 @@ def test_fragments_ascend_one_by_one() -> None:
         decode_ledger(PATH, LedgerId(7), change(fragments=[[0, ["a", "b"]], [5, ["a", "b", "c"]]]))
 
 
-def test_the_other_nodes_have_fixed_bytes_too() -> None:
+def test_bookie_cluster_and_counter_golden_bytes() -> None:
     info = BookieInfo(BookieId("b-1"), "h:1", BookieState.WRITABLE, "/r", 5, "h:2")
     assert encode_bookie(info) == (
         b'{"format_version":1,"bookie_id":"b-1","address":"h:1","state":"writable","rack":"/r",'

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from spark_ledger.errors import ConflictError
-from spark_ledger.metadata.ledgers import LEDGER_ID_BLOCK, LedgerStore
+from spark_ledger.limits import LEDGER_ID_BLOCK
+from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 
 
@@ -39,7 +40,7 @@ class Forgetful(MemoryMetadataStore):
         return True
 
 
-def test_two_who_take_a_block_at_once_know_whose_it_is() -> None:
+def test_id_block_after_lost_reply_is_given_to_one_client() -> None:
     async def scenario(taken_before: int) -> None:
         tree = MemoryTree()
         for _ in range(taken_before):

@@ -14,7 +14,8 @@ from spark_ledger.errors import (
     NoSuchLedgerError,
     OutcomeUnknownError,
 )
-from spark_ledger.metadata.ledgers import LEDGER_ID_BLOCK, LedgerStore, ledger_path
+from spark_ledger.limits import LEDGER_ID_BLOCK
+from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, Interpose, MemoryTree, Outcome
 from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums
 
@@ -66,7 +67,7 @@ def test_ids_are_distinct_over_clients_and_cost_one_round_trip_per_block() -> No
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
-def test_a_lost_reply_of_the_counter_gives_no_id_twice(outcome: Outcome) -> None:
+def test_new_ledger_id_after_lost_reply_gives_no_id_twice(outcome: Outcome) -> None:
     async def main() -> None:
         tree = MemoryTree()
         first = LedgerStore(tree.open_session(interpose=script("create", [outcome])))
@@ -113,7 +114,7 @@ def test_create_read_compare_and_set_delete() -> None:
         [Outcome.LOST_REQUEST, Outcome.LOST_REPLY],
     ],
 )
-def test_a_lost_reply_of_create_is_decided_by_the_token(outcomes: list[Outcome]) -> None:
+def test_create_after_lost_reply_is_decided_by_the_token(outcomes: list[Outcome]) -> None:
     async def main() -> None:
         store = LedgerStore(MemoryTree().open_session(interpose=script("create", outcomes)))
         created = await store.create(ledger(7, "mine"))
@@ -167,7 +168,7 @@ def test_list_is_sorted_and_complete() -> None:
     asyncio.run(main())
 
 
-def test_an_error_of_a_part_fails_the_list() -> None:
+def test_list_with_an_unreadable_part_raises() -> None:
     async def main() -> None:
         tree = MemoryTree()
         await LedgerStore(tree.open_session()).create(ledger(7))
@@ -205,7 +206,7 @@ def test_watch_reports_a_change() -> None:
     asyncio.run(main())
 
 
-def test_a_block_of_ids_is_given_up_after_three_lost_replies() -> None:
+def test_new_ledger_id_after_three_lost_replies_is_unknown() -> None:
     async def main() -> None:
         for operation, losses in (("create", 2), ("put", 2), ("create", 3), ("put", 3)):
             tree = MemoryTree()
@@ -222,7 +223,7 @@ def test_a_block_of_ids_is_given_up_after_three_lost_replies() -> None:
     asyncio.run(main())
 
 
-def test_an_unknown_change_names_its_ledger() -> None:
+def test_compare_and_set_after_lost_reply_names_the_ledger() -> None:
     async def main() -> None:
         tree = MemoryTree()
         created = await LedgerStore(tree.open_session()).create(ledger(7))
@@ -233,7 +234,7 @@ def test_an_unknown_change_names_its_ledger() -> None:
     asyncio.run(main())
 
 
-def test_a_list_spans_many_groups_and_leaves_out_what_is_no_ledger() -> None:
+def test_list_spans_many_groups_and_skips_other_nodes() -> None:
     async def main() -> None:
         session = MemoryTree().open_session()
         store = LedgerStore(session)
@@ -247,7 +248,7 @@ def test_a_list_spans_many_groups_and_leaves_out_what_is_no_ledger() -> None:
     asyncio.run(main())
 
 
-def test_a_deletion_is_repeated_until_its_outcome_is_known() -> None:
+def test_delete_after_lost_replies_is_repeated() -> None:
     async def main() -> None:
         for outcome in (Outcome.LOST_REQUEST, Outcome.LOST_REPLY):
             for losses in (2, 3):

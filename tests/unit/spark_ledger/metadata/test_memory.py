@@ -17,7 +17,7 @@ from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
 from spark_ledger.types import Versioned
 
 
-def test_expiry_removes_ephemerals_and_tells() -> None:
+def test_expire_removes_ephemeral_nodes_and_calls_back() -> None:
     async def main() -> None:
         tree = MemoryTree()
         store, other = tree.open_session(), tree.open_session()
@@ -97,7 +97,7 @@ def test_a_failed_transaction_wakes_no_watch() -> None:
     asyncio.run(main())
 
 
-def test_changes_before_a_callback_ran_are_folded_into_one_call() -> None:
+def test_watch_changed_twice_before_its_callback_calls_once() -> None:
     async def main() -> None:
         tree = MemoryTree()
         store = tree.open_session()

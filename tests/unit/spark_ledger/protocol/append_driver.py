@@ -5,7 +5,8 @@ from __future__ import annotations
 from spark_ledger.errors import (
     MetadataUnavailableError,
 )
-from spark_ledger.protocol.append import AppendLimits, AppendMachine
+from spark_ledger.protocol.append import AppendMachine
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
     AddAcknowledged,
     AddFailed,
@@ -33,7 +34,7 @@ LIMITS = AppendLimits(
 
 
 class Writer:
-    """A machine with short words for events. Slot s has bookie bs unless told otherwise."""
+    """A machine with short words for events. Index s has bookie bs unless told otherwise."""
 
     def __init__(self, quorums: tuple[int, int, int] = (3, 3, 2)) -> None:
         names = " ".join(f"b{i}" for i in range(quorums[0]))
@@ -44,20 +45,20 @@ class Writer:
     def add(self, count: int = 1, size: int = 10) -> list[Command]:
         return self.machine.handle(Append([size] * count), self.now)
 
-    def ack(self, slot: int, last: int) -> list[Command]:
-        bookie = self.machine.bookies[slot]
-        return self.machine.handle(AddAcknowledged(slot, bookie, EntryId(last)), self.now)
+    def ack(self, index: int, last: int) -> list[Command]:
+        bookie = self.machine.bookies[index]
+        return self.machine.handle(AddAcknowledged(index, bookie, EntryId(last)), self.now)
 
     def ack_all(self) -> None:
-        for slot in range(len(self.machine.bookies)):
-            self.ack(slot, self.machine.last_add_pushed)
+        for index in range(len(self.machine.bookies)):
+            self.ack(index, self.machine.last_add_pushed)
 
-    def fail(self, slot: int, status: BookieStatus = BookieStatus.UNAVAILABLE) -> list[Command]:
-        return self.machine.handle(AddFailed(slot, self.machine.bookies[slot], status), self.now)
+    def fail(self, index: int, status: BookieStatus = BookieStatus.UNAVAILABLE) -> list[Command]:
+        return self.machine.handle(AddFailed(index, self.machine.bookies[index], status), self.now)
 
     def choose(self, **replacements: str) -> list[Command]:
-        """``choose(s1="b3")``."""
-        chosen = {int(slot[1:]): BookieId(name) for slot, name in replacements.items()}
+        """``choose(i1="b3")``."""
+        chosen = {int(index[1:]): BookieId(name) for index, name in replacements.items()}
         return self.machine.handle(BookiesChosen(chosen), self.now)
 
     def written(self, metadata: LedgerMetadata, version: int = 5) -> list[Command]:
@@ -77,8 +78,8 @@ class Writer:
         return self.machine.handle(Tick(), now)
 
 
-def change_of_slot_1(writer: Writer) -> LedgerMetadata:
+def change_of_index_1(writer: Writer) -> LedgerMetadata:
     """Up to the metadata write of a change from b1 to b3."""
     asked = one(writer.fail(1), ChooseBookies)
-    assert asked.slots == (1,) and asked.failed == {1: "b1"}
-    return one(writer.choose(s1="b3"), WriteMetadata).metadata
+    assert asked.indexes == (1,) and asked.failed == {1: "b1"}
+    return one(writer.choose(i1="b3"), WriteMetadata).metadata

@@ -36,13 +36,13 @@ def test_fragment_ranges(first: int, last: int, cut: list[tuple[int, int, int]])
     assert [(low, high, part.first_entry) for low, high, part in found] == cut
 
 
-def test_replacing_slots_keeps_the_others() -> None:
-    assert ensemble.replace_slots(ids("b0 b1 b2"), {1: ids("b9")[0]}) == ids("b0 b9 b2")
+def test_replacing_bookies_keeps_the_others() -> None:
+    assert ensemble.replace_bookies(ids("b0 b1 b2"), {1: ids("b9")[0]}) == ids("b0 b9 b2")
 
 
-def test_a_bookie_stands_in_one_slot() -> None:
-    with pytest.raises(AssertionError, match="one slot only"):
-        ensemble.replace_slots(ids("b0 b1 b2"), {1: ids("b2")[0]})
+def test_a_bookie_stands_at_one_index() -> None:
+    with pytest.raises(AssertionError, match="one index only"):
+        ensemble.replace_bookies(ids("b0 b1 b2"), {1: ids("b2")[0]})
 
 
 def test_a_new_ensemble_is_appended() -> None:
@@ -63,7 +63,7 @@ def test_no_fragment_goes_below_the_last() -> None:
 def test_recovery_starts_from_open_only() -> None:
     marked = ensemble.in_recovery(TWO)
     assert marked.state is LedgerState.IN_RECOVERY
-    with pytest.raises(AssertionError, match="only an open ledger"):
+    with pytest.raises(AssertionError, match="Only an open ledger"):
         ensemble.in_recovery(marked)
 
 

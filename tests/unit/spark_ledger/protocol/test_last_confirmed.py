@@ -14,8 +14,8 @@ OK, NO_LEDGER = BookieStatus.OK, BookieStatus.NO_SUCH_LEDGER
 DOWN, LIMBO = BookieStatus.UNAVAILABLE, BookieStatus.UNKNOWN_STATE
 
 
-def told(slot: int, status: BookieStatus, last: int = -1) -> LastConfirmedAnswer:
-    return LastConfirmedAnswer(slot, status, EntryId(last), "")
+def told(bookie_index: int, status: BookieStatus, last: int = -1) -> LastConfirmedAnswer:
+    return LastConfirmedAnswer(bookie_index, status, EntryId(last), "")
 
 
 @pytest.mark.parametrize("fence", [True, False])
@@ -54,7 +54,7 @@ def test_a_number_in_an_answer_that_is_not_ok_counts_for_nothing(status: BookieS
     assert poll.newest == 3
 
 
-def test_not_below_the_last_fragment() -> None:
+def test_result_is_not_below_the_last_fragment() -> None:
     metadata = ledger((2, 2, 2), (0, "b0 b1"), (5, "b0 b2"))
     round_ = LastConfirmedRead(metadata, fence=True)
     assert round_.answer(told(0, NO_LEDGER))

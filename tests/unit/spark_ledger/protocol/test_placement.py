@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from spark_ledger.protocol.placement import choose_bookies, read_order, too_few
+from spark_ledger.protocol.placement import choose_bookies, read_order, shortage
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 from tests.unit.spark_ledger.protocol.ledgers import ids
 
@@ -31,20 +31,20 @@ def test_writable_and_not_excluded_only() -> None:
     assert choose_bookies(candidates, 3, exclude=ids("b1"), load={}, shuffle=stay) is None
 
 
-def test_too_few_says_which_and_why() -> None:
-    assert too_few([], 3, silent=()) == (
+def test_shortage_names_bookies_and_reasons() -> None:
+    assert shortage([], 3, silent=()) == (
         "needs 3 writable bookies; 0 are registered. Start more bookies"
     )
     candidates = infos("b0 b1 b2") + infos("b3 b4", BookieState.READ_ONLY)
-    assert too_few(candidates, 3, silent=ids("b1 b4 gone")) == (
+    assert shortage(candidates, 3, silent=ids("b1 b4 gone")) == (
         "needs 3 writable bookies; 5 are registered, of which 3 cannot be used now: "
         "b1 (did not answer), b4 (did not answer), "
         "b3 (read-only, as its disks are full or failing). Bring them back or start others"
     )
-    assert "1 is registered" in too_few(infos("b0"), 3, silent=())
+    assert "1 is registered" in shortage(infos("b0"), 3, silent=())
 
 
-def test_nothing_wanted() -> None:
+def test_choosing_no_bookies_is_an_empty_choice() -> None:
     assert choose_bookies([], 0, exclude=(), load={}, shuffle=stay) == ()
 
 

@@ -21,7 +21,7 @@ every_shape = pytest.mark.parametrize("quorums", SHAPES, ids=str)
 
 
 def windows(quorums: Quorums) -> list[set[int]]:
-    """Every run of WQ neighbours on the ring of slots, by walking around it."""
+    """Every run of WQ neighbours on the ring of indexes, by walking around it."""
     ring = list(range(quorums.ensemble_size)) * 3
     return [
         set(ring[start : start + quorums.write_quorum]) for start in range(quorums.ensemble_size)
@@ -29,11 +29,11 @@ def windows(quorums: Quorums) -> list[set[int]]:
 
 
 def copies(entry_id: int, quorums: Quorums) -> set[int]:
-    """The slots of an entry, by counting through all entries before it."""
-    slot = 0
+    """The indexes of an entry, by counting through all entries before it."""
+    bookie_index = 0
     for _ in range(entry_id):
-        slot = slot + 1 if slot + 1 < quorums.ensemble_size else 0
-    return windows(quorums)[slot]
+        bookie_index = bookie_index + 1 if bookie_index + 1 < quorums.ensemble_size else 0
+    return windows(quorums)[bookie_index]
 
 
 def subsets(count: int) -> Iterator[frozenset[int]]:
@@ -52,25 +52,25 @@ def ack_quorums(window: set[int], quorums: Quorums) -> list[set[int]]:
 @every_shape
 def test_write_set(quorums: Quorums) -> None:
     for entry_id in range(3 * quorums.ensemble_size):
-        slots = quorum.write_set(entry_id, quorums)
-        assert slots[0] == entry_id % quorums.ensemble_size
-        assert len(slots) == quorums.write_quorum
-        assert set(slots) == copies(entry_id, quorums)
-        for slot in range(quorums.ensemble_size):
-            holds = slot in copies(entry_id, quorums)
-            assert quorum.slot_holds(slot, entry_id, quorums) == holds
+        indexes = quorum.write_set(entry_id, quorums)
+        assert indexes[0] == entry_id % quorums.ensemble_size
+        assert len(indexes) == quorums.write_quorum
+        assert set(indexes) == copies(entry_id, quorums)
+        for bookie_index in range(quorums.ensemble_size):
+            holds = bookie_index in copies(entry_id, quorums)
+            assert quorum.in_write_set(bookie_index, entry_id, quorums) == holds
 
 
 @every_shape
-def test_entries_of_a_slot(quorums: Quorums) -> None:
-    for slot in range(quorums.ensemble_size):
+def test_entries_of_an_index(quorums: Quorums) -> None:
+    for bookie_index in range(quorums.ensemble_size):
         for first in range(quorums.ensemble_size + 1):
             for last in range(first - 1, 3 * quorums.ensemble_size):
-                mine = [e for e in range(first, last + 1) if slot in copies(e, quorums)]
-                assert list(quorum.slot_entries(slot, first, last, quorums)) == mine
+                mine = [e for e in range(first, last + 1) if bookie_index in copies(e, quorums)]
+                assert list(quorum.entries_of_index(bookie_index, first, last, quorums)) == mine
         for last in range(3 * quorums.ensemble_size):
-            mine = [e for e in range(last + 1) if slot in copies(e, quorums)]
-            found = quorum.last_slot_entry(slot, last, quorums)
+            mine = [e for e in range(last + 1) if bookie_index in copies(e, quorums)]
+            found = quorum.last_entry_of_index(bookie_index, last, quorums)
             assert found == mine[-1] if mine else found < 0
 
 
@@ -80,7 +80,7 @@ def test_lanes_are_the_classes_of_equal_write_sets(quorums: Quorums) -> None:
     for entry_id in range(4 * quorums.ensemble_size):
         mine = [lane for lane in lanes if lane.first_at_or_after(entry_id) == entry_id]
         assert len(mine) == 1, "every entry is in one lane"
-        assert set(mine[0].slots) == copies(entry_id, quorums)
+        assert set(mine[0].indexes) == copies(entry_id, quorums)
     for lane in lanes:
         entry_id = lane.first_at_or_after(0)
         assert lane.first_at_or_after(entry_id + 1) == entry_id + lane.stride
@@ -142,9 +142,9 @@ class PerEntry:
         self.quorums = quorums
         self.acks: list[set[int]] = [set() for _ in range(count)]
 
-    def acknowledge(self, slot: int, entry_id: int) -> None:
-        assert slot in copies(entry_id, self.quorums)
-        self.acks[entry_id].add(slot)
+    def acknowledge(self, bookie_index: int, entry_id: int) -> None:
+        assert bookie_index in copies(entry_id, self.quorums)
+        self.acks[entry_id].add(bookie_index)
 
     def confirmed(self) -> int:
         end = -1
@@ -165,22 +165,22 @@ def test_confirmed_end_with_acknowledgements_in_any_order(quorums: Quorums) -> N
         model = PerEntry(quorums, count)
         acked = [-1] * quorums.ensemble_size
         todo = {
-            slot: [e for e in range(count) if slot in copies(e, quorums)]
-            for slot in range(quorums.ensemble_size)
+            bookie_index: [e for e in range(count) if bookie_index in copies(e, quorums)]
+            for bookie_index in range(quorums.ensemble_size)
         }
         while any(todo.values()):
-            slot = draw.choice([s for s, entries in todo.items() if entries])
+            bookie_index = draw.choice([s for s, entries in todo.items() if entries])
             for _ in range(draw.randrange(1, 3)):
-                if todo[slot]:
-                    entry_id = todo[slot].pop(0)
-                    model.acknowledge(slot, entry_id)
-                    acked[slot] = entry_id
+                if todo[bookie_index]:
+                    entry_id = todo[bookie_index].pop(0)
+                    model.acknowledge(bookie_index, entry_id)
+                    acked[bookie_index] = entry_id
             assert quorum.confirmed_end(acked, count - 1, quorums) == model.confirmed()
         assert quorum.confirmed_end(acked, count - 1, quorums) == count - 1
 
 
-def test_confirmed_end_wants_one_number_per_slot() -> None:
-    with pytest.raises(AssertionError, match="one number per slot"):
+def test_confirmed_end_wants_one_number_per_bookie() -> None:
+    with pytest.raises(AssertionError, match="one acknowledged entry"):
         quorum.confirmed_end([0, 0], 0, Quorums(3, 3, 2))
 
 

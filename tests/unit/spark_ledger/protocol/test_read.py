@@ -7,7 +7,6 @@ import pytest
 from spark_ledger.errors import BookieUnavailableError, DigestMismatchError, NoSuchEntryError
 from spark_ledger.protocol.events import (
     CancelRead,
-    Command,
     DeliverEntries,
     Done,
     EntriesRead,
@@ -15,56 +14,28 @@ from spark_ledger.protocol.events import (
     LengthRead,
     ReadEnded,
     ReadEntries,
-    Tick,
 )
-from spark_ledger.protocol.quorum import lanes
-from spark_ledger.protocol.read import ReadMachine
 from spark_ledger.types import BookieId, BookieStatus, EntryId
-from tests.unit.spark_ledger.protocol.ledgers import ids, ledger, one, only
-
-OK, NO = BookieStatus.OK, BookieStatus.NO_SUCH_ENTRY
-DOWN, DAMAGED = BookieStatus.UNAVAILABLE, BookieStatus.IO_ERROR
-METADATA = ledger((3, 3, 2), (0, "b0 b1 b2"))
-STRIPED = ledger((3, 2, 1), (0, "b0 b1 b2"))
-
-
-class Reader:
-    """A machine that reads 0..9 with replicas 1, 2, 0 in this order."""
-
-    def __init__(self, first: int = 0, last: int = 9) -> None:
-        self.machine = ReadMachine(
-            METADATA,
-            3,
-            ids("b0 b1 b2"),
-            0,
-            lanes(METADATA.quorums)[0],
-            EntryId(first),
-            EntryId(last),
-            order=[1, 2, 0],
-            speculative_delay_s=0.5,
-            now=0.0,
-        )
-        self.started = self.machine.start(0.0)
-
-    def bring(self, slot: int, last: int, now: float = 0.0) -> list[Command]:
-        return self.machine.handle(EntriesRead(slot, 0, EntryId(last)), now)
-
-    def end(
-        self, slot: int, status: BookieStatus, entry_id: int = 0, now: float = 0.0
-    ) -> list[Command]:
-        return self.machine.handle(ReadEnded(slot, 0, status, EntryId(entry_id)), now)
-
-    def tick(self, now: float) -> list[Command]:
-        return self.machine.handle(Tick(), now)
+from tests.unit.spark_ledger.protocol.ledgers import one, only
+from tests.unit.spark_ledger.protocol.reader_driver import (
+    DAMAGED,
+    DOWN,
+    METADATA,
+    NO,
+    OK,
+    STRIPED,
+    Reader,
+    machine_for,
+)
 
 
-def asks(slot: int, first: int, last: int = 9) -> ReadEntries:
-    name = BookieId(f"b{slot}")
-    return ReadEntries(slot, 0, name, EntryId(first), EntryId(last), 1, fence=False)
+def asks(bookie_index: int, first: int, last: int = 9) -> ReadEntries:
+    name = BookieId(f"b{bookie_index}")
+    return ReadEntries(bookie_index, 0, name, EntryId(first), EntryId(last), 1, fence=False)
 
 
-def delivers(slot: int, first: int, last: int) -> DeliverEntries:
-    return DeliverEntries(slot, 0, EntryId(first), EntryId(last))
+def delivers(bookie_index: int, first: int, last: int) -> DeliverEntries:
+    return DeliverEntries(bookie_index, 0, EntryId(first), EntryId(last))
 
 
 def test_the_preferred_replica_brings_all() -> None:
@@ -73,43 +44,19 @@ def test_the_preferred_replica_brings_all() -> None:
     assert reader.bring(1, 4) == [delivers(1, 0, 4)]
     assert reader.bring(1, 9) == [delivers(1, 5, 9), CancelRead(1, 0), Done(METADATA, 3)]
     assert reader.end(1, OK, 10) == [] and reader.tick(9.0) == [], "it is over"
-    assert reader.machine.slow_slots == set()
+    assert reader.machine.slow_indexes == set()
 
 
 def test_a_striped_lane() -> None:
-    lane = lanes(STRIPED.quorums)[1]
-    machine = ReadMachine(
-        STRIPED,
-        3,
-        ids("b0 b1 b2"),
-        1,
-        lane,
-        EntryId(4),
-        EntryId(10),
-        order=list(lane.slots),
-        speculative_delay_s=0.5,
-        now=0.0,
-    )
+    machine = machine_for(STRIPED, 1, 4, 10, [1, 2])
     asked = one(machine.start(0.0), ReadEntries)
-    assert (asked.slot, asked.first, asked.last, asked.stride) == (1, 4, 10, 3)
+    assert (asked.bookie_index, asked.first, asked.last, asked.stride) == (1, 4, 10, 3)
     machine.handle(EntriesRead(1, 1, EntryId(7)), 0.0)
     assert one(machine.handle(EntriesRead(1, 1, EntryId(10)), 0.0), Done)
 
 
 def test_a_striped_lane_goes_on_at_its_own_next_entry() -> None:
-    lane = lanes(STRIPED.quorums)[2]
-    machine = ReadMachine(
-        STRIPED,
-        0,
-        ids("b0 b1 b2"),
-        2,
-        lane,
-        EntryId(5),
-        EntryId(11),
-        order=[2, 0],
-        speculative_delay_s=0.5,
-        now=0.0,
-    )
+    machine = machine_for(STRIPED, 2, 5, 11, [2, 0])
     machine.start(0.0)
     brought = machine.handle(EntriesRead(2, 2, EntryId(5)), 0.0)
     assert brought == [DeliverEntries(2, 2, EntryId(5), EntryId(5))]
@@ -163,8 +110,8 @@ def test_missing_only_if_every_replica_says_so(
     statuses: tuple[BookieStatus, ...], error: type[Exception]
 ) -> None:
     reader = Reader()
-    for slot, status in zip((1, 2), statuses, strict=False):
-        reader.end(slot, status)
+    for bookie_index, status in zip((1, 2), statuses, strict=False):
+        reader.end(bookie_index, status)
     failure = one(reader.end(0, statuses[2]), Failed).error
     assert type(failure) is error
     assert "ledger 7 entry 0" in str(failure) and "b1" in str(failure)
@@ -178,24 +125,24 @@ def test_a_silent_replica_is_overtaken() -> None:
     assert reader.tick(0.5) == [asks(2, 0)]
     commands = reader.bring(2, 4, 0.6)
     assert commands == [delivers(2, 0, 4), CancelRead(1, 0)]
-    assert reader.machine.slow_slots == {1}
+    assert reader.machine.slow_indexes == {1}
     assert reader.bring(1, 4, 0.6) == [] and reader.end(1, DOWN) == [], "cancelled"
     assert reader.bring(2, 9, 0.7)[0] == delivers(2, 5, 9)
 
 
-def test_the_slow_one_may_win_after_all() -> None:
+def test_slow_replica_that_answers_first_wins() -> None:
     reader = Reader()
     reader.tick(0.5)
     assert reader.bring(1, 9, 0.6)[0] == delivers(1, 0, 9)
-    assert reader.machine.slow_slots == {1}
+    assert reader.machine.slow_indexes == {1}
 
 
-def test_who_is_given_up_is_slow() -> None:
+def test_silent_replicas_count_as_slow() -> None:
     """Also the one that was asked for help and had brought nothing yet."""
     reader = Reader()
     reader.tick(0.5)
     assert reader.bring(1, 4, 0.6) == [delivers(1, 0, 4), CancelRead(2, 0)]
-    assert reader.machine.slow_slots == {1, 2}
+    assert reader.machine.slow_indexes == {1, 2}
 
 
 def test_what_was_delivered_is_not_delivered_again() -> None:
@@ -212,8 +159,8 @@ def test_all_replicas_are_asked_then_only_waited_for() -> None:
     reader = Reader()
     assert reader.tick(0.5) and reader.tick(1.0)
     assert reader.tick(1.5) == []
-    for slot in (0, 1):
-        assert reader.end(slot, DOWN) == []
+    for bookie_index in (0, 1):
+        assert reader.end(bookie_index, DOWN) == []
     assert isinstance(one(reader.end(2, DOWN), Failed).error, BookieUnavailableError)
 
 
@@ -225,7 +172,7 @@ def test_an_overtaken_replica_that_ends_is_no_problem() -> None:
     assert only(reader.end(2, DOWN, 5), ReadEntries) == [asks(0, 5)]
 
 
-def test_who_was_overtaken_is_not_waited_for() -> None:
+def test_overtaken_replica_is_not_waited_for() -> None:
     reader = Reader()
     reader.tick(0.5)
     reader.bring(2, 4, 0.6)  # 1 is cancelled and says nothing more
@@ -233,7 +180,7 @@ def test_who_was_overtaken_is_not_waited_for() -> None:
     assert reader.end(0, DOWN, 5) == [asks(1, 5)]
 
 
-def test_old_news_is_no_reason_to_give_a_replica_up() -> None:
+def test_entries_already_delivered_do_not_end_speculation() -> None:
     reader = Reader(first=5)
     assert reader.bring(1, 3) == []
     assert reader.end(1, NO, 4) == [asks(2, 5)]
@@ -241,21 +188,10 @@ def test_old_news_is_no_reason_to_give_a_replica_up() -> None:
     assert reader.end(0, DOWN, 5) == [asks(1, 5)]
 
 
-def test_our_own_mistakes_are_refused() -> None:
+def test_misuse_by_the_shell_is_refused() -> None:
     reader = Reader()
     with pytest.raises(AssertionError, match="not an event of a reader"):
         reader.machine.handle(LengthRead(0), 0.0)
     for order, first, message in (([0, 1], 0, "every replica once"), ([0, 2], 1, "of the lane")):
         with pytest.raises(AssertionError, match=message):
-            ReadMachine(
-                STRIPED,
-                3,
-                ids("b0 b1 b2"),
-                2,
-                lanes(STRIPED.quorums)[2],
-                EntryId(first),
-                EntryId(9),
-                order=order,
-                speculative_delay_s=0.5,
-                now=0.0,
-            )
+            machine_for(STRIPED, 2, first, 9, order)

@@ -1,4 +1,4 @@
-"""The slots of an ensemble: who was sent what, who holds what, who failed."""
+"""The indexes of an ensemble: who was sent what, who holds what, who failed."""
 
 from __future__ import annotations
 
@@ -16,151 +16,151 @@ def make(e: int = 3, wq: int = 3, aq: int = 2, last: int = -1) -> Replication:
     return Replication(Quorums(e, wq, aq), ids("b0 b1 b2")[:e], last, 0.0)
 
 
-def send(slot: int, first: int, last: int) -> SendEntries:
-    return SendEntries(slot, EntryId(first), EntryId(last))
+def send(bookie_index: int, first: int, last: int) -> SendEntries:
+    return SendEntries(bookie_index, EntryId(first), EntryId(last))
 
 
-def test_an_ensemble_has_all_slots() -> None:
-    with pytest.raises(AssertionError, match="E slots"):
+def test_an_ensemble_has_all_members() -> None:
+    with pytest.raises(AssertionError, match="E members"):
         Replication(Quorums(3, 3, 2), ids("b0 b1"), -1, 0.0)
 
 
 def test_opening_and_closing() -> None:
-    slots = make()
+    replication = make()
     opened: list[Command] = [OpenAppender(i, b) for i, b in enumerate(ids("b0 b1 b2"))]
-    assert slots.open_all() == opened
-    assert slots.close_all() == [CloseAppender(i) for i in range(3)]
-    assert slots.bookies == slots.live_bookies == ids("b0 b1 b2")
+    assert replication.open_all() == opened
+    assert replication.close_all() == [CloseAppender(i) for i in range(3)]
+    assert replication.bookies == replication.live_bookies == ids("b0 b1 b2")
 
 
-def test_striped_entries_go_to_their_slots_only() -> None:
-    slots = make(3, 2, 1)
-    assert slots.push(0, 0.0) == [send(0, 0, 0), send(1, 0, 0)]
-    assert slots.push(1, 0.0) == [send(1, 1, 1), send(2, 1, 1)]
+def test_striped_entries_go_to_their_write_set_only() -> None:
+    replication = make(3, 2, 1)
+    assert replication.push(0, 0.0) == [send(0, 0, 0), send(1, 0, 0)]
+    assert replication.push(1, 0.0) == [send(1, 1, 1), send(2, 1, 1)]
     with pytest.raises(AssertionError, match="only grow"):
-        slots.push(1, 0.0)
+        replication.push(1, 0.0)
 
 
 def test_confirmed_by_the_ack_quorum() -> None:
-    slots = make()
-    slots.push(4, 0.0)
-    assert slots.acknowledge(0, B0, 3, 1.0)
-    assert slots.confirmed_end() == -1
-    assert slots.acknowledge(2, B2, 4, 1.0)
-    assert slots.confirmed_end() == 3
+    replication = make()
+    replication.push(4, 0.0)
+    assert replication.acknowledge(0, B0, 3, 1.0)
+    assert replication.confirmed_end() == -1
+    assert replication.acknowledge(2, B2, 4, 1.0)
+    assert replication.confirmed_end() == 3
 
 
 def test_answers_that_change_nothing() -> None:
-    slots = make()
-    slots.push(4, 0.0)
-    assert slots.acknowledge(0, B0, 3, 1.0)
-    assert not slots.acknowledge(0, B0, 3, 1.0), "repeated"
-    assert not slots.acknowledge(0, B0, 2, 1.0), "older"
-    assert not slots.acknowledge(0, B3, 4, 1.0), "of a bookie that stands there no more"
-    assert not slots.acknowledge(0, B0, 5, 1.0), "of an entry that was never sent"
+    replication = make()
+    replication.push(4, 0.0)
+    assert replication.acknowledge(0, B0, 3, 1.0)
+    assert not replication.acknowledge(0, B0, 3, 1.0), "repeated"
+    assert not replication.acknowledge(0, B0, 2, 1.0), "older"
+    assert not replication.acknowledge(0, B3, 4, 1.0), "of a bookie that stands there no more"
+    assert not replication.acknowledge(0, B0, 5, 1.0), "of an entry that was never sent"
 
 
 def test_a_bookie_fails_once() -> None:
-    slots = make()
-    assert slots.fail(1, B1, 5.0, 1.0)
-    assert not slots.fail(1, B1, 5.0, 1.0)
-    assert not slots.fail(0, B3, 5.0, 1.0), "not in this slot"
-    assert slots.failed_slots == {1} and slots.live_bookies == (B0, B2)
-    assert slots.failed_due(5.0) == (1,) and slots.failed_due(4.9) == ()
-    assert slots.can_confirm()
-    assert slots.fail(2, B2, 5.0, 1.0)
-    assert not slots.can_confirm()
-    assert slots.push(0, 5.0) == [send(0, 0, 0)], "failed slots are left out"
+    replication = make()
+    assert replication.fail(1, B1, 5.0, 1.0)
+    assert not replication.fail(1, B1, 5.0, 1.0)
+    assert not replication.fail(0, B3, 5.0, 1.0), "not in this bookie_index"
+    assert replication.failed_indexes == {1} and replication.live_bookies == (B0, B2)
+    assert replication.failed_due(5.0) == (1,) and replication.failed_due(4.9) == ()
+    assert replication.can_confirm()
+    assert replication.fail(2, B2, 5.0, 1.0)
+    assert not replication.can_confirm()
+    assert replication.push(0, 5.0) == [send(0, 0, 0)], "failed indexes are left out"
 
 
 def test_a_bookie_that_fails_again_is_retried_later() -> None:
-    slots = make()
-    slots.push(0, 0.0)
-    slots.fail(1, B1, 5.0, 1.0)
-    slots.install({1: B1}, -1, 5.0)
-    slots.fail(1, B1, 5.0, 1.0)
-    assert slots.failed_due(5.9) == () and slots.failed_due(6.0) == (1,)
-    slots.retry_now(5.5)
-    assert slots.failed_due(5.5) == (1,)
+    replication = make()
+    replication.push(0, 0.0)
+    replication.fail(1, B1, 5.0, 1.0)
+    replication.install({1: B1}, -1, 5.0)
+    replication.fail(1, B1, 5.0, 1.0)
+    assert replication.failed_due(5.9) == () and replication.failed_due(6.0) == (1,)
+    replication.retry_now(5.5)
+    assert replication.failed_due(5.5) == (1,)
 
 
 def test_a_bookie_that_acknowledges_is_as_good_as_new() -> None:
-    slots = make()
-    slots.push(0, 0.0)
-    slots.fail(1, B1, 5.0, 1.0)
-    slots.install({1: B1}, -1, 5.0)
-    assert slots.acknowledge(1, B1, 0, 5.0)
-    slots.fail(1, B1, 5.0, 1.0)
-    assert slots.failed_due(5.0) == (1,)
+    replication = make()
+    replication.push(0, 0.0)
+    replication.fail(1, B1, 5.0, 1.0)
+    replication.install({1: B1}, -1, 5.0)
+    assert replication.acknowledge(1, B1, 0, 5.0)
+    replication.fail(1, B1, 5.0, 1.0)
+    assert replication.failed_due(5.0) == (1,)
 
 
-def test_replaced_slots_forget_and_are_sent_what_is_not_confirmed() -> None:
-    slots = make()
-    slots.push(4, 0.0)
+def test_replaced_members_forget_and_are_sent_what_is_not_confirmed() -> None:
+    replication = make()
+    replication.push(4, 0.0)
     for index, bookie in enumerate((B0, B1)):
-        slots.acknowledge(index, bookie, 4, 0.0)
-    slots.fail(1, B1, 1.0, 1.0)
-    assert slots.install({1: B3}, 2, 1.0) == [OpenAppender(1, B3), send(1, 3, 4)]
-    assert slots.bookies == (B0, B3, B2) and slots.failed_slots == frozenset()
-    assert slots.confirmed_end() == 2
-    assert not slots.acknowledge(1, B1, 4, 1.0), "the one who left"
-    slots.acknowledge(1, B3, 4, 1.0)
-    assert slots.confirmed_end() == 4
+        replication.acknowledge(index, bookie, 4, 0.0)
+    replication.fail(1, B1, 1.0, 1.0)
+    assert replication.install({1: B3}, 2, 1.0) == [OpenAppender(1, B3), send(1, 3, 4)]
+    assert replication.bookies == (B0, B3, B2) and replication.failed_indexes == frozenset()
+    assert replication.confirmed_end() == 2
+    assert not replication.acknowledge(1, B1, 4, 1.0), "the one who left"
+    replication.acknowledge(1, B3, 4, 1.0)
+    assert replication.confirmed_end() == 4
 
 
 def test_a_replacement_without_entries_of_its_own_is_sent_nothing() -> None:
-    slots = make(3, 1, 1)
-    slots.push(0, 0.0)
-    slots.fail(1, B1, 0.0, 1.0)
-    assert slots.install({1: B3}, -1, 0.0) == [OpenAppender(1, B3)]
+    replication = make(3, 1, 1)
+    replication.push(0, 0.0)
+    replication.fail(1, B1, 0.0, 1.0)
+    assert replication.install({1: B3}, -1, 0.0) == [OpenAppender(1, B3)]
 
 
 def test_held_by_all_live() -> None:
-    slots = make()
-    assert slots.held_by_all_live() == -1
-    slots.push(4, 0.0)
-    slots.acknowledge(0, B0, 4, 0.0)
-    slots.acknowledge(1, B1, 2, 0.0)
-    slots.fail(2, B2, 0.0, 1.0)
-    assert slots.held_by_all_live() == 2
-    slots.acknowledge(1, B1, 4, 0.0)
-    assert slots.held_by_all_live() == 4
+    replication = make()
+    assert replication.held_by_all_live() == -1
+    replication.push(4, 0.0)
+    replication.acknowledge(0, B0, 4, 0.0)
+    replication.acknowledge(1, B1, 2, 0.0)
+    replication.fail(2, B2, 0.0, 1.0)
+    assert replication.held_by_all_live() == 2
+    replication.acknowledge(1, B1, 4, 0.0)
+    assert replication.held_by_all_live() == 4
 
 
 def test_silence_counts_from_when_something_was_owed() -> None:
-    slots = make()
-    assert slots.silent_slots(100.0, 5.0) == []
-    slots.push(0, 100.0)
-    assert slots.silent_slots(104.9, 5.0) == []
-    slots.acknowledge(0, B0, 0, 104.0)
-    slots.push(1, 104.0)
-    assert slots.silent_slots(105.0, 5.0) == [1, 2], "the clock of 1 and 2 goes on"
-    slots.fail(1, B1, 105.0, 1.0)
-    assert slots.silent_slots(105.0, 5.0) == [2]
-    assert slots.silent_slots(109.0, 5.0) == [0, 2]
+    replication = make()
+    assert replication.silent_indexes(100.0, 5.0) == []
+    replication.push(0, 100.0)
+    assert replication.silent_indexes(104.9, 5.0) == []
+    replication.acknowledge(0, B0, 0, 104.0)
+    replication.push(1, 104.0)
+    assert replication.silent_indexes(105.0, 5.0) == [1, 2], "the clock of 1 and 2 goes on"
+    replication.fail(1, B1, 105.0, 1.0)
+    assert replication.silent_indexes(105.0, 5.0) == [2]
+    assert replication.silent_indexes(109.0, 5.0) == [0, 2]
 
 
 def test_dispensable_is_who_is_not_needed_for_the_ack_quorum() -> None:
-    slots = make()
-    slots.push(0, 0.0)
-    slots.acknowledge(0, B0, 0, 0.0)
-    slots.acknowledge(1, B1, 0, 0.5)
-    assert slots.dispensable_slots(1.0, 1.0) == [2]
-    slots.fail(1, B1, 1.0, 1.0)
-    assert slots.dispensable_slots(1.0, 1.0) == []
+    replication = make()
+    replication.push(0, 0.0)
+    replication.acknowledge(0, B0, 0, 0.0)
+    replication.acknowledge(1, B1, 0, 0.5)
+    assert replication.dispensable_indexes(1.0, 1.0) == [2]
+    replication.fail(1, B1, 1.0, 1.0)
+    assert replication.dispensable_indexes(1.0, 1.0) == []
 
 
 def test_nobody_is_dispensable_while_too_few_answer() -> None:
     """Each of the silent ones alone could be spared, but not all of them."""
-    slots = make()
-    slots.push(0, 0.0)
-    slots.acknowledge(0, B0, 0, 0.0)
-    assert slots.silent_slots(1.0, 1.0) == [1, 2]
-    assert slots.dispensable_slots(1.0, 1.0) == []
+    replication = make()
+    replication.push(0, 0.0)
+    replication.acknowledge(0, B0, 0, 0.0)
+    assert replication.silent_indexes(1.0, 1.0) == [1, 2]
+    assert replication.dispensable_indexes(1.0, 1.0) == []
 
 
-def test_bookie_ids_are_compared_not_slots() -> None:
-    slots = Replication(Quorums(2, 2, 1), (BookieId("x"), BookieId("y")), 9, 0.0)
-    slots.push(10, 0.0)
-    assert slots.acknowledge(0, BookieId("x"), 10, 0.0)
-    assert slots.confirmed_end() == 10
+def test_bookie_ids_are_compared_not_indexes() -> None:
+    replication = Replication(Quorums(2, 2, 1), (BookieId("x"), BookieId("y")), 9, 0.0)
+    replication.push(10, 0.0)
+    assert replication.acknowledge(0, BookieId("x"), 10, 0.0)
+    assert replication.confirmed_end() == 10

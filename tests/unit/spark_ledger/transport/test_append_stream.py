@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
 
 from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET, MIB
 from spark_ledger.runs import EntryRun
-from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
+from spark_ledger.transport.append_stream import (
+    AppendCall,
+    AppendStream,
+    NewestMessages,
+    StreamAppender,
+)
 from spark_ledger.transport.base import AddResult
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -50,7 +55,9 @@ class Call:
     def cancel(self) -> None:
         self.cancelled = True
 
-    def answer(self, tag: int, last_entry: int, status: int = 0, message: str = "") -> None:
+    def answer(
+        self, tag: int, last_entry: int, status: pb.Status = pb.OK, message: str = ""
+    ) -> None:
         result = pb.AddResult(tag=tag, last_entry=last_entry, status=status, message=message)
         self.answers.put_nowait(pb.AppendResponse(results=[result]).SerializeToString())
 
@@ -60,8 +67,9 @@ class Fixture:
         self.call = Call()
         self.results: list[AddResult] = []
         self.newest_messages = NewestMessages()
+        call = cast("AppendCall", self.call)
         self.stream = AppendStream(
-            BOOKIE, lambda: self.call, self.newest_messages, connect_timeout_s=0.1
+            BOOKIE, lambda: call, self.newest_messages, connect_timeout_s=0.1
         )
 
     def open(self, ledger_id: int = 1) -> StreamAppender:
@@ -235,7 +243,7 @@ async def test_appenders_that_ended_are_forgotten(f: Fixture) -> None:
         appender.send(make_run(0, ledger_id=ledger_id))
     await settle()
     closed.close()
-    f.call.answer(refused.tag, 0, int(BookieStatus.FENCED), "fenced")
+    f.call.answer(refused.tag, 0, pb.FENCED, "fenced")
     await settle()
     assert not f.stream._appenders
 
@@ -246,7 +254,7 @@ async def test_a_refusal_is_reported_once(f: Fixture) -> None:
     appender.send(make_run(0))
     appender.send(make_run(1))
     await settle()
-    f.call.answer(appender.tag, 0, int(BookieStatus.FENCED), "fenced")
+    f.call.answer(appender.tag, 0, pb.FENCED, "fenced")
     f.call.answer(appender.tag, 1)
     appender.send(make_run(2))
     await settle()
@@ -324,6 +332,6 @@ def test_an_error_in_a_callback_breaks_the_stream_and_is_reported() -> None:
 
 
 @on_loop
-async def test_a_run_of_another_ledger_is_our_bug(f: Fixture) -> None:
+async def test_send_of_another_ledgers_run_is_an_assertion(f: Fixture) -> None:
     with pytest.raises(AssertionError, match="one ledger"):
         f.open(1).send(make_run(0, ledger_id=2))

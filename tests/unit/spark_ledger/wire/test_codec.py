@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -95,7 +95,7 @@ def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
     for decode in (decode_append_request, decode_read_response):
         try:
             decode(data)
-        except ConfigurationError as error:
+        except MalformedMessageError as error:
             assert "malformed" in str(error)
 
 
@@ -108,7 +108,7 @@ def test_a_cut_or_damaged_request_is_decoded_or_refused(
     for bad in (bytes(good), bytes(good[: data.draw(st.integers(0, len(good)))])):
         try:
             received = decode_append_request(bad)
-        except ConfigurationError:
+        except MalformedMessageError:
             continue
         assert all(one.error or sum(one.run.sizes) == len(one.run.frames) for one in received)
 
@@ -157,7 +157,7 @@ def test_the_largest_frame_is_the_largest_payload_with_its_overhead() -> None:
     assert "at most" in error_of(too_large)
 
 
-def test_a_claim_of_many_frames_is_not_expanded() -> None:
+def test_run_that_claims_many_frames_is_refused_unexpanded() -> None:
     run = pb.EntryRun(sizes=[1] * 100_000, frames=FRAME)
     data = pb.AppendRequest(adds=[pb.AddRun(run=run)]).SerializeToString()
     (add,) = decode_append_request(data)
@@ -168,7 +168,7 @@ def test_a_claim_of_many_frames_is_not_expanded() -> None:
 def test_a_field_that_is_there_twice_is_refused() -> None:
     one = pb.EntryRun(frames=FRAME).SerializeToString()
     add = b"\x0a" + bytes([len(one) * 2]) + one + one
-    with pytest.raises(ConfigurationError, match="malformed"):
+    with pytest.raises(MalformedMessageError, match="malformed"):
         decode_append_request(b"\x0a" + bytes([len(add)]) + add)
 
 
@@ -179,7 +179,7 @@ def test_a_number_of_more_than_ten_bytes_is_refused(digits: int) -> None:
     if digits == 10:
         assert decode_append_request(data) == []
     else:
-        with pytest.raises(ConfigurationError, match="malformed"):
+        with pytest.raises(MalformedMessageError, match="malformed"):
             decode_append_request(data)
 
 
@@ -201,13 +201,13 @@ def test_statuses_have_the_numbers_of_the_protocol() -> None:
         status_to_wire(BookieStatus.TIMEOUT)
 
 
-def test_fields_that_only_protobuf_refuses_are_refused_by_name() -> None:
+def test_fields_that_only_protobuf_refuses_are_malformed() -> None:
     """There is no field 0; the walk over the fields does not mind."""
     bad = b"\x00\x01"
-    with pytest.raises(ConfigurationError, match="malformed"):
+    with pytest.raises(MalformedMessageError, match="malformed"):
         decode_read_response(bad)
     for add in (bad, b"\x0a\x02" + bad):  # in the add itself, and in its run
-        with pytest.raises(ConfigurationError, match="malformed"):
+        with pytest.raises(MalformedMessageError, match="malformed"):
             decode_append_request(b"\x0a" + bytes([len(add)]) + add)
 
 
@@ -218,12 +218,12 @@ def test_a_run_that_reaches_into_the_next_add_is_refused() -> None:
     (at,) = (place for place in range(len(one)) if one[place] == 0x2A and one[place + 1] == 40)
     longer = one[: at + 1] + bytes([41]) + one[at + 2 :]
     assert decode_append_request(one + one)
-    with pytest.raises(ConfigurationError, match="malformed"):
+    with pytest.raises(MalformedMessageError, match="malformed"):
         decode_append_request(longer + one)
 
 
 def test_an_add_that_reaches_into_the_next_is_refused() -> None:
     run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
     one = encode_append_request([AddCommand(1, b"", False, run)])
-    with pytest.raises(ConfigurationError, match="malformed"):
+    with pytest.raises(MalformedMessageError, match="malformed"):
         decode_append_request(one[:-1] + one)

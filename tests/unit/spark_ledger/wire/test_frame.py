@@ -19,11 +19,10 @@ from spark_ledger.wire.frame import (
     derive_keys,
     digest_for,
     frame_last_add_confirmed,
-    open_frame,
     open_run,
     seal_heads,
 )
-from tests.frames import seal
+from tests.frames import open_frame, seal
 
 DIGESTS = [Crc32cDigest(), HmacDigest(b"k" * 32)]
 every_digest = pytest.mark.parametrize("digest", DIGESTS, ids=["crc32c", "hmac"])
@@ -51,7 +50,7 @@ def test_hmac_is_the_cut_hmac_sha256() -> None:
 
 
 @every_digest
-def test_heads_of_many_are_those_of_each(digest: Digest) -> None:
+def test_seal_heads_of_many_equals_seal_of_each(digest: Digest) -> None:
     payloads = [b"", b"a", b"bcd", b"x" * 1000]
     heads = seal_heads(digest, 7, 3, 2, 40, payloads)
     lengths = [40, 41, 44, 1044]
@@ -61,7 +60,7 @@ def test_heads_of_many_are_those_of_each(digest: Digest) -> None:
 
 @every_digest
 @pytest.mark.parametrize("payload", [b"", b"x", b"y" * 70_000])
-def test_what_is_sealed_can_be_opened(digest: Digest, payload: bytes) -> None:
+def test_sealed_frame_opens(digest: Digest, payload: bytes) -> None:
     frame = seal(digest, 7, 3, -1, 70_000, payload)
     assert len(frame) == HEADER_BYTES + digest.size + len(payload)
     assert HEADER_BYTES + digest.size <= ENTRY_FRAME_OVERHEAD_BYTES_MAX
@@ -70,7 +69,7 @@ def test_what_is_sealed_can_be_opened(digest: Digest, payload: bytes) -> None:
 
 
 @every_digest
-def test_no_flipped_bit_is_believed(digest: Digest) -> None:
+def test_frame_with_a_flipped_bit_is_refused(digest: Digest) -> None:
     frame = seal(digest, 7, 3, 2, 1000, b"payload")
     for bit in range(8 * len(frame)):
         damaged = bytearray(frame)
@@ -80,7 +79,7 @@ def test_no_flipped_bit_is_believed(digest: Digest) -> None:
 
 
 @every_digest
-def test_no_cut_frame_is_believed(digest: Digest) -> None:
+def test_cut_frame_is_refused(digest: Digest) -> None:
     frame = seal(digest, 7, 3, 2, 1000, b"payload")
     for size in range(len(frame)):
         with pytest.raises(DigestMismatchError, match="ledger 7 entry 3"):
@@ -88,7 +87,7 @@ def test_no_cut_frame_is_believed(digest: Digest) -> None:
 
 
 @every_digest
-def test_random_bytes_are_not_believed(digest: Digest) -> None:
+def test_random_bytes_are_refused(digest: Digest) -> None:
     draw = random.Random(11)
     for _ in range(500):
         with pytest.raises(DigestMismatchError):
@@ -102,7 +101,7 @@ def test_a_bookie_cannot_serve_another_entry(ledger: int, entry: int) -> None:
         open_frame(Crc32cDigest(), ledger, entry, frame)
 
 
-def test_a_forger_needs_the_key() -> None:
+def test_frame_sealed_with_another_key_is_refused() -> None:
     frame = seal(HmacDigest(b"other"), 7, 3, 2, 1000, b"payload")
     with pytest.raises(DigestMismatchError, match="digest does not match"):
         open_frame(HmacDigest(b"right"), 7, 3, frame)
@@ -124,7 +123,7 @@ def run_of(*frames: bytes) -> EntryRun:
 
 
 @every_digest
-def test_a_run_is_opened_like_its_frames(digest: Digest) -> None:
+def test_open_run_equals_open_frame_of_each(digest: Digest) -> None:
     """``open_run`` against its slow twin, with one frame damaged, cut or out of place."""
     frames = [seal(digest, 7, 3 + i, i, 10 * i, b"x" * i) for i in range(4)]
     whole, problem = open_run(digest, run_of(*frames))
@@ -166,7 +165,7 @@ def test_the_keys_of_a_password_never_change() -> None:
     assert access_key_hash(b"key").hex() == kept
 
 
-def test_what_bookies_keep_of_an_access_key() -> None:
+def test_access_key_hash() -> None:
     assert access_key_hash(b"") == b""
     assert len(access_key_hash(b"key")) == 32
     assert b"key" not in access_key_hash(b"key")

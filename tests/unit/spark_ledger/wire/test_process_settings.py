@@ -41,7 +41,7 @@ def test_grpc_runs_without_fork_handlers_and_event_engine() -> None:
     assert grpc_environment.__doc__
 
 
-def test_what_a_user_has_set_is_kept() -> None:
+def test_environment_set_by_the_user_is_kept() -> None:
     assert settings_with(GRPC_ENABLE_FORK_SUPPORT="1", GRPC_EXPERIMENTS="") == "1"
 
 
@@ -99,7 +99,7 @@ def test_a_refused_parameter_is_logged(
     ]
 
 
-def test_a_c_library_without_mallopt(
+def test_keep_freed_memory_without_mallopt_does_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -164,7 +164,7 @@ def test_turning_direct_says_whether_it_worked(
             raise OSError(errno.EINVAL, "no")
         return 0
 
-    monkeypatch.setattr(direct_file.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     assert not direct_file.turn_direct(file._descriptor)
     monkeypatch.undo()
     monkeypatch.setattr(direct_file, "_O_DIRECT", 0)
@@ -313,3 +313,31 @@ def test_a_direct_file_of_an_odd_size_can_be_filled(tmp_path: Path) -> None:
     assert file.pread(1 << 20, 0) == (
         bytes(4096) + b"x" * 4096 + bytes(94_208 - 8192) + b"y" * 4096 + bytes(100_000 - 98_304)
     )
+
+
+def test_a_refusal_that_two_threads_meet_is_tried_again_by_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both reads began while the file was direct. The second to be refused finds that the first
+    has turned the file to the page cache already; that is no reason to give up."""
+    files = PosixFileSystem()
+    file = files.create(tmp_path / "a", direct=True)
+    if not is_direct(file):  # the temporary directory is on such a file system
+        return
+    file.pwritev([b"x" * 8192], 0)
+    real = os.preadv
+    refusals = 2
+    others: list[bytes] = []
+
+    def preadv(*arguments: object) -> int:
+        nonlocal refusals
+        if refusals == 0:
+            return real(*arguments)  # type: ignore[arg-type]
+        refusals -= 1
+        if refusals == 1:  # the other thread comes between this call and its error
+            others.append(file.pread(4096, 4096))
+        raise OSError(errno.EINVAL, "refused")
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert file.pread(8192, 0) == b"x" * 8192
+    assert others == [b"x" * 4096] and not is_direct(file)

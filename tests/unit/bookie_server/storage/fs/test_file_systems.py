@@ -77,7 +77,7 @@ def test_a_preallocated_file_holds_what_was_written_and_zeros(place: Place) -> N
         file.close()
 
 
-def test_small_writes_into_new_blocks_note_them_once_for_many(
+def test_small_writes_into_new_blocks_are_followed_by_zeros(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
@@ -112,7 +112,7 @@ def test_many_buffers_go_out_in_order(place: Place) -> None:
     file.close()
 
 
-def test_names(place: Place) -> None:
+def test_names_are_created_renamed_and_removed(place: Place) -> None:
     files, root = place
     files.create(root / "b").close()
     files.create(root / "a").close()

@@ -19,14 +19,12 @@ from bookie_server.storage.journal.replay import START_OF_JOURNAL
 from bookie_server.storage.records import RecordType
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus, LedgerId
-from tests.unit.bookie_server.storage.journal.test_journal import DIRECTORY, read
+from tests.unit.bookie_server.storage.journal.support import DIRECTORY, journal_directory, read
 
 
 @pytest.fixture
 def files() -> MemoryFileSystem:
-    memory = MemoryFileSystem()
-    memory.mkdir(DIRECTORY)
-    return memory
+    return journal_directory()
 
 
 class Gathering:
@@ -76,7 +74,7 @@ class Gathering:
         return self.answered_by.count(threading.current_thread().name)
 
 
-def test_what_is_gathered_is_one_batch_and_little_of_it_is_committed_in_place(
+def test_small_batch_on_a_resting_disk_is_committed_in_place(
     files: MemoryFileSystem,
 ) -> None:
     gathering = Gathering(files)
@@ -91,7 +89,7 @@ def test_what_is_gathered_is_one_batch_and_little_of_it_is_committed_in_place(
     assert read(files) == [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(batches)]
 
 
-def test_a_slow_disk_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+def test_slow_disk_is_left_to_the_journal_thread(files: MemoryFileSystem) -> None:
     gathering = Gathering(files, sync_s=0.003)
     for number in range(40):
         gathering.append(number)
@@ -99,7 +97,7 @@ def test_a_slow_disk_is_left_to_the_thread(files: MemoryFileSystem) -> None:
     assert gathering.answered_by == ["journal"] * 40
 
 
-def test_a_journal_that_has_no_rest_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+def test_busy_disk_is_left_to_the_journal_thread(files: MemoryFileSystem) -> None:
     def only_syncs_take_time() -> Iterator[float]:
         yield from (0.0, 0.001)
         for number in itertools.count(1):
@@ -113,7 +111,7 @@ def test_a_journal_that_has_no_rest_is_left_to_the_thread(files: MemoryFileSyste
     assert gathering.answered_by == ["journal"] * 40
 
 
-def test_a_new_file_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+def test_rolling_is_left_to_the_journal_thread(files: MemoryFileSystem) -> None:
     gathering = Gathering(files)
     creators: list[str] = []
     create = files.create
@@ -131,7 +129,7 @@ def test_a_new_file_is_left_to_the_thread(files: MemoryFileSystem) -> None:
     assert read(files) == [[number] for number in range(200)]
 
 
-def test_while_the_thread_syncs_nothing_is_committed_in_place(files: MemoryFileSystem) -> None:
+def test_append_while_the_journal_thread_syncs_waits_for_it(files: MemoryFileSystem) -> None:
     syncing, go_on = threading.Event(), threading.Event()
     blocked = False
 
@@ -159,7 +157,7 @@ def test_while_the_thread_syncs_nothing_is_committed_in_place(files: MemoryFileS
     assert read(files) == [[ledger] for ledger in range(number + 2)]
 
 
-def test_much_at_once_is_left_to_the_thread(files: MemoryFileSystem) -> None:
+def test_large_batch_is_left_to_the_journal_thread(files: MemoryFileSystem) -> None:
     gathering = Gathering(files)
     number = 0
     while not gathering.in_place:
@@ -171,7 +169,7 @@ def test_much_at_once_is_left_to_the_thread(files: MemoryFileSystem) -> None:
     assert gathering.in_place == before
 
 
-def test_a_failure_in_place_is_final_too(files: MemoryFileSystem) -> None:
+def test_failed_commit_in_place_is_final(files: MemoryFileSystem) -> None:
     failing = False
 
     def plan(operation: Operation) -> Fault | None:
@@ -193,7 +191,7 @@ def test_a_failure_in_place_is_final_too(files: MemoryFileSystem) -> None:
     assert read(files.crash_clone(None)) == [[ledger] for ledger in range(number)]
 
 
-def test_a_bug_in_place_leaves_nobody_waiting(files: MemoryFileSystem) -> None:
+def test_bug_in_a_commit_in_place_answers_its_waiters(files: MemoryFileSystem) -> None:
     def broken(operation: Operation) -> None:
         assert not is_broken or operation.kind != "fdatasync", "a bug"
 
@@ -213,7 +211,7 @@ def test_a_bug_in_place_leaves_nobody_waiting(files: MemoryFileSystem) -> None:
     gathering.journal.close()
 
 
-def test_what_an_answer_in_place_appends_is_committed_too(files: MemoryFileSystem) -> None:
+def test_append_from_a_completion_in_place_is_committed(files: MemoryFileSystem) -> None:
     """The journal's thread sleeps then, and has to be woken."""
     gathering = Gathering(files)
     answered_by: list[str] = []

@@ -12,8 +12,8 @@ from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX
+from bookie_server.storage.journal.files import journal_numbers, journal_path
 from bookie_server.storage.journal.journal import Journal
-from bookie_server.storage.journal.journal_files import journal_numbers, journal_path
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, log_ids
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
@@ -44,7 +44,7 @@ def machine(files: MemoryFileSystem) -> Machine:
     return Machine(files)
 
 
-def test_a_failed_journal_answers_nobody_ok(files: MemoryFileSystem) -> None:
+def test_nothing_is_answered_ok_after_a_journal_failure(files: MemoryFileSystem) -> None:
     failing = False
 
     def plan(operation: Operation) -> Fault | None:
@@ -73,7 +73,7 @@ def test_a_failed_journal_answers_nobody_ok(files: MemoryFileSystem) -> None:
     assert again.held(7) == expected(7, [0])
 
 
-def test_threads_that_end_by_a_bug_are_fatal(
+def test_thread_that_ends_by_a_bug_is_fatal(
     files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)
@@ -95,7 +95,7 @@ def test_threads_that_end_by_a_bug_are_fatal(
 
 
 @pytest.mark.parametrize("error", [OSError("no room"), CorruptionError("damaged")])
-def test_the_flush_thread_outlives_a_flush_that_fails(
+def test_flush_thread_survives_a_failed_flush(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     storage = machine.bookie._storage
@@ -121,7 +121,7 @@ def raise_bug(*_arguments: object) -> None:
     raise AssertionError("a bug")
 
 
-def test_two_directories_have_their_own_marks(files: MemoryFileSystem) -> None:
+def test_each_directory_is_replayed_from_its_own_mark(files: MemoryFileSystem) -> None:
     """One directory flushes, the other cannot: the journal keeps what the other lacks."""
     failing = False
 
@@ -144,7 +144,7 @@ def test_two_directories_have_their_own_marks(files: MemoryFileSystem) -> None:
     assert again.is_fenced(7)
 
 
-def test_each_change_of_a_ledger_is_replayed_onto_those_before(
+def test_changes_of_a_ledger_are_replayed_in_order(
     machine: Machine, files: MemoryFileSystem
 ) -> None:
     assert machine.add(7, range(5), lac=3, key=b"secret") is OK
@@ -161,7 +161,7 @@ def test_each_change_of_a_ledger_is_replayed_onto_those_before(
     assert key_status(again.bookie, L, b"other") is BookieStatus.UNAUTHORIZED
 
 
-def test_more_than_the_cache_holds_is_replayed_in_parts(
+def test_replay_of_more_than_the_cache_flushes_in_between(
     machine: Machine, files: MemoryFileSystem
 ) -> None:
     for entry_id in range(50):  # 200 KiB, and 32 KiB for each directory
@@ -175,7 +175,7 @@ def test_more_than_the_cache_holds_is_replayed_in_parts(
 
 
 @pytest.mark.parametrize("record_type", [RecordType.FENCE, RecordType.RUN])
-def test_a_record_that_is_not_understood_refuses_to_open(
+def test_record_that_is_not_understood_is_refused(
     machine: Machine, files: MemoryFileSystem, record_type: RecordType
 ) -> None:
     body = Block((b"new",), 3, crc32c_value(b"new"))
@@ -185,7 +185,7 @@ def test_a_record_that_is_not_understood_refuses_to_open(
         Machine(files.crash_clone(None))
 
 
-def test_logs_are_closed_in_order_and_never_written_again(
+def test_entry_logs_are_never_written_after_a_restart(
     machine: Machine, files: MemoryFileSystem
 ) -> None:
     for start in range(3):
@@ -208,7 +208,7 @@ def test_logs_are_closed_in_order_and_never_written_again(
 
 
 @pytest.mark.parametrize("error", [OSError("no room"), CorruptionError("damaged")])
-def test_the_other_directories_are_flushed_when_one_cannot_be(
+def test_other_directories_are_flushed_when_one_fails(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     for ledger_id in (6, 7):
@@ -226,7 +226,7 @@ def test_the_other_directories_are_flushed_when_one_cannot_be(
     assert machine.bookie.stats().failure == str(error)
 
 
-def test_what_was_left_unfinished_is_removed(files: MemoryFileSystem) -> None:
+def test_unfinished_files_are_removed_at_the_start(files: MemoryFileSystem) -> None:
     for directory in (JOURNAL, *LEDGERS):
         files.create(directory / f"left{TEMPORARY_SUFFIX}").close()
     assert Machine(files).add(7, [0]) is OK
@@ -234,7 +234,7 @@ def test_what_was_left_unfinished_is_removed(files: MemoryFileSystem) -> None:
         assert not files.exists(directory / f"left{TEMPORARY_SUFFIX}")
 
 
-def test_the_journal_is_trimmed(machine: Machine, files: MemoryFileSystem) -> None:
+def test_flush_trims_the_journal(machine: Machine, files: MemoryFileSystem) -> None:
     for entry_id in range(40):
         machine.add(7, [entry_id])
     assert len(journal_numbers(files, JOURNAL)) == 3
@@ -244,7 +244,7 @@ def test_the_journal_is_trimmed(machine: Machine, files: MemoryFileSystem) -> No
     assert Machine(files).held(7) == expected(7, range(40))
 
 
-def test_a_lost_journal_file_refuses_to_open(machine: Machine, files: MemoryFileSystem) -> None:
+def test_lost_journal_file_is_refused(machine: Machine, files: MemoryFileSystem) -> None:
     machine.add(7, [0])
     number = journal_numbers(files, JOURNAL)[-1]
     files.remove(journal_path(JOURNAL, number))
@@ -254,7 +254,7 @@ def test_a_lost_journal_file_refuses_to_open(machine: Machine, files: MemoryFile
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_journal_that_lost_what_a_directory_has_refuses(
+def test_journal_that_ends_before_a_directory_is_refused(
     files: MemoryFileSystem, lost: int
 ) -> None:
     """Zeros at its end are not a torn tail if another directory proves they were synced."""
@@ -275,7 +275,7 @@ def test_a_journal_that_lost_what_a_directory_has_refuses(
         Machine(files.crash_clone(None))
 
 
-def test_a_lost_index_is_replayed_or_refused(files: MemoryFileSystem) -> None:
+def test_lost_index_is_replayed_or_refused(files: MemoryFileSystem) -> None:
     """The journal can stand in for an empty index only while it still has its first file."""
     for ledger_count, message in ((1, ""), (40, "index was lost")):
         files = formatted()
@@ -291,7 +291,7 @@ def test_a_lost_index_is_replayed_or_refused(files: MemoryFileSystem) -> None:
             assert Machine(files).held(7) == expected(7, [0])
 
 
-def test_a_lost_index_without_any_journal_is_refused(files: MemoryFileSystem) -> None:
+def test_lost_index_and_journal_are_refused(files: MemoryFileSystem) -> None:
     machine = Machine(files)
     for ledger_id in (6, 7):
         assert machine.add(ledger_id, [0]) is OK
@@ -303,7 +303,7 @@ def test_a_lost_index_without_any_journal_is_refused(files: MemoryFileSystem) ->
         Machine(files)
 
 
-def test_logs_are_finished_when_they_are_full(machine: Machine, files: MemoryFileSystem) -> None:
+def test_full_entry_logs_are_finished(machine: Machine, files: MemoryFileSystem) -> None:
     for entry_id in range(12):
         machine.add(7, [entry_id], size=4000)
         machine.flush()
@@ -313,3 +313,59 @@ def test_logs_are_finished_when_they_are_full(machine: Machine, files: MemoryFil
     assert len(logs) == 4
     totals = [store._reader.ledger_map(log_id) for log_id in logs]
     assert all(total is not None and total.keys() == {7} for total in totals)
+
+
+# -- power cuts while a bookie starts --------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process is gone; what it wrote is in the page cache."""
+
+
+def killed_before_a_sync(adds: int) -> MemoryFileSystem:
+    """The disk, and its page cache, of a bookie that was killed after the write of its last batch,
+    with so many batches before."""
+    files = formatted()
+    kills = False
+
+    def plan(operation: Operation) -> Fault | None:
+        if kills and operation.path.parent == JOURNAL and operation.kind == "fdatasync":
+            raise Killed
+        return None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    for entry in range(adds):
+        for ledger in (7, 8):  # of both directories
+            assert machine.add(ledger, [entry], size=6000) is BookieStatus.OK
+    kills = True
+    machine.start_add(7, [adds], size=6000)
+    machine.start_add(8, [adds], size=6000)
+    with pytest.raises(Killed):
+        machine.bookie.commit_pending()
+    for lock in machine.bookie._locks:  # the kernel does that
+        lock.release()
+    return files
+
+
+@pytest.mark.parametrize("adds", [1, 6])
+def test_power_cut_at_any_moment_of_the_start_loses_nothing(adds: int) -> None:
+    """The batch that was not synced shows, so directories take it in. From then on the journal has
+    to have it as well: one directory may be ahead of the other, and the journal must reach both."""
+    files = killed_before_a_sync(adds)
+    assert (len(journal_numbers(files, JOURNAL)) > 1) == (adds > 1)
+    clones: list[MemoryFileSystem] = []
+
+    def plan(_operation: Operation) -> Fault | None:
+        clones.append(files.crash_clone(None))
+        return None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    for ledger in (7, 8):
+        assert machine.held(ledger) == expected(ledger, range(adds + 1), 6000)
+    assert len(clones) > 20
+    for clone in clones:
+        again = Machine(clone)
+        for ledger in (7, 8):
+            held = again.held(ledger)
+            assert held == expected(ledger, sorted(held), 6000)
+            assert sorted(held)[:adds] == list(range(adds)), "what was acknowledged"

@@ -29,7 +29,7 @@ def test_least_recently_used_go_first() -> None:
     assert cache.get(place(2)) is runs[2]
 
 
-def test_blocks_of_other_logs_at_the_same_place_are_others() -> None:
+def test_blocks_of_two_logs_at_the_same_offset_are_distinct() -> None:
     """Every log has a block at its first place."""
     cache = BlockCache(1000)
     places = [BlockLocation(1, 4096, 10), BlockLocation(2, 4096, 10), BlockLocation(1, 8192, 10)]

@@ -81,7 +81,7 @@ def check(store: DirectoryStore, stored: set[int]) -> None:
     ),
     real=st.booleans(),
 )
-def test_a_dict_says_the_same(
+def test_any_runs_and_flushes_agree_with_a_dict(
     adds: list[tuple[set[int], bool]], real: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     index: Index
@@ -113,7 +113,7 @@ def distinct(store: DirectoryStore) -> list:  # type: ignore[type-arg]
     return list({row.location: row for row in store.index.rows(L)}.values())
 
 
-def test_a_block_resumes_behind_what_was_added_into_its_gap(store: DirectoryStore) -> None:
+def test_row_resumes_behind_entries_added_into_its_gap(store: DirectoryStore) -> None:
     add(store, [0, 10, 20])
     store.flush(mark(1))
     add(store, [5, 6])
@@ -171,7 +171,7 @@ def test_large_runs_are_blocks_of_their_own(store: DirectoryStore) -> None:
     assert len(store.index.rows(L)) == 3
 
 
-def test_marks_and_idle_flushes(store: DirectoryStore) -> None:
+def test_flush_moves_the_mark_forward_only(store: DirectoryStore) -> None:
     assert store.flush(mark(1)) and store.mark == mark(1) == store.index.mark()
     assert not store.flush(mark(1)), "nothing to do"
     assert store.flush(mark(2)), "the mark moves although nothing was added"

@@ -21,6 +21,7 @@ from bookie_server.storage.ledgers.entry_log import (
     log_path,
 )
 from bookie_server.storage.ledgers.index import BlockLocation
+from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.runs import EntryRun
@@ -153,7 +154,7 @@ def test_a_finished_log_is_durable(files: MemoryFileSystem) -> None:
     assert reader.ledger_map(1) is not None
 
 
-def test_every_flipped_byte_of_a_block_is_named(files: MemoryFileSystem) -> None:
+def test_every_flipped_byte_of_a_block_is_damage(files: MemoryFileSystem) -> None:
     writer = EntryLogWriter(files, DIRECTORY, 1)
     put(writer, make_run(7, [0]))
     location = put(writer, make_run(7, [1, 3, 4]))
@@ -168,7 +169,7 @@ def test_every_flipped_byte_of_a_block_is_named(files: MemoryFileSystem) -> None
         assert str(log_path(DIRECTORY, 1)) in str(caught.value)
 
 
-def test_what_is_not_where_the_index_says_is_damage(files: MemoryFileSystem) -> None:
+def test_missing_log_or_block_is_damage(files: MemoryFileSystem) -> None:
     writer = EntryLogWriter(files, DIRECTORY, 1)
     location = put(writer, make_run(7, [0]))
     writer.finish()
@@ -193,7 +194,7 @@ def test_what_is_not_where_the_index_says_is_damage(files: MemoryFileSystem) -> 
         reader.read(BlockLocation(3, LOG_HEADER_BYTES, location.length))
 
 
-def test_an_error_of_the_disk_is_an_os_error(files: MemoryFileSystem) -> None:
+def test_disk_error_is_an_os_error(files: MemoryFileSystem) -> None:
     writer = EntryLogWriter(files, DIRECTORY, 1)
     location = put(writer, make_run(7, [0]))
     writer.finish()
@@ -204,13 +205,13 @@ def test_an_error_of_the_disk_is_an_os_error(files: MemoryFileSystem) -> None:
         EntryLogReader(failing, DIRECTORY).read(location)
 
 
-def test_abandoned_logs_go_or_stay(files: MemoryFileSystem) -> None:
+def test_abandoned_log_is_removed_only_on_request(files: MemoryFileSystem) -> None:
     EntryLogWriter(files, DIRECTORY, 1).abandon(remove=True)
     EntryLogWriter(files, DIRECTORY, 2).abandon(remove=False)
     assert log_ids(files, DIRECTORY) == [2]
 
 
-def test_few_files_stay_open(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_files_are_bounded(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bookie_server.storage.ledgers.entry_log._OPEN_LOGS_MAX", 2)
     locations = []
     for log_id in (1, 2, 3):
@@ -239,3 +240,19 @@ def test_old_synced_bytes_leave_the_page_cache(
     assert [offset for offset, _ in dropped] == [0, *ends[:-1]], "without gaps or repetition"
     assert ends[-1] <= writer.size - window, "the newest bytes stay"
     assert writer.size - window - ends[-1] < 5 * MIB, "and only they"
+
+
+def test_intact_block_at_another_offset_is_damage(files: MemoryFileSystem) -> None:
+    """As after a write that went astray: right checksums, the same size, and not what is meant."""
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    runs = [make_run(7, [entry_id]) for entry_id in range(2)]
+    first, second = (writer.append(LedgerId(7), encode_run(run, NO_ENTRY)) for run in runs)
+    writer.finish()
+    assert first.length == second.length
+    size = RECORD_HEADER_BYTES + first.length
+    path = log_path(DIRECTORY, 1)
+    files.damage(path, second.offset, files.open(path).pread(size, first.offset))
+    reader = EntryLogReader(files, DIRECTORY)
+    assert list(reader.read(first).ids()) == [0]
+    with pytest.raises(CorruptionError, match=f"offset {second.offset}"):
+        reader.read(second)

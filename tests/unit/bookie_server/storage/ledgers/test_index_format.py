@@ -74,7 +74,7 @@ STATES = {
 }
 
 
-def test_what_is_written(tmp_path: Path) -> None:
+def test_stored_bytes_are_as_documented(tmp_path: Path) -> None:
     with closing(LmdbIndex(tmp_path / "index", map_bytes=8 * MIB)) as index:
         update = index.begin()
         for row in rows_of_7():
@@ -93,7 +93,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert found == tables()
 
 
-def test_what_is_read(tmp_path: Path) -> None:
+def test_documented_bytes_are_read(tmp_path: Path) -> None:
     path = tmp_path / "index"
     path.mkdir()
     with lmdb.open(str(path), map_size=8 * MIB, max_dbs=4) as environment:

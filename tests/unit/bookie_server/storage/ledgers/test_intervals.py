@@ -41,7 +41,7 @@ class RowModel:
 
 
 @given(st.lists(st.sets(st.integers(0, 40), min_size=1), max_size=12))
-def test_a_dict_says_the_same(insertions: list[set[int]]) -> None:
+def test_inserted_rows_agree_with_a_dict(insertions: list[set[int]]) -> None:
     model = RowModel()
     owners: dict[int, int] = {}
     for chosen in insertions:
@@ -65,7 +65,7 @@ def test_consecutive_runs_need_few_rows() -> None:
     assert model.insert(list(range(5, 45))) == [], "all of it is stored"
 
 
-def test_a_block_with_gaps_resumes() -> None:
+def test_row_resumes_behind_entries_added_into_its_gap() -> None:
     model = RowModel()
     model.insert([0, 10, 20])
     assert model.insert([5, 15]) == [Piece(0, 1, 0, 10), Piece(1, 2, 0, 20)]

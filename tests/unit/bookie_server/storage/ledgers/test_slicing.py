@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_server.storage.ledgers.slicing import holds, slice_run, take_places
+from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.types import EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import make_run
@@ -30,7 +30,7 @@ def one_by_one(
     frames = {entry_id: bytes(frame) for entry_id, frame in run.split()}
     chosen: list[tuple[int, bytes]] = []
     total = 0
-    for entry_id in range(first, last + 1, stride):
+    for entry_id in map(EntryId, range(first, last + 1, stride)):
         if entry_id not in frames:
             break
         total += len(frames[entry_id])
@@ -56,10 +56,10 @@ def test_holds(run: EntryRun, entry_id: int) -> None:
 
 
 @given(runs(), st.data())
-def test_take_places(run: EntryRun, data: st.DataObject) -> None:
+def test_take_range_is_what_a_list_slice_says(run: EntryRun, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, run.count - 1))
     stop = data.draw(st.integers(start + 1, run.count))
-    part = take_places(run, start, stop)
+    part = take_range(run, start, stop)
     assert run_error(part) is None
     entries = [(entry_id, bytes(frame)) for entry_id, frame in run.split()]
     assert [(e, bytes(f)) for e, f in part.split()] == entries[start:stop]
@@ -68,7 +68,7 @@ def test_take_places(run: EntryRun, data: st.DataObject) -> None:
 def test_a_whole_run_is_passed_on_without_a_copy() -> None:
     run = EntryRun(LedgerId(1), EntryId(5), None, [1, 2], b"abb")
     assert slice_run(run, EntryId(5), EntryId(99), stride=1, max_bytes=3) is run
-    assert take_places(run, 0, 2) is run
+    assert take_range(run, 0, 2) is run
 
 
 def test_a_slice_in_the_middle_ends_with_its_last_entry() -> None:

@@ -30,8 +30,8 @@ def test_every_entry_is_found(adds: list[tuple[int, set[int]]], freeze_after: in
         if number == freeze_after:
             cache.freeze()
     for ledger_id in (0, 1):
-        for entry_id in range(22):
-            found = cache.find(LedgerId(ledger_id), EntryId(entry_id))
+        for entry_id in map(EntryId, range(22)):
+            found = cache.find(LedgerId(ledger_id), entry_id)
             assert (found is not None) == (entry_id in stored[ledger_id])
             if found is not None:
                 frames = {e: bytes(f) for e, f in found.split()}
@@ -40,7 +40,7 @@ def test_every_entry_is_found(adds: list[tuple[int, set[int]]], freeze_after: in
         assert listed == stored[ledger_id]
 
 
-def test_generations() -> None:
+def test_frozen_generation_is_found_until_it_is_dropped() -> None:
     cache = WriteCache()
     cache.add(cached(1, [0, 1]))
     size = cache.active_bytes
@@ -57,7 +57,7 @@ def test_generations() -> None:
     assert cache.find(LedgerId(1), EntryId(2)) is not None
 
 
-def test_only_runs_that_share_entries_or_places_are_kept_apart() -> None:
+def test_only_overlapping_or_interleaved_runs_are_kept_apart() -> None:
     runs = LedgerRuns()
     for ids in ([10, 11], [20, 21], [14, 15], [0], [22, 23], [12, 13], [16, 19]):
         runs.add(cached(1, ids))

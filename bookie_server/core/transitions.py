@@ -1,0 +1,153 @@
+"""What a request does to a bookie's record of a ledger: it is refused, or the record grows. Pure.
+
+Each function takes the record as it is (None for a ledger never heard of) and a request. It
+returns a ``Refusal``, or ``Accepted`` with what has to be kept and journalled. The caller keeps
+first and journals second (rule S2), and answers once the journal is synced (rules S1 and P3).
+
+Decision and change must not be apart. All requests run on one thread, and the record in memory is
+changed before the next request is looked at. An add that comes after a fence is therefore refused
+although the fence is not on the disk yet, and an add that came before it is in memory when the
+fence is answered, so the read that fences sees it (rule P12).
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import NamedTuple
+
+from bookie_server.core.answers import LedgerEnd, Refusal
+from bookie_server.core.ledger_record import KEY_HASH_BYTES, Change, LedgerRecord
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+
+
+class Step(NamedTuple):
+    """A record to keep in memory, and the change that is journalled after that."""
+
+    record: LedgerRecord
+    change: Change
+
+
+class Accepted(NamedTuple):
+    """A request that is served.
+
+    ``record`` is the ledger's record at the end. ``steps`` lead to it, in the order in which they
+    are kept and journalled; for an add they come before the run itself, which is no step. Without
+    any step there is nothing to write for a fence or a last add confirmed.
+    ``lac_advanced``: the last add confirmed is higher than before, readers wait for that.
+    """
+
+    record: LedgerRecord
+    steps: tuple[Step, ...] = ()
+    lac_advanced: bool = False
+
+
+def on_add(
+    record: LedgerRecord | None,
+    ledger_id: LedgerId,
+    key_hash: bytes,
+    *,
+    recovery: bool,
+    last_entry: EntryId,
+    last_add_confirmed: EntryId,
+) -> Accepted | Refusal:
+    """Decide the add of a run that ends with ``last_entry``.
+
+    Only the ledger's writer stops at the fence. A recovery fences first and then copies what it
+    found (rule P16), so its adds must pass (rule P12); what keeps others from passing for a
+    recovery is the access key.
+    """
+    contact = _contact(record, ledger_id, key_hash)
+    if isinstance(contact, Refusal):
+        return contact
+    before = contact.record
+    if before.fenced and not recovery:
+        message = f"ledger {ledger_id} is fenced: another client has recovered it"
+        return Refusal(BookieStatus.FENCED, message)
+    after = before.with_run(last_entry, last_add_confirmed)
+    assert after.grew_from(record), "an add takes nothing back"
+    assert recovery or not after.fenced, "a writer's add never follows a fence (rule P12)"
+    advanced = after.last_add_confirmed > before.last_add_confirmed
+    return Accepted(after, contact.steps, advanced)
+
+
+def on_fence(
+    record: LedgerRecord | None, ledger_id: LedgerId, key_hash: bytes
+) -> Accepted | Refusal:
+    """Decide a fence.
+
+    A ledger never heard of is fenced as well (rule P12): otherwise its writer's first entries
+    could arrive here after a recovery has been told that there are none. Accepted without steps
+    means that the fence is there. It need not be durable yet: the caller knows which are in flight.
+    """
+    contact = _contact(record, ledger_id, key_hash)
+    if isinstance(contact, Refusal):
+        return contact
+    if contact.record.fenced:
+        assert not contact.steps, "a ledger never heard of is not fenced"
+        return contact
+    accepted = _then(contact, Change(ledger_id, fenced=True))
+    assert accepted.record.fenced and accepted.record.grew_from(record)
+    return accepted
+
+
+def on_last_confirmed(
+    record: LedgerRecord | None, ledger_id: LedgerId, key_hash: bytes, last_add_confirmed: EntryId
+) -> Accepted | Refusal:
+    """Decide the explicit last add confirmed of an idle writer.
+
+    It never goes back (rule P5). A fence does not stop it: it adds no entry, and says only what the
+    writer had confirmed before.
+    """
+    contact = _contact(record, ledger_id, key_hash)
+    if isinstance(contact, Refusal) or last_add_confirmed <= contact.record.last_add_confirmed:
+        return contact
+    accepted = _then(contact, Change(ledger_id, last_add_confirmed=last_add_confirmed))
+    assert accepted.record.last_add_confirmed == last_add_confirmed
+    assert accepted.record.grew_from(record)
+    return accepted._replace(lac_advanced=True)
+
+
+def end_of_ledger(record: LedgerRecord | None, ledger_id: LedgerId, key_hash: bytes) -> LedgerEnd:
+    """Where the ledger ends here. A key that is shown must be right; none is needed."""
+    if record is None:
+        message = f"ledger {ledger_id} is not known here"
+        return LedgerEnd.untold(BookieStatus.NO_SUCH_LEDGER, message)
+    if key_hash and (refusal := _refuse_key(record, ledger_id, key_hash)) is not None:
+        return LedgerEnd.untold(*refusal)
+    return LedgerEnd(
+        BookieStatus.OK, record.last_add_confirmed, record.last_entry, record.fenced, ""
+    )
+
+
+def _contact(
+    record: LedgerRecord | None, ledger_id: LedgerId, key_hash: bytes
+) -> Accepted | Refusal:
+    """Check the key of a request that may change something, or learn it from the first one.
+
+    The first contact decides the key (rule P20): a bookie does not read the metadata, and whoever
+    made the ledger is the first to use it. The key is a step of its own and comes before what the
+    request itself changes. So neither a crash nor a checkpoint leaves an entry or a fence on the
+    disk without the key that protects it. A ledger without a password needs no step: its record
+    says so by an empty hash, and so does no record at all.
+    """
+    assert len(key_hash) in (0, KEY_HASH_BYTES), "the hash of a key, and not the key"
+    if record is None:
+        if not key_hash:
+            return Accepted(LedgerRecord())
+        return _then(Accepted(LedgerRecord()), Change(ledger_id, access_key_hash=key_hash))
+    return _refuse_key(record, ledger_id, key_hash) or Accepted(record)
+
+
+def _refuse_key(record: LedgerRecord, ledger_id: LedgerId, key_hash: bytes) -> Refusal | None:
+    """Refusal of the wrong key. Compared in constant time: the first bytes tell nothing."""
+    if hmac.compare_digest(record.access_key_hash, key_hash):
+        return None
+    message = f"ledger {ledger_id}: wrong password, or a password is missing or not expected"
+    return Refusal(BookieStatus.UNAUTHORIZED, message)
+
+
+def _then(accepted: Accepted, change: Change) -> Accepted:
+    """The request with one more step."""
+    record = accepted.record.with_change(change)
+    assert record != accepted.record, "what changes nothing is not journalled"
+    return Accepted(record, (*accepted.steps, Step(record, change)))

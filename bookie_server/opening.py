@@ -1,0 +1,129 @@
+"""Opening a bookie: locks, cookies, indexes, journal replay; then it may serve.
+
+The order matters. Locks come first, so that no other process changes what is checked. Cookies are
+checked before an index is opened, so that nothing is made in a directory of another bookie. The
+journal is replayed before a new journal file is begun: the new file names the batch it follows.
+The first flush comes last: it moves the marks to the new file, and frees the old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from bookie_server.bookie import Bookie
+from bookie_server.storage.config import StorageConfig
+from bookie_server.storage.cookie import INDEX_NAME, check_cookies, lock_directories
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.journal.journal import Journal, Post
+from bookie_server.storage.journal.replay import replay_journal
+from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.index import Index
+from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
+from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
+from spark_ledger.errors import ConfigurationError
+
+OpenIndex = Callable[[Path], Index]
+
+
+def open_bookie(
+    config: StorageConfig,
+    *,
+    post: Post,
+    on_fatal: Callable[[str], None],
+    file_system: FileSystem | None = None,
+    open_index: OpenIndex | None = None,
+    threads: bool = True,
+) -> Bookie:
+    """Lock and check the directories, replay the journal, and be ready to serve.
+
+    ``post`` runs a callable on the service thread. ``on_fatal`` is called through it when the
+    journal has failed: nothing is acknowledged any more and the process must exit. Without
+    ``threads`` the caller drives ``commit_pending`` and ``flush``.
+
+    Raises CorruptionError if what is stored is damaged, ConfigurationError if the directories are
+    not this bookie's or not usable. Then everything is closed and unlocked again.
+    """
+    files = file_system or PosixFileSystem()
+    make_index = open_index or partial(LmdbIndex, map_bytes=config.index_map_bytes)
+    with ExitStack() as undo:
+        try:
+            bookie = _open(config, files, make_index, post, on_fatal, undo)
+        except OSError as error:
+            raise ConfigurationError(f"the storage cannot be opened: {error}") from error
+        undo.pop_all()
+    if threads:
+        bookie.start()
+    return bookie
+
+
+def _open(
+    config: StorageConfig,
+    files: FileSystem,
+    make_index: OpenIndex,
+    post: Post,
+    on_fatal: Callable[[str], None],
+    undo: ExitStack,
+) -> Bookie:
+    """Put the parts together; ``undo`` gets what takes them apart if a later one fails."""
+    for directory in config.directories:
+        if not files.exists(directory):
+            raise ConfigurationError(f"directory {directory} does not exist")
+    locks = lock_directories(files, config.directories)
+    for lock in locks:
+        undo.callback(lock.release)
+    check_cookies(
+        files,
+        config.journal_directory,
+        config.ledger_directories,
+        bookie_id=config.bookie_id,
+        cluster_id=config.cluster_id,
+    )
+    stores: list[DirectoryStore] = []
+    for directory in config.ledger_directories:
+        index = make_index(directory / INDEX_NAME)
+        undo.callback(index.close)
+        stores.append(_store(files, directory, index, config))
+    end = replay_journal(
+        files,
+        config.journal_directory,
+        stores,
+        cache_bytes_max=max(1, config.write_cache_bytes // len(stores)),
+    )
+    journal = Journal(
+        files,
+        config.journal_directory,
+        end=end,
+        file_bytes=config.journal_file_bytes,
+        batch_bytes_max=config.journal_batch_bytes_max,
+        post=post,
+        on_fatal=on_fatal,
+    )
+    undo.callback(journal.close)
+    storage = LedgerStorage(
+        stores,
+        journal,
+        write_cache_bytes=config.write_cache_bytes,
+        flush_interval_s=config.flush_interval_s,
+        on_flushed=lambda: post(bookie.on_flushed),  # of the thread that only `start` starts
+        on_fatal=lambda message: post(partial(on_fatal, message)),
+    )
+    storage.flush()
+    bookie = Bookie(journal, storage, locks, post)
+    return bookie
+
+
+def _store(
+    files: FileSystem, directory: Path, index: Index, config: StorageConfig
+) -> DirectoryStore:
+    return DirectoryStore(
+        files,
+        directory,
+        index,
+        entry_log_bytes=config.entry_log_bytes,
+        entry_log_cached_bytes=config.entry_log_cached_bytes,
+        block_cache_bytes=config.block_cache_bytes // len(config.ledger_directories),
+    )

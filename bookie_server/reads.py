@@ -1,0 +1,70 @@
+"""Reading what a bookie holds of a ledger. Any thread: nothing here is changed.
+
+Only what the storage proves is missing is denied (rule S9). An error on the way to an entry is
+IO_ERROR for that entry, whatever else was found: a recovery takes a denial for evidence that the
+entry was never confirmed, and may close the ledger below it (rule P14).
+"""
+
+from __future__ import annotations
+
+from bookie_server.core.answers import ReadOutcome
+from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
+from spark_ledger.errors import CorruptionError
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+
+
+def read_entries(
+    storage: LedgerStorage,
+    ledger_id: LedgerId,
+    first_entry: EntryId,
+    last_entry: EntryId,
+    *,
+    stride: int,
+    max_bytes: int,
+) -> ReadOutcome:
+    """Entries first, first + stride, ... up to last, both included.
+
+    ``max_bytes`` bounds the frames; one entry is returned whatever its size.
+    """
+    assert stride >= 1 and max_bytes >= 1, "the service puts in its defaults"
+    runs: list[EntryRun] = []
+    room = max_bytes
+    entry_id = first_entry
+    while entry_id <= last_entry and room > 0:
+        try:
+            run = storage.read(ledger_id, entry_id, last_entry, stride=stride, max_bytes=room)
+            if run is None:
+                return _missing(storage, ledger_id, entry_id, runs)
+        except (OSError, CorruptionError) as error:
+            return ReadOutcome(runs, BookieStatus.IO_ERROR, entry_id, str(error))
+        if runs and len(run.frames) > room:
+            break
+        runs.append(run)
+        room -= len(run.frames)
+        entry_id = EntryId(run.last_entry + stride)
+    return ReadOutcome(runs, BookieStatus.OK, entry_id, "")
+
+
+def list_entries(
+    storage: LedgerStorage, ledger_id: LedgerId
+) -> list[tuple[EntryId, EntryId]] | None:
+    """Stretches of entries held, ascending; None when the ledger is not known.
+
+    Raises OSError or CorruptionError if that cannot be read.
+    """
+    ranges = storage.entry_ranges(ledger_id)
+    if not ranges and storage.state(ledger_id) is None:
+        return None
+    return ranges
+
+
+def _missing(
+    storage: LedgerStorage, ledger_id: LedgerId, entry_id: EntryId, runs: list[EntryRun]
+) -> ReadOutcome:
+    """The answer at the first entry that is not held. Raises as ``LedgerStorage.state`` does."""
+    if not runs and storage.state(ledger_id) is None:
+        message = f"ledger {ledger_id} is not known here"
+        return ReadOutcome(runs, BookieStatus.NO_SUCH_LEDGER, entry_id, message)
+    message = f"ledger {ledger_id} entry {entry_id} is not held here"
+    return ReadOutcome(runs, BookieStatus.NO_SUCH_ENTRY, entry_id, message)

@@ -1,0 +1,233 @@
+"""What a reading task does on an executor: fetch the rows of its partition as Arrow batches.
+
+The batches have the schema that Spark declared and about 1 to 2 MB. Reading goes on after a
+transient error where it stopped, so no row is delivered twice or left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from connector import sessions
+from connector.options import ReadOptions
+from connector.read.partitions import LedgerPartition, StreamPartition
+from connector.retry import RetryBudget
+from connector.schema import read_schema
+from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
+from spark_ledger.limits import (
+    RAW_ENTRIES_PER_BATCH,
+    RETRY_IN_TASK_S,
+    SPARK_BATCH_BYTES_MAX,
+    SPARK_BATCH_BYTES_TARGET,
+)
+from spark_ledger.stream.format.arrow_types import ArrowArray, concat_batches
+from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN, PositionedBatch, ledger_array
+from spark_ledger.stream.model import SegmentRange
+from spark_ledger.types import Dlsn, Entry
+
+logger = logging.getLogger(__name__)
+
+
+def read_partition(
+    options: ReadOptions, schema: StructType, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition. An empty read has one partition of Spark's own, without rows."""
+    wanted = read_schema(schema)
+    if isinstance(partition, StreamPartition):
+        return _resized(_stream_batches(options, wanted, partition))
+    if isinstance(partition, LedgerPartition):
+        return _resized(_read_with_retries(options, _LedgerRead(options, wanted, partition)))
+    return iter(())
+
+
+class _ResumableRead(Protocol):
+    """A read that knows what it has delivered."""
+
+    def remaining(self) -> Iterator[pa.RecordBatch]:
+        """The batches that were not delivered yet. May be called again after an error."""
+
+
+def _read_with_retries(options: ReadOptions, read: _ResumableRead) -> Iterator[pa.RecordBatch]:
+    """All batches of a read, which is resumed after transient errors."""
+    budget = RetryBudget(f"{options.subject}: reading", RETRY_IN_TASK_S)
+    while True:
+        try:
+            for batch in read.remaining():
+                budget.reset()
+                yield batch
+        except RetryableError as error:
+            budget.pause_or_raise(error)
+        else:
+            return
+
+
+def _stream_batches(
+    options: ReadOptions, wanted: pa.Schema, partition: StreamPartition
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a stream's partition.
+
+    Raises DataLossError if the stream was deleted after the read was planned; with
+    failOnDataLoss=false the rows that are left are skipped.
+    """
+    try:
+        yield from _read_with_retries(options, _StreamRead(options, wanted, partition))
+    except NoSuchStreamError as error:
+        lost = f"{options.subject} was deleted after this read was planned, and its rows are gone"
+        if options.fail_on_data_loss:
+            raise DataLossError(
+                f"{lost}. If it was created again, load it again; a streaming query needs a new "
+                "checkpoint location, or failOnDataLoss=false to go on from the earliest row of "
+                "the new stream"
+            ) from error
+        logger.warning("%s; going on without them, because failOnDataLoss=false", lost)
+
+
+class _StreamRead:
+    """A stream's partition, and which of its ranges are not delivered yet. Lives in one task."""
+
+    def __init__(self, options: ReadOptions, wanted: pa.Schema, partition: StreamPartition) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._partition = partition
+        self._ranges: tuple[SegmentRange, ...] = partition.plan.ranges
+
+    def remaining(self) -> Iterator[pa.RecordBatch]:
+        """The rows that were not delivered yet.
+
+        Raises DataLossError for rows that are gone, unless they were truncated and failOnDataLoss
+        is false.
+        """
+        options, wanted = self._options, self._wanted
+        assert options.stream is not None, "only the read of a stream has such a partition"
+        stream = sessions.stream(options.connection, options.stream, self._partition.stream_id)
+        metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
+        stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
+        while self._ranges:
+            try:
+                # The entries are in a commit, so they are confirmed: no LAC is asked for (rule T9).
+                for positioned in stream.read_ranges(
+                    self._ranges, schema=stored, replica_hint=self._partition.plan.rotation
+                ):
+                    yield _with_metadata(positioned, wanted, metadata_index)
+                    self._ranges = ranges_after(
+                        self._ranges, positioned.position, positioned.batch.num_rows
+                    )
+            except DataLossError as error:
+                earliest = stream.head().earliest
+                kept = tuple(p for p in self._ranges if p.segment.number >= earliest.segment)
+                if options.fail_on_data_loss or len(kept) == len(self._ranges):
+                    raise
+                logger.warning("%s; going on behind it, because failOnDataLoss=false", error)
+                self._ranges = kept
+            else:
+                return
+
+
+def ranges_after(
+    ranges: Sequence[SegmentRange], position: Dlsn, rows: int
+) -> tuple[SegmentRange, ...]:
+    """The rest of ranges after ``rows`` rows of one entry, from ``position`` on, were delivered."""
+    left = list(ranges)
+    while left and left[0].segment.number < position.segment:
+        del left[0]
+    if left and left[0].segment.number == position.segment:
+        entry, slot = position.entry, position.slot + rows
+        if slot >= left[0].segment.entry_rows[entry]:
+            entry, slot = entry + 1, 0
+        if (entry, slot) < left[0].end:
+            left[0] = left[0]._replace(start=(entry, slot))
+        else:
+            del left[0]
+    return tuple(left)
+
+
+def _with_metadata(
+    positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int
+) -> pa.RecordBatch:
+    batch = positioned.batch
+    if metadata_index < 0:
+        return batch
+    columns = list(batch.columns)
+    columns.insert(metadata_index, ledger_array(positioned))
+    return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
+class _LedgerRead:
+    """A raw ledger's partition, and the next entry to deliver. Lives in one task."""
+
+    def __init__(self, options: ReadOptions, wanted: pa.Schema, partition: LedgerPartition) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._partition = partition
+        self._next_entry = int(partition.first_entry)
+
+    def remaining(self) -> Iterator[pa.RecordBatch]:
+        """The entries that were not delivered yet."""
+        ledger_id, last = self._partition.ledger_id, self._partition.last_entry
+        if self._next_entry > last:
+            return
+        reader = sessions.ledger_reader(self._options.connection, ledger_id)
+        if last > reader.last_add_confirmed:
+            reader.refresh()
+        entries = reader.read(
+            self._next_entry,
+            last,
+            # The driver's plan has only confirmed entries. This reader may know an older LAC.
+            unconfirmed=not reader.is_closed,
+            replica_hint=self._partition.rotation,
+        )
+        while group := _next_group(entries):
+            columns: dict[str, ArrowArray] = {
+                "ledger_id": pa.repeat(pa.scalar(ledger_id, pa.int64()), len(group)),
+                "entry_id": pa.array([entry.entry_id for entry in group], pa.int64()),
+                "payload": pa.array([entry.payload for entry in group], pa.binary()),
+            }
+            wanted = self._wanted
+            yield pa.RecordBatch.from_arrays([columns[n] for n in wanted.names], schema=wanted)
+            self._next_entry = group[-1].entry_id + 1
+
+
+def _next_group(entries: Iterator[Entry]) -> list[Entry]:
+    """The next entries, up to the size of a batch; empty at the end."""
+    group: list[Entry] = []
+    size_bytes = 0
+    for entry in islice(entries, RAW_ENTRIES_PER_BATCH):
+        group.append(entry)
+        size_bytes += len(entry.payload)
+        if size_bytes >= SPARK_BATCH_BYTES_TARGET:
+            break
+    return group
+
+
+def _resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of a size that Spark moves fast: joined if small, cut if large."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        size_bytes = batch.nbytes
+        if held and held_bytes + size_bytes > SPARK_BATCH_BYTES_MAX:
+            yield _joined(held)
+            held, held_bytes = [], 0
+        if size_bytes > SPARK_BATCH_BYTES_MAX:
+            step = max(1, batch.num_rows * SPARK_BATCH_BYTES_TARGET // size_bytes)
+            for offset in range(0, batch.num_rows, step):
+                yield batch.slice(offset, step)
+            continue
+        held.append(batch)
+        held_bytes += size_bytes
+        if held_bytes >= SPARK_BATCH_BYTES_TARGET:
+            yield _joined(held)
+            held, held_bytes = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else concat_batches(batches)

@@ -1,0 +1,82 @@
+"""Prepares a stream for a write: it exists, and it takes rows of the DataFrame's schema.
+
+Runs in the planner and commit processes beside Spark's driver, before any task starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from connector import sessions
+from connector.options import WriteOptions
+from connector.retry import retry_transient
+from connector.schema import arrow_schema_of
+from spark_ledger.errors import ConflictError, NoSuchStreamError, SchemaMismatchError
+from spark_ledger.limits import RETRY_AT_START_S, STREAM_CREATE_ATTEMPTS
+from spark_ledger.stream.model import ENTRY_BYTES_DEFAULT, Compression
+
+if TYPE_CHECKING:
+    from spark_ledger.stream.blocking import Stream
+
+
+def prepare_stream(options: WriteOptions, schema: StructType) -> str:
+    """Open or create the stream, and merge the schema if the options say so; the stream's id.
+
+    Raises NoSuchStreamError if there is no stream and createStream=false, SchemaMismatchError
+    naming the column if the stream does not take rows of ``schema``.
+    """
+    return retry_transient(
+        lambda: _prepare(options, schema),
+        f"stream {options.stream!r}: preparing a write",
+        idempotent=True,
+        budget_s=RETRY_AT_START_S,
+    )
+
+
+def _prepare(options: WriteOptions, schema: StructType) -> str:
+    subject = f"stream {options.stream!r}: "
+    try:
+        offered = arrow_schema_of(schema)
+        stream = _open_or_create(options, offered)
+        if options.merge_schema:
+            stream.merge_schema(offered)
+        stream.check_schema(offered)
+        return stream.config.stream_id
+    except SchemaMismatchError as error:
+        if str(error).startswith(subject):
+            raise
+        raise SchemaMismatchError(f"{subject}{error}") from error
+
+
+def _open_or_create(options: WriteOptions, schema: pa.Schema) -> Stream:
+    # Not a retry of a failure: another writer may create or delete the stream between our two
+    # calls, so each round looks again at what there is.
+    for _ in range(STREAM_CREATE_ATTEMPTS):
+        try:
+            return sessions.fresh_stream(options.connection, options.stream)
+        except NoSuchStreamError as error:
+            if not options.create_stream:
+                raise NoSuchStreamError(
+                    f"{error}; or let the write create it with createStream=true"
+                ) from error
+        try:
+            _create(options, schema)
+        except ConflictError:
+            continue  # another writer created it first: open theirs
+    return sessions.fresh_stream(options.connection, options.stream)
+
+
+def _create(options: WriteOptions, schema: pa.Schema) -> None:
+    quorums = options.quorums
+    sessions.connection(options.connection).create_stream(
+        options.stream,
+        schema=schema,
+        ensemble_size=quorums.ensemble_size,
+        write_quorum=quorums.write_quorum,
+        ack_quorum=quorums.ack_quorum,
+        compression=options.compression or Compression.LZ4.value,
+        entry_bytes=options.entry_bytes or ENTRY_BYTES_DEFAULT,
+    )

@@ -1,0 +1,201 @@
+"""What a writing task does on an executor: append its partition, and report the segments.
+
+What a task writes is in no commit, so nobody can see it. Only what ``TaskWritten`` names can become
+visible; an attempt that fails or loses leaves entries behind that no commit ever names (rule T1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from connector import sessions
+from connector.options import WriteOptions
+from connector.retry import RetryBudget
+from spark_ledger.errors import (
+    ConfigurationError,
+    FencedError,
+    LedgerClosedError,
+    NotEnoughBookiesError,
+    OutcomeUnknownError,
+    RetryableError,
+)
+from spark_ledger.limits import RETRY_IN_TASK_S, TASK_KEPT_BYTES_MAX
+from spark_ledger.stream.model import Segment
+
+TRANSIENT_ERRORS: Final = (
+    RetryableError,
+    OutcomeUnknownError,
+    NotEnoughBookiesError,
+    FencedError,
+    LedgerClosedError,
+)
+"""Errors that a new attempt, which uses a new ledger, may not meet. It does not matter if entries
+of the failed attempt were stored after all: no commit names them."""
+
+QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
+RUN_ID_PROPERTY: Final = "spark.jobGroup.id"
+"""Local properties of the task context, by Spark's own names, which are undocumented and the same
+in 4.2 and 4.3. A streaming query runs its jobs in a job group named by its run id."""
+
+
+# -- who the task is -------------------------------------------------------------------------------
+
+
+class TaskIdentity(NamedTuple):
+    """A task attempt of one micro-batch of one run of a query. Lives in the task only."""
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    partition: int
+    attempt: int
+
+
+def streaming_task(context: TaskContext | None) -> TaskIdentity:
+    """The identity of the running streaming task; ``context`` is ``TaskContext.get()``.
+
+    Spark passes none of this to ``write()``, so it comes from the task's local properties.
+
+    Raises ConfigurationError if there is no task or a property is missing: it is never guessed.
+    """
+    if context is None:
+        raise ConfigurationError("the ledger sink writes inside Spark tasks only")
+    query_id = _property(context, QUERY_ID_PROPERTY)
+    batch_id = _property(context, BATCH_ID_PROPERTY)
+    run_id = _property(context, RUN_ID_PROPERTY)
+    if not batch_id.isdigit():
+        raise ConfigurationError(
+            f"the task property {BATCH_ID_PROPERTY} is {batch_id!r}, not a batch number: this "
+            "version of Spark is not supported (pyspark 4.2 and 4.3 are)"
+        )
+    return TaskIdentity(
+        query_id, run_id, int(batch_id), context.partitionId(), context.attemptNumber()
+    )
+
+
+def _property(context: TaskContext, name: str) -> str:
+    value = context.getLocalProperty(name)
+    if not value:
+        raise ConfigurationError(
+            f"Spark did not set the task property {name}, without which a micro-batch cannot be "
+            "written exactly once: this version of Spark is not supported (pyspark 4.2 and 4.3 are)"
+        )
+    return str(value)
+
+
+# -- what the task tells the driver ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskWritten(WriterCommitMessage):
+    """What one task attempt wrote. Pickled: made in the task, read in the commit process.
+
+    Only segments that a message names can become visible, and only in the stream with that id: a
+    later stream of the same name has other schemas (rule T7).
+
+    ``query_id``, ``run_id`` and ``batch_id`` are those of the micro-batch; in a batch write they
+    are empty and -1.
+    """
+
+    partition: int
+    attempt: int
+    stream_id: str
+    segments: tuple[Segment, ...] = ()
+    query_id: str = ""
+    run_id: str = ""
+    batch_id: int = -1
+
+
+def written_by_tasks(messages: Iterable[WriterCommitMessage | None]) -> list[TaskWritten]:
+    """The messages of the tasks, by partition. Spark gives None for a task that sent none."""
+    written = []
+    for message in messages:
+        if message is not None:
+            assert isinstance(message, TaskWritten), "the tasks ran this connector's writer"
+            written.append(message)
+    return sorted(written, key=lambda message: message.partition)
+
+
+def segments_by_partition(messages: Iterable[WriterCommitMessage | None]) -> tuple[Segment, ...]:
+    """All segments in the order of the partitions, which becomes their order in the stream."""
+    return tuple(segment for message in written_by_tasks(messages) for segment in message.segments)
+
+
+# -- appending -------------------------------------------------------------------------------------
+
+
+def write_segments(
+    options: WriteOptions, stream_id: str, batches: Iterator[pa.RecordBatch]
+) -> tuple[Segment, ...]:
+    """Append the rows and wait until they are confirmed. Without rows no entry is written.
+
+    The writer is this process's and keeps its ledger open for the next task. Only the segments
+    returned here can be committed; what a failed attempt wrote stays invisible. A partition that
+    is small enough to keep in memory is written again after a transient error. A larger one fails
+    the task, and Spark runs the task again.
+
+    Raises the error of the last attempt.
+    """
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None:
+        return ()
+    rows = _RepeatableBatches(first, batches)
+    budget = RetryBudget(f"stream {options.stream!r}: writing", RETRY_IN_TASK_S)
+    while True:
+        try:
+            return _write_once(options, stream_id, rows)
+        except TRANSIENT_ERRORS as error:
+            if not rows.is_repeatable:
+                raise
+            budget.pause_or_raise(error)
+
+
+def _write_once(
+    options: WriteOptions, stream_id: str, rows: Iterable[pa.RecordBatch]
+) -> tuple[Segment, ...]:
+    writer = sessions.segment_writer(
+        options.connection,
+        options.stream,
+        stream_id,
+        compression=options.compression,
+        entry_bytes=options.entry_bytes,
+    )
+    try:
+        for batch in rows:
+            writer.write(batch)
+        return tuple(writer.finish())
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+class _RepeatableBatches:
+    """The batches of a task, which may be iterated again while all that were drawn from Spark fit
+    in ``TASK_KEPT_BYTES_MAX``."""
+
+    def __init__(self, first: pa.RecordBatch, following: Iterator[pa.RecordBatch]) -> None:
+        self._following = following
+        self._kept = [first]
+        self._kept_bytes = first.nbytes
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether an iteration would begin with the first batch again."""
+        return self._kept_bytes <= TASK_KEPT_BYTES_MAX
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield from tuple(self._kept)
+        for batch in self._following:
+            self._kept_bytes += batch.nbytes
+            if self.is_repeatable:
+                self._kept.append(batch)
+            else:
+                self._kept.clear()
+            yield batch

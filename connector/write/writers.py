@@ -1,0 +1,228 @@
+"""LedgerBatchWriter and LedgerStreamWriter: the classes that Spark calls to write.
+
+A batch write is one commit, a streaming write is one commit per micro-batch. Both are pickled from
+the planner process into the tasks, so they hold options, ids and flags, and no connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from connector import sessions
+from connector.options import WriteOptions
+from connector.retry import retry_transient
+from connector.write.prepare import prepare_stream
+from connector.write.replay import (
+    MicroBatch,
+    check_replay,
+    check_sink_name,
+    committed_before,
+    is_first_of_run,
+)
+from connector.write.task import (
+    TaskWritten,
+    segments_by_partition,
+    streaming_task,
+    write_segments,
+    written_by_tasks,
+)
+from spark_ledger.errors import ConfigurationError, ConflictError
+
+if TYPE_CHECKING:
+    from spark_ledger.stream.blocking import Stream
+
+logger = logging.getLogger(__name__)
+
+
+class LedgerBatchWriter(DataSourceArrowWriter):
+    """Appends the rows of a DataFrame; with mode overwrite they replace what the stream holds.
+
+    With ``txnAppId`` and ``txnVersion`` a write happens at most once: a version that is not above
+    the newest committed one of the application is skipped with a warning, as Delta does.
+
+    Made in a planner process beside Spark's driver. Pickled into the tasks (``write``) and into the
+    commit process (``commit``, ``abort``), which get the stream id and whether to skip with it.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        self._options = options
+        self._overwrite = overwrite
+        self._stream_id = prepare_stream(options, schema)
+        self._skipped = self._is_committed()
+
+    def _is_committed(self) -> bool:
+        """Whether the application has committed this version, or a later one, already."""
+        application, version = self._options.transaction_app, self._options.transaction_version
+        if application is None or version is None:
+            return False
+        record = retry_transient(
+            lambda: self._stream().last_transaction(application),
+            f"stream {self._options.stream!r}: the last transaction of {application!r}",
+        )
+        if record is None or record.transaction_id < version:
+            return False
+        logger.warning(
+            "stream %r: the write of txnAppId %r with txnVersion %d is skipped, because txnVersion "
+            "%d was committed before; to write these rows, use a higher txnVersion",
+            self._options.stream,
+            application,
+            version,
+            record.transaction_id,
+        )
+        return True
+
+    def _stream(self) -> Stream:
+        options = self._options
+        return sessions.stream(options.connection, options.stream, self._stream_id)
+
+    # The override is DataSourceArrowWriter's own: batches instead of rows.
+    def write(  # type: ignore[override]
+        self, iterator: Iterator[pa.RecordBatch]
+    ) -> TaskWritten:
+        """Append a partition; runs in a task."""
+        context = TaskContext.get()
+        assert context is not None, "Spark calls write() in a task"
+        stream_id = self._stream_id
+        segments = () if self._skipped else write_segments(self._options, stream_id, iterator)
+        # A skipped write drains its input: Spark ends the Python process of a task that leaves
+        # some of it.
+        for _ in iterator:
+            pass
+        return TaskWritten(context.partitionId(), context.attemptNumber(), stream_id, segments)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Make all rows visible at once; runs in the commit process."""
+        if self._skipped:
+            return
+        segments = segments_by_partition(messages)
+        if not segments and not self._overwrite:
+            return
+        options = self._options
+        try:
+            retry_transient(
+                lambda: self._stream().commit_segments(
+                    segments,
+                    sink_id=options.transaction_app,
+                    transaction_id=options.transaction_version,
+                    overwrite=self._overwrite,
+                ),
+                f"stream {options.stream!r}: the commit of a batch write",
+                # Only a named transaction is applied at most once (rule T3).
+                idempotent=options.transaction_app is not None,
+            )
+        except ConflictError:
+            if not self._is_committed():
+                raise
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete nothing: what the tasks wrote is in no commit, so nobody sees it (rule T1)."""
+        logger.warning("stream %r: a batch write was aborted", self._options.stream)
+
+
+class LedgerStreamWriter(DataSourceStreamArrowWriter):
+    """Appends the rows of each micro-batch exactly once.
+
+    Made twice per micro-batch: in a planner process, and pickled from there into the tasks
+    (``write``); and in the commit process beside Spark's driver (``commit``, ``abort``).
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigurationError(
+                f"stream {options.stream!r}: a log only grows, so output modes other than append "
+                "are not possible; use outputMode('append')"
+            )
+        self._options = options
+        self._stream_id = prepare_stream(options, schema)
+
+    # The override is DataSourceStreamArrowWriter's own: batches instead of rows.
+    def write(  # type: ignore[override]
+        self, iterator: Iterator[pa.RecordBatch]
+    ) -> TaskWritten:
+        """Append a partition; runs in a task."""
+        task = streaming_task(TaskContext.get())
+        segments = write_segments(self._options, self._stream_id, iterator)
+        return TaskWritten(
+            partition=task.partition,
+            attempt=task.attempt,
+            stream_id=self._stream_id,
+            segments=segments,
+            query_id=task.query_id,
+            run_id=task.run_id,
+            batch_id=task.batch_id,
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Make the micro-batch visible, all of it or nothing; a second time nothing changes.
+
+        Raises ConflictError if another driver works on the same checkpoint or a copy of it, or if
+        the micro-batch is not the one that was committed under its name, ConfigurationError under
+        a continuous trigger.
+        """
+        written = written_by_tasks(messages)
+        if not written:  # a continuous trigger gives no rows to Python sinks and reports no error
+            raise ConfigurationError(
+                f"stream {self._options.stream!r}: Spark hands over no rows, as under a continuous "
+                "trigger, which Python data sources cannot write under; nothing was written: use "
+                "trigger(processingTime=...) or trigger(availableNow=True)"
+            )
+        first = written[0]
+        assert first.batch_id == batchId, "messages are of this micro-batch"
+        batch = MicroBatch(
+            sink_id=self._options.sink_id or first.query_id,
+            query_id=first.query_id,
+            run_id=first.run_id,
+            batch_id=batchId,
+            segments=segments_by_partition(messages),
+        )
+        self._commit(batch, first.stream_id)
+
+    def _commit(self, batch: MicroBatch, stream_id: str) -> None:
+        # The tasks' stream, not the one that has the name now: it may have been made again since,
+        # and the segments fit only the schemas of theirs (rule T7).
+        stream = sessions.stream(self._options.connection, self._options.stream, stream_id)
+        operation = f"stream {stream.name!r}: the commit of micro-batch {batch.batch_id}"
+        may_be_replay = is_first_of_run(batch)
+        if may_be_replay:
+            retry_transient(lambda: check_sink_name(stream, batch), operation)
+        if not batch.segments:
+            commit = retry_transient(lambda: committed_before(stream, batch), operation)
+        else:
+            commit = retry_transient(
+                lambda: stream.commit_segments(
+                    batch.segments,
+                    sink_id=batch.sink_id,
+                    transaction_id=batch.batch_id,
+                    run_id=batch.run,
+                ),
+                operation,
+                idempotent=True,  # a sink commits a batch id at most once (rule T3)
+            )
+        if commit is not None and not commit.applied and commit.run_id != batch.run:
+            check_replay(
+                commit,
+                batch,
+                stream.name,
+                is_first_of_run=may_be_replay,
+                fail_on_data_loss=self._options.fail_on_data_loss,
+            )
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Delete nothing: the commit may have taken effect although Spark saw it fail."""
+        logger.warning(
+            "stream %r: micro-batch %d was aborted; what its tasks wrote stays invisible unless "
+            "its commit did take effect",
+            self._options.stream,
+            batchId,
+        )

@@ -1,0 +1,86 @@
+"""What a writer tells its application when it stops: one function for each reason.
+
+An error says what is known of the entries. Only ``EnsembleLostError`` names a final end, because
+only then does the writer close the ledger itself; all others leave entries in flight whose fate a
+recovery decides (rule P18), so none of them may sound as if nothing had been stored.
+"""
+
+from __future__ import annotations
+
+from spark_ledger.errors import (
+    AddOutcomeUnknownError,
+    ConflictError,
+    EnsembleLostError,
+    FencedError,
+    LedgerError,
+    LedgerTakenOverError,
+    UnauthorizedError,
+)
+from spark_ledger.protocol.events import AddFailed
+from spark_ledger.protocol.replication import Replication
+from spark_ledger.types import BookieStatus, EntryId, LedgerId, LedgerMetadata
+
+
+def refusal(ledger_id: LedgerId, event: AddFailed) -> LedgerError | None:
+    """Why this failure is about the ledger and not about the bookie; None if it is not.
+
+    A writer that took such an answer for an ordinary failure would replace the bookies that refuse
+    it, and go on behind the back of the recovery that fenced them (rules P12 and P20).
+    """
+    bookie = f"ledger {ledger_id}: bookie {event.bookie_id}"
+    if event.status is BookieStatus.FENCED:
+        return FencedError(f"{bookie} says that another client has fenced the ledger")
+    if event.status is BookieStatus.UNAUTHORIZED:
+        return UnauthorizedError(f"{bookie} refuses the ledger's password {event.message}".rstrip())
+    return None
+
+
+def ensemble_lost(
+    metadata: LedgerMetadata, replication: Replication, end: EntryId, reason: str
+) -> EnsembleLostError:
+    """Failed bookies cannot be replaced (rule P10); the ledger is closed at ``end``."""
+    failed = ", ".join(sorted(replication.failed_bookies))
+    return EnsembleLostError(
+        f"ledger {metadata.ledger_id} ({metadata.quorums}): bookies {failed} failed and {reason}; "
+        f"the ledger ends at entry {end}. Start bookies, then write to a new ledger"
+    )
+
+
+def ensemble_changed(ledger_id: LedgerId) -> ConflictError:
+    """Another client gave the ledger a fragment above what this writer has confirmed (rule P7)."""
+    return ConflictError(
+        f"ledger {ledger_id}: another client changed its ensemble; "
+        "open the ledger with recovery to learn its end"
+    )
+
+
+def taken_over(stored: LedgerMetadata, end: EntryId) -> LedgerError:
+    """Another client is recovering the ledger, or has closed it; this one confirmed ``end``."""
+    name = f"ledger {stored.ledger_id}"
+    if stored.is_closed:
+        return LedgerTakenOverError(
+            f"{name}: another client recovered it and closed it at entry "
+            f"{stored.last_entry_id}; this writer had confirmed {end}"
+        )
+    return FencedError(f"{name}: another client is recovering it")
+
+
+def change_not_stored(ledger_id: LedgerId, cause: LedgerError) -> AddOutcomeUnknownError:
+    """The metadata store failed during an ensemble change.
+
+    Not the store's own error: that one would say that nothing happened, but entries that are
+    pending may be on bookies, and recovery may make them part of the ledger (rule P18).
+    """
+    error = AddOutcomeUnknownError(
+        f"ledger {ledger_id}: a failed bookie could not be replaced, because the metadata could "
+        f"not be written: {cause}"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def closed_early(ledger_id: LedgerId, end: EntryId) -> AddOutcomeUnknownError:
+    """The application closed the ledger while adds above ``end`` had no answer yet."""
+    return AddOutcomeUnknownError(
+        f"ledger {ledger_id} was closed at entry {end} while later adds were in flight"
+    )

@@ -1,0 +1,31 @@
+"""The numbers that an append machine is given: they come from the client's configuration.
+
+Their defaults, with the reasons, are in ``spark_ledger.limits``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_ledger.limits import (
+    ADD_TIMEOUT_S,
+    EXPLICIT_LAC_DELAY_S,
+    REPLACEMENT_RETRY_S,
+    SLOW_BOOKIE_GRACE_S,
+    WRITER_BYTES_IN_FLIGHT_MAX,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLimits:
+    """When a silent bookie counts as failed, and how much may be in flight (rule P11).
+
+    ``slow_bookie_grace_s`` is meant to be below ``add_timeout_s``: it applies only while producers
+    wait for room, and only to bookies that the ack quorum can do without.
+    """
+
+    add_timeout_s: float = ADD_TIMEOUT_S
+    slow_bookie_grace_s: float = SLOW_BOOKIE_GRACE_S
+    bytes_in_flight_max: int = WRITER_BYTES_IN_FLIGHT_MAX
+    replacement_retry_s: float = REPLACEMENT_RETRY_S
+    explicit_lac_delay_s: float = EXPLICIT_LAC_DELAY_S

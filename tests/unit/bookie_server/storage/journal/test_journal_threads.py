@@ -1,0 +1,135 @@
+"""Where the journal's threads meet: one step of another thread, put between two steps of a call."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.journal.files import journal_numbers, spare_paths
+from spark_ledger.types import BookieStatus
+from tests.unit.bookie_server.storage.journal.support import (
+    DIRECTORY,
+    Writer,
+    journal_directory,
+    read,
+)
+
+BATCHES_PER_FILE = 15
+"""Batches of 4 KiB in a file of 64 KiB, of which the header takes as much as a batch."""
+
+
+class Interrupted(FaultFileSystem):
+    """Calls ``act`` once, before the next operation of a kind."""
+
+    def __init__(self, files: MemoryFileSystem) -> None:
+        super().__init__(files, self._plan_operation)
+        self.kind = ""
+        self.act: Callable[[], Fault | None] = lambda: None
+
+    def before_next(self, kind: str, act: Callable[[], Fault | None]) -> None:
+        self.kind, self.act = kind, act
+
+    def _plan_operation(self, operation: Operation) -> Fault | None:
+        if operation.kind != self.kind:
+            return None
+        self.kind = ""
+        return self.act()
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    return journal_directory()
+
+
+def filled(files: Interrupted, file_count: int) -> Writer:
+    """A journal of so many full files; its next batch starts another one."""
+    writer = Writer(files)
+    writer.write(*range(BATCHES_PER_FILE * file_count))
+    assert journal_numbers(files, DIRECTORY) == list(range(1, file_count + 1))
+    return writer
+
+
+def test_spares_while_one_is_turned_into_a_file_stay_within_their_bound(
+    files: MemoryFileSystem,
+) -> None:
+    """The flush thread gives up a file while the journal thread turns a spare into a new one.
+
+    The spare is on the disk until it has its new name, so it counts until then. Otherwise the flush
+    thread would keep a third file, and a crash at this moment would leave it there.
+    """
+    interrupted = Interrupted(files)
+    writer = filled(interrupted, 4)
+    writer.journal.remove_before(3)
+    assert len(spare_paths(files, DIRECTORY)) == 2
+    seen: list[int] = []
+
+    def flush_thread() -> None:
+        writer.journal.remove_before(4)
+        seen.append(len(spare_paths(files, DIRECTORY)))
+
+    interrupted.before_next("rename", flush_thread)
+    writer.write(100)
+    assert seen == [2]
+    assert journal_numbers(files, DIRECTORY) == [4, 5]
+    assert len(spare_paths(files, DIRECTORY)) == 1
+
+
+def test_a_spare_is_used_only_after_its_name_is_durable(files: MemoryFileSystem) -> None:
+    """The journal thread needs a file while the flush thread is about to sync the directory.
+
+    If it took the renamed file, a power cut could bring back the old name over a new header.
+    """
+    interrupted = Interrupted(files)
+    writer = filled(interrupted, 2)
+    made: list[list[int]] = []
+
+    def journal_thread() -> None:
+        writer.write(100)
+        made.append(journal_numbers(files, DIRECTORY))
+
+    interrupted.before_next("sync_directory", journal_thread)
+    writer.journal.remove_before(2)
+    assert made == [[2, 3]]
+    assert len(spare_paths(files, DIRECTORY)) == 1, "the new file is not made of the spare"
+    writer.write(*range(101, 101 + BATCHES_PER_FILE))
+    assert not spare_paths(files, DIRECTORY), "now it is used"
+
+
+def test_spares_of_a_failed_call_are_handed_over_by_the_next(files: MemoryFileSystem) -> None:
+    """Otherwise they stay on the disk, unused and uncounted, until the next start."""
+    interrupted = Interrupted(files)
+    writer = filled(interrupted, 3)
+    interrupted.before_next("sync_directory", lambda: Fault(errno.EIO))
+    with pytest.raises(OSError):
+        writer.journal.remove_before(3)
+    assert len(spare_paths(files, DIRECTORY)) == 2
+    writer.journal.remove_before(3)
+    writer.write(*range(100, 100 + 3 * BATCHES_PER_FILE))
+    assert not spare_paths(files, DIRECTORY), "both are used"
+    assert journal_numbers(files, DIRECTORY) == [3, 4, 5, 6]
+    writer.journal.remove_before(6)
+    assert len(spare_paths(files, DIRECTORY)) == 2
+
+
+def test_bug_in_a_commit_answers_its_waiters(files: MemoryFileSystem) -> None:
+    """The batch has left the queue when the bug shows; its waiters are told all the same."""
+    interrupted = Interrupted(files)
+    writer = Writer(interrupted)
+    writer.write(1)
+
+    def bug() -> Fault | None:
+        raise AssertionError("a bug")
+
+    writer.append(2, 3)
+    interrupted.before_next("fdatasync", bug)
+    with pytest.raises(AssertionError, match="a bug"):
+        writer.journal.commit_pending()
+    writer.append(4)
+    writer.run_posted()
+    assert writer.answers == {1: BookieStatus.OK} | dict.fromkeys((2, 3, 4), BookieStatus.IO_ERROR)
+    assert len(writer.fatal) == 1 and "a bug" in writer.fatal[0]
+    assert read(files.crash_clone(None)) == [[1]]

@@ -1,0 +1,167 @@
+"""Reads return entries in order up to a bound, say what is missing, and deny nothing damaged."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from bookie_server.core.answers import ReadOutcome
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, log_ids, log_path
+from spark_ledger.limits import MIB
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.unit.bookie_server.storage.support import (
+    LEDGERS,
+    Machine,
+    expected,
+    formatted,
+)
+
+OK = BookieStatus.OK
+L = LedgerId(7)
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    return formatted()
+
+
+@pytest.fixture
+def machine(files: MemoryFileSystem) -> Machine:
+    return Machine(files)
+
+
+def read(
+    machine: Machine,
+    first: int,
+    last: int,
+    *,
+    stride: int = 1,
+    max_bytes: int = MIB,
+    ledger_id: int = L,
+) -> ReadOutcome:
+    return machine.bookie.read(
+        LedgerId(ledger_id), EntryId(first), EntryId(last), stride=stride, max_bytes=max_bytes
+    )
+
+
+def ids(outcome: ReadOutcome) -> list[int]:
+    return [entry_id for run in outcome.runs for entry_id in run.ids()]
+
+
+@pytest.fixture(params=["cache", "log", "both"])
+def filled(machine: Machine, request: pytest.FixtureRequest) -> Machine:
+    """Entries 0-9, 20-29 and, of a striped ledger 8, 0, 1, 3, 4, 6, 7."""
+    machine.add(7, range(5))
+    machine.add(8, [0, 1, 3])
+    if request.param == "both":
+        machine.flush()
+    machine.add(7, range(5, 10))
+    machine.add(7, range(20, 30))
+    machine.add(8, [4, 6, 7])
+    if request.param == "log":
+        machine.flush()
+    return machine
+
+
+def test_read_returns_the_entries_of_a_range(filled: Machine) -> None:
+    outcome = read(filled, 0, 9)
+    assert (outcome.status, ids(outcome)) == (OK, list(range(10)))
+    frames = b"".join(run.frames for run in outcome.runs)
+    assert frames == b"".join(expected(7, range(10)).values())
+    assert ids(read(filled, 3, 7)) == [3, 4, 5, 6, 7]
+    assert ids(read(filled, 1, 9, stride=3)) == [1, 4, 7]
+    assert ids(read(filled, 9, 9)) == [9]
+    assert filled.bookie.list_entries(L) == [(0, 9), (20, 29)]
+
+
+def test_read_with_a_stride_returns_the_stripe(filled: Machine) -> None:
+    for first, found in ((0, [0, 3, 6]), (1, [1, 4, 7])):
+        outcome = read(filled, first, 8, stride=3, ledger_id=8)
+        assert (outcome.status, ids(outcome)) == (OK, found)
+    outcome = read(filled, 0, 8, ledger_id=8)
+    assert (outcome.status, outcome.entry_id, ids(outcome)) == (
+        BookieStatus.NO_SUCH_ENTRY,
+        2,
+        [0, 1],
+    )
+    assert filled.bookie.list_entries(LedgerId(8)) == [(0, 1), (3, 4), (6, 7)]
+
+
+def test_read_ends_at_the_byte_limit_but_returns_one_entry(filled: Machine) -> None:
+    assert ids(read(filled, 0, 9, max_bytes=1)) == [0], "at least one"
+    assert ids(read(filled, 0, 9, max_bytes=40)) == [0]
+    assert ids(read(filled, 0, 9, max_bytes=279)) == [0, 1, 2, 3, 4, 5]
+    assert ids(read(filled, 0, 9, max_bytes=280)) == [0, 1, 2, 3, 4, 5, 6]
+    assert ids(read(filled, 0, 9, stride=2, max_bytes=130)) == [0, 2, 4]
+
+
+def test_read_of_missing_entries_says_which_is_missing(filled: Machine) -> None:
+    outcome = read(filled, 8, 25)
+    assert (outcome.status, outcome.entry_id) == (BookieStatus.NO_SUCH_ENTRY, 10)
+    assert ids(outcome) == [8, 9] and "ledger 7 entry 10" in outcome.message
+    outcome = read(filled, 30, 30)
+    assert (outcome.status, outcome.runs) == (BookieStatus.NO_SUCH_ENTRY, [])
+    outcome = read(filled, 0, 0, ledger_id=99)
+    assert (outcome.status, outcome.runs) == (BookieStatus.NO_SUCH_LEDGER, [])
+    assert filled.bookie.list_entries(LedgerId(99)) is None
+    end = filled.bookie.end_of_ledger(LedgerId(99), access_key=b"")
+    assert end.status is BookieStatus.NO_SUCH_LEDGER
+
+
+def test_partial_reads_use_the_block_cache(machine: Machine, files: MemoryFileSystem) -> None:
+    machine.add(7, range(50))
+    machine.flush()
+    assert ids(read(machine, 0, 9)) == list(range(10))
+    log = log_path(LEDGERS[1], log_ids(files, LEDGERS[1])[0])
+    files.damage(log, LOG_HEADER_BYTES + 180, b"\xff\xff")
+    assert ids(read(machine, 10, 48)) == list(range(10, 49)), "from memory"
+    assert ids(read(machine, 49, 49)) == [49]
+    outcome = read(machine, 0, 9)
+    assert outcome.status is BookieStatus.IO_ERROR, "read to its end: the block was given up"
+
+
+@pytest.mark.parametrize("harm", ["damaged", "missing", "unreadable"])
+def test_read_of_damaged_entries_is_an_io_error_and_no_denial(
+    files: MemoryFileSystem, harm: str
+) -> None:
+    failing = False
+
+    def plan(operation: Operation) -> Fault | None:
+        in_ledgers = operation.path.parent in LEDGERS
+        return Fault(errno.EIO) if failing and in_ledgers and operation.kind == "pread" else None
+
+    machine = Machine(FaultFileSystem(files, plan))
+    machine.add(7, range(5))
+    machine.flush()
+    machine.add(7, [5])
+    log = log_path(LEDGERS[1], log_ids(files, LEDGERS[1])[0])
+    if harm == "damaged":
+        files.damage(log, LOG_HEADER_BYTES + 80, b"\xff\xff")
+    elif harm == "missing":
+        files.remove(log)
+    else:
+        failing = True
+    outcome = read(machine, 0, 5)
+    assert (outcome.status, outcome.entry_id, outcome.runs) == (BookieStatus.IO_ERROR, 0, [])
+    assert str(log) in outcome.message
+    assert ids(read(machine, 5, 5)) == [5], "what is in memory is served"
+    assert read(machine, 6, 6).status is BookieStatus.NO_SUCH_ENTRY
+
+
+def test_read_up_to_damage_returns_entries_and_an_io_error() -> None:
+    files = formatted()
+    machine = Machine(files)
+    for first in (0, 5):
+        assert machine.add(7, range(first, first + 5)) is BookieStatus.OK
+        machine.flush()
+    rows = machine.bookie._storage.store_of(LedgerId(7)).index.rows(LedgerId(7))
+    damaged = rows[1].location
+    path = log_path(LEDGERS[1], damaged.log_id)
+    files.damage(path, damaged.offset + 100, b"\xff\xff\xff")
+    outcome = machine.bookie.read(LedgerId(7), EntryId(3), EntryId(9), stride=1, max_bytes=1 << 20)
+    assert [entry for run in outcome.runs for entry in run.ids()] == [3, 4]
+    assert (outcome.status, outcome.entry_id) == (BookieStatus.IO_ERROR, 5)
+    assert str(path) in outcome.message

@@ -1,0 +1,270 @@
+"""The reading task: sizes of batches, metadata, lost rows, outages, raw entries."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import LongType, StructField, StructType
+
+from connector import retry, sessions
+from connector.options import read_options
+from connector.read import task
+from connector.read.partitions import LedgerPartition, StreamPartition
+from connector.read.planner import Plan
+from connector.read.task import _resized, read_partition
+from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
+from spark_ledger.errors import BookieUnavailableError, DataLossError, NoSuchStreamError
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.stream.format.metadata_column import PositionedBatch
+from spark_ledger.stream.model import SegmentRange
+from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
+from tests.unit.connector.fakes import make_segment
+
+SCHEMA = StructType([StructField("a", LongType())])
+WITH_METADATA = StructType(
+    [StructField("_ledger", METADATA_TYPE, False), StructField("a", LongType())]
+)
+
+
+def batch(rows: int, size: int = 8) -> pa.RecordBatch:
+    return pa.record_batch({"a": pa.array([b"x" * size] * rows, pa.binary())})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([(10, 8)] * 5, [50]),
+        ([(1, 600 * KIB)] * 4, [2, 2]),
+        ([(8, MIB)], [1] * 8),
+        ([(1, 8), (8, MIB), (1, 8)], [1, *[1] * 8, 1]),
+        ([], []),
+    ],
+)
+def test_resized_joins_small_batches_and_cuts_large_ones(
+    sizes: list[tuple[int, int]], expected: list[int]
+) -> None:
+    given = [batch(rows, size) for rows, size in sizes]
+    made = list(_resized(given))
+    assert [one.num_rows for one in made] == expected
+    assert pa.Table.from_batches(made, batch(0).schema) == pa.Table.from_batches(
+        given, batch(0).schema
+    )
+
+
+class FakeStream:
+    """Delivers a row for each segment; those before ``earliest`` are gone."""
+
+    def __init__(self, earliest: int = 0, damaged: int = -1) -> None:
+        self._earliest = earliest
+        self._damaged = damaged
+
+    def head(self) -> Any:
+        return SimpleNamespace(earliest=Dlsn(self._earliest))
+
+    def read_ranges(
+        self, ranges: Any, *, schema: Any, replica_hint: int
+    ) -> Iterator[PositionedBatch]:
+        for part in ranges:
+            number = part.segment.number
+            if number < self._earliest or number == self._damaged:
+                raise DataLossError(f"segment {number} is gone")
+            rows = pa.record_batch({"a": [number]}, schema=schema)
+            yield PositionedBatch(Dlsn(number), LedgerId(1), 10 + number, 1000, rows)
+
+
+def numbers(
+    monkeypatch: pytest.MonkeyPatch, stream: FakeStream, schema: StructType = SCHEMA, **given: str
+) -> pa.Table:
+    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: stream)
+    options = read_options({"metadata": "zk://h/l", "stream": "s", **given}, streaming=True)
+    ranges = tuple(SegmentRange(make_segment(n, (1,)), (0, 0), (1, 0), 0, 0) for n in range(4))
+    partition = StreamPartition("id", Plan(ranges, 0))
+    return pa.Table.from_batches(read_partition(options, schema, partition), read_schema(schema))
+
+
+def test_read_partition_gives_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert numbers(monkeypatch, FakeStream()).column("a").to_pylist() == [0, 1, 2, 3]
+
+
+def test_metadata_column_is_where_it_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = numbers(monkeypatch, FakeStream(), WITH_METADATA, includeMetadata="true")
+    assert table.column_names == ["_ledger", "a"]
+    assert [one and one["commit"] for one in table.column("_ledger").to_pylist()] == [
+        10,
+        11,
+        12,
+        13,
+    ]
+
+
+def test_truncated_rows_fail_or_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(DataLossError):
+        numbers(monkeypatch, FakeStream(earliest=2))
+    with caplog.at_level(logging.WARNING):
+        table = numbers(monkeypatch, FakeStream(earliest=2), failOnDataLoss="false")
+    assert table.column("a").to_pylist() == [2, 3]
+    assert "segment 0 is gone" in caplog.text
+
+
+def test_stream_deleted_under_a_task_fails_or_ends_the_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Deleted(FakeStream):
+        def read_ranges(self, ranges: Any, **how: Any) -> Iterator[PositionedBatch]:
+            yield from super().read_ranges(ranges[:2], **how)
+            raise NoSuchStreamError("it is gone")
+
+    with pytest.raises(DataLossError, match="stream 's' was deleted after this read was planned"):
+        numbers(monkeypatch, Deleted())
+    with caplog.at_level(logging.WARNING):
+        table = numbers(monkeypatch, Deleted(), failOnDataLoss="false")
+    assert table.column("a").to_pylist() == [0, 1]
+    assert "was deleted after this read was planned" in caplog.text
+
+
+def test_lost_rows_that_were_not_truncated_always_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataLossError, match="segment 2"):
+        numbers(monkeypatch, FakeStream(damaged=2), failOnDataLoss="false")
+    with pytest.raises(DataLossError, match="segment 3"):
+        numbers(monkeypatch, FakeStream(earliest=1, damaged=3), failOnDataLoss="false")
+
+
+class FlakyStream(FakeStream):
+    """Fails now and then; delivers two entries of three rows for each segment, in pieces."""
+
+    def __init__(self, failures: list[int]) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def read_ranges(
+        self, ranges: Any, *, schema: Any, replica_hint: int
+    ) -> Iterator[PositionedBatch]:
+        budget = self.failures.pop(0) if self.failures else 1000
+        for part in ranges:
+            number = part.segment.number
+            for entry, slot in sorted((e, s) for e in (0, 1) for s in (0, 2)):
+                rows = 2 if slot == 0 else 1
+                start = max(slot, part.start[1]) if entry == part.start[0] else slot
+                if entry < part.start[0] or start >= slot + rows:
+                    continue
+                if budget == 0:
+                    raise BookieUnavailableError("all replicas are down")
+                budget -= 1
+                values = [100 * number + 10 * entry + row for row in range(start, slot + rows)]
+                batch = pa.record_batch({"a": values}, schema=schema)
+                yield PositionedBatch(Dlsn(number, entry, start), LedgerId(1), 0, 1000, batch)
+
+
+def flaky(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int | None]:
+    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: FlakyStream(failures))
+    monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
+    options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
+    ranges = (
+        SegmentRange(make_segment(0, (3, 3)), (0, 1), (2, 0), 0, 0),
+        SegmentRange(make_segment(1, (3, 3)), (0, 0), (2, 0), 0, 0),
+    )
+    batches = read_partition(options, SCHEMA, StreamPartition("id", Plan(ranges, 0)))
+    return pa.Table.from_batches(batches, read_schema(SCHEMA)).column("a").to_pylist()
+
+
+@pytest.mark.parametrize("delivered", range(9))
+def test_stream_read_after_outages_loses_and_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch, delivered: int
+) -> None:
+    wanted = [1, 2, 10, 11, 12, 100, 101, 102, 110, 111, 112]
+    assert flaky(monkeypatch, [delivered]) == wanted
+    assert flaky(monkeypatch, [delivered, 0, 1, 0]) == wanted
+
+
+def test_stream_read_in_lasting_outage_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "RETRY_IN_TASK_S", -1.0)
+    with pytest.raises(BookieUnavailableError, match="all replicas are down"):
+        flaky(monkeypatch, [3])
+
+
+def test_read_partition_of_an_empty_read_gives_nothing() -> None:
+    options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=False)
+    assert list(read_partition(options, SCHEMA, InputPartition(None))) == []
+
+
+class FakeReader:
+    """A ledger whose last add confirmed is known only after a refresh."""
+
+    is_closed = False
+    last_add_confirmed = 3
+    refreshed = 0
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def read(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
+        assert unconfirmed, "the driver vouches for them"
+        return (
+            Entry(LedgerId(5), EntryId(n), b"%d" % n, EntryId(n), n) for n in range(first, last + 1)
+        )
+
+
+class FlakyReader(FakeReader):
+    """Fails after so many entries, and when it is asked for the last add confirmed."""
+
+    def __init__(self, failures: list[int]) -> None:
+        self._failures = failures
+
+    def refresh(self) -> None:
+        super().refresh()
+        if self.refreshed % 2:
+            raise BookieUnavailableError("all bookies are down")
+
+    def read(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
+        budget = self._failures.pop(0) if self._failures else 1 << 30
+        for entry in super().read(first, last, unconfirmed=unconfirmed, replica_hint=replica_hint):
+            if budget == 0:
+                raise BookieUnavailableError("all replicas are down")
+            budget -= 1
+            yield entry
+
+
+def raw_ids(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int | None]:
+    reader = FlakyReader(failures)
+    monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: reader)
+    monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
+    monkeypatch.setattr(task, "RAW_ENTRIES_PER_BATCH", 3)
+    options = read_options({"metadata": "zk://h/l", "ledgerId": "5"}, streaming=True)
+    partition = LedgerPartition(LedgerId(5), EntryId(2), EntryId(11), 0)
+    batches = read_partition(options, LEDGER_SCHEMA, partition)
+    return pa.Table.from_batches(batches).column("entry_id").to_pylist()
+
+
+@pytest.mark.parametrize("delivered", range(11))
+def test_raw_read_after_outages_loses_and_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch, delivered: int
+) -> None:
+    assert raw_ids(monkeypatch, [delivered]) == list(range(2, 12))
+    assert raw_ids(monkeypatch, [delivered, 0, 4, 0]) == list(range(2, 12))
+
+
+def test_raw_read_in_lasting_outage_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "RETRY_IN_TASK_S", -1.0)
+    with pytest.raises(BookieUnavailableError, match="are down"):
+        raw_ids(monkeypatch, [3])
+
+
+def test_raw_read_gives_all_entries_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = FakeReader()
+    monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: reader)
+    options = read_options({"metadata": "zk://h/l", "ledgerId": "5"}, streaming=True)
+    partition = LedgerPartition(LedgerId(5), EntryId(2), EntryId(5000), 0)
+    made = list(read_partition(options, LEDGER_SCHEMA, partition))
+    assert reader.refreshed == 1
+    table = pa.Table.from_batches(made)
+    assert table.schema.equals(read_schema(LEDGER_SCHEMA))
+    assert table.column("entry_id").to_pylist() == list(range(2, 5001))
+    assert table.column("payload").to_pylist()[7] == b"9"

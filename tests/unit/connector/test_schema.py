@@ -1,0 +1,100 @@
+"""Schemas: Spark's types to stored Arrow types and back, and what a declared schema may ask for."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as spark
+
+from connector.schema import (
+    METADATA_TYPE,
+    arrow_schema_of,
+    check_declared,
+    read_schema,
+    spark_schema_of,
+)
+from spark_ledger.errors import SchemaMismatchError
+from spark_ledger.stream.format.metadata_column import ledger_type
+
+
+def field(name: str, data_type: spark.DataType, nullable: bool = True) -> spark.StructField:
+    return spark.StructField(name, data_type, nullable)
+
+
+EVERY_TYPE = spark.StructType(
+    [
+        field("interval", spark.DayTimeIntervalType(1, 3)),
+        field("collated", spark.StringType("UTF8_LCASE")),
+        field("variant", spark.VariantType()),
+        field("map", spark.MapType(spark.StringType(), spark.ArrayType(spark.IntegerType(), True))),
+        field("nothing", spark.NullType()),
+        field("instant", spark.TimestampType()),
+        field("local", spark.TimestampNTZType()),
+        field("time", spark.TimeType(6)),
+        field("decimal", spark.DecimalType(38, 10)),
+        spark.StructField("noted", spark.LongType(), True, {"comment": "why"}),
+        field("struct", spark.StructType([field("x", spark.DayTimeIntervalType(1, 1))])),
+    ]
+)
+
+
+def test_spark_types_survive_the_arrow_schema() -> None:
+    stored = arrow_schema_of(EVERY_TYPE)
+    assert spark_schema_of(stored, include_metadata=False) == EVERY_TYPE
+    assert read_schema(EVERY_TYPE).equals(stored)
+
+
+def test_stored_schema_is_nullable_throughout() -> None:
+    inner = spark.StructType([field("x", spark.DayTimeIntervalType(1, 1), False)])
+    items = spark.ArrayType(spark.MapType(spark.StringType(), inner, False), False)
+    nothing = spark.ArrayType(spark.NullType(), False)  # as array() has it
+    given = spark.StructType([field("items", items, False), field("nothing", nothing, False)])
+    back = spark_schema_of(arrow_schema_of(given), include_metadata=False)
+    assert "false" not in back.json().lower()
+    assert back.simpleString() == given.simpleString()
+
+
+def test_spark_type_in_metadata_that_no_longer_fits_is_ignored() -> None:
+    stored = pa.schema([pa.field("a", pa.int64(), metadata={b"spark.type": b'"string"'})])
+    assert spark_schema_of(stored, include_metadata=False)["a"].dataType == spark.LongType()
+
+
+def test_type_without_arrow_counterpart_names_the_column() -> None:
+    schema = spark.StructType([field("months", spark.YearMonthIntervalType())])
+    with pytest.raises(SchemaMismatchError, match=r"'months' has the type interval year to month"):
+        arrow_schema_of(schema)
+
+
+def test_map_with_void_keys_names_the_column() -> None:
+    schema = spark.StructType([field("tags", spark.MapType(spark.NullType(), spark.NullType()))])
+    with pytest.raises(SchemaMismatchError, match=r"'tags' has the type map<void,void>.*cast it"):
+        arrow_schema_of(schema)
+
+
+def test_metadata_column_has_its_type() -> None:
+    schema = spark_schema_of(pa.schema([("a", pa.int64())]), include_metadata=True)
+    assert schema.names == ["a", "_ledger"] and schema["_ledger"].dataType == METADATA_TYPE
+    assert read_schema(schema).field("_ledger").type.equals(ledger_type())
+
+
+def test_declared_schema_that_cannot_be_delivered_is_refused() -> None:
+    columns: dict[str, pa.DataType] = {"a": pa.int32(), "b": pa.string()}
+    stored = pa.schema(columns)
+
+    def check(*fields: spark.StructField, include_metadata: bool = False) -> None:
+        check_declared(
+            spark.StructType(list(fields)),
+            stored,
+            include_metadata=include_metadata,
+            subject="stream 's'",
+        )
+
+    check(field("b", spark.StringType()))
+    check(field("b", spark.StringType()), field("a", spark.LongType()))
+    check(field("_ledger", METADATA_TYPE, False), include_metadata=True)
+    with pytest.raises(SchemaMismatchError, match=r"no column 'c'.* its columns are a, b"):
+        check(field("c", spark.LongType()))
+    with pytest.raises(SchemaMismatchError, match="column 'a' is stored as int32"):
+        check(field("a", spark.MapType(spark.StringType(), spark.StringType())))
+    with pytest.raises(SchemaMismatchError, match="'_ledger' must be"):
+        check(field("_ledger", spark.LongType()), include_metadata=True)

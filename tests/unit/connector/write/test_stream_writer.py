@@ -1,0 +1,174 @@
+"""The commit of a micro-batch: replays change nothing, rival drivers are refused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from connector import sessions
+from connector.options import write_options
+from connector.write import replay, writers
+from connector.write.task import TaskWritten
+from connector.write.writers import LedgerStreamWriter
+from spark_ledger.errors import ConfigurationError, ConflictError
+from spark_ledger.stream.model import Commit, SinkRecord
+from tests.unit.connector.fakes import make_segment
+
+
+class FakeStream:
+    """Applies each (sink, transaction) once."""
+
+    name = "s"
+
+    def __init__(self) -> None:
+        self.commits: list[Commit] = []
+
+    def commit(self, number: int) -> Commit:
+        return self.commits[number]
+
+    def last_transaction(self, sink_id: str) -> SinkRecord | None:
+        of_sink = [commit for commit in self.commits if commit.sink_id == sink_id]
+        if not of_sink:
+            return None
+        last = of_sink[-1]
+        return SinkRecord(sink_id, last.transaction_id, last.number, last.run_id)
+
+    def last_transactions(self) -> list[SinkRecord]:
+        found = (self.last_transaction(sink) for sink in {c.sink_id for c in self.commits})
+        return [record for record in found if record is not None]
+
+    def commit_segments(
+        self, segments: Any, *, sink_id: str, transaction_id: int, run_id: str
+    ) -> Commit:
+        for known in self.commits:
+            if (known.sink_id, known.transaction_id) == (sink_id, transaction_id):
+                return replace(known, applied=False)
+        first = sum(len(known.segments) for known in self.commits)
+        placed = tuple(segment.placed(first + n) for n, segment in enumerate(segments))
+        commit = Commit(len(self.commits), 0, first, placed, sink_id, transaction_id, run_id=run_id)
+        self.commits.append(commit)
+        return commit
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
+    made = FakeStream()
+    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: made)
+    monkeypatch.setattr(writers, "prepare_stream", lambda options, schema: "id")
+    replay._FIRST_BATCH_OF_RUN.clear()
+    return made
+
+
+def writer(**options: str) -> LedgerStreamWriter:
+    checked = write_options({"metadata": "zk://h/l", "stream": "s", **options}, streaming=True)
+    return LedgerStreamWriter(checked, StructType(), overwrite=False)
+
+
+def message(batch: int, *rows: int, run: str = "run", query: str = "query") -> TaskWritten:
+    segments = tuple(make_segment(0, (count,)) for count in rows)
+    return TaskWritten(0, 0, "id", segments, query, run, batch)
+
+
+def test_commit_without_messages_names_the_continuous_trigger(stream: FakeStream) -> None:
+    with pytest.raises(ConfigurationError, match=r"'s'.*continuous trigger.*availableNow"):
+        writer().commit([None, None], 0)
+    assert stream.commits == []
+
+
+def test_commit_of_micro_batch_is_one_commit_of_its_query(stream: FakeStream) -> None:
+    writer().commit([message(0, 5), None, message(0, 7)], 0)
+    (commit,) = stream.commits
+    assert (commit.sink_id, commit.transaction_id, commit.run_id) == ("query", 0, "query/run")
+    assert commit.rows == 12
+
+
+def test_commit_of_empty_micro_batch_commits_nothing(stream: FakeStream) -> None:
+    writer().commit([message(0)], 0)
+    assert stream.commits == []
+
+
+def test_commit_of_replay_after_restart_changes_nothing(
+    stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer().commit([message(4, 5)], 4)
+    with caplog.at_level(logging.WARNING):
+        writer().commit([message(4, 5, run="later")], 4)
+        writer().commit([message(4, 2, 3, run="later still")], 4)
+    assert caplog.text == ""
+    assert len(stream.commits) == 1
+
+
+@pytest.mark.parametrize("rows", [(6,), (4,), ()])
+def test_commit_with_other_rows_than_committed_is_refused(
+    stream: FakeStream, caplog: pytest.LogCaptureFixture, rows: tuple[int, ...]
+) -> None:
+    """An older copy of the checkpoint was restored. If the batch has more rows than were committed,
+    skipping it would lose rows; if it has fewer, the next batch would commit rows again."""
+    writer().commit([message(4, 5)], 4)
+    with pytest.raises(ConflictError, match=r"as commit 0 with 5 rows; now it has .*older copy"):
+        writer().commit([message(4, *rows, run="later")], 4)
+    with caplog.at_level(logging.WARNING):
+        writer(failOnDataLoss="false").commit([message(4, *rows, run="later")], 4)
+    assert "with 5 rows; now it has" in caplog.text
+    assert len(stream.commits) == 1
+
+
+def test_commit_of_empty_micro_batch_behind_the_sink_is_refused(stream: FakeStream) -> None:
+    writer().commit([message(4, 5)], 4)
+    writer().commit([message(5)], 5)
+    with pytest.raises(ConflictError, match="has already committed micro-batch 4"):
+        writer().commit([message(3, run="later")], 3)
+
+
+def test_commit_repeated_by_its_run_changes_nothing(stream: FakeStream) -> None:
+    for batch in (3, 4, 4):
+        writer().commit([message(batch, 5)], batch)
+    assert len(stream.commits) == 2
+
+
+def test_commit_of_rival_run_is_refused_at_its_second_batch(stream: FakeStream) -> None:
+    writer().commit([message(4, 5, run="a")], 4)
+    writer().commit([message(4, 5, run="b")], 4)
+    writer().commit([message(5, 5, run="b")], 5)
+    with pytest.raises(ConflictError, match=r"committed by another run \(query/b\)"):
+        writer().commit([message(5, 5, run="a")], 5)
+
+
+def test_commit_under_sink_name_of_another_query_is_refused(stream: FakeStream) -> None:
+    writer(sinkId="x").commit([message(0, 5)], 0)
+    with pytest.raises(ConflictError, match="use a new sinkId"):
+        writer(sinkId="x").commit([message(0, 5, query="another")], 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "y"), ("x", ""), ("x", "y")])
+def test_commit_of_replay_under_another_sink_name_is_refused(
+    stream: FakeStream, before: str, after: str
+) -> None:
+    def named(name: str) -> LedgerStreamWriter:
+        return writer(sinkId=name) if name else writer()
+
+    named(before).commit([message(4, 5)], 4)
+    how = f"with sinkId='{before}'" if before else "without sinkId"
+    for rows in ((5,), ()):
+        with pytest.raises(ConflictError, match=f"micro-batch 4 {how}; .*a second time"):
+            named(after).commit([message(4, *rows, run="later")], 4)
+    assert len(stream.commits) == 1
+    named(before).commit([message(4, 5, run="once more")], 4)
+    named(after).commit([message(5, 5, run="last")], 5)
+    assert [commit.transaction_id for commit in stream.commits] == [4, 5]
+
+
+def test_abort_deletes_nothing(stream: FakeStream) -> None:
+    writer().commit([message(0, 5)], 0)
+    writer().abort([message(0, 5), None], 0)
+    assert len(stream.commits) == 1
+
+
+def test_stream_writer_with_overwrite_is_refused(stream: FakeStream) -> None:
+    options = write_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
+    with pytest.raises(ConfigurationError, match="use outputMode"):
+        LedgerStreamWriter(options, StructType(), overwrite=True)

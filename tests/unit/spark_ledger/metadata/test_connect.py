@@ -1,0 +1,78 @@
+"""The metadata URI: what is accepted, what is refused, and that no password is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.metadata.connect import parse_uri
+from spark_ledger.metadata.zookeeper.session import hosts_for_kazoo
+
+
+@pytest.mark.parametrize(
+    ("uri", "hosts", "root"),
+    [
+        ("zk://localhost:2181/ledgers", "localhost:2181", "/ledgers"),
+        ("zk://a/ledgers/", "a:2181", "/ledgers"),
+        (" zk://a:1,b,c:3/x/y ", "a:1,b:2181,c:3", "/x/y"),
+        ("zk://[::1]:2182,[fe80::1]/x", "[::1]:2182,[fe80::1]:2181", "/x"),
+    ],
+)
+def test_parse_uri_accepts(uri: str, hosts: str, root: str) -> None:
+    address = parse_uri(uri)
+    assert (address.hosts, address.root, address.user) == (hosts, root, "")
+    assert parse_uri(str(address)) == address
+
+
+def test_credentials_are_decoded_and_never_shown() -> None:
+    address = parse_uri("zk://us%40er:p%3Aa%2Fss@a:1/x")
+    assert (address.user, address.password) == ("us@er", "p:a/ss")
+    for shown in (str(address), repr(address)):
+        assert "p:a/ss" not in shown and "p%3A" not in shown
+    assert str(address) == "zk://us@er:***@a:1/x"
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("", "zk://"),
+        ("localhost:2181/ledgers", "zk://"),
+        ("http://a/x", "zk://"),
+        ("zk://a:2181", "root path"),
+        ("zk://a:2181/", "root path"),
+        ("zk://a/x//y", "root path"),
+        ("zk://a/../y", "root path"),
+        ("zk:///x", "not a host"),
+        ("zk://a,,b/x", "not a host"),
+        ("zk://a:/x", "port"),
+        ("zk://a:0/x", "port"),
+        ("zk://a:65536/x", "port"),
+        ("zk://a:21a/x", "port"),
+        (f"zk://a:{'9' * 5000}/x", "port"),
+        ("zk://::1:2181/x", "brackets"),
+        ("zk://a b/x", "not a host"),
+        ("zk://user@a/x", "user:password@"),
+        ("zk://:secret@a/x", "user:password@"),
+    ],
+)
+def test_parse_uri_refuses_and_shows_the_form(uri: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        parse_uri(uri)
+    assert "zk://host1:2181,host2:2181/ledgers" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", [None, 5, b"zk://a/b"])
+def test_parse_uri_of_other_types_is_refused(uri: object) -> None:
+    with pytest.raises(ConfigurationError, match="it is not text"):
+        parse_uri(uri)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "session_timeout_s", "times"),
+    [("a:1", 10.0, 4), ("a:1", 1.0, 1), ("a:1,b:2", 10.0, 2), ("a:1,b:2,c:3,d:4,e:5", 10.0, 1)],
+)
+def test_hosts_for_kazoo_repeats_hosts_for_long_sessions(
+    hosts: str, session_timeout_s: float, times: int
+) -> None:
+    assert hosts_for_kazoo(hosts, session_timeout_s) == ",".join([hosts] * times)

@@ -1,0 +1,279 @@
+"""A writer replaces bookies that fail, goes on without them, or stops."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_ledger.errors import (
+    AddOutcomeUnknownError,
+    ConflictError,
+    FencedError,
+    LedgerError,
+    LedgerTakenOverError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    UnauthorizedError,
+)
+from spark_ledger.protocol import append
+from spark_ledger.protocol.append import Phase
+from spark_ledger.protocol.events import (
+    AddFailed,
+    ChooseBookies,
+    CloseAppender,
+    ConfirmEntries,
+    Done,
+    FailEntries,
+    OpenAppender,
+    SendEntries,
+    WriteMetadata,
+)
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerState
+from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_index_1
+from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
+
+
+def test_a_change_starts_behind_the_confirmed_entries() -> None:
+    writer = Writer()
+    writer.add(2)
+    writer.ack_all()
+    writer.add(2)
+    wanted = change_of_index_1(writer)
+    assert wanted.fragments == (fragment(0, "b0 b1 b2"), fragment(2, "b0 b3 b2"))
+    commands = writer.written(wanted)
+    assert commands == [
+        OpenAppender(1, BookieId("b3")),
+        SendEntries(1, EntryId(2), EntryId(3)),
+    ]
+    assert writer.machine.metadata == wanted
+    assert one(writer.close(), WriteMetadata).version == 5
+
+
+def test_nothing_is_confirmed_during_a_change() -> None:
+    writer = Writer()
+    writer.add()
+    wanted = change_of_index_1(writer)
+    assert writer.ack(0, 0) == [] and writer.ack(2, 0) == []
+    assert ConfirmEntries(EntryId(0)) in writer.written(wanted)
+
+
+def test_a_second_failure_is_handled_before_anything_is_confirmed() -> None:
+    writer = Writer()
+    writer.add()
+    wanted = change_of_index_1(writer)
+    writer.ack(0, 0)
+    writer.ack(2, 0)
+    assert writer.fail(2) == [CloseAppender(2)]
+    commands = writer.written(wanted)
+    assert one(commands, ChooseBookies).indexes == (2,) and not only(commands, ConfirmEntries)
+
+
+def test_a_late_failure_waits_for_the_next_add() -> None:
+    writer = Writer()
+    writer.add()
+    writer.ack_all()
+    assert writer.fail(1) == [CloseAppender(1)]
+    assert writer.fail(1) == [], "known already"
+    assert writer.machine.failed_indexes == {1}
+    assert not only(writer.tick(0.1), ChooseBookies) and writer.machine.is_idle
+    commands = writer.add()
+    assert len(only(commands, SendEntries)) == 2 and one(commands, ChooseBookies)
+
+
+def test_without_a_replacement_it_goes_on_and_looks_again_later() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(1)
+    writer.ack(0, 0)
+    writer.ack(2, 0)
+    assert writer.choose() == [ConfirmEntries(EntryId(0))]
+    assert not only(writer.add(), ChooseBookies)
+    assert one(writer.tick(1.0), ChooseBookies).indexes == (1,)
+
+
+def test_replacement_of_live_bookie_is_ignored() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(1)
+    assert not only(writer.choose(i0="b3"), WriteMetadata)
+    assert writer.machine.bookies == ids("b0 b1 b2")
+
+
+def test_answers_without_a_question_change_nothing() -> None:
+    writer = Writer()
+    writer.add()
+    assert writer.choose(i1="b3") == []
+    assert writer.conflict(writer.first) == []
+    assert writer.metadata_failed() == []
+    assert writer.written(writer.first) == []
+    assert writer.machine.phase is Phase.WRITING
+
+
+def test_too_few_bookies_end_the_ledger_at_its_confirmed_end() -> None:
+    writer = Writer()
+    writer.add()
+    writer.ack_all()
+    writer.add(2)
+    writer.fail(1)
+    writer.fail(2)
+    writer.choose()
+    commands = writer.choose()
+    error = one(commands, FailEntries).error
+    assert isinstance(error, NotEnoughBookiesError) and "b1, b2" in str(error)
+    closing = one(commands, WriteMetadata).metadata
+    assert closing.is_closed and closing.last_entry_id == 0 and closing.length == 10
+    assert writer.written(closing) == [], "nobody asked for it"
+    assert writer.machine.phase is Phase.CLOSED and writer.machine.is_idle
+    assert one(writer.close(), Done).metadata == closing
+
+
+def test_add_below_ack_quorum_looks_for_replacements_once_more() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(1)
+    writer.ack(0, 0)
+    writer.ack(2, 0)
+    writer.fail(2)
+    writer.choose()
+    assert one(writer.choose(), ConfirmEntries).last == 0
+    assert one(writer.add(), ChooseBookies).indexes == (1, 2)
+    assert one(writer.choose(i1="b3"), WriteMetadata)
+
+
+def test_replacement_that_keeps_refusing_ends_the_writer() -> None:
+    """A bookie that answers and yet refuses to store must not be chosen for ever."""
+    writer = Writer((2, 2, 2))
+    writer.add()
+    assert one(writer.fail(1, BookieStatus.IO_ERROR), ChooseBookies)
+    assert one(writer.choose(i1="b1"), OpenAppender)
+    commands = writer.fail(1, BookieStatus.IO_ERROR)
+    assert isinstance(one(commands, FailEntries).error, NotEnoughBookiesError)
+
+
+def test_bookie_returning_to_its_index_needs_no_metadata_write() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(1)
+    commands = writer.choose(i1="b1")
+    assert commands == [OpenAppender(1, BookieId("b1")), SendEntries(1, EntryId(0), EntryId(0))]
+
+
+def test_fenced_stops_the_writer() -> None:
+    writer = Writer()
+    writer.add()
+    commands = writer.fail(1, BookieStatus.FENCED)
+    assert isinstance(one(commands, FailEntries).error, FencedError)
+    assert len(only(commands, CloseAppender)) == 4
+    assert writer.ack(0, 0) == [] and writer.ack(2, 0) == [], "nothing is confirmed any more"
+    assert writer.fail(2) == []
+    assert one(writer.close(), Done)
+
+
+def test_unauthorized_stops_the_writer() -> None:
+    writer = Writer()
+    writer.add()
+    error = one(writer.fail(0, BookieStatus.UNAUTHORIZED), FailEntries).error
+    assert isinstance(error, UnauthorizedError)
+
+
+def test_fenced_while_a_change_is_written() -> None:
+    writer = Writer()
+    writer.add()
+    wanted = change_of_index_1(writer)
+    assert isinstance(one(writer.fail(0, BookieStatus.FENCED), FailEntries).error, FencedError)
+    assert writer.written(wanted) == []
+    assert writer.choose(i1="b4") == []
+
+
+def test_the_metadata_store_fails_during_a_change() -> None:
+    """The store did nothing, but the entries may be on bookies: their outcome is unknown."""
+    writer = Writer()
+    writer.add()
+    change_of_index_1(writer)
+    error = one(writer.metadata_failed(), FailEntries).error
+    assert isinstance(error, AddOutcomeUnknownError) and not error.retryable
+    assert isinstance(error.__cause__, MetadataUnavailableError)
+
+
+def test_own_write_after_lost_reply_is_recognised() -> None:
+    writer = Writer()
+    writer.add()
+    wanted = change_of_index_1(writer)
+    assert one(writer.conflict(wanted, 5), OpenAppender)
+    assert one(writer.close(), WriteMetadata).version == 5
+
+
+def test_a_conflict_keeps_both_edits() -> None:
+    writer = Writer()
+    writer.add(2)
+    writer.ack_all()
+    writer.add()
+    change_of_index_1(writer)
+    stored = writer.first.with_changes(fragments=(fragment(0, "b7 b1 b2"),))
+    again = one(writer.conflict(stored, 6), WriteMetadata)
+    assert again.version == 6
+    assert again.metadata.fragments == (fragment(0, "b7 b1 b2"), fragment(2, "b0 b3 b2"))
+
+
+def test_conflict_with_younger_fragment_stops_the_writer() -> None:
+    writer = Writer()
+    writer.add(2)
+    change_of_index_1(writer)
+    stored = ledger((3, 3, 2), (0, "b0 b1 b2"), (1, "b7 b8 b9"))
+    assert isinstance(one(writer.conflict(stored), FailEntries).error, ConflictError)
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [(LedgerState.IN_RECOVERY, FencedError), (LedgerState.CLOSED, LedgerTakenOverError)],
+)
+def test_a_ledger_taken_over_during_a_change(state: LedgerState, error: type[LedgerError]) -> None:
+    writer = Writer()
+    writer.add()
+    change_of_index_1(writer)
+    stored = writer.first.with_changes(state=state)
+    assert type(one(writer.conflict(stored), FailEntries).error) is error
+    assert writer.machine.metadata == stored
+
+
+def test_a_ledger_has_a_bounded_number_of_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append, "FRAGMENTS_MAX", 1)
+    writer = Writer()
+    writer.add(2)
+    writer.ack_all()
+    writer.add()
+    writer.fail(1)
+    commands = writer.choose(i1="b3")
+    assert "the most allowed" in str(one(commands, FailEntries).error)
+    assert one(commands, WriteMetadata).metadata.last_entry_id == 1
+
+
+def test_too_many_fragments_after_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No write is in flight then: the closing one must not wait for its answer."""
+    writer = Writer()
+    writer.add(2)
+    writer.ack_all()
+    writer.add()
+    change_of_index_1(writer)
+    monkeypatch.setattr(append, "FRAGMENTS_MAX", 1)
+    stored = writer.first.with_changes(fragments=(fragment(0, "b7 b1 b2"),))
+    assert one(writer.conflict(stored), WriteMetadata).metadata.is_closed
+
+
+def test_fence_of_replaced_bookie_changes_nothing() -> None:
+    """Its index is another's now; only bookies of the ensemble speak for the ledger."""
+    writer = Writer()
+    writer.add()
+    writer.written(change_of_index_1(writer))
+    for status in (BookieStatus.FENCED, BookieStatus.UNAUTHORIZED, BookieStatus.TIMEOUT):
+        late = AddFailed(1, BookieId("b1"), status)
+        assert writer.machine.handle(late, 0.0) == []
+    assert writer.machine.error is None and writer.machine.phase is Phase.WRITING
+    assert writer.machine.bookies == ids("b0 b3 b2") and not writer.machine.failed_indexes
+
+
+def test_a_bookie_fails_once() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(1)
+    assert writer.fail(1, BookieStatus.FENCED) == []
+    assert writer.machine.error is None

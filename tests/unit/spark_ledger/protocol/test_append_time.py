@@ -1,0 +1,83 @@
+"""What time does to a writer: silence, slowness, idleness."""
+
+from __future__ import annotations
+
+from spark_ledger.protocol.events import (
+    AnnounceLastConfirmed,
+    ChooseBookies,
+    CloseAppender,
+)
+from spark_ledger.types import BookieStatus, EntryId
+from tests.unit.spark_ledger.protocol.append_driver import Writer
+from tests.unit.spark_ledger.protocol.ledgers import ids, one, only
+
+
+def test_a_silent_bookie_fails_after_the_timeout() -> None:
+    writer = Writer()
+    writer.add()
+    writer.ack(0, 0)
+    assert only(writer.tick(4.9), ChooseBookies) == []
+    asked = one(writer.tick(5.0), ChooseBookies)
+    assert asked.indexes == (1, 2), "silent together, replaced together"
+
+
+def test_slow_bookie_fails_only_when_there_is_no_room() -> None:
+    writer = Writer()
+    writer.add(5)
+    writer.ack(0, 4)
+    writer.ack(1, 4)
+    assert not only(writer.tick(2.0), CloseAppender)
+    writer.add(5)
+    writer.ack(0, 9)
+    writer.ack(1, 9)
+    assert only(writer.tick(2.1), CloseAppender) == [CloseAppender(2)]
+    assert writer.machine.has_room
+
+
+def test_the_confirmed_end_is_announced_when_idle() -> None:
+    writer = Writer()
+    writer.add()
+    writer.ack(0, 0)
+    writer.ack(1, 0)
+    assert not writer.machine.is_idle
+    assert writer.tick(0.01) == []
+    assert writer.tick(0.02) == [AnnounceLastConfirmed(EntryId(0), ids("b0 b1 b2"))]
+    assert writer.tick(0.04) == []
+    writer.ack(2, 0)
+    assert writer.machine.is_idle
+
+
+def test_confirmed_end_is_not_announced_after_another_add() -> None:
+    writer = Writer()
+    writer.add()
+    writer.ack_all()
+    writer.add()
+    assert writer.tick(1.0) == [], "nobody needs to be told 0 again"
+
+
+def test_tick_after_stop_changes_nothing() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(0, BookieStatus.FENCED)
+    assert writer.tick(100.0) == []
+
+
+def test_bytes_in_flight_count_all_entries_of_a_slow_bookie() -> None:
+    writer = Writer()
+    writer.add(10_000, size=1)
+    for index in (0, 1):
+        writer.ack(index, 9_999)
+    assert writer.machine.last_add_confirmed == 9_999
+    assert writer.machine.bytes_in_flight == 10_000
+    writer.ack(2, 6_000)
+    assert writer.machine.bytes_in_flight == 3_999
+
+
+def test_idle_counts_from_the_last_add() -> None:
+    """However long ago the writer began: entries that follow one another carry the LAC."""
+    writer = Writer()
+    writer.now = 100.0
+    writer.add()
+    writer.ack_all()
+    assert writer.tick(100.01) == []
+    assert writer.tick(100.03) == [AnnounceLastConfirmed(EntryId(0), ids("b0 b1 b2"))]

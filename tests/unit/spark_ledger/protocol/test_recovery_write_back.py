@@ -1,0 +1,119 @@
+"""Recovery writes back what it finds and replaces bookies that fail meanwhile."""
+
+from __future__ import annotations
+
+from spark_ledger.errors import (
+    RecoveryError,
+    UnauthorizedError,
+)
+from spark_ledger.protocol.events import (
+    ChooseBookies,
+    CloseAppender,
+    OpenAppender,
+    SendEntries,
+    TellLength,
+    WriteMetadata,
+)
+from spark_ledger.types import BookieId, LedgerState
+from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
+from tests.unit.spark_ledger.protocol.recovery_driver import (
+    DENIED,
+    DOWN,
+    NO,
+    Recoverer,
+    error_of,
+    found_one,
+)
+
+
+def test_replacements_stay_in_memory_until_the_close() -> None:
+    recoverer = found_one()
+    assert recoverer.end(2, NO, 1) == [], "the end is known already"
+    asked = one(recoverer.fail(1, "b1"), ChooseBookies)
+    assert asked.indexes == (1,) and asked.members == set(ids("b0 b1 b2"))
+    assert recoverer.fail(1, "b1") == [], "known already"
+    recoverer.ack(0, "b0", 0)
+    assert recoverer.ack(2, "b2", 0) == [], "nothing is confirmed during a change"
+    commands = recoverer.choose(i1="b3")
+    assert not only(commands, WriteMetadata)
+    assert OpenAppender(1, BookieId("b3")) in commands
+    closing = one(recoverer.length(10), WriteMetadata).metadata
+    assert closing.fragments == (fragment(0, "b0 b3 b2"),) and closing.is_closed
+
+
+def test_missing_replacement_that_is_not_needed_is_passed_over() -> None:
+    recoverer = found_one()
+    recoverer.fail(1, "b1")
+    recoverer.ack(0, "b0", 0)
+    recoverer.ack(2, "b2", 0)
+    assert one(recoverer.choose(), TellLength)
+    assert recoverer.choose() == [], "nothing was asked"
+
+
+def test_replacement_of_live_bookie_is_ignored() -> None:
+    recoverer = found_one()
+    recoverer.fail(1, "b1")
+    recoverer.ack(0, "b0", 0)
+    recoverer.ack(2, "b2", 0)
+    commands = recoverer.choose(i0="b3")
+    assert one(commands, TellLength) and not only(commands, OpenAppender)
+    closing = one(recoverer.length(10), WriteMetadata).metadata
+    assert closing.fragments == (fragment(0, "b0 b1 b2"),)
+
+
+def test_a_second_failure_is_handled_first() -> None:
+    recoverer = found_one()
+    recoverer.fail(1, "b1")
+    assert recoverer.fail(0, "b0") == [CloseAppender(0)]
+    assert one(recoverer.choose(i1="b3"), ChooseBookies).indexes == (0,)
+
+
+def test_write_back_below_ack_quorum_fails() -> None:
+    recoverer = found_one()
+    recoverer.fail(1, "b1")
+    recoverer.fail(0, "b0")
+    recoverer.choose()
+    assert isinstance(error_of(recoverer.choose()), RecoveryError)
+
+
+def test_replacement_that_keeps_refusing_fails_the_recovery() -> None:
+    metadata = ledger((2, 2, 2), (0, "b0 b1"), state=LedgerState.IN_RECOVERY)
+    recoverer = Recoverer(metadata)
+    recoverer.lac(0, -1)
+    recoverer.bring(0, 0)
+    recoverer.fail(1, "b1")
+    recoverer.choose(i1="b1")
+    assert isinstance(error_of(recoverer.fail(1, "b1")), RecoveryError)
+
+
+def test_a_wrong_password_when_writing_back() -> None:
+    assert isinstance(error_of(found_one().fail(1, "b1", DENIED)), UnauthorizedError)
+
+
+def test_a_failure_with_nothing_to_write_waits() -> None:
+    recoverer = Recoverer()
+    assert recoverer.fail(1, "b1") == [], "no appender yet"
+    recoverer.fenced()
+    assert recoverer.fail(1, "b1", DOWN) == [CloseAppender(1)]
+    commands = recoverer.bring(2, 0)
+    assert one(commands, ChooseBookies).indexes == (1,)
+    assert [send.bookie_index for send in only(commands, SendEntries)] == [0, 2]
+
+
+def test_a_silent_bookie_fails_after_the_timeout() -> None:
+    recoverer = Recoverer()
+    assert recoverer.tick(1.0) == []
+    recoverer.fenced()
+    recoverer.bring(2, 0)
+    recoverer.ack(2, "b2", 0)
+    assert recoverer.tick(5.9) == []
+    commands = recoverer.tick(6.0)
+    assert only(commands, CloseAppender) == [CloseAppender(0), CloseAppender(1)]
+    assert one(commands, ChooseBookies).indexes == (0, 1)
+
+
+def test_a_stale_acknowledgement_counts_nothing() -> None:
+    recoverer = found_one()
+    assert recoverer.ack(0, "b9", 0) == []
+    assert Recoverer().ack(0, "b0", 0) == []
+    assert recoverer.machine.last_add_confirmed == -1
