@@ -241,7 +241,7 @@ async def read_stream(stream: Stream) -> tuple[str, ...]:
     texts: list[str] = []
     async with aclosing(stream.read()) as batches:
         async for batch in batches:
-            texts += map(str, batch.column("v").to_pylist())
+            texts += [str(text) for text in batch.column("v").to_pylist()]
     return tuple(texts)
 
 
