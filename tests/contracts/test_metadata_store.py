@@ -270,7 +270,7 @@ def test_watch_reports_data_children_creation_and_deletion(run: Run) -> None:
 
 
 def test_watch_then_read_misses_nothing(run: Run) -> None:
-    """The callback re-reads; after the last change the last value is seen, whatever was folded."""
+    """The callback reads again: however many changes it stands for, it sees the last value."""
 
     async def scenario(open_session: Open) -> None:
         store, other = await open_session(), await open_session()

@@ -250,24 +250,24 @@ def test_show_with_a_dead_bookie() -> None:
 
 def test_local_cluster_from_up_to_down(tmp_path: Path) -> None:
     shell = Shell("")
-    place = ("--directory", str(tmp_path / "cluster"))
-    assert shell("local", "status", *place).status == 1
-    started = shell.ok("local", "up", "--bookies", "1", "--json", *place).json()
+    directory = ("--directory", str(tmp_path / "cluster"))
+    assert shell("local", "status", *directory).status == 1
+    started = shell.ok("local", "up", "--bookies", "1", "--json", *directory).json()
     try:
         assert started["running"] and len(started["bookies"]) == 1
-        assert shell("local", "up", *place).status == 2
-        assert shell.ok("local", "status", "--json", *place).json()["uri"] == started["uri"]
+        assert shell("local", "up", *directory).status == 2
+        assert shell.ok("local", "status", "--json", *directory).json()["uri"] == started["uri"]
         one = ("--ensemble", "1", "--write-quorum", "1", "--ack-quorum", "1")
         uri = ("--metadata", started["uri"])
         ledger = append(shell, "kept", *one, *uri)
     finally:
-        shell.ok("local", "down", *place)
-    again = shell.ok("local", "up", "--json", *place).json()
+        shell.ok("local", "down", *directory)
+    again = shell.ok("local", "up", "--json", *directory).json()
     try:
         assert shell.ok("ledgers", "read", str(ledger), "--metadata", again["uri"]).out == "kept\n"
     finally:
-        shell.ok("local", "down", *place)
-    assert shell("local", "status", *place).status == 1
+        shell.ok("local", "down", *directory)
+    assert shell("local", "status", *directory).status == 1
 
 
 def test_bookie_is_formatted_runs_and_drains(metadata_uri: str, tmp_path: Path) -> None:
@@ -277,14 +277,14 @@ def test_bookie_is_formatted_runs_and_drains(metadata_uri: str, tmp_path: Path) 
         f'metadata = "{metadata_uri}"\n[listen]\nport = 0\n[admin]\nport = 0\n'
         f'[storage]\njournal_directory = "journal"\nledger_directories = ["ledgers"]\n'
     )
-    place = ("--config", str(config))
-    assert shell("bookie", "run", *place).status == 2  # not formatted
-    formatted = shell.ok("bookie", "format", *place).out
-    assert shell("bookie", "format", *place).status != 0
+    config_option = ("--config", str(config))
+    assert shell("bookie", "run", *config_option).status == 2  # not formatted
+    formatted = shell.ok("bookie", "format", *config_option).out
+    assert shell("bookie", "format", *config_option).status != 0
     (row,) = shell.ok("bookies", "list", "--json").json()
     assert row["state"] == "down" and row["bookie_id"] in formatted
     server = subprocess.Popen(
-        [sys.executable, "-m", "spark_ledger.cli", "bookie", "run", *place],
+        [sys.executable, "-m", "spark_ledger.cli", "bookie", "run", *config_option],
         stderr=subprocess.DEVNULL,
     )
     try:

@@ -117,7 +117,10 @@ def test_server_that_lost_its_data_is_refused() -> None:
 
 
 async def accepted_by(cluster: LocalCluster, writes: int = 100) -> MetadataStore:
-    """A session that writes so much that the server no longer refuses those who saw newer data."""
+    """A session that writes until the server's transaction ids pass those that clients have seen.
+
+    Before that, ZooKeeper refuses them: it takes them for clients with newer data than its own.
+    """
     store = await open_store(cluster.uri)
     await asyncio.gather(*(store.create(f"x/{n}", b"") for n in range(writes)))
     return store

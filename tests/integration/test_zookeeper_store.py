@@ -1,4 +1,4 @@
-"""ZooKeeperStore against a real server that loses messages, sessions and its life."""
+"""ZooKeeperStore against a real server, over a relay that loses messages and connections."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_transaction_after_lost_connection_is_unknown(
             with pytest.raises(OutcomeUnknownError, match="'n'"):
                 await store.transaction([Put("n", b"1", 0), Create("m", b"")])
             assert (await direct.get("n")).version == version
-            # A refusal that arrived is certain.
+            # A refusal that arrives is certain: nothing was changed.
             with pytest.raises(ConflictError):
                 await store.transaction([Check("n", 9)])
 
@@ -311,8 +311,8 @@ def _kazoo(store: ZooKeeperStore) -> Any:
 
 
 def expire(store: ZooKeeperStore, port: int) -> None:
-    """End the store's session from outside: resume it on another connection, and close it in the
-    same breath, before the store takes it back."""
+    """End the store's session from outside: resume it on another connection and close it at once,
+    before the store resumes it itself."""
     known = store._session.client.client_id
     assert known is not None
     resume = Connect(0, _kazoo(store).last_zxid, 4000, *known, False).serialize()

@@ -60,9 +60,9 @@ def test_missing_pyspark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 def test_java_of_java_home_goes_before_the_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for place in ("home/bin", "path"):
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "java").touch(mode=0o755)
+    for folder in ("home/bin", "path"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "java").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     assert zookeeper.java() == str(tmp_path / "home" / "bin" / "java")

@@ -1,4 +1,4 @@
-"""No two clients are given one id, whatever the store can tell of a write whose reply was lost."""
+"""No two clients get the same id, also if the store misjudges a write whose reply was lost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 
 
 class Forgetful(MemoryMetadataStore):
-    """Its next write never arrives. Like ZooKeeper's, it then looks at the node: one that is as it
-    was wanted counts as written."""
+    """A store whose next write never arrives. Like the ZooKeeper store, it then reads the node, and
+    takes the write for done if the node holds the bytes that were to be written."""
 
     def __init__(self, tree: MemoryTree, rival: LedgerStore) -> None:
         super().__init__(tree)

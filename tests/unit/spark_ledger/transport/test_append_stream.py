@@ -102,7 +102,7 @@ async def settle() -> None:
 
 
 def test_the_same_adds_are_encoded_once() -> None:
-    """And others never get the bytes of the ones before, however alike they are."""
+    """Adds that differ in anything are encoded anew."""
     newest = NewestMessages()
     add = AddCommand(1, b"key", False, make_run(0))
     encoded = newest.encode([add])
@@ -237,7 +237,7 @@ async def test_late_answers_to_a_closed_appender_are_ignored(f: Fixture) -> None
 
 @on_loop
 async def test_appenders_that_ended_are_forgotten(f: Fixture) -> None:
-    """A client that lives for months opens one for each fragment of each ledger."""
+    """A client that runs for months opens an appender for each fragment of each ledger."""
     closed, refused = f.open(1), f.open(2)
     for ledger_id, appender in ((1, closed), (2, refused)):
         appender.send(make_run(0, ledger_id=ledger_id))

@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
@@ -30,7 +28,6 @@ from spark_ledger.transport.channel import (
 )
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
-from spark_ledger.wire.codec import SERVICE_NAME
 from tests.contracts.scripted_bookie import ScriptedBookie
 
 BOOKIE = BookieId("b1")
@@ -434,71 +431,3 @@ async def test_a_striped_read_that_breaks_names_the_entry_it_wants_next(bookies:
     assert (last.run, last.entry_id) == (None, first.run.last_entry + 3)
     assert last.status is BookieStatus.IO_ERROR
     await transport.close()
-
-
-@asynccontextmanager
-async def talking_nonsense() -> AsyncIterator[GrpcTransport]:
-    """A transport to a server that answers every call with bytes that are no message."""
-    nonsense = b"\xff\xff\xff"
-
-    async def stream(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        await context.write(nonsense)
-
-    async def single(_request: bytes, _context: object) -> bytes:
-        return nonsense
-
-    one: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(single)
-    many: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(stream)
-    both_ways: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(stream)
-    handlers = {
-        "Append": both_ways,
-        "Read": many,
-        "ListEntries": many,
-        "ReadLastConfirmed": one,
-        "WriteLastConfirmed": one,
-        "Describe": one,
-    }
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)])
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    try:
-        yield transport
-    finally:
-        await transport.close()
-        await server.stop(0.0)
-
-
-@on_loop
-async def test_read_answered_with_nonsense_is_an_io_error(_bookies: Bookies) -> None:
-    async with talking_nonsense() as transport:
-        chunks = transport.read(BOOKIE, LEDGER, EntryId(0), EntryId(9), timeout_s=5)
-        (chunk,) = [chunk async for chunk in chunks]
-        assert (chunk.status, chunk.entry_id) == (BookieStatus.IO_ERROR, 0)
-        assert "read response of 3 bytes is malformed" in chunk.message
-
-
-@on_loop
-async def test_questions_answered_with_nonsense_are_io_errors(_bookies: Bookies) -> None:
-    async with talking_nonsense() as transport:
-        end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=5)
-        assert end.status is BookieStatus.IO_ERROR
-        told = await transport.write_last_confirmed(BOOKIE, LEDGER, EntryId(0), timeout_s=5)
-        assert told is BookieStatus.IO_ERROR
-        listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
-        assert listed == (BookieStatus.IO_ERROR, [])
-        with pytest.raises(BookieUnavailableError, match="answer is malformed"):
-            await transport.describe(BOOKIE, timeout_s=5)
-
-
-@on_loop
-async def test_append_answered_with_nonsense_breaks_the_stream(_bookies: Bookies) -> None:
-    async with talking_nonsense() as transport:
-        results: list[AddResult] = []
-        appender = transport.open_appender(
-            BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
-        )
-        appender.send(make_run(0))
-        await until(lambda: results)
-        assert results[0].status is BookieStatus.UNAVAILABLE

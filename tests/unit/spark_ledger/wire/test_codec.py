@@ -122,7 +122,7 @@ def error_of(run: pb.EntryRun) -> str:
 FRAME = b"f" * 40
 NO_LAC = HEADER.pack(0, 0, -1, 0) + b"f" * 8
 NEGATIVE_LAC = HEADER.pack(0, 0, -2, 0) + b"f" * 8
-"""Kept by a bookie, it would read as damage at the next start."""
+"""A bookie that stored it would take it for damage at its next start."""
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_field_that_is_there_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("digits", [10, 11])
 def test_a_number_of_more_than_ten_bytes_is_refused(digits: int) -> None:
-    """Ten bytes of seven bits hold 64 bits; a length of more is an attempt at something."""
+    """Ten bytes of seven bits hold 64 bits; no honest sender needs more."""
     data = b"\x78" + b"\x80" * (digits - 1) + b"\x00"  # a field of a newer version
     if digits == 10:
         assert decode_append_request(data) == []
@@ -202,7 +202,7 @@ def test_statuses_have_the_numbers_of_the_protocol() -> None:
 
 
 def test_fields_that_only_protobuf_refuses_are_malformed() -> None:
-    """There is no field 0; the walk over the fields does not mind."""
+    """Field 0 does not exist. Our walk over the fields passes it; protobuf refuses it."""
     bad = b"\x00\x01"
     with pytest.raises(MalformedMessageError, match="malformed"):
         decode_read_response(bad)
@@ -212,10 +212,10 @@ def test_fields_that_only_protobuf_refuses_are_malformed() -> None:
 
 
 def test_a_run_that_reaches_into_the_next_add_is_refused() -> None:
-    """Its length is within the message, and not within its add."""
+    """Its length ends within the message, but behind the end of its add."""
     run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
     one = encode_append_request([AddCommand(1, b"", False, run)])
-    (at,) = (place for place in range(len(one)) if one[place] == 0x2A and one[place + 1] == 40)
+    (at,) = (i for i in range(len(one)) if one[i] == 0x2A and one[i + 1] == 40)
     longer = one[: at + 1] + bytes([41]) + one[at + 2 :]
     assert decode_append_request(one + one)
     with pytest.raises(MalformedMessageError, match="malformed"):

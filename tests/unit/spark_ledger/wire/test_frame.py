@@ -124,7 +124,7 @@ def run_of(*frames: bytes) -> EntryRun:
 
 @every_digest
 def test_open_run_equals_open_frame_of_each(digest: Digest) -> None:
-    """``open_run`` against its slow twin, with one frame damaged, cut or out of place."""
+    """Also with one frame that is damaged, cut or of another entry."""
     frames = [seal(digest, 7, 3 + i, i, 10 * i, b"x" * i) for i in range(4)]
     whole, problem = open_run(digest, run_of(*frames))
     assert problem is None
@@ -157,7 +157,7 @@ def test_keys_of_a_password() -> None:
 
 
 def test_the_keys_of_a_password_never_change() -> None:
-    """Ledgers that were written with them are there to stay, and bookies keep the first's hash."""
+    """Otherwise ledgers that exist could not be opened: bookies keep a hash of the access key."""
     access, mac = derive_keys(b"secret", 7)
     assert access.hex() == "f988e54f63fd8027b90160bf87b738bc64cbd8df88ae28e4f4ce2c0d0d33d23f"
     assert mac.hex() == "7b3fe6f7693975f8fbb105d628ae51a648a734148855ba808e12b41e74545532"

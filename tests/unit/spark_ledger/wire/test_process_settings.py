@@ -78,7 +78,7 @@ def use(monkeypatch: pytest.MonkeyPatch, library: object) -> None:
 def test_freed_memory_is_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of mallopt's parameters: -3 from when memory is mapped, -1 what is kept, -2 steps."""
+    """mallopt's parameters: -3 is the mapping threshold, -1 the bytes kept, -2 the step."""
     caplog.set_level(logging.INFO)
     library = CLibrary(1)
     use(monkeypatch, library)
@@ -109,5 +109,5 @@ def test_keep_freed_memory_without_mallopt_does_nothing(
 
 
 def test_the_c_library_of_this_machine_is_asked() -> None:
-    """Whatever it is, asking does no harm."""
+    """On any C library the call must not fail."""
     allocator.keep_freed_memory(64 * MIB)

@@ -1,0 +1,98 @@
+"""Answers that are no messages: each call of the gRPC transport reports them, none raises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from spark_ledger.errors import BookieUnavailableError
+from spark_ledger.runs import EntryRun
+from spark_ledger.transport.base import AddResult
+from spark_ledger.transport.grpc_aio import GrpcTransport
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire.codec import SERVICE_NAME
+
+BOOKIE = BookieId("b")
+LEDGER = LedgerId(7)
+
+
+@asynccontextmanager
+async def talking_nonsense() -> AsyncIterator[GrpcTransport]:
+    """A transport to a server that answers every call with bytes that are no message."""
+    nonsense = b"\xff\xff\xff"
+
+    async def stream(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await context.write(nonsense)
+
+    async def single(_request: bytes, _context: object) -> bytes:
+        return nonsense
+
+    one: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(single)
+    many: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(stream)
+    both_ways: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(stream)
+    handlers = {
+        "Append": both_ways,
+        "Read": many,
+        "ListEntries": many,
+        "ReadLastConfirmed": one,
+        "WriteLastConfirmed": one,
+        "Describe": one,
+    }
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
+    try:
+        yield transport
+    finally:
+        await transport.close()
+        await server.stop(0.0)
+
+
+def test_read_answered_with_nonsense_is_an_io_error() -> None:
+    async def main() -> None:
+        async with talking_nonsense() as transport:
+            chunks = transport.read(BOOKIE, LEDGER, EntryId(0), EntryId(9), timeout_s=5)
+            (chunk,) = [chunk async for chunk in chunks]
+            assert (chunk.status, chunk.entry_id) == (BookieStatus.IO_ERROR, 0)
+            assert "read response of 3 bytes is malformed" in chunk.message
+
+    asyncio.run(main())
+
+
+def test_questions_answered_with_nonsense_are_io_errors() -> None:
+    async def main() -> None:
+        async with talking_nonsense() as transport:
+            end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=5)
+            assert end.status is BookieStatus.IO_ERROR
+            told = await transport.write_last_confirmed(BOOKIE, LEDGER, EntryId(0), timeout_s=5)
+            assert told is BookieStatus.IO_ERROR
+            listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
+            assert listed == (BookieStatus.IO_ERROR, [])
+            with pytest.raises(BookieUnavailableError, match="answer is malformed"):
+                await transport.describe(BOOKIE, timeout_s=5)
+
+    asyncio.run(main())
+
+
+def test_append_answered_with_nonsense_breaks_the_stream() -> None:
+    async def main() -> None:
+        async with talking_nonsense() as transport:
+            results: list[AddResult] = []
+            appender = transport.open_appender(
+                BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
+            )
+            appender.send(EntryRun(LEDGER, EntryId(0), None, [40], bytes(40)))
+            async with asyncio.timeout(20):
+                while not results:
+                    await asyncio.sleep(0.01)
+            assert results[0].status is BookieStatus.UNAVAILABLE
+
+    asyncio.run(main())
