@@ -109,6 +109,9 @@ class JournalFileHeader(NamedTuple):
 
 def pack_header(record_type: int, length: int, sequence: int, body_crc: int, seed: int) -> bytes:
     """The header of a record."""
+    assert record_type in _TYPES, f"{record_type} is not a type of record"
+    assert 0 <= length <= BODY_BYTES_MAX, f"a body of {length} bytes would be read back as damage"
+    assert sequence > 0, "batches count from 1: sequence 0 stands for no batch"
     head = _HEADER.pack(record_type, length, sequence, body_crc)
     return head + _CRC.pack(crc32c_extend(seed, head))
 
@@ -133,6 +136,8 @@ def parse_header(data: bytes, seed: int) -> RecordHeader | None:
 
 def pack_trailer(trailer: Trailer, sequence: int, seed: int) -> bytes:
     """The trailer record, header included."""
+    assert trailer.records > 0, "a batch without records is not written"
+    assert trailer.batch_bytes >= trailer.records * RECORD_HEADER_BYTES, f"{trailer} cannot be"
     body = _TRAILER.pack(*trailer)
     crc = crc32c_value(body)
     return pack_header(RecordType.TRAILER, len(body), sequence, crc, seed) + body
@@ -161,6 +166,9 @@ def padding(length: int) -> int:
 
 def pack_file_header(header: JournalFileHeader) -> bytes:
     """The first block of a journal file."""
+    assert header.number > 0, "journal files count from 1"
+    assert header.first_sequence > 0, "batches count from 1"
+    assert header.size_bytes >= FILE_HEADER_BYTES, "a journal file holds its header"
     head = _FILE_HEADER.pack(
         _FILE_MAGIC,
         _FILE_VERSION,
@@ -191,6 +199,7 @@ def find_later_batch(data: bytes, sequence: int, seed: int) -> int | None:
     ``data`` starts at a batch boundary. A batch is begun only after the one before it is durable:
     such a header proves that batch ``sequence`` was synced, and perhaps acknowledged (rule S5).
     """
+    assert sequence >= 0, "batches count from 1"
     for offset in range(0, len(data), BATCH_ALIGNMENT):
         if data[offset] == 0:
             continue

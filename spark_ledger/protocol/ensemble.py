@@ -25,12 +25,15 @@ def fragment_ranges(
     metadata: LedgerMetadata, first: int, last: int
 ) -> list[tuple[EntryId, EntryId, Fragment]]:
     """The range ``first..last`` cut at fragment borders: (first, last, fragment) in order."""
-    ranges = []
+    assert first >= 0, "Entries count from 0."
+    ranges: list[tuple[EntryId, EntryId, Fragment]] = []
     for index, fragment in enumerate(metadata.fragments):
         is_last = index + 1 == len(metadata.fragments)
         end = last if is_last else metadata.fragments[index + 1].first_entry - 1
         low, high = max(first, fragment.first_entry), min(last, end)
         if low <= high:
+            # A hole between two ranges would be a hole in what a reader delivers (rule P19).
+            assert low == (ranges[-1][1] + 1 if ranges else first), "Ranges leave no entry out."
             ranges.append((EntryId(low), EntryId(high), fragment))
     return ranges
 
@@ -54,6 +57,7 @@ def lane_ranges(
 ) -> list[LaneRange]:
     """The entries ``first..last`` of one fragment, split into its lanes; lanes without any left
     out."""
+    assert first >= fragment.first_entry, "The entries are of this fragment."
     ranges = []
     for index, lane in enumerate(lanes(metadata.quorums)):
         start = lane.first_at_or_after(first)
@@ -93,6 +97,8 @@ def with_ensemble(
     """
     last = fragments[-1]
     assert first_entry >= last.first_entry, "A fragment never starts before the last one."
+    assert len(bookies) == len(last.bookies), "An ensemble keeps its size."
+    assert len(set(bookies)) == len(bookies), "A bookie stands at one index only."
     kept = fragments[:-1] if first_entry == last.first_entry else fragments
     return (*kept, Fragment(first_entry, bookies))
 
@@ -118,6 +124,7 @@ def closed(
     assert last_entry >= -1 and length >= 0, "An empty ledger ends at -1 and has no bytes."
     assert last_entry >= 0 or length == 0, "A ledger without entries has no bytes."
     chosen = metadata.fragments if fragments is None else fragments
+    assert chosen[0].first_entry == 0, "Entries from 0 on have bookies."
     # A last fragment may be empty (its first entry is the one behind the end), but a fragment that
     # starts later would leave the entries between without bookies.
     assert chosen[-1].first_entry <= last_entry + 1, "A ledger ends in its last fragment."

@@ -54,11 +54,15 @@ class LaneTail:
 
     def on_entries(self, index: int) -> None:
         """A replica brought something, whether it was new or not."""
+        assert index in self.lane.indexes, "Only the write set is asked for an entry."
         self._without_progress.discard(index)
 
     def on_found(self, last: EntryId) -> None:
         """Entries up to ``last`` exist; what was said of them does not matter any more."""
         assert last >= self._next_entry, "What was found was found before."
+        assert (last - self._next_entry) % self.lane.stride == 0, (
+            "A lane has every E-th entry only."
+        )
         # A denial of an older entry must not count for the new one: two bookies that lack different
         # entries would together "prove" a hole that neither of them saw (rule P14).
         self._next_entry = last + self.lane.stride
@@ -75,6 +79,7 @@ class LaneTail:
             return True  # the byte cap
         if event.status is not BookieStatus.OK and event.entry_id < self._next_entry:
             return True  # what it says is of an entry that was found elsewhere meanwhile
+        assert event.bookie_index in self.lane.indexes, "Who is not asked has no say (rule P14)."
         self._answers[event.bookie_index] = event
         return False
 

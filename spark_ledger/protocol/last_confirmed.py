@@ -61,6 +61,8 @@ class LastConfirmedRead:
             or event.bookie_index in self._answered
         ):
             return False
+        # A stray answer would count as one more bookie that the writer cannot reach (rule P13).
+        assert 0 <= event.bookie_index < self._metadata.quorums.ensemble_size, "Nobody was asked."
         self._answered.add(event.bookie_index)
         quorums, name = self._metadata.quorums, f"ledger {self._metadata.ledger_id}"
         bookie_id = self._metadata.last_fragment.bookies[event.bookie_index]
@@ -80,6 +82,7 @@ class LastConfirmedRead:
             # made, and bookies that joined with it know no older LAC (rule P15).
             floor = self._metadata.last_fragment.first_entry - 1
             self._result = EntryId(max(self._highest, floor))
+            assert self._known <= self._answered, "An answer counts that never came."
             return True
         if len(self._answered) == quorums.ensemble_size:
             kind = RecoveryError if self._fence else BookieUnavailableError
@@ -118,6 +121,7 @@ class LongPoll:
             self._newest = max(self._newest, last_add_confirmed)
         if status is BookieStatus.OK or status.is_negative:
             self._empty += 1
+        assert self._newest >= self._known, "A reader's last add confirmed never goes back."
         return (
             self._newest > self._known
             or no_newer_confirmed(self._empty, self._quorums)

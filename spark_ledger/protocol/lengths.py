@@ -26,7 +26,9 @@ class Lengths:
 
     def extend(self, sizes: Sequence[int]) -> None:
         """Entries of these payload sizes follow."""
-        self._at.extend(islice(accumulate(sizes, initial=self._at[-1]), 1, None))
+        before = self._at[-1]
+        self._at.extend(islice(accumulate(sizes, initial=before), 1, None))
+        assert self._at[-1] >= before, "Lengths never decrease."
 
     @property
     def newest(self) -> int:
@@ -36,6 +38,7 @@ class Lengths:
     def at(self, entry_id: int) -> int:
         """The length at an entry that was not forgotten; 0 at entry -1."""
         assert entry_id >= self._base, "The length of an entry was forgotten too early."
+        assert entry_id < self._base + len(self._at), "The length of an entry that does not exist."
         return self._at[entry_id - self._base]
 
     def forget_below(self, entry_id: int) -> None:

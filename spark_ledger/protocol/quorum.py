@@ -34,6 +34,7 @@ def in_write_set(bookie_index: int, entry_id: int, quorums: Quorums) -> bool:
 
 def entries_of_index(bookie_index: int, first: int, last: int, quorums: Quorums) -> Sequence[int]:
     """The entries of ``first..last`` that the bookie at an index stores; ascending."""
+    assert 0 <= bookie_index < quorums.ensemble_size, "An index is below E."
     if quorums.ensemble_size == quorums.write_quorum:
         return range(first, last + 1)
     return [e for e in range(first, last + 1) if in_write_set(bookie_index, e, quorums)]
@@ -47,7 +48,9 @@ def last_entry_of_index(bookie_index: int, last: int, quorums: Quorums) -> int:
     distance = (bookie_index - last) % quorums.ensemble_size
     if distance < quorums.write_quorum:
         return last
-    return last - (quorums.ensemble_size - distance)
+    found = last - (quorums.ensemble_size - distance)
+    assert in_write_set(bookie_index, found, quorums), "The entry is one of the index."
+    return found
 
 
 class Lane(NamedTuple):
@@ -68,7 +71,12 @@ def lanes(quorums: Quorums) -> tuple[Lane, ...]:
     e = quorums.ensemble_size
     if e == quorums.write_quorum:
         return (Lane(0, 1, tuple(range(e))),)
-    return tuple(Lane(residue, e, write_set(residue, quorums)) for residue in range(e))
+    found = tuple(Lane(residue, e, write_set(residue, quorums)) for residue in range(e))
+    for index in range(e):
+        # Every bookie carries the same share, and no entry is left without a lane.
+        shares = sum(index in lane.indexes for lane in found)
+        assert shares == quorums.write_quorum, "An index is in WQ of the E write sets."
+    return found
 
 
 def confirmed_end(acked: Sequence[int], last_pushed: int, quorums: Quorums) -> EntryId:
@@ -108,6 +116,7 @@ def is_covered(known_indexes: frozenset[int], quorums: Quorums) -> bool:
     every AQ of a write set has a fenced bookie in it. For the same reason one of them knows every
     entry that was confirmed before.
     """
+    assert known_indexes <= set(range(quorums.ensemble_size)), "Only the ensemble is asked."
     return all(
         sum(index not in known_indexes for index in lane.indexes) < quorums.ack_quorum
         for lane in lanes(quorums)

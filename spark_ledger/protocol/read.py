@@ -132,6 +132,10 @@ class ReadMachine:
     def _settle(self) -> None:
         """Keep the phase true to the number of replicas that are asked."""
         assert self._reading, "A reader that has not ended waits for a replica."
+        assert self._reading.keys().isdisjoint(self._waiting), "A replica is asked or waits."
+        assert len(self._reading) + len(self._waiting) == len(self._wanted.lane.indexes), (
+            "No replica is forgotten: an entry is missing only if all of them say so (rule P19)."
+        )
         phase = Phase.SPECULATING if len(self._reading) > 1 else Phase.READING
         if phase is not self._phase:
             self._enter(phase)
@@ -144,6 +148,7 @@ class ReadMachine:
         if event.last_entry < self._next:
             return []  # a faster replica has brought them already
         assert event.last_entry <= self._wanted.last, "A replica brings what it was asked for."
+        assert (event.last_entry - self._next) % stride == 0, "A lane has every E-th entry only."
         first, self._next = self._next, event.last_entry + stride
         self._progress_at = now
         self._problems.clear()  # they were about an entry that is delivered now

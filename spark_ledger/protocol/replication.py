@@ -71,6 +71,8 @@ class Replication:
         self, quorums: Quorums, bookies: Sequence[BookieId], last_confirmed: int, now: float
     ) -> None:
         assert len(bookies) == quorums.ensemble_size, "An ensemble has E members."
+        assert len(set(bookies)) == len(bookies), "A bookie stands at one index only."
+        assert last_confirmed >= -1, "Entries count from 0."
         self._quorums = quorums
         self._members = [EnsembleMember(bookie, last_confirmed, now) for bookie in bookies]
         self._last_pushed = last_confirmed
@@ -126,6 +128,7 @@ class Replication:
         for member in self._members:
             if member.acked_to < held and member.sent_to > member.acked_to and not member.failed:
                 held = member.acked_to
+        assert held <= self._last_pushed, "Nobody holds what does not exist."
         return held
 
     # -- sending -----------------------------------------------------------------------------------
@@ -225,6 +228,7 @@ class Replication:
     def choose(self, now: float) -> ChooseBookies:
         """Ask for replacements of every failed member that is due."""
         due = self.failed_due(now)
+        assert self.failed_indexes.issuperset(due), "Only failed members are replaced."
         assert due, "Replacements are looked for when a member has failed and is due."
         assert not self._asked, "One question for replacements is open at a time."
         self._asked = due
@@ -268,6 +272,8 @@ class Replication:
             # From the last add confirmed on, not from the oldest entry that failed: which of the
             # unconfirmed entries the old bookie held does not matter any more.
             commands.extend(self._send(index, last_confirmed + 1))
+        # Two indexes with one bookie would count one copy twice (rule P1).
+        assert len(set(self.bookies)) == len(self._members), "A bookie stands at one index only."
         self._check()
         return commands
 

@@ -101,7 +101,7 @@ def _records() -> list[Target]:
         for kind in RecordType
         for length, sequence in ((0, 1), (77, 2**40), (records.BODY_BYTES_MAX, 9))
     ]
-    trailers = [records.pack_trailer(records.Trailer(n, n, n), 3, SEED) for n in (1, 2**31)]
+    trailers = [records.pack_trailer(records.Trailer(100 * n, n, n), 3, SEED) for n in (1, 2**31)]
     file_headers = [
         records.pack_file_header(records.JournalFileHeader(number, 2**64 - 1, number, 5, 64 * KIB))[
             :64

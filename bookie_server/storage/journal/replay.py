@@ -59,6 +59,7 @@ def replay_journal(
     sync_files(file_system, directory, start.file_number)
     end = start
     for batch in read_batches(file_system, directory, start):
+        assert end.is_behind(batch.end), "batches are applied in the order of their sequences"
         end = batch.end
         _apply(stores, batch, directory)
         # All that lies up to this batch is in the caches, so its end is a mark like any other. If

@@ -41,6 +41,8 @@ def plan_insert(ids: Sequence[int], rows: Sequence[StoredRow], end: int | None) 
     into ``rows``.
     """
     assert isinstance(ids, range) or all(a < b for a, b in pairwise(ids)), "ids are ascending"
+    assert all(a.key < b.key for a, b in pairwise(rows)), "rows are ascending"
+    assert end is None or not rows or end > rows[-1].key, "the end is behind the rows"
     pieces: list[Piece] = []
     start = 0
     while start < len(ids):
@@ -66,6 +68,8 @@ def plan_insert(ids: Sequence[int], rows: Sequence[StoredRow], end: int | None) 
         if resume_at is None:
             pieces.append(Piece(start, stop))
         else:
+            assert resume_at > ids[stop - 1], "the row resumes behind the piece"
             pieces.append(Piece(start, stop, row, resume_at))
         start = stop
+    assert all(a.stop <= b.start for a, b in pairwise(pieces)), "no entry is stored twice (rule S8)"
     return pieces

@@ -73,6 +73,8 @@ class LedgerStorage:
         """``on_flushed`` runs on the flush thread after every attempt, good or not, ``on_fatal`` if
         that thread ends by a bug of ours."""
         assert stores, "a ledger lives in one of the directories"
+        assert write_cache_bytes >= 2 * len(stores), "each directory has room for two generations"
+        assert flush_interval_s > 0, f"a checkpoint every {flush_interval_s} s"
         # Any thread: never changed, or with locks of their own.
         self._stores = tuple(stores)
         self._journal = journal
@@ -114,6 +116,7 @@ class LedgerStorage:
         lines; it stores a run without its record then, which is harmless: the journal has nothing
         of the run yet, so no mark covers it, and the next flush or replay stores the record.
         """
+        assert state.last_entry >= cached.run.last_entry, "the record covers the run"
         store = self.store_of(cached.run.ledger_id)
         store.cache.add(cached)
         store.set_state(cached.run.ledger_id, state)

@@ -40,7 +40,7 @@ from typing import Any, Final, NamedTuple
 import lmdb
 from google_crc32c import value as crc32c_value
 
-from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.core.ledger_record import KEY_HASH_BYTES, LedgerRecord
 from bookie_server.storage.journal.mark import MARK_BYTES, Mark, pack_mark, unpack_mark
 from bookie_server.storage.ledgers.index import (
     BlockLocation,
@@ -92,6 +92,7 @@ class _Proof(NamedTuple):
 
     def replacing(self, old: bytes | None, new: bytes) -> _Proof:
         """The proof once a stored value replaces ``old``, or is new (None)."""
+        assert self.values > 0 or old is None, "a value is replaced that was never counted"
         total = self.total + _checksum(new) - (0 if old is None else _checksum(old))
         return _Proof(self.values + (old is None), total & _SUM_MASK)
 
@@ -352,8 +353,10 @@ class _LmdbUpdate:
             self._transaction.put(key, stored, db=self._rows)
 
     def put_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
+        assert ledger_id >= 0, f"ledger {ledger_id}: keys of negative ids are not in their order"
         key = _LEDGER_KEY.pack(ledger_id)
         key_hash = state.access_key_hash
+        assert len(key_hash) in (0, KEY_HASH_BYTES), "the hash of a key, and not the key"
         flags = (_FENCED if state.fenced else 0) | (_HAS_KEY if key_hash else 0)
         value = _STATE.pack(flags, key_hash, state.last_add_confirmed, state.last_entry)
         stored = _sealed(key, value)
@@ -367,6 +370,7 @@ class _LmdbUpdate:
         self._changed.add(ledger_id)
 
     def put_mark(self, mark: Mark) -> None:
+        assert mark.sequence >= 0 and mark.file_number >= 0, f"{mark} is before the journal"
         with _translated(self._path):
             stored = _sealed(_MARK_KEY, pack_mark(mark))
             self._transaction.put(_MARK_KEY, stored, db=self._meta)
@@ -398,6 +402,7 @@ def _row_at(cursor: Any, ledger_id: int, entry_id: int, path: Path) -> IndexRow 
     elif not cursor.last():
         return None
     found = cursor.key()
+    assert found <= key, "the search ends at or below the key"
     if not found.startswith(key[:8]):
         return None
     return _row(found, cursor.value(), path)

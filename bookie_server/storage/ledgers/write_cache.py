@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from bookie_server.storage.blocks import Block
@@ -42,6 +42,7 @@ class LedgerRuns:
         """Keep a run: among the ordered ones if it shares no entry and no gap with another."""
         run = cached.run
         last = run.last_entry
+        assert len(self._firsts) == len(self.ordered), "the ordered runs are found by their firsts"
         if run.first_entry > self._last:
             self.ordered.append(cached)
             self._firsts.append(run.first_entry)
@@ -95,6 +96,11 @@ class Generation:
         held = [cached.block.length for runs in self.ledgers.values() for cached in runs.all()]
         assert len(held) == self.run_count, f"{len(held)} runs are held, {self.run_count} counted"
         assert sum(held) == self.byte_count, f"{sum(held)} bytes, {self.byte_count} counted"
+        for runs in self.ledgers.values():
+            ordered = [cached.run for cached in runs.ordered]
+            assert all(a.last_entry < b.first_entry for a, b in pairwise(ordered)), (
+                "ordered runs share no entry: they are stored without a look at one another"
+            )
 
     def find(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
         """A run that holds the entry."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c_value
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,7 +93,7 @@ def test_a_changed_header_is_none(place: int, flip: int) -> None:
 
 @given(st.integers(0, 51), st.integers(1, 255))
 def test_a_changed_file_header_is_none(place: int, flip: int) -> None:
-    packed = bytearray(pack_file_header(JournalFileHeader(3, 4, 40, 5, 6)))
+    packed = bytearray(pack_file_header(JournalFileHeader(3, 4, 40, 5, FILE_HEADER_BYTES)))
     packed[place] ^= flip
     assert parse_file_header(bytes(packed)) is None
 
@@ -105,9 +106,26 @@ def test_arbitrary_bytes_are_parsed_or_none(data: bytes) -> None:
 
 def test_zeros_unknown_types_and_long_bodies_are_no_record() -> None:
     assert parse_header(bytes(RECORD_HEADER_BYTES), SEED) is None
-    assert parse_header(pack_header(99, 1, 1, 1, SEED), SEED) is None
-    assert parse_header(pack_header(1, BODY_BYTES_MAX, 1, 1, SEED), SEED) is not None
-    assert parse_header(pack_header(1, BODY_BYTES_MAX + 1, 1, 1, SEED), SEED) is None
+    assert parse_header(header_of(99, 1), SEED) is None
+    assert parse_header(header_of(1, BODY_BYTES_MAX), SEED) is not None
+    assert parse_header(header_of(1, BODY_BYTES_MAX + 1), SEED) is None
+
+
+def header_of(record_type: int, length: int) -> bytes:
+    """A header with a right checksum, also of what no bookie writes."""
+    head = struct.pack(">BxxxIQI", record_type, length, 1, 1)
+    return head + struct.pack(">I", crc32c_extend(SEED, head))
+
+
+@pytest.mark.parametrize(
+    ("record_type", "length", "sequence"),
+    [(99, 1, 1), (1, -1, 1), (1, BODY_BYTES_MAX + 1, 1), (1, 1, 0)],
+)
+def test_header_that_could_not_be_read_back_is_never_packed(
+    record_type: int, length: int, sequence: int
+) -> None:
+    with pytest.raises(AssertionError):
+        pack_header(record_type, length, sequence, 1, SEED)
 
 
 def test_later_batches_are_found_at_boundaries_only() -> None:
