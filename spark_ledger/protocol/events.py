@@ -168,6 +168,12 @@ Event = (
     | LengthUnknown
 )
 
+
+class Start(NamedTuple):
+    """The call of ``start()``, in the tables that say what leads from phase to phase. Not an event:
+    ``handle`` never gets it."""
+
+
 # -- commands --------------------------------------------------------------------------------------
 
 

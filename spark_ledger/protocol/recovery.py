@@ -18,8 +18,7 @@ Reads use the ensemble of the metadata as they were when recovery began (rule P1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import Sequence
 from typing import Final
 
 from spark_ledger.errors import FencedError, LedgerError, RecoveryError, UnauthorizedError
@@ -52,6 +51,7 @@ from spark_ledger.protocol.events import (
     ReadEnded,
     ReadEntries,
     ReadLength,
+    Start,
     TellLength,
     Tick,
     WriteMetadata,
@@ -59,6 +59,7 @@ from spark_ledger.protocol.events import (
 from spark_ledger.protocol.lane_tail import LaneTail
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
 from spark_ledger.protocol.quorum import lanes
+from spark_ledger.protocol.recovery_phases import TRANSITIONS, Phase
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import (
     BookieStatus,
@@ -70,32 +71,6 @@ from spark_ledger.types import (
 
 _FAR: Final = EntryId(2**62)
 """Recovery reads have no end: a bookie answers up to the first entry it does not hold."""
-
-
-class Phase(Enum):
-    """Where recovery is."""
-
-    MARKING = auto()
-    FENCING = auto()
-    READING = auto()
-    MEASURING = auto()
-    CLOSING = auto()
-    ENDED = auto()
-
-
-TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.MARKING: frozenset({Phase.FENCING, Phase.ENDED}),
-    Phase.FENCING: frozenset({Phase.READING, Phase.ENDED}),
-    Phase.READING: frozenset({Phase.MEASURING, Phase.CLOSING, Phase.ENDED}),
-    Phase.MEASURING: frozenset({Phase.CLOSING, Phase.ENDED}),
-    Phase.CLOSING: frozenset({Phase.ENDED}),
-    Phase.ENDED: frozenset(),
-}
-"""Where a recovery may go from each phase; every change of phase is checked against it.
-
-It only goes forward. A recovery that cannot go on fails and is started again by whoever wants the
-ledger: what it fenced and wrote back stays, so the next one has less to do.
-"""
 
 
 class RecoveryMachine:
@@ -119,6 +94,8 @@ class RecoveryMachine:
     ) -> None:
         self._metadata, self._version = metadata, version
         self._phase = Phase.MARKING
+        self._event: Event | Start | None = Start()
+        """What is being handled: the table says where it may lead."""
         self._add_timeout_s = add_timeout_s
         self._fencing: LastConfirmedRead | None = None
         self._lanes = lanes(metadata.quorums)
@@ -161,6 +138,12 @@ class RecoveryMachine:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event; the commands to perform, in order."""
+        self._event = event
+        commands = self._on_event(event, now)
+        self._event = None
+        return commands
+
+    def _on_event(self, event: Event, now: float) -> list[Command]:
         if self._phase is Phase.ENDED:
             return []
         match event:
@@ -190,7 +173,9 @@ class RecoveryMachine:
                 raise AssertionError(f"not an event of a recovery: {event!r}")
 
     def _enter(self, phase: Phase) -> None:
-        assert phase in TRANSITIONS[self._phase], f"A recovery goes from {self._phase} to {phase}."
+        changes = TRANSITIONS[self._phase]
+        assert phase in changes, f"A recovery goes from {self._phase} to {phase}."
+        assert type(self._event) in changes[phase], f"{self._event!r} leads to {phase}."
         self._phase = phase
 
     # -- marking and fencing -----------------------------------------------------------------------

@@ -24,7 +24,7 @@ from spark_ledger.protocol.events import (
     TellLength,
     WriteMetadata,
 )
-from spark_ledger.protocol.recovery import Phase
+from spark_ledger.protocol.recovery_phases import Phase
 from spark_ledger.types import BookieStatus, EntryId, LedgerState
 from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
 from tests.unit.spark_ledger.protocol.recovery_driver import (
