@@ -318,7 +318,7 @@ class AppendMachine:
     def _end_change(self, now: float) -> list[Command]:
         """Nothing is being changed any more: look for newer failures, else confirm again.
 
-        Confirming is not skipped when the change replaced nothing, or the queue would stand still:
+        Confirming is not skipped when the change replaced nothing, or a writer could wait for ever:
         acknowledgements that came during the change were counted and confirmed nothing (rule P8).
         A newer failure is handled first: its bookie may be one that LAC would rely on.
         """
@@ -465,7 +465,7 @@ class AppendMachine:
         if not self.has_room:
             # Slow is not failed (rule P11), until it stops producers: then the bookies that the
             # ack quorum can do without are given up early.
-            silent.update(replication.dispensable_indexes(now, limits.slow_bookie_grace_s))
+            silent.update(replication.spare_indexes(now, limits.slow_bookie_grace_s))
         commands = replication.fail_silent(sorted(silent), now, limits.replacement_retry_s)
         commands += self._change_if_needed(now)  # one change for all of them
         idle = (

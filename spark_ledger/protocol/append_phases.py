@@ -20,7 +20,7 @@ from spark_ledger.protocol.events import (
 
 
 class Phase(Enum):
-    """What the writer is doing. CHOOSING and CHANGING are one ensemble change: LAC stands still."""
+    """What the writer is doing. CHOOSING and CHANGING are one ensemble change: LAC stays."""
 
     WRITING = auto()
     CHOOSING = auto()

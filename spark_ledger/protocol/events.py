@@ -107,8 +107,8 @@ class Tick(NamedTuple):
 class LastConfirmedAnswer(NamedTuple):
     """A bookie's last add confirmed. Answers ``ReadLastConfirmed``.
 
-    A hint that never lies but may lag (rule P5). If the question fenced, OK and every definite "no"
-    mean that the fence is durable (rule P12).
+    A hint that never lies but may lag (rule P5). If the question fenced, OK and denials mean that
+    the fence is durable (rule P12).
     """
 
     bookie_index: int

@@ -233,10 +233,10 @@ class ReadMachine:
             f"{bookies[p.bookie_index]}: {p.status.name.lower()} {p.message}".strip()
             for p in problems
         )
-        if all(p.status.is_negative for p in problems):
+        if all(p.status.is_denial for p in problems):
             return NoSuchEntryError(f"{name}: no bookie holds it ({reasons})")
         damaged = [p for p in problems if p.status is BookieStatus.IO_ERROR]
-        if all(p.status.is_negative or p in damaged for p in problems):
+        if all(p.status.is_denial or p in damaged for p in problems):
             return DigestMismatchError(f"{name}: no intact copy could be read ({reasons})")
         also = f"; the copy of {bookies[damaged[0].bookie_index]} is damaged" if damaged else ""
         return BookieUnavailableError(f"{name}: no replica could be read ({reasons}){also}")
