@@ -152,7 +152,8 @@ class ClientContext:
         """Compare-and-set. A change whose reply was lost is read again, not repeated (rule P6).
 
         MetadataUnavailableError means that nothing was changed. After a conflict or an unknown
-        outcome the value is read again.
+        outcome the value is read again; only if that fails until the deadline too does such an
+        error leave open what happened.
         """
         wait_s = METADATA_READ_AGAIN_FACTOR * self.config.metadata_timeout_s
         deadline = asyncio.get_running_loop().time() + wait_s
