@@ -1,11 +1,11 @@
 """Every error this project raises, split by what the caller must do next.
 
 LedgerError
-├── RetryableError              nothing happened: try again
+├── RetryableError              try again: to repeat the request is safe
 │   ├── BookieUnavailableError      a bookie cannot be reached, or answers too late
-│   ├── MetadataUnavailableError    ZooKeeper cannot be reached
-│   ├── TooManyRequestsError        a bound on work in flight was met
-│   └── RecoveryError               a ledger cannot be recovered now: too few bookies answer
+│   ├── MetadataUnavailableError    ZooKeeper cannot be reached; nothing was changed
+│   ├── TooManyRequestsError        a bound on work in flight was met; nothing was added
+│   └── RecoveryError               too few bookies answer or store: the ledger is not closed
 ├── OutcomeUnknownError         it may or may not have happened: look before you repeat
 │   └── AddOutcomeUnknownError      an add was in flight at close (also LedgerClosedError)
 ├── FencedError                 another client took the ledger over: stop writing to it
@@ -44,7 +44,7 @@ class LedgerError(Exception):
 
 
 class RetryableError(LedgerError):
-    """Nothing happened; the same request may succeed later."""
+    """The same request may succeed later, and to repeat it is safe."""
 
     retryable = True
 
@@ -62,9 +62,11 @@ class TooManyRequestsError(RetryableError):
 
 
 class RecoveryError(RetryableError):
-    """A ledger cannot be recovered now: answers from too many bookies are missing.
+    """A ledger cannot be recovered now: too few bookies answer, or can store its end.
 
-    The ledger stays IN_RECOVERY and loses nothing; open it again once the bookies are back.
+    The ledger is not closed and has lost nothing; opening it again is safe. What recovery has done
+    stays: the ledger is IN_RECOVERY, bookies are fenced, and entries were written back. The old
+    writer can therefore add nothing more.
     """
 
 

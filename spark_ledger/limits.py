@@ -35,8 +35,15 @@ SESSION_TIMEOUT_S: Final = 10.0
 """A client silent for this long loses its ephemeral nodes. The server bounds it to 2-20 ticks."""
 
 METADATA_ATTEMPTS: Final = 3
-"""How often a metadata change is sent whose outcome stays unknown. Each attempt lasts for
-``METADATA_TIMEOUT_S`` already, so more would only delay the error."""
+"""How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
+ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger
+from another's, to delete twice is to delete once, ids of a lost reply are skipped, and a bookie
+looks at its node again. A change of a ledger's metadata is never repeated, it is read again (rule
+P6). Each attempt lasts for ``METADATA_TIMEOUT_S`` already, so more would only delay the error."""
+
+METADATA_READ_AGAIN_FACTOR: Final = 2
+"""A change of a ledger's metadata, and the reads after an unknown outcome, take up to this many
+metadata timeouts together: one for the change, and as much to learn what became of it."""
 
 METADATA_RETRY_DELAY_S: Final = 0.2
 """Pause before metadata are read again after ZooKeeper could not be reached."""
@@ -87,6 +94,11 @@ READ_REQUEST_BYTES_MAX: Final = 64 * MIB
 
 WRITER_BYTES_IN_FLIGHT_MAX: Final = 32 * MIB
 """Payload a writer holds for the slowest live bookie of its ensemble; then producers wait."""
+
+WRITER_QUEUED_BYTES_FACTOR: Final = 4
+"""An append is refused when more than this many times the bound on bytes in flight is queued. A
+producer that waits for room can pass that bound with one batch and does not come near this one; a
+producer that never waits would fill the memory without it (rule P11)."""
 
 BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 128 * MIB
 """Append bytes a bookie holds before they are durable; then it stops reading its streams."""

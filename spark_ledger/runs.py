@@ -1,4 +1,4 @@
-"""EntryRun: consecutive frames of one ledger as one buffer, the unit that travels and is stored.
+"""EntryRun: frames of one ledger, ascending by entry id, in one buffer: what is sent and stored.
 
 Python handles runs, never single entries, on every hot path: one network message, one journal
 record and one index row carry many entries. ``sizes`` delimits the frames inside ``frames``.

@@ -225,15 +225,16 @@ class BookieStatus(IntEnum):
     TIMEOUT = 101
 
     @property
-    def is_negative(self) -> bool:
-        """True only for a definite "I do not hold it". Unknown is never negative (rule P14)."""
+    def is_denial(self) -> bool:
+        """Whether this is a definite "I do not hold it". An unknown answer is none (rule P14)."""
         return self in (BookieStatus.NO_SUCH_LEDGER, BookieStatus.NO_SUCH_ENTRY)
 
 
 class Dlsn(NamedTuple):
-    """Position of a row in a stream: segment, entry within the segment, row within the entry.
+    """DistributedLog sequence number: where a row stands in a stream.
 
-    All three count from 0. Tuple order is stream order.
+    It names the segment, the entry within the segment, and the row within the entry. All three
+    count from 0. Tuple order is stream order.
     """
 
     segment: int

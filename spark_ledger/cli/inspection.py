@@ -139,7 +139,7 @@ async def _holding(transport: Transport, bookie_id: BookieId, ledger_id: LedgerI
         transport.read_last_confirmed(bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S),
     )
     status, ranges = listing
-    if status is not BookieStatus.OK and not status.is_negative:
+    if status is not BookieStatus.OK and not status.is_denial:
         return Holding(bookie_id, (), NO_ENTRY, False, silent=status.name.lower())
     if end.status is not BookieStatus.OK:
         return Holding(bookie_id, ranges, NO_ENTRY, False)

@@ -1,4 +1,4 @@
-"""The blocking face: the same client for code without a loop (Spark workers, scripts, the CLI).
+"""LedgerConnection: the same client for code without a loop (Spark workers, scripts, the CLI).
 
 One background thread per process runs one asyncio loop, the *portal*. Handles pass work to it and
 wait. A forked child makes its own portal and its own connections.

@@ -21,6 +21,7 @@ from spark_ledger.errors import (
 from spark_ledger.limits import (
     BOOKIE_PROBE_TIMEOUT_S,
     BOOKIE_SUSPECT_S,
+    METADATA_READ_AGAIN_FACTOR,
     METADATA_RETRY_DELAY_S,
 )
 from spark_ledger.metadata.base import MetadataStore
@@ -150,9 +151,12 @@ class ClientContext:
     ) -> MetadataWritten | MetadataConflict | MetadataFailed:
         """Compare-and-set. A change whose reply was lost is read again, not repeated (rule P6).
 
-        The store tries for ``metadata_timeout_s``. When it gives up, nothing was changed.
+        MetadataUnavailableError means that nothing was changed. After a conflict or an unknown
+        outcome the value is read again; only if that fails until the deadline too does such an
+        error leave open what happened.
         """
-        deadline = asyncio.get_running_loop().time() + 2 * self.config.metadata_timeout_s
+        wait_s = METADATA_READ_AGAIN_FACTOR * self.config.metadata_timeout_s
+        deadline = asyncio.get_running_loop().time() + wait_s
         ledger_id = command.metadata.ledger_id
         try:
             version = await self.ledgers.compare_and_set(command.metadata, command.version)

@@ -1,4 +1,4 @@
-"""Reads one lane of one fragment: drives a ReadMachine, verifies every digest."""
+"""Reads one lane of one fragment: performs a ReadMachine's commands, verifies every digest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 from spark_ledger.client.context import ClientContext
-from spark_ledger.client.driver import Driver, crash_error
+from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import READ_CHUNKS_AHEAD_MAX, READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.ensemble import LaneRange
@@ -77,7 +77,7 @@ class LaneReader:
         self._room.set()
         self._ended = False
         self._error: LedgerError | None = None
-        self._driver = Driver(
+        self._machine_loop = MachineLoop(
             self._machine,
             self._perform,
             busy=lambda: not self._ended and self._room.is_set(),
@@ -90,14 +90,14 @@ class LaneReader:
         Raises NoSuchEntryError if every replica denies one, BookieUnavailableError if a replica
         that may have it cannot be asked, DigestMismatchError if all copies are damaged.
         """
-        self._driver.start(self._machine.start(asyncio.get_running_loop().time()))
+        self._machine_loop.start(self._machine.start(asyncio.get_running_loop().time()))
         try:
             while True:
                 while self._ready:
                     chunk = self._ready.popleft()
                     if len(self._ready) < READ_CHUNKS_AHEAD_MAX:
                         self._room.set()
-                        self._driver.keep_ticking()
+                        self._machine_loop.keep_ticking()
                     yield chunk
                 if self._error is not None:
                     raise self._error
@@ -107,14 +107,14 @@ class LaneReader:
                 await self._changed.wait()
         finally:
             self._ended = True
-            await self._driver.stop()
+            await self._machine_loop.stop()
             for bookie_index in self._machine.slow_indexes:
                 self._context.slow(self._bookies[bookie_index])
 
     def _perform(self, command: Command) -> None:
         match command:
             case ReadEntries():
-                self._reads[command.bookie_index] = self._driver.spawn(self._read(command))
+                self._reads[command.bookie_index] = self._machine_loop.spawn(self._read(command))
             case CancelRead():
                 task = self._reads.pop(command.bookie_index, None)
                 if task is not None:
@@ -166,7 +166,7 @@ class LaneReader:
             if entries:
                 expected = entries[-1].entry_id + command.stride
                 self._fetched[command.bookie_index] = entries
-                self._driver.feed(
+                self._machine_loop.feed(
                     EntriesRead(command.bookie_index, command.lane, EntryId(entries[-1].entry_id))
                 )
             if ended is not None:
@@ -175,7 +175,7 @@ class LaneReader:
         if self._reads.get(command.bookie_index) is not me:
             return
         del self._reads[command.bookie_index]
-        self._driver.feed(
+        self._machine_loop.feed(
             ended
             or ReadEnded(
                 command.bookie_index, command.lane, BookieStatus.OK, EntryId(expected), "early end"

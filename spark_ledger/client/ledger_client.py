@@ -1,4 +1,4 @@
-"""LedgerClient: creates, opens, lists and deletes ledgers. The async heart of every front door."""
+"""LedgerClient: connects to a cluster; creates, opens, lists and deletes its ledgers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,10 @@ class LedgerClient:
         nothing more, and its end is final.
 
         Raises NoSuchLedgerError, UnauthorizedError if the password is wrong (nothing is fenced
-        then), RecoveryError or BookieUnavailableError while too few bookies answer.
+        then), BookieUnavailableError while too few bookies answer, MetadataUnavailableError. With
+        ``recover`` also RecoveryError while too few bookies answer or store, FencedError if another
+        client changed the last fragment meanwhile, NoSuchEntryError or DigestMismatchError if the
+        last entry cannot be read. After any of these, opening the ledger again is safe.
         """
         _check_password(password)
         ledger = await self._context.ledgers.read(check_ledger_id(ledger_id))

@@ -1,4 +1,4 @@
-"""Runs a recovery: drives a RecoveryMachine over the transport and the metadata store."""
+"""Runs a recovery: performs the commands of a RecoveryMachine over transport and store."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 
 from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.context import ClientContext
-from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.client.frames import FrameStore
 from spark_ledger.client.lane_reader import LaneReader, verify_chunk
+from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.events import (
@@ -72,7 +72,7 @@ class Recovery:
         self._frames: FrameStore | None = None
         self._next_entry = 0
         self._outcome: asyncio.Future[Versioned[LedgerMetadata]] = self._loop.create_future()
-        self._driver = Driver(
+        self._machine_loop = MachineLoop(
             self._machine,
             self._perform,
             busy=lambda: not self._outcome.done(),
@@ -81,7 +81,7 @@ class Recovery:
         self._appenders = Appenders(
             context,
             self._ledger_id,
-            self._driver.feed,
+            self._machine_loop.feed,
             access_key=access_key,
             recovery=True,
         )
@@ -90,23 +90,26 @@ class Recovery:
         """The closed metadata.
 
         Raises RecoveryError if too few bookies answer or store, UnauthorizedError if the password
-        is wrong, FencedError if the ledger moved on meanwhile, MetadataUnavailableError if the
-        metadata store cannot be reached.
+        is wrong, FencedError if another client changed the last fragment meanwhile,
+        BookieUnavailableError, NoSuchEntryError or DigestMismatchError if the entry that says the
+        length cannot be read, NoSuchLedgerError if the ledger was deleted meanwhile,
+        MetadataUnavailableError if the metadata store cannot be reached, CorruptionError if what it
+        holds cannot be read, LedgerClosedError if the connection is closed meanwhile.
         """
         try:
-            self._driver.start(self._machine.start())
+            self._machine_loop.start(self._machine.start())
             return await self._outcome
         finally:
-            await self._driver.stop()
+            await self._machine_loop.stop()
             self._appenders.close_all()
 
     def _perform(self, command: Command) -> None:
         match command:
             case ReadLastConfirmed():
-                self._driver.answer(self._read_last_confirmed(command))
+                self._machine_loop.answer(self._read_last_confirmed(command))
             case ReadEntries():
                 key = (command.bookie_index, command.lane)
-                self._reads[key] = self._driver.spawn(self._read(command))
+                self._reads[key] = self._machine_loop.spawn(self._read(command))
             case CancelRead():
                 task = self._reads.pop((command.bookie_index, command.lane), None)
                 if task is not None:
@@ -120,13 +123,13 @@ class Recovery:
             case CloseAppender():
                 self._appenders.close(command.bookie_index)
             case ChooseBookies():
-                self._driver.answer(self._choose(command))
+                self._machine_loop.answer(self._choose(command))
             case WriteMetadata():
-                self._driver.answer(self._write_metadata(command))
+                self._machine_loop.answer(self._write_metadata(command))
             case ReadLength():
-                self._driver.answer(self._read_length(command))
+                self._machine_loop.answer(self._read_length(command))
             case TellLength():
-                self._driver.answer(self._tell_length(command))
+                self._machine_loop.answer(self._tell_length(command))
             case Done():
                 self._finish(Versioned(command.metadata, command.version))
             case Failed():
@@ -171,14 +174,14 @@ class Recovery:
                 self._lengths.update((entry.entry_id, entry.length) for entry in entries)
                 expected = entries[-1].entry_id + command.stride
                 self._fetched[key] = frames
-                self._driver.feed(
+                self._machine_loop.feed(
                     EntriesRead(command.bookie_index, command.lane, EntryId(entries[-1].entry_id))
                 )
             if ended is not None:
                 break
         if self._reads.get(key) is me:
             del self._reads[key]
-            self._driver.feed(
+            self._machine_loop.feed(
                 ended or ReadEnded(*key, status=BookieStatus.OK, entry_id=EntryId(expected))
             )
 

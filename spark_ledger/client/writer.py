@@ -9,8 +9,8 @@ from typing import Protocol
 
 from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.context import ClientContext
-from spark_ledger.client.driver import Driver, crash_error
 from spark_ledger.client.frames import FrameStore
+from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
     ConfigurationError,
@@ -20,7 +20,11 @@ from spark_ledger.errors import (
     LedgerError,
     TooManyRequestsError,
 )
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, WRITER_CLOSE_GRACE_S
+from spark_ledger.limits import (
+    ENTRY_PAYLOAD_BYTES_MAX,
+    WRITER_CLOSE_GRACE_S,
+    WRITER_QUEUED_BYTES_FACTOR,
+)
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
@@ -99,7 +103,7 @@ class LedgerWriter:
         self._progress: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._outcome: asyncio.Future[None] = self._loop.create_future()
-        self._driver = Driver(
+        self._machine_loop = MachineLoop(
             self._machine,
             self._perform,
             busy=lambda: not self._machine.is_idle,
@@ -107,13 +111,13 @@ class LedgerWriter:
             after=self._on_progress,
         )
         self._appenders = Appenders(
-            context, self.ledger_id, self._driver.feed, access_key=access_key, recovery=False
+            context, self.ledger_id, self._machine_loop.feed, access_key=access_key, recovery=False
         )
         self._counted = list(self._machine.bookies)
         """Whom the client counts as used, by index; not all that were chosen come into use."""
         context.use(self._counted, +1)
         context.writers.add(self)
-        self._driver.start(self._machine.start())
+        self._machine_loop.start(self._machine.start())
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -201,14 +205,15 @@ class LedgerWriter:
 
     def _queued_first(self) -> None:
         """Something is queued: sent now by an idle writer, else with what comes in this turn."""
-        if self._pending or self._driver.is_handling:
+        if self._pending or self._machine_loop.is_handling:
             self._loop.call_soon(self._add_queued)
         else:
             self._add_queued()
 
     def _check_accepts(self) -> None:
         self.check_open()
-        if self._queue_bytes > 4 * self._machine.bytes_in_flight_max:
+        # Who ignores ``wait_for_room`` must not fill the memory either (rule P11).
+        if self._queue_bytes > WRITER_QUEUED_BYTES_FACTOR * self._machine.bytes_in_flight_max:
             raise TooManyRequestsError(
                 f"ledger {self.ledger_id}: {self._queue_bytes} bytes wait already; "
                 "await wait_for_room() between appends"
@@ -257,7 +262,7 @@ class LedgerWriter:
             return
         sizes = self._frames.seal(payloads, self._machine.last_add_confirmed)
         self._pending.extend(completions)
-        self._driver.feed(Append(sizes))
+        self._machine_loop.feed(Append(sizes))
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -273,11 +278,11 @@ class LedgerWriter:
             case CloseAppender():
                 self._appenders.close(command.bookie_index)
             case ChooseBookies():
-                self._driver.answer(self._choose(command))
+                self._machine_loop.answer(self._choose(command))
             case WriteMetadata():
-                self._driver.answer(self._write_metadata(command))
+                self._machine_loop.answer(self._write_metadata(command))
             case AnnounceLastConfirmed():
-                self._driver.spawn(self._announce(command))
+                self._machine_loop.spawn(self._announce(command))
             case FailEntries():
                 self._fail_entries(command.error)
             case Done():
@@ -362,7 +367,7 @@ class LedgerWriter:
         except LedgerError:
             pass  # every append was told its own error; what is left is to close the ledger
         if not self._outcome.done():
-            self._driver.feed(Close())
+            self._machine_loop.feed(Close())
         try:
             await self._outcome
         finally:
@@ -386,13 +391,13 @@ class LedgerWriter:
         await self._stop()
 
     def _end_here(self, event: Abandon) -> None:
-        """Give the machine its last event past the driver, which may be the one that crashed."""
+        """Give the machine its last event past its loop, which may be what crashed."""
         for command in self._machine.handle(event, self._loop.time()):
             self._perform(command)
         self._on_progress()
 
     async def _stop(self) -> None:
-        await self._driver.stop()
+        await self._machine_loop.stop()
         self._appenders.close_all()
 
     async def _settle(self) -> None:

@@ -4,7 +4,8 @@ Knows the rules of replication, confirmation, fencing, recovery and reading. Doe
 sockets, clocks, randomness or files: time arrives as an argument, replies arrive as events, and
 ``spark_ledger.client`` performs the commands. Every machine is used in the same way: construct it
 with values, call ``handle(event, now)``, perform the returned commands in order. Read-only
-properties show the state; ``TRANSITIONS`` beside each machine says which phase may follow which.
+properties show the state; ``TRANSITIONS`` in ``append_phases``, ``read_phases`` and
+``recovery_phases`` says which event may lead from which phase to which.
 
 README.md in this folder states the rules P1 to P20 that the code refers to.
 """

@@ -14,14 +14,13 @@ In short (the numbers are those of the rules in README.md beside this file):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum, auto
 from typing import Final
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import FRAGMENTS_MAX
 from spark_ledger.protocol import append_errors
 from spark_ledger.protocol.append_limits import AppendLimits
+from spark_ledger.protocol.append_phases import TRANSITIONS, Phase
 from spark_ledger.protocol.ensemble import closed, replace_bookies, with_ensemble
 from spark_ledger.protocol.events import (
     Abandon,
@@ -47,31 +46,6 @@ from spark_ledger.protocol.events import (
 from spark_ledger.protocol.lengths import Lengths
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
-
-
-class Phase(Enum):
-    """What the writer is doing. CHOOSING and CHANGING are one ensemble change: LAC stands still."""
-
-    WRITING = auto()
-    CHOOSING = auto()
-    CHANGING = auto()
-    CLOSING = auto()
-    CLOSED = auto()
-
-
-TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.WRITING: frozenset({Phase.CHOOSING, Phase.CLOSING, Phase.CLOSED}),
-    Phase.CHOOSING: frozenset({Phase.WRITING, Phase.CHANGING, Phase.CLOSING, Phase.CLOSED}),
-    Phase.CHANGING: frozenset({Phase.WRITING, Phase.CHANGING, Phase.CLOSING, Phase.CLOSED}),
-    Phase.CLOSING: frozenset({Phase.CLOSED}),
-    Phase.CLOSED: frozenset(),
-}
-"""Where a writer may go from each phase; every change of phase is checked against it.
-
-The way back to WRITING leads through the end of a change only, and nothing leads back from CLOSING:
-a ledger whose close was asked for may be closed already (rule P17). CHANGING follows itself when
-the compare-and-set lost against a repair of an older fragment and is done again.
-"""
 
 _ENDING: Final = (Phase.CLOSING, Phase.CLOSED)
 """The phases in which no entry is taken or confirmed any more."""
@@ -101,6 +75,8 @@ class AppendMachine:
         assert metadata.state is LedgerState.OPEN, "Only the creator of an open ledger writes."
         self._metadata, self._version = metadata, version
         self._phase = Phase.WRITING
+        self._event: Event | None = None
+        """What is being handled: the table says where it may lead."""
         self._error: LedgerError | None = None
         self._last_add_confirmed: EntryId = NO_ENTRY
         self._last_add_pushed: EntryId = NO_ENTRY
@@ -199,6 +175,12 @@ class AppendMachine:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
+        self._event = event
+        commands = self._on_event(event, now)
+        self._event = None
+        return commands
+
+    def _on_event(self, event: Event, now: float) -> list[Command]:
         match event:
             case AddAcknowledged():
                 return self._on_acknowledged(event, now)
@@ -224,7 +206,9 @@ class AppendMachine:
                 raise AssertionError(f"not an event of a writer: {event!r}")
 
     def _enter(self, phase: Phase) -> None:
-        assert phase in TRANSITIONS[self._phase], f"A writer goes from {self._phase} to {phase}."
+        changes = TRANSITIONS[self._phase]
+        assert phase in changes, f"A writer goes from {self._phase} to {phase}."
+        assert type(self._event) in changes[phase], f"{self._event!r} leads to {phase}."
         self._phase = phase
         if phase is Phase.WRITING:
             # What is confirmed from here on is confirmed by these members, so they have to be the
@@ -334,7 +318,7 @@ class AppendMachine:
     def _end_change(self, now: float) -> list[Command]:
         """Nothing is being changed any more: look for newer failures, else confirm again.
 
-        Confirming is not skipped when the change replaced nothing, or the queue would stand still:
+        Confirming is not skipped when the change replaced nothing, or a writer could wait for ever:
         acknowledgements that came during the change were counted and confirmed nothing (rule P8).
         A newer failure is handled first: its bookie may be one that LAC would rely on.
         """
@@ -481,7 +465,7 @@ class AppendMachine:
         if not self.has_room:
             # Slow is not failed (rule P11), until it stops producers: then the bookies that the
             # ack quorum can do without are given up early.
-            silent.update(replication.dispensable_indexes(now, limits.slow_bookie_grace_s))
+            silent.update(replication.spare_indexes(now, limits.slow_bookie_grace_s))
         commands = replication.fail_silent(sorted(silent), now, limits.replacement_retry_s)
         commands += self._change_if_needed(now)  # one change for all of them
         idle = (

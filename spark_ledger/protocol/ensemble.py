@@ -104,7 +104,7 @@ def with_ensemble(
 
 
 def in_recovery(metadata: LedgerMetadata) -> LedgerMetadata:
-    """The ledger, marked as being recovered: from here on its writer changes no ensemble."""
+    """The ledger with state IN_RECOVERY: its writer can change no ensemble any more (rule P6)."""
     assert metadata.state is LedgerState.OPEN, "Only an open ledger starts recovery."
     return metadata.with_changes(state=LedgerState.IN_RECOVERY)
 

@@ -107,8 +107,8 @@ class Tick(NamedTuple):
 class LastConfirmedAnswer(NamedTuple):
     """A bookie's last add confirmed. Answers ``ReadLastConfirmed``.
 
-    A hint that never lies but may lag (rule P5). If the question fenced, OK and every definite "no"
-    mean that the fence is durable (rule P12).
+    A hint that never lies but may lag (rule P5). If the question fenced, OK and denials mean that
+    the fence is durable (rule P12).
     """
 
     bookie_index: int
@@ -167,6 +167,12 @@ Event = (
     | LengthRead
     | LengthUnknown
 )
+
+
+class Start(NamedTuple):
+    """The call of ``start()``, in the tables that say what leads from phase to phase. Not an event:
+    ``handle`` never gets it."""
+
 
 # -- commands --------------------------------------------------------------------------------------
 

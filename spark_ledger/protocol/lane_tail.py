@@ -2,7 +2,7 @@
 
 An entry is known not to have been written only when WQ - AQ + 1 bookies of its write set deny it
 (rule P14). Everything that is not such a denial is silence: an error, damage, an end without a
-reason, and above all a "no" to another entry than the one that is next.
+reason, and above all a denial of another entry than the one that is next.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class LaneTail:
 
     def is_settled(self, metadata: LedgerMetadata) -> bool:
         """Whether the next entry is known not to have been written (rule P14)."""
-        negatives = sum(
-            answer.status.is_negative and answer.entry_id == self._next_entry
+        denials = sum(
+            answer.status.is_denial and answer.entry_id == self._next_entry
             for answer in self._answers.values()
         )
-        return is_not_written(negatives, metadata.quorums)
+        return is_not_written(denials, metadata.quorums)
 
     def describe(self, metadata: LedgerMetadata) -> str:
         """Who said what of the next entry, for an error message."""

@@ -71,7 +71,7 @@ class LastConfirmedRead:
             return True
         if event.status is BookieStatus.OK:
             self._highest = max(self._highest, event.last_add_confirmed)
-        if event.status is BookieStatus.OK or event.status.is_negative:
+        if event.status is BookieStatus.OK or event.status.is_denial:
             # "I do not know the ledger" is an answer too: fencing works on unknown ledgers, so the
             # bookie will store nothing of the old writer from now on (rule P12).
             self._known.add(event.bookie_index)
@@ -119,7 +119,7 @@ class LongPoll:
         self._answered += 1
         if status is BookieStatus.OK:
             self._newest = max(self._newest, last_add_confirmed)
-        if status is BookieStatus.OK or status.is_negative:
+        if status is BookieStatus.OK or status.is_denial:
             self._empty += 1
         assert self._newest >= self._known, "A reader's last add confirmed never goes back."
         return (

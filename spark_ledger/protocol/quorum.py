@@ -109,9 +109,9 @@ def can_confirm(failed_indexes: frozenset[int], quorums: Quorums) -> bool:
 
 
 def is_covered(known_indexes: frozenset[int], quorums: Quorums) -> bool:
-    """Whether so many bookies answered that no AQ of one write set can be among the silent ones.
+    """True when every write set has fewer than AQ members that did not answer.
 
-    This is coverage (rule P13). "Answered" means OK or definitely negative; an error is silence.
+    This is coverage (rule P13). OK and denials are answers; an error is none.
     Once all the answering bookies are fenced the old writer can confirm nothing more, because
     every AQ of a write set has a fenced bookie in it. For the same reason one of them knows every
     entry that was confirmed before.
@@ -123,19 +123,21 @@ def is_covered(known_indexes: frozenset[int], quorums: Quorums) -> bool:
     )
 
 
-def is_not_written(negatives: int, quorums: Quorums) -> bool:
-    """Whether this many definite "I do not hold it" of one write set exclude AQ copies (rule P14).
+def is_not_written(denials: int, quorums: Quorums) -> bool:
+    """True when this many denials of one write set leave fewer than AQ members that can hold the
+    entry (rule P14).
 
-    At most WQ - negatives bookies hold the entry, so AQ of them cannot once
-    ``negatives >= WQ - AQ + 1``. One less would call an entry unwritten that may be confirmed.
+    At most WQ - denials bookies hold the entry, so AQ of them cannot once
+    ``denials >= WQ - AQ + 1``. One less would call an entry unwritten that may be confirmed.
     """
-    assert 0 <= negatives <= quorums.write_quorum, "Only the write set is asked, and once each."
-    return negatives >= quorums.write_quorum - quorums.ack_quorum + 1
+    assert 0 <= denials <= quorums.write_quorum, "Only the write set is asked, and once each."
+    return denials >= quorums.write_quorum - quorums.ack_quorum + 1
 
 
 def no_newer_confirmed(empty_answers: int, quorums: Quorums) -> bool:
-    """Whether so many bookies know no newer LAC that no AQ of the ensemble can know one.
+    """True when fewer than AQ bookies of the ensemble can know a newer LAC.
 
+    ``empty_answers`` bookies have said that they know none.
     A long poll ends then: waiting for the rest could bring nothing that AQ bookies hold (rule P5).
     """
     assert 0 <= empty_answers <= quorums.ensemble_size, "Every bookie answers a round once."

@@ -8,9 +8,7 @@ replica said so; a damaged or unreachable replica leaves open that it exists (ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import Enum, auto
-from typing import Final
+from collections.abc import Sequence
 
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -31,27 +29,8 @@ from spark_ledger.protocol.events import (
     ReadEntries,
     Tick,
 )
+from spark_ledger.protocol.read_phases import TRANSITIONS, Phase
 from spark_ledger.types import BookieStatus, EntryId, LedgerMetadata, Versioned
-
-
-class Phase(Enum):
-    """What the reader is doing: SPECULATING means that several replicas are asked at once."""
-
-    READING = auto()
-    SPECULATING = auto()
-    ENDED = auto()
-
-
-TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.READING: frozenset({Phase.SPECULATING, Phase.ENDED}),
-    Phase.SPECULATING: frozenset({Phase.READING, Phase.ENDED}),
-    Phase.ENDED: frozenset(),
-}
-"""Where a reader may go from each phase; every change of phase is checked against it.
-
-A reader that fails comes from READING always: it has asked one replica after the other until the
-last of them has ended, speculation or not.
-"""
 
 
 class ReadMachine:
@@ -85,6 +64,8 @@ class ReadMachine:
         self._ledger = ledger
         self._wanted = wanted
         self._phase = Phase.READING
+        self._event: Event | None = None
+        """What is being handled: the table says where it may lead."""
         self._next = int(first)
         self._waiting = list(order)
         self._reading: dict[int, int] = {}
@@ -113,6 +94,12 @@ class ReadMachine:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event; the commands to perform, in order."""
+        self._event = event
+        commands = self._on_event(event, now)
+        self._event = None
+        return commands
+
+    def _on_event(self, event: Event, now: float) -> list[Command]:
         if self._phase is Phase.ENDED:
             return []
         match event:
@@ -126,7 +113,9 @@ class ReadMachine:
                 raise AssertionError(f"not an event of a reader: {event!r}")
 
     def _enter(self, phase: Phase) -> None:
-        assert phase in TRANSITIONS[self._phase], f"A reader goes from {self._phase} to {phase}."
+        changes = TRANSITIONS[self._phase]
+        assert phase in changes, f"A reader goes from {self._phase} to {phase}."
+        assert type(self._event) in changes[phase], f"{self._event!r} leads to {phase}."
         self._phase = phase
 
     def _settle(self) -> None:
@@ -244,10 +233,10 @@ class ReadMachine:
             f"{bookies[p.bookie_index]}: {p.status.name.lower()} {p.message}".strip()
             for p in problems
         )
-        if all(p.status.is_negative for p in problems):
+        if all(p.status.is_denial for p in problems):
             return NoSuchEntryError(f"{name}: no bookie holds it ({reasons})")
         damaged = [p for p in problems if p.status is BookieStatus.IO_ERROR]
-        if all(p.status.is_negative or p in damaged for p in problems):
+        if all(p.status.is_denial or p in damaged for p in problems):
             return DigestMismatchError(f"{name}: no intact copy could be read ({reasons})")
         also = f"; the copy of {bookies[damaged[0].bookie_index]} is damaged" if damaged else ""
         return BookieUnavailableError(f"{name}: no replica could be read ({reasons}){also}")

@@ -6,8 +6,8 @@ The steps of BookKeeper's protocol, with the fixes that its TLA+ specification l
 2. FENCING    fence the last fragment's bookies until the silent ones cannot confirm anything
               (rules P12 and P13).
 3. READING    from the highest LAC on, read with fencing on every replica. One good copy makes an
-              entry part of the ledger; WQ - AQ + 1 definite "no" end it; anything else and the
-              recovery fails, to be tried again: unknown is never "no" (rule P14).
+              entry part of the ledger; WQ - AQ + 1 denials end it; anything else and the recovery
+              fails, to be tried again: an unknown answer is no denial (rule P14).
    meanwhile  every entry found is written back to its whole write set (rule P16). Bookies that fail
               are replaced in memory only: a second recoverer must ask the old ones.
 4. MEASURING  learn the length at the last entry, unless the ledger is empty.
@@ -18,8 +18,7 @@ Reads use the ensemble of the metadata as they were when recovery began (rule P1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import Sequence
 from typing import Final
 
 from spark_ledger.errors import FencedError, LedgerError, RecoveryError, UnauthorizedError
@@ -52,6 +51,7 @@ from spark_ledger.protocol.events import (
     ReadEnded,
     ReadEntries,
     ReadLength,
+    Start,
     TellLength,
     Tick,
     WriteMetadata,
@@ -59,6 +59,7 @@ from spark_ledger.protocol.events import (
 from spark_ledger.protocol.lane_tail import LaneTail
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
 from spark_ledger.protocol.quorum import lanes
+from spark_ledger.protocol.recovery_phases import TRANSITIONS, Phase
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import (
     BookieStatus,
@@ -72,37 +73,11 @@ _FAR: Final = EntryId(2**62)
 """Recovery reads have no end: a bookie answers up to the first entry it does not hold."""
 
 
-class Phase(Enum):
-    """Where recovery is."""
-
-    MARKING = auto()
-    FENCING = auto()
-    READING = auto()
-    MEASURING = auto()
-    CLOSING = auto()
-    ENDED = auto()
-
-
-TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.MARKING: frozenset({Phase.FENCING, Phase.ENDED}),
-    Phase.FENCING: frozenset({Phase.READING, Phase.ENDED}),
-    Phase.READING: frozenset({Phase.MEASURING, Phase.CLOSING, Phase.ENDED}),
-    Phase.MEASURING: frozenset({Phase.CLOSING, Phase.ENDED}),
-    Phase.CLOSING: frozenset({Phase.ENDED}),
-    Phase.ENDED: frozenset(),
-}
-"""Where a recovery may go from each phase; every change of phase is checked against it.
-
-It only goes forward. A recovery that cannot go on fails and is started again by whoever wants the
-ledger: what it fenced and wrote back stays, so the next one has less to do.
-"""
-
-
 class RecoveryMachine:
     """Recovers and closes one ledger. ``Done`` carries the closed metadata, ours or another's.
 
     With S the highest LAC that fencing found, L = ``last_add_confirmed``, P the last entry that is
-    being written back, and n the lowest entry that no lane has found, while READING:
+    being written back, and n the lowest entry not found yet, while READING:
 
         first entry of the last fragment - 1 <= S <= L <= P = max(S, n - 1)      (rule P15)
         the end is known  =>  the end is n - 1: nothing behind it is written back
@@ -119,6 +94,8 @@ class RecoveryMachine:
     ) -> None:
         self._metadata, self._version = metadata, version
         self._phase = Phase.MARKING
+        self._event: Event | Start | None = Start()
+        """What is being handled: the table says where it may lead."""
         self._add_timeout_s = add_timeout_s
         self._fencing: LastConfirmedRead | None = None
         self._lanes = lanes(metadata.quorums)
@@ -154,13 +131,20 @@ class RecoveryMachine:
         if self._metadata.is_closed:
             return self._ended(Done(self._metadata, self._version))
         if self._metadata.state is LedgerState.IN_RECOVERY:
-            return self._fence()  # another recovery has marked it: both may go on (rule P17)
-        # Marked before anybody is fenced: a writer that changes its ensemble after the fence would
-        # go on with bookies that recovery never asks. The mark makes its compare-and-set fail.
+            return self._fence()  # another recovery is at work: both may go on (rule P17)
+        # IN_RECOVERY is stored before anybody is fenced: a writer that changed its ensemble after
+        # the fence would go on with bookies that recovery never asks. With IN_RECOVERY stored its
+        # compare-and-set fails (rule P6).
         return [self._write(in_recovery(self._metadata))]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event; the commands to perform, in order."""
+        self._event = event
+        commands = self._on_event(event, now)
+        self._event = None
+        return commands
+
+    def _on_event(self, event: Event, now: float) -> list[Command]:
         if self._phase is Phase.ENDED:
             return []
         match event:
@@ -190,7 +174,9 @@ class RecoveryMachine:
                 raise AssertionError(f"not an event of a recovery: {event!r}")
 
     def _enter(self, phase: Phase) -> None:
-        assert phase in TRANSITIONS[self._phase], f"A recovery goes from {self._phase} to {phase}."
+        changes = TRANSITIONS[self._phase]
+        assert phase in changes, f"A recovery goes from {self._phase} to {phase}."
+        assert type(self._event) in changes[phase], f"{self._event!r} leads to {phase}."
         self._phase = phase
 
     # -- marking and fencing -----------------------------------------------------------------------
@@ -202,7 +188,7 @@ class RecoveryMachine:
         """Fence every bookie of the last fragment: only there can the old writer confirm anything.
 
         Earlier fragments are complete: all of their entries were confirmed before the next one was
-        written (rule P7), and the mark keeps the writer from writing another (rule P6).
+        written (rule P7), and IN_RECOVERY keeps the writer from writing another (rule P6).
         """
         self._enter(Phase.FENCING)
         self._fragments = self._metadata.fragments
@@ -225,7 +211,7 @@ class RecoveryMachine:
         """Read, on every replica, what stands behind the highest LAC that a bookie knew."""
         fragment = self._metadata.last_fragment
         # Bookies of a new ensemble may know no LAC at all. Starting below their fragment would ask
-        # them for entries that they never had, and take their "no" for the end (rule P15).
+        # them for entries that they never had, and take their denials for the end (rule P15).
         assert last_confirmed >= fragment.first_entry - 1, "Recovery starts too low."
         self._enter(Phase.READING)
         self._start = last_confirmed
@@ -244,9 +230,10 @@ class RecoveryMachine:
     def _read(self, lane_index: int, bookie_index: int) -> ReadEntries:
         """Ask a replica for all that it has of a lane, from the next entry on.
 
-        With fencing, like the question for the LAC: a bookie that was not fenced then could say
-        "no" here and store the entry a moment later, as the AQ-th copy (rule P12, apache/bookkeeper
-        #2614). The bookies are those of the metadata, not those put in since (rule P15).
+        With fencing, like the question for the LAC: a bookie that was not fenced then could
+        deny an entry here and store it a moment later, as the AQ-th copy (rule P12,
+        apache/bookkeeper #2614). The bookies are those of the metadata, not those put in since
+        (rule P15).
         """
         tail = self._tails[lane_index]
         tail.on_asked(bookie_index)
@@ -270,8 +257,8 @@ class RecoveryMachine:
         commands: list[Command] = [
             DeliverEntries(event.bookie_index, event.lane, first, event.last_entry)
         ]
-        # Replicas that said "no" to an earlier entry are asked about the new next one: a bookie
-        # that lacks one entry may hold those behind it, and its "no" was about that one (rule P14).
+        # Replicas that denied an earlier entry are asked about the new next one: a bookie that
+        # lacks one entry may hold those behind it, and its denial was of that one only (rule P14).
         commands += [self._read(event.lane, index) for index in tail.idle_indexes()]
         return commands + self._write_back(now) + self._find_end(now)
 
@@ -322,7 +309,7 @@ class RecoveryMachine:
     # -- writing back ------------------------------------------------------------------------------
 
     def _write_back(self, now: float) -> list[Command]:
-        """Send what was found without a gap to its whole write set, marked as recovery.
+        """Send what was found without a gap to its whole write set, with the recovery flag.
 
         All of it, also what AQ bookies may hold already: which ones do is not known, and the old
         writer may have counted a bookie that is gone now (rule P16).

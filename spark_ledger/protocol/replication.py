@@ -32,7 +32,7 @@ class EnsembleMember:
     With C the last add confirmed when the bookie was installed, and P the last entry pushed:
 
         C <= acked_to <= sent_to <= P
-        failed  =>  sent_to stands still
+        failed  =>  sent_to does not grow
 
     ``acked_to`` never goes back while the bookie stands here; a new member starts at C, which is
     how its predecessor's acknowledgements are forgotten (rule P8).
@@ -207,12 +207,12 @@ class Replication:
             if not member.failed and self._owes(member) and now - member.silent_since >= silence_s
         ]
 
-    def dispensable_indexes(self, now: float, silence_s: float) -> list[int]:
-        """Silent members without which every entry still gets AQ copies: slow, holding us up.
+    def spare_indexes(self, now: float, silence_s: float) -> list[int]:
+        """Silent members that can be spared: without them every entry still gets AQ copies.
 
-        Who answers has to suffice: when so many stand still that nothing is confirmed, giving them
-        up would not help, and might cost the ledger. All of them are weighed together, because
-        each alone may be dispensable where all of them are not.
+        Those that answer have to suffice: when so many are silent that nothing is confirmed, giving
+        them up would not help, and might cost the ledger. All silent members are looked at
+        together, because each alone may be spared where all of them may not (rule P11).
         """
         silent = self.silent_indexes(now, silence_s)
         return silent if can_confirm(self.failed_indexes.union(silent), self._quorums) else []

@@ -62,7 +62,7 @@ class ReceivedAdd(NamedTuple):
 
 
 def status_from_wire(number: int) -> BookieStatus:
-    """The status with this number; one from a newer version is unknown, which is never negative."""
+    """The status with this number; one from a newer version is unknown, which is no denial."""
     return _STATUSES.get(number, BookieStatus.UNKNOWN_STATE)
 
 

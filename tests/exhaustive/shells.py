@@ -38,7 +38,8 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
 from spark_ledger.protocol.quorum import entries_of_index, lanes
-from spark_ledger.protocol.recovery import Phase, RecoveryMachine
+from spark_ledger.protocol.recovery import RecoveryMachine
+from spark_ledger.protocol.recovery_phases import Phase
 from spark_ledger.types import BookieId, LedgerMetadata, Quorums
 from tests.exhaustive.values import Interned, clone, freeze
 

@@ -24,7 +24,8 @@ from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
 from spark_ledger.protocol.placement import read_order
 from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.read import ReadMachine
-from spark_ledger.protocol.recovery import Phase, RecoveryMachine
+from spark_ledger.protocol.recovery import RecoveryMachine
+from spark_ledger.protocol.recovery_phases import Phase
 from spark_ledger.types import BookieId, BookieStatus, EntryId, Versioned
 from tests.scenarios.clients import Client
 from tests.scenarios.stores import Stored

@@ -405,7 +405,7 @@ class BookieNode:
                 limit -= len(run.frames)
                 wanted = EntryId(run.last_entry + stride)
             if outcome.status is not BookieStatus.OK:
-                if outcome.status.is_negative:
+                if outcome.status.is_denial:
                     self._check_denial(ledger_id, outcome.entry_id)
                 chunks.append(ReadChunk(outcome.status, None, outcome.entry_id, outcome.message))
                 break

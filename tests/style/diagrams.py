@@ -15,15 +15,18 @@ _BLOCK = re.compile(r"(<!-- transitions: (\w+) -->\n).*?(<!-- end -->)", re.DOTA
 
 
 def diagram(machine: str) -> str:
-    """The machine's table as a Mermaid diagram; the first phase is where it begins."""
-    module = importlib.import_module(f"spark_ledger.protocol.{machine}")
-    table: Mapping[Enum, frozenset[Enum]] = module.TRANSITIONS
-    phases = list(module.Phase)
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {phases[0].name}"]
-    for phase in phases:
-        targets = sorted(table.get(phase, frozenset()), key=phases.index)
-        lines += [f"    {phase.name} --> {target.name}" for target in targets]
-        if not targets:
+    """The machine's table as a Mermaid diagram; the first phase is where it begins.
+
+    Each arrow names the events that may lead along it; Start is the call of ``start()``.
+    """
+    module = importlib.import_module(f"spark_ledger.protocol.{machine}_phases")
+    table: Mapping[Enum, Mapping[Enum, tuple[type, ...]]] = module.TRANSITIONS
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(module.Phase)).name}"]
+    for phase, changes in table.items():
+        for target, events in changes.items():
+            names = ", ".join(event.__name__ for event in events)
+            lines.append(f"    {phase.name} --> {target.name}: {names}")
+        if not changes:
             lines.append(f"    {phase.name} --> [*]")
     return "\n".join([*lines, "```", ""])
 

@@ -32,7 +32,7 @@ def test_error_is_documented_and_in_the_tree(kind: type[LedgerError]) -> None:
 
 
 @every_class
-def test_retryable_means_that_nothing_happened(kind: type[LedgerError]) -> None:
+def test_retryable_means_that_a_repeat_is_safe(kind: type[LedgerError]) -> None:
     assert not (kind.retryable and kind.outcome_unknown)
     assert kind.retryable == issubclass(kind, errors.RetryableError)
 

@@ -133,9 +133,9 @@ def test_nobody_changes_the_fragments_of_a_ledger(change: Callable[[Any], None])
     assert len(held.fragments) == 2
 
 
-def test_is_negative_only_for_definite_denials() -> None:
-    negative = {status for status in BookieStatus if status.is_negative}
-    assert negative == {BookieStatus.NO_SUCH_LEDGER, BookieStatus.NO_SUCH_ENTRY}
+def test_is_denial_only_for_no_such_ledger_and_no_such_entry() -> None:
+    denials = {status for status in BookieStatus if status.is_denial}
+    assert denials == {BookieStatus.NO_SUCH_LEDGER, BookieStatus.NO_SUCH_ENTRY}
 
 
 def test_statuses_are_those_of_the_wire() -> None:

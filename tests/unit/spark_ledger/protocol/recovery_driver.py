@@ -24,7 +24,7 @@ from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata, 
 from tests.unit.spark_ledger.protocol.ledgers import ledger, one
 
 OK, NO = BookieStatus.OK, BookieStatus.NO_SUCH_ENTRY
-DOWN, DAMAGED, DENIED = (
+DOWN, DAMAGED, REFUSED = (
     BookieStatus.UNAVAILABLE,
     BookieStatus.IO_ERROR,
     BookieStatus.UNAUTHORIZED,

@@ -15,7 +15,7 @@ from spark_ledger.errors import (
     UnauthorizedError,
 )
 from spark_ledger.protocol import append
-from spark_ledger.protocol.append import Phase
+from spark_ledger.protocol.append_phases import Phase
 from spark_ledger.protocol.events import (
     AddFailed,
     ChooseBookies,

@@ -10,7 +10,7 @@ from spark_ledger.errors import (
     LedgerError,
     LedgerTakenOverError,
 )
-from spark_ledger.protocol.append import Phase
+from spark_ledger.protocol.append_phases import Phase
 from spark_ledger.protocol.events import (
     CloseAppender,
     Done,

@@ -119,11 +119,11 @@ def test_can_confirm(quorums: Quorums) -> None:
 
 @every_shape
 def test_not_written(quorums: Quorums) -> None:
-    """So many "no" leave no set of AQ bookies that could all say "yes"."""
+    """So many denials leave no set of AQ bookies that could all hold the entry."""
     window = windows(quorums)[0]
-    for said_no in map(set, subsets(quorums.write_quorum)):
-        possible = any(not acks & said_no for acks in ack_quorums(window, quorums))
-        assert quorum.is_not_written(len(said_no), quorums) == (not possible)
+    for denials in map(set, subsets(quorums.write_quorum)):
+        possible = any(not acks & denials for acks in ack_quorums(window, quorums))
+        assert quorum.is_not_written(len(denials), quorums) == (not possible)
 
 
 @every_shape
@@ -185,7 +185,7 @@ def test_confirmed_end_wants_one_number_per_bookie() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "negatives", "unknown_per_write_set"),
+    ("shape", "denials", "unknown_per_write_set"),
     [
         ((3, 3, 2), 2, 1),
         ((3, 3, 3), 1, 2),
@@ -199,12 +199,12 @@ def test_confirmed_end_wants_one_number_per_bookie() -> None:
     ],
 )
 def test_table_of_well_known_shapes(
-    shape: tuple[int, int, int], negatives: int, unknown_per_write_set: int
+    shape: tuple[int, int, int], denials: int, unknown_per_write_set: int
 ) -> None:
     """The quick table that operators know: what ends a ledger, and how much silence is borne."""
     quorums = Quorums(*shape)
-    assert quorum.is_not_written(negatives, quorums)
-    assert not quorum.is_not_written(negatives - 1, quorums)
+    assert quorum.is_not_written(denials, quorums)
+    assert not quorum.is_not_written(denials - 1, quorums)
     for window in windows(quorums):
         for silent in map(set, subsets(quorums.ensemble_size)):
             if silent <= window:

@@ -91,7 +91,7 @@ def test_a_replica_may_be_asked_again_about_later_entries() -> None:
     reader.end(1, NO, 0)
     reader.bring(2, 4)
     assert reader.end(2, DOWN, 5) == [asks(0, 5)]
-    assert reader.end(0, DOWN, 5) == [asks(1, 5)], "its 'no' was of entry 0"
+    assert reader.end(0, DOWN, 5) == [asks(1, 5)], "its denial was of entry 0"
 
 
 @pytest.mark.parametrize(

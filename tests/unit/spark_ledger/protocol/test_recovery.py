@@ -24,17 +24,17 @@ from spark_ledger.protocol.events import (
     TellLength,
     WriteMetadata,
 )
-from spark_ledger.protocol.recovery import Phase
+from spark_ledger.protocol.recovery_phases import Phase
 from spark_ledger.types import BookieStatus, EntryId, LedgerState
 from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
 from tests.unit.spark_ledger.protocol.recovery_driver import (
     DAMAGED,
-    DENIED,
     DOWN,
     MARKED,
     NO,
     OK,
     OPEN,
+    REFUSED,
     Recoverer,
     error_of,
 )
@@ -119,13 +119,13 @@ def test_fencing_without_coverage_fails() -> None:
 
 
 def test_a_wrong_password_when_fencing() -> None:
-    assert isinstance(error_of(Recoverer().lac(0, -1, DENIED)), UnauthorizedError)
+    assert isinstance(error_of(Recoverer().lac(0, -1, REFUSED)), UnauthorizedError)
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def test_two_negatives_end_it_without_the_third() -> None:
+def test_two_denials_end_the_ledger_without_the_third() -> None:
     recoverer = Recoverer()
     recoverer.fenced(3)
     assert recoverer.end(0, NO, 4) == []
@@ -155,7 +155,9 @@ def test_one_copy_is_enough_and_goes_to_the_write_quorum() -> None:
     ]
     assert [(r.bookie_index, r.first) for r in only(commands, ReadEntries)] == [(0, 2)]
     assert recoverer.bring(1, 0) == [], "brought by 2 already"
-    assert only(recoverer.end(1, NO, 1), ReadEntries)[0].first == 2, "its 'no' is of an older entry"
+    assert only(recoverer.end(1, NO, 1), ReadEntries)[0].first == 2, (
+        "its denial is of an older entry"
+    )
     recoverer.end(0, NO, 2)
     assert only(recoverer.end(2, NO, 2), TellLength) == [], "not stored yet"
     recoverer.ack(0, "b0", 1)
@@ -164,7 +166,7 @@ def test_one_copy_is_enough_and_goes_to_the_write_quorum() -> None:
     assert recoverer.end(1, NO, 4) == [] and recoverer.fail(1, "b1") == []
 
 
-def test_unknown_is_never_negative() -> None:
+def test_unknown_is_never_a_denial() -> None:
     recoverer = Recoverer()
     recoverer.fenced()
     recoverer.end(0, NO, 0)
@@ -208,11 +210,11 @@ def test_bookie_that_ends_reads_without_entries_is_unknown() -> None:
 def test_a_wrong_password_when_reading() -> None:
     recoverer = Recoverer()
     recoverer.fenced()
-    assert isinstance(error_of(recoverer.end(0, DENIED, 0)), UnauthorizedError)
+    assert isinstance(error_of(recoverer.end(0, REFUSED, 0)), UnauthorizedError)
 
 
 def striped() -> Recoverer:
-    """E3 WQ2 AQ2, fenced: three lanes, one negative ends an entry."""
+    """E3 WQ2 AQ2, fenced: three lanes, one denial ends the ledger."""
     metadata = ledger((3, 2, 2), (0, "b0 b1 b2"), state=LedgerState.IN_RECOVERY)
     recoverer = Recoverer(metadata)
     recoverer.fenced()

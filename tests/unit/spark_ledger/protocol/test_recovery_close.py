@@ -28,7 +28,7 @@ from spark_ledger.protocol.events import (
     Tick,
     WriteMetadata,
 )
-from spark_ledger.protocol.recovery import Phase
+from spark_ledger.protocol.recovery_phases import Phase
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata, LedgerState
 from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
 from tests.unit.spark_ledger.protocol.recovery_driver import (
@@ -152,6 +152,8 @@ def test_event_after_the_end_changes_nothing(late: Event, reading: bool) -> None
     recoverer = Recoverer()
     if reading:
         recoverer.fenced()
-    one(recoverer.machine.handle(AWAY, 0.0), Failed)
+        one(recoverer.end(0, BookieStatus.UNAUTHORIZED, 0), Failed)
+    else:
+        one(recoverer.lac(0, -1, BookieStatus.UNAUTHORIZED), Failed)
     assert recoverer.machine.handle(late, 100.0) == []
     assert recoverer.machine.phase is Phase.ENDED

@@ -17,9 +17,9 @@ from spark_ledger.protocol.events import (
 from spark_ledger.types import BookieId, LedgerState
 from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
 from tests.unit.spark_ledger.protocol.recovery_driver import (
-    DENIED,
     DOWN,
     NO,
+    REFUSED,
     Recoverer,
     error_of,
     found_one,
@@ -87,7 +87,7 @@ def test_replacement_that_keeps_refusing_fails_the_recovery() -> None:
 
 
 def test_a_wrong_password_when_writing_back() -> None:
-    assert isinstance(error_of(found_one().fail(1, "b1", DENIED)), UnauthorizedError)
+    assert isinstance(error_of(found_one().fail(1, "b1", REFUSED)), UnauthorizedError)
 
 
 def test_a_failure_with_nothing_to_write_waits() -> None:

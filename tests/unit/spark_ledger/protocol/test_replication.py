@@ -140,23 +140,23 @@ def test_silence_counts_from_when_something_was_owed() -> None:
     assert replication.silent_indexes(109.0, 5.0) == [0, 2]
 
 
-def test_dispensable_is_who_is_not_needed_for_the_ack_quorum() -> None:
+def test_spare_is_who_is_not_needed_for_the_ack_quorum() -> None:
     replication = make()
     replication.push(0, 0.0)
     replication.acknowledge(0, B0, 0, 0.0)
     replication.acknowledge(1, B1, 0, 0.5)
-    assert replication.dispensable_indexes(1.0, 1.0) == [2]
+    assert replication.spare_indexes(1.0, 1.0) == [2]
     replication.fail(1, B1, 1.0, 1.0)
-    assert replication.dispensable_indexes(1.0, 1.0) == []
+    assert replication.spare_indexes(1.0, 1.0) == []
 
 
-def test_nobody_is_dispensable_while_too_few_answer() -> None:
+def test_nobody_is_spare_while_too_few_answer() -> None:
     """Each of the silent ones alone could be spared, but not all of them."""
     replication = make()
     replication.push(0, 0.0)
     replication.acknowledge(0, B0, 0, 0.0)
     assert replication.silent_indexes(1.0, 1.0) == [1, 2]
-    assert replication.dispensable_indexes(1.0, 1.0) == []
+    assert replication.spare_indexes(1.0, 1.0) == []
 
 
 def test_bookie_ids_are_compared_not_indexes() -> None:

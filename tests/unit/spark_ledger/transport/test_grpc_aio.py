@@ -380,7 +380,7 @@ def test_a_process_with_connections_may_fork_children_that_use_none() -> None:
 def test_failures_of_grpc_are_statuses(code: grpc.StatusCode, status: BookieStatus) -> None:
     error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "why")
     assert failure_of(error) == (status, "why")
-    assert not status.is_negative
+    assert not status.is_denial
 
 
 def test_times_become_milliseconds() -> None:

@@ -196,7 +196,7 @@ def test_statuses_have_the_numbers_of_the_protocol() -> None:
     assert [(s.name, int(s)) for s in sent] == list(pb.Status.items())
     assert all(status_from_wire(status_to_wire(status)) is status for status in sent)
     assert status_from_wire(99) is BookieStatus.UNKNOWN_STATE
-    assert not status_from_wire(99).is_negative
+    assert not status_from_wire(99).is_denial
     with pytest.raises(AssertionError):
         status_to_wire(BookieStatus.TIMEOUT)
 

@@ -1,4 +1,4 @@
-"""Drives one protocol machine: deliver events, perform commands in order, tick while it is busy."""
+"""Runs one protocol machine: deliver events, perform commands in order, tick while it is busy."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from spark_ledger.types import LedgerId
 
 
 class Machine(Protocol):
-    """What a driver needs of a machine."""
+    """What a machine loop needs of its machine."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event; the commands to perform."""
 
 
-class Driver:
+class MachineLoop:
     """One serial context for one machine: no event is handled while another one is.
 
     ``perform`` carries out one command; it must not block. What takes time runs as a task of this
-    driver (``spawn``) and comes back as an event. ``busy`` says whether ticks are needed. A bug of
-    ours (an assertion of the machine), or the end of the connection, ends the driver and goes to
-    ``crashed``, so nobody waits on.
+    loop (``spawn``) and comes back as an event. ``busy`` says whether ticks are needed. A bug of
+    ours (an assertion of the machine), or the end of the connection, ends the loop and goes to
+    ``crashed``, so that nobody waits for ever.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Driver:
         self.spawn(run())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task that ends with this driver.
+        """Run a task that ends with this loop.
 
-        An error that it did not make an event of ends the driver: without an answer the machine,
+        An error that it did not make an event of ends the loop: without an answer the machine,
         and whoever waits for it, would wait for ever.
         """
         task = self._loop.create_task(work)
@@ -133,7 +133,7 @@ class Driver:
 
 
 def crash_error(ledger_id: LedgerId, error: BaseException) -> LedgerError:
-    """What a handle's caller is told when its driver has crashed: a bug of ours, said to be one.
+    """What a handle's caller is told when its machine loop has crashed: that this is our bug.
 
     An error of the tree says what happened itself, as when the connection is closed under a read.
     """

@@ -1,0 +1,67 @@
+"""What a writer can be doing, and which event takes it from one phase to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+from spark_ledger.protocol.events import (
+    Abandon,
+    AddFailed,
+    Append,
+    BookiesChosen,
+    Close,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataWritten,
+    Tick,
+)
+
+
+class Phase(Enum):
+    """What the writer is doing. CHOOSING and CHANGING are one ensemble change: LAC stays."""
+
+    WRITING = auto()
+    CHOOSING = auto()
+    CHANGING = auto()
+    CLOSING = auto()
+    CLOSED = auto()
+
+
+_CHANGE_ENDS: Final = (BookiesChosen, MetadataWritten, MetadataConflict)
+"""What can end an ensemble change. The failures that are left decide in the same step whether the
+writer stays in WRITING, changes its ensemble again, or gives up (rules P8 and P10)."""
+
+TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, tuple[type, ...]]]] = {
+    Phase.WRITING: {
+        Phase.CHOOSING: (Append, AddFailed, Tick, *_CHANGE_ENDS),
+        Phase.CLOSING: (Close, AddFailed, Tick, *_CHANGE_ENDS),
+        Phase.CLOSED: (AddFailed, Abandon),
+    },
+    Phase.CHOOSING: {
+        Phase.WRITING: (BookiesChosen,),
+        Phase.CHANGING: (BookiesChosen,),
+        Phase.CLOSING: (BookiesChosen, Close),
+        Phase.CLOSED: (AddFailed, Abandon),
+    },
+    Phase.CHANGING: {
+        Phase.WRITING: _CHANGE_ENDS,
+        Phase.CHANGING: (MetadataConflict,),
+        Phase.CLOSING: (MetadataConflict, Close),
+        Phase.CLOSED: (MetadataConflict, MetadataFailed, AddFailed, Abandon),
+    },
+    Phase.CLOSING: {
+        Phase.CLOSED: (MetadataWritten, MetadataConflict, MetadataFailed, Abandon),
+    },
+    Phase.CLOSED: {},
+}
+"""Where a writer may go from each phase, and the events that may take it there. Every change of
+phase is checked against it.
+
+The way back to WRITING leads through the end of a change only, and nothing leads back from CLOSING:
+a ledger whose close was asked for may be closed already (rule P17). CHANGING follows itself when
+the compare-and-set lost against a repair of an older fragment and is done again. BookiesChosen ends
+a change without a metadata write when it replaces nobody, or puts a failed bookie back at its own
+index from the same entry on (rule P10).
+"""
