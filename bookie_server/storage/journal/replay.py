@@ -147,14 +147,16 @@ def _apply_run(store: DirectoryStore, run: EntryRun, last_add_confirmed: EntryId
     """Put a run into the cache, as its add did; entries that are stored are dropped later."""
     block = encode_run(run, last_add_confirmed)
     store.cache.add(CachedRun(run, last_add_confirmed, block))
-    state = store.state(run.ledger_id) or LedgerRecord()
-    store.set_state(run.ledger_id, state.with_run(run.last_entry, last_add_confirmed))
+    ledger_record = store.ledger_record(run.ledger_id) or LedgerRecord()
+    store.set_ledger_record(
+        run.ledger_id, ledger_record.with_run(run.last_entry, last_add_confirmed)
+    )
 
 
 def _apply_change(store: DirectoryStore, change: Change) -> None:
     """Changes only add up (rule S8): a key and a fence stay, the last add confirmed grows."""
-    record = store.state(change.ledger_id) or LedgerRecord()
-    store.set_state(change.ledger_id, record.with_change(change))
+    ledger_record = store.ledger_record(change.ledger_id) or LedgerRecord()
+    store.set_ledger_record(change.ledger_id, ledger_record.with_change(change))
 
 
 def _unreadable(directory: Path, end: Mark, what: str) -> CorruptionError:
