@@ -83,6 +83,9 @@ def replay_journal(
     assert all(store.mark is not None and not store.mark.is_behind(end) for store in stores), (
         f"a directory was not brought up to {end}"
     )
+    assert not any(store.cache.byte_count or store.dirty_ledgers() for store in stores), (
+        "what was applied is stored before the bookie serves"
+    )
     last = journal_numbers(file_system, directory)[-1]
     # Beyond every file that is there: a last file without a batch keeps its number.
     return end._replace(file_number=max(last, end.file_number))

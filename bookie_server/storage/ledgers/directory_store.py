@@ -98,6 +98,8 @@ class DirectoryStore:
     def set_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         """Replace the ledger's record (service thread)."""
         with self._lock:
+            before = self._ledger_records.get(ledger_id)
+            assert ledger_record.grew_from(before), f"ledger {ledger_id}: {before} is taken back"
             self._ledger_records[ledger_id] = ledger_record
             self._dirty_ledgers.add(ledger_id)
 

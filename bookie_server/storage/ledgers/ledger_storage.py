@@ -117,6 +117,7 @@ class LedgerStorage:
         of the run yet, so no mark covers it, and the next flush or replay stores the record.
         """
         assert ledger_record.last_entry >= cached.run.last_entry, "the ledger record covers the run"
+        assert not self.is_full(cached.run.ledger_id), "an add waits until there is room"
         store = self.store_of(cached.run.ledger_id)
         store.cache.add(cached)
         store.set_ledger_record(cached.run.ledger_id, ledger_record)

@@ -48,7 +48,8 @@ def store() -> DirectoryStore:
 def add(store: DirectoryStore, ids: list[int], size: int = 40) -> None:
     run = make_run(L, ids, size)
     store.cache.add(CachedRun(run, NO_ENTRY, encode_run(run, NO_ENTRY)))
-    store.set_ledger_record(L, LedgerRecord(last_entry=run.last_entry))
+    before = store.ledger_record(L) or LedgerRecord()
+    store.set_ledger_record(L, before.with_run(run.last_entry, NO_ENTRY))
 
 
 def mark(sequence: int) -> Mark:
@@ -240,7 +241,7 @@ def failing_begin(real: Callable[[MemoryIndex], object]) -> Callable[[MemoryInde
     return begin
 
 
-def test_clean_states_are_not_kept_for_ever(
+def test_flushed_ledger_records_are_not_kept_for_ever(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bookie_server.storage.ledgers.directory_store._LEDGER_RECORDS_MAX", 3)
