@@ -219,7 +219,7 @@ class Bookie:
         )
 
     def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        """See ``reads.list_entries``; any thread."""
+        """See ``reads.list_entries``, also for what it raises; any thread."""
         return list_entries(self._storage, ledger_id)
 
     def stats(self) -> StorageStats:
