@@ -2,7 +2,7 @@
 
 Every change goes the same way: decide, keep in memory, append to the journal, and answer when the
 journal has synced it. Memory comes before the journal (rule S2), so that a checkpoint, which takes
-the journal's mark first and memory second, never trims what memory did not hold. The answer comes
+the checkpoint mark first and memory second, never trims what memory did not hold. The answer comes
 after the sync (rule S1).
 
 An acknowledgement covers all entries of the ledger before it (rule P3). It may: adds are decided,

@@ -3,7 +3,7 @@
 The order matters. Locks come first, so that no other process changes what is checked. Cookies are
 checked before an index is opened, so that nothing is made in a directory of another bookie. The
 journal is replayed before a new journal file is begun: the new file names the batch it follows.
-The first flush comes last: it moves the marks to the new file, and frees the old ones.
+The first flush comes last: it moves the checkpoint marks to the new file, and frees the old ones.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ first and journals second (rule S2), and answers once the journal is synced (rul
 
 Decision and change must not be apart. All requests run on one thread, and the record in memory is
 changed before the next request is looked at. An add that comes after a fence is therefore refused
-although the fence is not on the disk yet, and an add that came before it is in memory when the
-fence is answered, so the read that fences sees it (rule P12).
+although the fence is not on the disk yet. Nothing stops an add that came before it and is in the
+write cache, and its acknowledgement may still leave after the fence was answered. That is safe: the
+add is before the fence in memory and in the journal, so the read that fences sees the entry (rule
+P12), and recovery keeps it (rule P16).
 """
 
 from __future__ import annotations

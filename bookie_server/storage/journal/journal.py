@@ -144,8 +144,8 @@ class Journal:
         self._bytes_in_flight = 0
         # Whoever starts and closes the journal: one thread, before and after all others.
         self._thread: threading.Thread | None = None
-        # Protected by _spares_lock: the flush thread adds at the end, the committer takes from the
-        # front. Both rename files, which no lock should wait for, so it guards the list only.
+        # Guards the list only; files are renamed outside it, so that nobody waits for the disk. The
+        # flush thread adds at the end, the committer takes from the front.
         self._spares_lock = threading.Lock()
         self._spares = deque(spare_paths(file_system, directory))
         # Flush thread: spares whose new names are not durable yet.
@@ -160,7 +160,7 @@ class Journal:
 
     @property
     def durable_mark(self) -> Mark:
-        """The mark behind the last durable batch; any thread.
+        """The checkpoint mark behind the last durable batch; any thread.
 
         A checkpoint reads it *before* it freezes the caches: what the mark covers was in memory
         before it was in the journal, so it is frozen too (rule S2). Read afterwards, the mark
@@ -274,7 +274,7 @@ class Journal:
         return True
 
     def remove_before(self, file_number: int) -> None:
-        """Give up files below ``file_number``: every directory contains their batches (rule S6).
+        """Give up files below ``file_number``: every directory has checkpointed them (rule S6).
 
         Flush thread. Up to ``_SPARES_MAX`` files are renamed to spares, the others are removed.
         Raises OSError; the next call goes on where this one failed.
@@ -433,7 +433,7 @@ class Journal:
 
         It is made, or turned from a spare, under another name, and gets its own only once its
         blocks and its header are durable. So a file named ``.log`` without a valid header is
-        damage, never the trace of a crash (rule S4).
+        damage, never the trace of a crash (rule S11).
         """
         path = journal_path(self._directory, number)
         with self._spares_lock:

@@ -1,9 +1,9 @@
 """LedgerStorage: the ledger directories of a bookie as one store, and their checkpoints.
 
-A ledger lives in the directory of its id modulo the number of directories. A checkpoint reads the
-journal's durable mark, flushes every directory up to it, and removes journal files that all of
-them contain (rule S6). Adds go to memory before they go to the journal, so whatever a mark covers
-was in memory when the flush began (rule S2).
+A ledger lives in the directory of its id modulo the number of directories. A checkpoint takes
+the journal's durable mark for the checkpoint mark of every directory, flushes each up to it, and
+removes journal files that all of them have checkpointed (rule S6). Adds go to memory before they go
+to the journal, so whatever a mark covers was in memory when the flush began (rule S2).
 """
 
 from __future__ import annotations

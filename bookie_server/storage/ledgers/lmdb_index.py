@@ -8,7 +8,7 @@ ledgers   ledger id (8)                     flags (1: bit 0 = fenced, bit 1 = ha
                                             last add confirmed (8), last entry (8), checksum (4)
 proofs    ledger id (8)                     count (8) and sum (8) of the checksums of the ledger's
                                             rows, checksum (4)
-meta      "mark"                            see ``mark``, checksum (4)
+meta      "mark"                            the checkpoint mark, see ``mark``, checksum (4)
           "ledgers"                         count (8) and sum (8) of the checksums of all ledgers,
                                             checksum (4)
           "rows"                            the same of all rows
