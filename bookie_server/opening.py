@@ -41,7 +41,7 @@ def open_bookie(
     """Lock and check the directories, replay the journal, and be ready to serve.
 
     ``post`` runs a callable on the service thread. ``on_fatal`` is called through it when the
-    journal has failed: nothing is acknowledged any more and the process must exit. Without
+    journal has failed or a storage thread has ended: the process must exit. Without
     ``threads`` the caller drives ``commit_pending`` and ``flush``.
 
     Raises CorruptionError if what is stored is damaged, ConfigurationError if the directories are

@@ -47,7 +47,7 @@ _SEARCH_BYTES: Final = 1 * MIB
 """How much is read at once in the search for a later batch; a multiple of the alignment."""
 
 RESTORE_OR_FORMAT: Final = (
-    "restore it, or format a new bookie in empty directories: what this one held is then on its "
+    "restore it, or format a new bookie in empty directories; what this one held is then on the "
     "other replicas only"
 )
 """All that can be done about a damaged or missing file: there is no re-replication yet."""
