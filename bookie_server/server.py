@@ -1,4 +1,4 @@
-"""The bookie process: puts storage, service and registration together, and takes them apart.
+"""The bookie process: starts storage, service and registration, and stops them in reverse order.
 
 Start: configuration, identity, journal replay, listen, announce. Stop (SIGTERM, SIGINT): withdraw,
 finish what is in flight, flush, exit 0. A journal that fails to write or sync, or a storage thread

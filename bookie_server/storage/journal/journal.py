@@ -3,7 +3,7 @@
 ``append`` queues a record. ``commit_pending`` writes the queue as one batch, syncs it, and posts
 all completions at once: one sync pays for everything that arrived during the sync before it. In a
 bookie a thread calls it in a loop; simulation and tests call it themselves. A small batch that
-comes while the disk rests is committed in place by the service thread, because handing it to the
+comes while the disk is idle is committed in place by the service thread, because handing it to the
 other thread and back costs more than the sync.
 
 A write or sync that fails is final (rule S3). After it the kernel may have dropped the pages and
@@ -151,7 +151,7 @@ class Journal:
         # Flush thread: spares whose new names are not durable yet.
         self._renamed: list[Path] = []
         # Committer.
-        self._rests_since = 0.0
+        self._idle_since = 0.0
         self._file, self._seed = self._create_file(end.file_number + 1, end)
         # Any thread reads. The committer replaces them whole and never changes one, so a reader
         # sees the values of one moment.
@@ -231,7 +231,7 @@ class Journal:
             self._complete(batch, BookieStatus.OK, "")
 
     def _is_fast_in_place(self) -> bool:
-        """Whether the disk has rested for as long as a sync takes, and a sync is short.
+        """Whether the disk was idle for as long as a sync takes, and a sync is short.
 
         A busier journal is better off with its thread, which commits together what arrives during
         a sync. The batch also has to fit into the file: making a new one takes several syncs.
@@ -241,7 +241,7 @@ class Journal:
             self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
             and self._durable.offset + 2 * _IN_PLACE_BYTES_MAX < self._file_bytes
             and 0.0 < sync_s <= _IN_PLACE_SYNC_S_MAX
-            and self._clock() - self._rests_since >= sync_s
+            and self._clock() - self._idle_since >= sync_s
         )
 
     def start(self) -> None:
@@ -399,8 +399,8 @@ class Journal:
         self._file.pwritev(buffers, start.offset)
         before = self._clock()
         self._file.fdatasync()
-        self._rests_since = self._clock()
-        elapsed = self._rests_since - before
+        self._idle_since = self._clock()
+        elapsed = self._idle_since - before
         # Only now: a checkpoint that saw the mark before the sync would cover, and let go, a batch
         # that the disk may still lose.
         durable = Mark(start.file_number, end, sequence, chain)

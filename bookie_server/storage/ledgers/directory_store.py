@@ -217,7 +217,7 @@ class DirectoryStore:
             self.index.close()
 
     def _freeze(self, mark: Mark) -> None:
-        """Set apart what this flush stores: runs, changed records, and the mark they reach."""
+        """Set apart what this flush stores: runs, changed ledger records and their mark."""
         with self._lock:
             assert not self._frozen_ledger_records, (
                 "the ledger records of the last flush are stored first"
