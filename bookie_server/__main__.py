@@ -7,6 +7,8 @@ import logging
 import sys
 from pathlib import Path
 
+from bookie_server.exit_codes import EXIT_FAILED, EXIT_MEANINGS, EXIT_OK, EXIT_REFUSED
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, run, and return the exit code."""
@@ -18,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     from bookie_server.config import load
-    from bookie_server.server import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, format_bookie, run
+    from bookie_server.server import format_bookie, run
     from spark_ledger.errors import ConfigurationError, LedgerError
 
     try:
@@ -39,8 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bookie_server",
         description="A bookie: stores ledger entries durably and serves them.",
-        epilog="Exit codes: 0 stopped as asked, 1 no metadata store or an unforeseen error, "
-        "2 configuration or identity refused, 3 the journal failed.",
+        epilog="Exit codes: "
+        + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_MEANINGS.items())
+        + ".",
     )
     parser.add_argument(
         "--config", type=Path, required=True, help="TOML file, see conf/bookie.toml"

@@ -2,7 +2,7 @@
 
 Every change goes the same way: decide, keep in memory, append to the journal, and answer when the
 journal has synced it. Memory comes before the journal (rule S2), so that a checkpoint, which takes
-the journal's mark first and memory second, never trims what memory did not hold. The answer comes
+the checkpoint mark first and memory second, never trims what memory did not hold. The answer comes
 after the sync (rule S1).
 
 An acknowledgement covers all entries of the ledger before it (rule P3). It may: adds are decided,
@@ -38,7 +38,7 @@ from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, 
 from bookie_server.storage.fs.vfs import Lock
 from bookie_server.storage.journal.changes import encode_change
 from bookie_server.storage.journal.journal import Journal, JournalStats, Post
-from bookie_server.storage.ledgers.ledger_storage import EngineStats, LedgerStorage
+from bookie_server.storage.ledgers.ledger_storage import LedgerStorage, LedgerStorageStats
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import RecordType
 from bookie_server.watchers import Watchers
@@ -53,7 +53,7 @@ class StorageStats:
     """Counters and sizes for metrics and status."""
 
     journal: JournalStats
-    engine: EngineStats
+    ledger_storage: LedgerStorageStats
     append_bytes_in_flight: int
     adds_waiting: int
     failure: str
@@ -192,10 +192,10 @@ class Bookie:
     def end_of_ledger(self, ledger_id: LedgerId, *, access_key: bytes) -> LedgerEnd:
         """Where the ledger ends here. A key that is shown must be right; none is needed."""
         try:
-            record = self._storage.state(ledger_id)
+            ledger_record = self._storage.ledger_record(ledger_id)
         except (OSError, CorruptionError) as error:
             return LedgerEnd.untold(BookieStatus.IO_ERROR, str(error))
-        return end_of_ledger(record, ledger_id, access_key_hash(access_key))
+        return end_of_ledger(ledger_record, ledger_id, access_key_hash(access_key))
 
     def watch_last_confirmed(
         self, ledger_id: LedgerId, callback: Callable[[], None]
@@ -219,7 +219,7 @@ class Bookie:
         )
 
     def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        """See ``reads.list_entries``; any thread."""
+        """See ``reads.list_entries``, also for what it raises; any thread."""
         return list_entries(self._storage, ledger_id)
 
     def stats(self) -> StorageStats:
@@ -325,11 +325,11 @@ class Bookie:
             done(BookieStatus.IO_ERROR, failure)
             return None
         try:
-            record = self._storage.state(ledger_id)
+            ledger_record = self._storage.ledger_record(ledger_id)
         except (OSError, CorruptionError) as error:
             done(BookieStatus.IO_ERROR, str(error))
             return None
-        decision = rule(record)
+        decision = rule(ledger_record)
         if isinstance(decision, Refusal):
             done(*decision)
             return None
@@ -341,7 +341,7 @@ class Bookie:
         The journal is durable in its order, so the last step stands for those before it.
         """
         for step in steps:
-            self._storage.set_state(step.change.ledger_id, step.record)
+            self._storage.set_ledger_record(step.change.ledger_id, step.record)
             record_type, body = encode_change(step.change)
             self._journal.append(record_type, body, done if step is steps[-1] else _ignored)
 

@@ -3,7 +3,7 @@
 The order matters. Locks come first, so that no other process changes what is checked. Cookies are
 checked before an index is opened, so that nothing is made in a directory of another bookie. The
 journal is replayed before a new journal file is begun: the new file names the batch it follows.
-The first flush comes last: it moves the marks to the new file, and frees the old ones.
+The first flush comes last: it moves the checkpoint marks to the new file, and frees the old ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_bookie(
     """Lock and check the directories, replay the journal, and be ready to serve.
 
     ``post`` runs a callable on the service thread. ``on_fatal`` is called through it when the
-    journal has failed: nothing is acknowledged any more and the process must exit. Without
+    journal has failed or a storage thread has ended: the process must exit. Without
     ``threads`` the caller drives ``commit_pending`` and ``flush``.
 
     Raises CorruptionError if what is stored is damaged, ConfigurationError if the directories are

@@ -54,7 +54,7 @@ def list_entries(
     Raises OSError or CorruptionError if that cannot be read.
     """
     ranges = storage.entry_ranges(ledger_id)
-    if not ranges and storage.state(ledger_id) is None:
+    if not ranges and storage.ledger_record(ledger_id) is None:
         return None
     return ranges
 
@@ -62,8 +62,8 @@ def list_entries(
 def _missing(
     storage: LedgerStorage, ledger_id: LedgerId, entry_id: EntryId, runs: list[EntryRun]
 ) -> ReadOutcome:
-    """The answer at the first entry that is not held. Raises as ``LedgerStorage.state`` does."""
-    if not runs and storage.state(ledger_id) is None:
+    """The answer at the first entry that is not held. Raises as ``list_entries`` does."""
+    if not runs and storage.ledger_record(ledger_id) is None:
         message = f"ledger {ledger_id} is not known here"
         return ReadOutcome(runs, BookieStatus.NO_SUCH_LEDGER, entry_id, message)
     message = f"ledger {ledger_id} entry {entry_id} is not held here"

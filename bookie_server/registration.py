@@ -42,8 +42,11 @@ _FREE_SPACE_CHANGE: Final = 0.05
 
 
 class MetadataCookie(msgspec.Struct, frozen=True):
-    """What the metadata store remembers of a bookie. ``incarnation`` is random: it tells a format
-    whose reply was lost from another bookie that was given the same name."""
+    """The cookie that the metadata store keeps of each bookie id, so that none is formatted twice.
+
+    ``incarnation`` is random and read only by the format that wrote it: after a lost reply it tells
+    this format's cookie from that of another bookie with the same id.
+    """
 
     cluster_id: str
     bookie_id: str

@@ -1,8 +1,8 @@
-"""The bookie process: puts storage, service and registration together, and takes them apart.
+"""The bookie process: starts storage, service and registration, and stops them in reverse order.
 
 Start: configuration, identity, journal replay, listen, announce. Stop (SIGTERM, SIGINT): withdraw,
-finish what is in flight, flush, exit 0. A journal that fails to write or sync ends the process at
-once with exit code 3: nothing may be acknowledged after that.
+finish what is in flight, flush, exit 0. A journal that fails to write or sync, or a storage thread
+that ends, ends the process at once with exit code 3: nothing may be acknowledged after that.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
+from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
@@ -58,14 +59,6 @@ from spark_ledger.metadata.connect import open_store
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 from spark_ledger.version import __version__
 from spark_ledger.wire.allocator import keep_freed_memory
-
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-"""The metadata store could not be reached, or something unforeseen happened."""
-EXIT_REFUSED: Final = 2
-"""Configuration, identity or stored data do not allow a start; the message says what to do."""
-EXIT_FATAL: Final = 3
-"""The journal failed while the bookie was serving."""
 
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 
@@ -148,7 +141,7 @@ class BookieServer:
         self._cookie: Cookie
         # Changed by the service thread; the pool reads them.
         self._metrics = ServiceMetrics()
-        self._fatal = ""  # why the journal failed
+        self._fatal = ""  # why the storage failed for good
         # Service thread only.
         self._stop: asyncio.Event
 
@@ -301,8 +294,8 @@ class BookieServer:
     # -- while it serves ---------------------------------------------------------------------------
 
     def _on_fatal(self, message: str) -> None:
-        """The journal failed; nothing is acknowledged from here on."""
-        logger.critical("the journal failed, this bookie stops: %s", message)
+        """The journal failed or a storage thread ended; nothing is acknowledged from here on."""
+        logger.critical("storage failed, this bookie stops: %s", message)
         self._fatal = message
         self._stop.set()
 
@@ -316,9 +309,9 @@ class BookieServer:
             cluster_id=self._cookie.cluster_id,
             version=__version__,
             state=self._state().value,
-            ledgers=stats.engine.ledgers,
+            ledgers=stats.ledger_storage.ledgers,
             journal_bytes=stats.journal.bytes_written,
-            entry_log_bytes=stats.engine.entry_log_bytes_written,
+            entry_log_bytes=stats.ledger_storage.entry_log_bytes_written,
             free_bytes=free_bytes(self._config),
             uptime_s=time.monotonic() - self._started_at,
         )
@@ -331,7 +324,7 @@ class BookieServer:
             "pid": os.getpid(),
             **asdict(self._describe()),
             "journal": storage.journal._asdict(),
-            "engine": storage.engine,
+            "ledger_storage": storage.ledger_storage,
             "append_bytes_in_flight": storage.append_bytes_in_flight,
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
@@ -353,7 +346,7 @@ class BookieServer:
             logger.warning("not withdrawn in time: the metadata session will end by itself")
 
     async def _finish_calls(self, service: BookieService, server: GrpcServer) -> None:
-        """Answer what is in flight, unless the journal failed: then there are no more answers."""
+        """Answer what is in flight, unless the storage failed: then there are no more answers."""
         if not self._fatal:
             service.drain()
         await server.stop(0.0 if self._fatal else self._config.drain_timeout_s)

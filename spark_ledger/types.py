@@ -178,7 +178,10 @@ class Entry(NamedTuple):
 
 
 class BookieState(StrEnum):
-    """What a registered bookie takes: everything, or only reads and recovery adds.
+    """What a registered bookie says of its storage.
+
+    READ_ONLY: its last flush failed, or its journal did and its process is about to end. It is not
+    chosen for new ledgers and ensemble changes. It still takes any add for which it has room.
 
     Equals its text: ``info.state == "writable"``.
     """

@@ -13,7 +13,7 @@ from spark_ledger.wire.frame import access_key_hash
 def key_status(bookie: Bookie, ledger_id: int, access_key: bytes) -> BookieStatus:
     """OK, or UNAUTHORIZED when the ledger is known with another key; IO_ERROR if unreadable."""
     try:
-        record = bookie._storage.state(LedgerId(ledger_id))
+        record = bookie._storage.ledger_record(LedgerId(ledger_id))
     except (OSError, CorruptionError):
         return BookieStatus.IO_ERROR
     decision = on_fence(record, LedgerId(ledger_id), access_key_hash(access_key))

@@ -1,9 +1,9 @@
-"""What a bookie keeps of a ledger beside its entries, and how it changes. Pure.
+"""Ledger record: what a bookie keeps of a ledger beside its entries, and how it changes. Pure.
 
 A record only grows: a key is learned once, a fence is never taken back, and both ends only move
 up. Applying a change or a run a second time therefore changes nothing. Replay depends on this:
 it applies the journal from the last checkpoint on, to records that may hold all of it already
-(rule S2).
+(rule S8).
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""What a request does to a bookie's record of a ledger: it is refused, or the record grows. Pure.
+"""What a request does to a ledger record: the request is refused, or the record grows. Pure.
 
-Each function takes the record as it is (None for a ledger never heard of) and a request. It
+Each function takes the ledger record as it is (None for a ledger never heard of) and a request. It
 returns a ``Refusal``, or ``Accepted`` with what has to be kept and journalled. The caller keeps
 first and journals second (rule S2), and answers once the journal is synced (rules S1 and P3).
 
-Decision and change must not be apart. All requests run on one thread, and the record in memory is
-changed before the next request is looked at. An add that comes after a fence is therefore refused
-although the fence is not on the disk yet, and an add that came before it is in memory when the
-fence is answered, so the read that fences sees it (rule P12).
+Nothing comes between a decision and its change. All requests run on one thread, and the record in
+memory is changed before the next request is looked at. An add that comes after a fence is therefore
+refused although the fence is not on the disk yet. Nothing stops an add that came before it and is
+in the write cache, and its acknowledgement may still leave after the fence was answered. That is
+safe: the add is before the fence in memory and in the journal, so the read that fences sees the
+entry (rule P12), and recovery keeps it (rule P16).
 """
 
 from __future__ import annotations

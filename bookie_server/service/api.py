@@ -73,4 +73,7 @@ class BookieApi(Protocol):
         """Entries ``first, first + stride, ...`` up to ``last``, at least one whatever its size."""
 
     def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        """Ranges, both ends included, of the entries held; None for an unknown ledger."""
+        """Ranges, both ends included, of the entries held; None for an unknown ledger.
+
+        Raises OSError or CorruptionError if that cannot be read.
+        """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from bookie_server.service.append_session import AppendGate, AppendSession
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
+from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import (
     BOOKIE_RANGES_PER_MESSAGE,
     BOOKIE_READ_THREADS,
@@ -208,26 +209,15 @@ class BookieService:
     async def list_entries(self, request: pb.ListEntriesRequest, context: CallContext) -> None:
         """Ranges of the entries held here."""
         refusal = self._refusal(context, _ledger_error(request.ledger_id))
-        ranges: list[tuple[EntryId, EntryId]] = []
-        if refusal is None:
-            ledger_id = LedgerId(request.ledger_id)
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._pool, self._bookie.list_entries, ledger_id)
-            if found is None:
-                message = f"ledger {ledger_id} is not known here"
-                refusal = Refusal(BookieStatus.NO_SUCH_LEDGER, message)
-            else:
-                ranges = found
-        if refusal is not None:
+        found = refusal or await self._entry_ranges(LedgerId(request.ledger_id))
+        if isinstance(found, Refusal):
             await context.write(
-                pb.ListEntriesResponse(
-                    status=status_to_wire(refusal.status), message=refusal.message
-                )
+                pb.ListEntriesResponse(status=status_to_wire(found.status), message=found.message)
             )
             return
-        for start in range(0, len(ranges), BOOKIE_RANGES_PER_MESSAGE):
+        for start in range(0, len(found), BOOKIE_RANGES_PER_MESSAGE):
             response = pb.ListEntriesResponse()
-            for first, last in ranges[start : start + BOOKIE_RANGES_PER_MESSAGE]:
+            for first, last in found[start : start + BOOKIE_RANGES_PER_MESSAGE]:
                 response.ranges.add(first_entry=first, last_entry=last)
             await context.write(response)
 
@@ -277,6 +267,19 @@ class BookieService:
         if error:
             return Refusal(BookieStatus.BAD_REQUEST, error)
         return None
+
+    async def _entry_ranges(
+        self, ledger_id: LedgerId
+    ) -> Sequence[tuple[EntryId, EntryId]] | Refusal:
+        """What the bookie holds of a ledger. What cannot be read is never denied (rule S9)."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._pool, self._bookie.list_entries, ledger_id)
+        except (OSError, CorruptionError) as error:
+            return Refusal(BookieStatus.IO_ERROR, str(error))
+        if found is None:
+            return Refusal(BookieStatus.NO_SUCH_LEDGER, f"ledger {ledger_id} is not known here")
+        return found
 
     async def _fence(self, request: pb.ReadRequest | pb.ReadLastConfirmedRequest) -> Refusal | None:
         """Fence durably. None once that is done."""

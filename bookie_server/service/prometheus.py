@@ -72,7 +72,7 @@ def _service(metrics: ServiceMetrics) -> Iterator[Metric]:
 
 
 def _storage(storage: StorageStats) -> Iterator[Metric]:
-    journal, engine = storage.journal, storage.engine
+    journal, ledgers = storage.journal, storage.ledger_storage
     yield _gauge(
         "bookie_append_bytes_in_flight",
         "Bytes of adds accepted and not durable yet.",
@@ -90,16 +90,16 @@ def _storage(storage: StorageStats) -> Iterator[Metric]:
     yield _gauge(
         "bookie_journal_bytes_in_flight", "Bytes queued for the journal.", journal.bytes_in_flight
     )
-    yield _gauge("bookie_ledgers", "Ledgers with data here.", engine.ledgers)
-    yield _gauge("bookie_write_cache_bytes", "Bytes not in the entry log yet.", engine.cache_bytes)
+    yield _gauge("bookie_ledgers", "Ledgers with data here.", ledgers.ledgers)
+    yield _gauge("bookie_write_cache_bytes", "Bytes not in the entry log yet.", ledgers.cache_bytes)
     yield _counter(
-        "bookie_entry_log_bytes", "Bytes written to entry logs.", engine.entry_log_bytes_written
+        "bookie_entry_log_bytes", "Bytes written to entry logs.", ledgers.entry_log_bytes_written
     )
     yield SummaryMetricFamily(
         "bookie_flush_seconds",
         "Checkpoints of the write cache.",
-        count_value=engine.flushes,
-        sum_value=engine.flush_time_s,
+        count_value=ledgers.flushes,
+        sum_value=ledgers.flush_time_s,
     )
     yield _gauge("bookie_storage_failed", "1 after a failure.", int(bool(storage.failure)))
 

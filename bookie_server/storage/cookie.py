@@ -1,8 +1,9 @@
 """Identity of a bookie's directories: a cookie in each, and a lock while in use (rule S10).
 
 The cookie, ``bookie.json``, is written by ``format_directories`` and never changed. It holds the
-bookie's incarnation id, made at random there, so a bookie that lost its disk comes back as another
-bookie and not as an empty one under a trusted name.
+bookie id, which is the configured name or made at random. The metadata store keeps a cookie of each
+bookie id (``registration``) and refuses to format it twice, so a bookie that lost its disk comes
+back under another id, and not as an empty bookie under a trusted one.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def format_directories(
         if content and not force:
             raise ConfigurationError(
                 f"directory {directory} is not empty (it holds {content[0]}): "
-                "choose another, or format with force, which deletes what it holds"
+                "choose another, or empty it if nothing in it is needed"
             )
     locks = lock_directories(file_system, list(roles))
     try:

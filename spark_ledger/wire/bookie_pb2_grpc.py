@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class BookieStub:
-    """Every call carries the metadata key "bookie-id": the incarnation the client means to talk to.
+    """Every call carries the metadata key "bookie-id": the id of the bookie that the client means.
     A bookie with another id answers WRONG_BOOKIE (Append: in every result; others: in the status).
     """
 
@@ -69,7 +69,7 @@ class BookieStub:
 
 
 class BookieServicer:
-    """Every call carries the metadata key "bookie-id": the incarnation the client means to talk to.
+    """Every call carries the metadata key "bookie-id": the id of the bookie that the client means.
     A bookie with another id answers WRONG_BOOKIE (Append: in every result; others: in the status).
     """
 
@@ -155,7 +155,7 @@ def add_BookieServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Bookie:
-    """Every call carries the metadata key "bookie-id": the incarnation the client means to talk to.
+    """Every call carries the metadata key "bookie-id": the id of the bookie that the client means.
     A bookie with another id answers WRONG_BOOKIE (Append: in every result; others: in the status).
     """
 

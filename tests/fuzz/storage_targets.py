@@ -24,11 +24,11 @@ from bookie_server.storage.ledgers.index import BlockLocation
 from bookie_server.storage.ledgers.lmdb_index import (
     _KEY,
     _LEDGER_KEY,
+    _LEDGER_RECORD,
     _ROW,
-    _STATE,
+    _ledger_record,
     _row,
     _sealed,
-    _state,
 )
 from bookie_server.storage.records import RecordType
 from spark_ledger.errors import ConfigurationError, CorruptionError, DigestMismatchError
@@ -251,18 +251,27 @@ def _index() -> list[Target]:
     rows = [
         _sealed(keys[0], _ROW.pack(1, offset, 300, offset % 2, 9)) for offset in (4096, 2**32 - 1)
     ]
-    states = [_sealed(keys[1], _STATE.pack(flags, b"h" * 32, 3, 9)) for flags in range(4)]
+    ledger_records = [
+        _sealed(keys[1], _LEDGER_RECORD.pack(flags, b"h" * 32, 3, 9)) for flags in range(4)
+    ]
 
     def row(data: bytes) -> object:
         return _row(keys[0], data, path)
 
-    def state(data: bytes) -> object:
-        return _state(keys[1], data, path)
+    def ledger_record(data: bytes) -> object:
+        return _ledger_record(keys[1], data, path)
 
     named = (CorruptionError,)
     return [
         Target("index row", rows, row, named, 30_000, only_what_was_written(rows, row)),
-        Target("ledger state", states, state, named, 30_000, only_what_was_written(states, state)),
+        Target(
+            "ledger record",
+            ledger_records,
+            ledger_record,
+            named,
+            30_000,
+            only_what_was_written(ledger_records, ledger_record),
+        ),
     ]
 
 

@@ -95,14 +95,25 @@ def test_files_that_are_named_exist(document: Path) -> None:
 
 @cache
 def class_members() -> dict[str, set[str]]:
-    """Every class of the repository with the names of its methods."""
+    """Every class of the repository with the names of its methods and of the fields they set."""
     found: dict[str, set[str]] = {}
     for source in sources():
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ClassDef):
                 methods = {m.name for m in node.body if isinstance(m, Functions)}
-                found.setdefault(node.name, set()).update(methods)
+                found.setdefault(node.name, set()).update(methods, _fields(node))
     return found
+
+
+def _fields(node: ast.ClassDef) -> set[str]:
+    return {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
 
 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef

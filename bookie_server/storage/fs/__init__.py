@@ -1,1 +1,1 @@
-"""The door to the disk: one interface, and the file systems behind it."""
+"""File access: one interface for every file operation, and the file systems that implement it."""

@@ -1,9 +1,9 @@
 """A file system in memory that can crash: what was not synced is lost, wholly or in part.
 
 It keeps, beside what programs see, what would survive a power cut. ``crash_clone`` is the machine
-after one: without a seed everything unsynced is gone; with a seed a lottery decides, 512-byte block
-by block, and keeps for each directory a random number of the first of its unsynced changes. That is
-all that rule S11 lets the storage assume, and the worst that it allows.
+after one: without a seed everything unsynced is gone; with a seed each unsynced block of 512 bytes
+is kept or lost at random, and each directory keeps a random number of the first of its unsynced
+changes. That is all that rule S11 lets the storage assume, and the worst that it allows.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class _Inode:
             self.durable[start:end] = self.data[start:end]
         self.dirty.clear()
 
-    def after_crash(self, lottery: random.Random | None) -> _Inode:
-        if lottery is None or self.data == self.durable:
+    def after_crash(self, choose: random.Random | None) -> _Inode:
+        if choose is None or self.data == self.durable:
             return _Inode(self.durable)
-        size = lottery.choice((len(self.data), len(self.durable)))
+        size = choose.choice((len(self.data), len(self.durable)))
         mixed = bytearray(self.durable[:size].ljust(size, b"\0"))
         for start in range(0, size, CRASH_BLOCK_BYTES):
             end = min(start + CRASH_BLOCK_BYTES, size)
             block = bytes(self.data[start:end]).ljust(end - start, b"\0")
-            if block != mixed[start:end] and lottery.random() < 0.5:
+            if block != mixed[start:end] and choose.random() < 0.5:
                 mixed[start:end] = block
         return _Inode(bytes(mixed))
 
@@ -93,9 +93,9 @@ class _Directory:
         self.durable = dict(self.entries)
         self.unsynced.clear()
 
-    def after_crash(self, lottery: random.Random | None) -> dict[str, _Inode]:
+    def after_crash(self, choose: random.Random | None) -> dict[str, _Inode]:
         entries = dict(self.durable)
-        kept = lottery.randint(0, len(self.unsynced)) if lottery else 0
+        kept = choose.randint(0, len(self.unsynced)) if choose else 0
         for change in self.unsynced[:kept]:
             change.apply(entries)
         return entries
@@ -227,16 +227,16 @@ class MemoryFileSystem:
 
     def crash_clone(self, seed: int | None) -> MemoryFileSystem:
         """What is on the disk after a power cut now; the file system itself stays as it is."""
-        lottery = None if seed is None else random.Random(seed)  # noqa: S311
+        choose = None if seed is None else random.Random(seed)  # noqa: S311
         clone = MemoryFileSystem()
         survivors: dict[int, _Inode] = {}
         for path in sorted(self._directories, key=lambda path: path.split("/")):
             directory = self._directories[path]
             copied = clone._directories[path] = _Directory()
             copied.below = set(directory.below)
-            for name, inode in sorted(directory.after_crash(lottery).items()):
+            for name, inode in sorted(directory.after_crash(choose).items()):
                 if id(inode) not in survivors:
-                    survivors[id(inode)] = inode.after_crash(lottery)
+                    survivors[id(inode)] = inode.after_crash(choose)
                 copied.entries[name] = survivors[id(inode)]
             copied.sync()
         return clone

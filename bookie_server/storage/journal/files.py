@@ -46,6 +46,12 @@ _SPARE = re.compile(r"journal-\d{16}\.free")
 _SEARCH_BYTES: Final = 1 * MIB
 """How much is read at once in the search for a later batch; a multiple of the alignment."""
 
+RESTORE_OR_FORMAT: Final = (
+    "restore it, or format a new bookie in empty directories; what this one held is then on the "
+    "other replicas only"
+)
+"""All that can be done about a damaged or missing file: there is no re-replication yet."""
+
 
 class JournalRecord(NamedTuple):
     """A record whose checksums are right."""
@@ -55,7 +61,7 @@ class JournalRecord(NamedTuple):
 
 
 class JournalBatch(NamedTuple):
-    """A whole synced batch; ``end`` is the mark that contains it."""
+    """A whole synced batch; ``end`` is the checkpoint mark behind it."""
 
     records: list[JournalRecord]
     end: Mark
@@ -122,7 +128,7 @@ def read_file_header(file: File, number: int) -> JournalFileHeader:
         raise CorruptionError(
             f"journal file {file.path}: has {file.size()} bytes, but was made with "
             f"{header.size_bytes}: it was cut at offset {file.size()}, and synced batches may be "
-            "missing; restore the file, or format this bookie and let its ledgers be repaired"
+            f"missing; {RESTORE_OR_FORMAT}"
         )
     return header
 
@@ -136,9 +142,8 @@ def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Itera
     numbers = [n for n in journal_numbers(file_system, directory) if n >= start.file_number]
     if not numbers or numbers[0] != start.file_number:
         raise CorruptionError(
-            f"journal file {journal_path(directory, start.file_number)} is missing, and holds "
-            "entries that are nowhere else: restore it, or format this bookie and let its ledgers "
-            "be repaired from their other replicas"
+            f"journal file {journal_path(directory, start.file_number)} is missing, and its "
+            f"entries are nowhere else on this bookie: {RESTORE_OR_FORMAT}"
         )
     position = start
     for index, number in enumerate(numbers):
@@ -247,6 +252,5 @@ def _damage(path: Path, end: Mark, trace: str) -> CorruptionError:
     """The error of a batch that was synced and is not there; ``trace`` says how we know."""
     return CorruptionError(
         f"journal file {path}: batch {end.sequence + 1} at offset {end.offset} is damaged or "
-        f"missing, and it was synced ({trace}): restore the file, or format this bookie and let "
-        "its ledgers be repaired from their other replicas"
+        f"missing, and it was synced ({trace}): {RESTORE_OR_FORMAT}"
     )

@@ -3,7 +3,7 @@
 ``append`` queues a record. ``commit_pending`` writes the queue as one batch, syncs it, and posts
 all completions at once: one sync pays for everything that arrived during the sync before it. In a
 bookie a thread calls it in a loop; simulation and tests call it themselves. A small batch that
-comes while the disk rests is committed in place by the service thread, because handing it to the
+comes while the disk is idle is committed in place by the service thread, because handing it to the
 other thread and back costs more than the sync.
 
 A write or sync that fails is final (rule S3). After it the kernel may have dropped the pages and
@@ -144,14 +144,14 @@ class Journal:
         self._bytes_in_flight = 0
         # Whoever starts and closes the journal: one thread, before and after all others.
         self._thread: threading.Thread | None = None
-        # Protected by _spares_lock: the flush thread adds at the end, the committer takes from the
-        # front. Both rename files, which no lock should wait for, so it guards the list only.
+        # Guards the list only; files are renamed outside it, so that nobody waits for the disk. The
+        # flush thread adds at the end, the committer takes from the front.
         self._spares_lock = threading.Lock()
         self._spares = deque(spare_paths(file_system, directory))
         # Flush thread: spares whose new names are not durable yet.
         self._renamed: list[Path] = []
         # Committer.
-        self._rests_since = 0.0
+        self._idle_since = 0.0
         self._file, self._seed = self._create_file(end.file_number + 1, end)
         # Any thread reads. The committer replaces them whole and never changes one, so a reader
         # sees the values of one moment.
@@ -160,7 +160,7 @@ class Journal:
 
     @property
     def durable_mark(self) -> Mark:
-        """The mark behind the last durable batch; any thread.
+        """The checkpoint mark behind the last durable batch; any thread.
 
         A checkpoint reads it *before* it freezes the caches: what the mark covers was in memory
         before it was in the journal, so it is frozen too (rule S2). Read afterwards, the mark
@@ -231,7 +231,7 @@ class Journal:
             self._complete(batch, BookieStatus.OK, "")
 
     def _is_fast_in_place(self) -> bool:
-        """Whether the disk has rested for as long as a sync takes, and a sync is short.
+        """Whether the disk was idle for as long as a sync takes, and a sync is short.
 
         A busier journal is better off with its thread, which commits together what arrives during
         a sync. The batch also has to fit into the file: making a new one takes several syncs.
@@ -241,7 +241,7 @@ class Journal:
             self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
             and self._durable.offset + 2 * _IN_PLACE_BYTES_MAX < self._file_bytes
             and 0.0 < sync_s <= _IN_PLACE_SYNC_S_MAX
-            and self._clock() - self._rests_since >= sync_s
+            and self._clock() - self._idle_since >= sync_s
         )
 
     def start(self) -> None:
@@ -274,7 +274,7 @@ class Journal:
         return True
 
     def remove_before(self, file_number: int) -> None:
-        """Give up files below ``file_number``: every directory contains their batches (rule S6).
+        """Give up files below ``file_number``: every directory has checkpointed them (rule S6).
 
         Flush thread. Up to ``_SPARES_MAX`` files are renamed to spares, the others are removed.
         Raises OSError; the next call goes on where this one failed.
@@ -399,8 +399,8 @@ class Journal:
         self._file.pwritev(buffers, start.offset)
         before = self._clock()
         self._file.fdatasync()
-        self._rests_since = self._clock()
-        elapsed = self._rests_since - before
+        self._idle_since = self._clock()
+        elapsed = self._idle_since - before
         # Only now: a checkpoint that saw the mark before the sync would cover, and let go, a batch
         # that the disk may still lose.
         durable = Mark(start.file_number, end, sequence, chain)
@@ -433,7 +433,7 @@ class Journal:
 
         It is made, or turned from a spare, under another name, and gets its own only once its
         blocks and its header are durable. So a file named ``.log`` without a valid header is
-        damage, never the trace of a crash (rule S4).
+        damage, never the trace of a crash (rule S11).
         """
         path = journal_path(self._directory, number)
         with self._spares_lock:

@@ -1,9 +1,9 @@
-"""The checkpoint mark: up to where the journal is contained in a ledger directory. Pure.
+"""The checkpoint mark: up to where a ledger directory has checkpointed the journal. Pure.
 
 offset  bytes  field
 0       8      journal file number, big endian
-8       8      offset in that file of the first batch that is not contained
-16      8      sequence of the last batch that is contained (0: none)
+8       8      offset in that file of the first batch that is not checkpointed
+16      8      sequence of the last batch that is checkpointed (0: none)
 24      4      chain behind that batch
 """
 
@@ -17,7 +17,7 @@ MARK_BYTES: Final = _MARK.size
 
 
 class Mark(NamedTuple):
-    """A position between two batches of the journal, in front of the next one.
+    """A position between two batches of the journal: all before it is checkpointed.
 
     Sequences order marks. The number of the file decides between two marks of one sequence: the
     end of a full file, and the start of the file after it.

@@ -1,9 +1,9 @@
-"""Opening: bring the ledger directories up to the end of the journal.
+"""Replay: applies the journal to the ledger directories.
 
-Every directory has its own mark, and gets only what lies behind it; the journal is read from the
-mark that is furthest behind (rule S6). What was applied is flushed before anything is served or
-written, and applying it twice is harmless (rule S8). All of it happens on one thread, before there
-are others.
+Every directory has its own checkpoint mark, and gets only what lies behind it; the journal is read
+from the mark that is furthest behind (rule S6). What was applied is flushed before anything is
+served or written, and applying it twice is harmless (rule S8). All of it happens on one thread,
+before there are others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.changes import decode_change
 from bookie_server.storage.journal.files import (
+    RESTORE_OR_FORMAT,
     JournalBatch,
     journal_numbers,
     journal_path,
@@ -74,14 +75,16 @@ def replay_journal(
             raise CorruptionError(
                 f"journal file {journal_path(directory, end.file_number)}: ends or is damaged at "
                 f"offset {end.offset} behind batch {end.sequence}, but ledger directory "
-                f"{store.directory} holds batch {store.mark.sequence}: restore the file, or format "
-                "this bookie and let its ledgers be repaired"
+                f"{store.directory} holds batch {store.mark.sequence}: {RESTORE_OR_FORMAT}"
             )
     for store in stores:
         if store.mark is None or store.mark.is_behind(end):
             store.flush(end)
     assert all(store.mark is not None and not store.mark.is_behind(end) for store in stores), (
         f"a directory was not brought up to {end}"
+    )
+    assert not any(store.cache.byte_count or store.dirty_ledgers() for store in stores), (
+        "what was applied is stored before the bookie serves"
     )
     last = journal_numbers(file_system, directory)[-1]
     # Beyond every file that is there: a last file without a batch keeps its number.
@@ -108,7 +111,7 @@ def _start(
             raise CorruptionError(
                 f"ledger directory {unmarked[0].directory}: its index is empty, but the journal in "
                 f"{directory} has been trimmed: the index was lost or the directory exchanged; "
-                "restore it, or format this bookie and let its ledgers be repaired"
+                f"{RESTORE_OR_FORMAT}"
             )
         return START_OF_JOURNAL._replace(file_number=1)
     return min(marks, key=lambda mark: (mark.sequence, mark.file_number))
@@ -147,14 +150,16 @@ def _apply_run(store: DirectoryStore, run: EntryRun, last_add_confirmed: EntryId
     """Put a run into the cache, as its add did; entries that are stored are dropped later."""
     block = encode_run(run, last_add_confirmed)
     store.cache.add(CachedRun(run, last_add_confirmed, block))
-    state = store.state(run.ledger_id) or LedgerRecord()
-    store.set_state(run.ledger_id, state.with_run(run.last_entry, last_add_confirmed))
+    ledger_record = store.ledger_record(run.ledger_id) or LedgerRecord()
+    store.set_ledger_record(
+        run.ledger_id, ledger_record.with_run(run.last_entry, last_add_confirmed)
+    )
 
 
 def _apply_change(store: DirectoryStore, change: Change) -> None:
     """Changes only add up (rule S8): a key and a fence stay, the last add confirmed grows."""
-    record = store.state(change.ledger_id) or LedgerRecord()
-    store.set_state(change.ledger_id, record.with_change(change))
+    ledger_record = store.ledger_record(change.ledger_id) or LedgerRecord()
+    store.set_ledger_record(change.ledger_id, ledger_record.with_change(change))
 
 
 def _unreadable(directory: Path, end: Mark, what: str) -> CorruptionError:

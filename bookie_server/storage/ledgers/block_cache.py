@@ -12,8 +12,8 @@ from spark_ledger.runs import EntryRun
 class BlockCache:
     """At most ``capacity_bytes`` of frames; *any thread*.
 
-    A location is used for one block only, and blocks never change (rule S8), so nothing here is
-    ever stale and nothing is invalidated.
+    A location is used for one block only (rule S4), and blocks never change (rule S8), so nothing
+    here is ever stale and nothing is invalidated.
     """
 
     def __init__(self, capacity_bytes: int) -> None:

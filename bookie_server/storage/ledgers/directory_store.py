@@ -36,7 +36,7 @@ _JOIN_BELOW_BYTES: Final = 64 * KIB
 """Runs below this are joined with their neighbours: fewer rows, fewer reads."""
 _JOINED_BYTES_MAX: Final = 256 * KIB
 """Largest block that is made by joining; a point read has to read all of it."""
-_CLEAN_STATES_MAX: Final = 100_000
+_LEDGER_RECORDS_MAX: Final = 100_000
 """Most ledger records in memory after a flush; beyond it those that the index has are dropped."""
 
 
@@ -69,12 +69,13 @@ class DirectoryStore:
         self._entry_log_cached_bytes = entry_log_cached_bytes
         self._reader = EntryLogReader(file_system, directory, direct=entry_log_cached_bytes == 0)
         self._blocks = BlockCache(block_cache_bytes)
-        # Changed under _lock. ``state`` reads _states without it: the dict is replaced whole or
-        # gets single items, and what leaves it is in the index already.
+        # Changed under _lock. ``ledger_record`` reads _ledger_records without it: the dict is
+        # replaced whole or gets single items, and what leaves it is in the index already. Dirty
+        # are the ledgers whose record changed since the last freeze.
         self._lock = threading.Lock()
-        self._states: dict[LedgerId, LedgerRecord] = {}
-        self._dirty: set[LedgerId] = set()
-        self._frozen_dirty: dict[LedgerId, LedgerRecord] = {}
+        self._ledger_records: dict[LedgerId, LedgerRecord] = {}
+        self._dirty_ledgers: set[LedgerId] = set()
+        self._frozen_ledger_records: dict[LedgerId, LedgerRecord] = {}
         # Flush thread. Others read the bytes written for statistics only.
         self.mark = index.mark()
         self.entry_log_bytes_written = 0
@@ -83,27 +84,29 @@ class DirectoryStore:
         self._writer_is_indexed = False
         self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
 
-    # -- states --------------------------------------------------------------------------------
+    # -- ledger records ------------------------------------------------------------------------
 
-    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
-        """What is known of a ledger; any thread.
+    def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
+        """The ledger's record, None if it has none; any thread.
 
-        Memory is asked before the index (rule S7): a record leaves memory only after the commit
-        that stored it, so one that is not in memory is in the index as it was last set.
+        Memory is asked before the index (rule S7): a ledger record leaves memory only after the
+        commit that stored it, so one that is not in memory is in the index as it was last set.
         """
-        state = self._states.get(ledger_id)
-        return self.index.state(ledger_id) if state is None else state
+        ledger_record = self._ledger_records.get(ledger_id)
+        return self.index.ledger_record(ledger_id) if ledger_record is None else ledger_record
 
-    def set_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
-        """Change what is known of a ledger (service thread)."""
+    def set_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
+        """Replace the ledger's record (service thread)."""
         with self._lock:
-            self._states[ledger_id] = state
-            self._dirty.add(ledger_id)
+            before = self._ledger_records.get(ledger_id)
+            assert ledger_record.grew_from(before), f"ledger {ledger_id}: {before} is taken back"
+            self._ledger_records[ledger_id] = ledger_record
+            self._dirty_ledgers.add(ledger_id)
 
     def dirty_ledgers(self) -> set[LedgerId]:
-        """Ledgers whose state the index does not have yet; any thread."""
+        """Ledgers whose record is newer than the one in the index; any thread."""
         with self._lock:
-            return self._dirty | self._frozen_dirty.keys()
+            return self._dirty_ledgers | self._frozen_ledger_records.keys()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -169,7 +172,7 @@ class DirectoryStore:
     # -- flushing ------------------------------------------------------------------------------
 
     def flush(self, mark: Mark) -> bool:
-        """Move cached runs and changed states into entry log and index; False when nothing to do.
+        """Store cached runs and changed ledger records in entry log and index; False if none.
 
         ``mark`` was durable in the journal before this call, so all it covers is in the cache or
         stored (rule S2). Raises OSError or CorruptionError: nothing is lost from the cache, the
@@ -177,7 +180,7 @@ class DirectoryStore:
         """
         if self._frozen_mark is None:
             # Without the lock: what is added meanwhile is not covered by the mark yet.
-            if self.mark == mark and not self.cache.active_bytes and not self._dirty:
+            if self.mark == mark and not self.cache.active_bytes and not self._dirty_ledgers:
                 return False
             self._freeze(mark)
         # After a failed flush the frozen generation is the old one, and so is its mark: the new
@@ -190,8 +193,8 @@ class DirectoryStore:
                 self._store_ledger(update, ledger_id, runs)
             if self._writer is not None and self.cache.frozen.run_count:
                 self._writer.sync()
-            for ledger_id, state in self._frozen_dirty.items():
-                update.put_state(ledger_id, state)
+            for ledger_id, ledger_record in self._frozen_ledger_records.items():
+                update.put_ledger_record(ledger_id, ledger_record)
             if self.mark is None or self.mark.is_behind(self._frozen_mark):
                 update.put_mark(self._frozen_mark)
             committing = True
@@ -214,14 +217,20 @@ class DirectoryStore:
             self.index.close()
 
     def _freeze(self, mark: Mark) -> None:
-        """Set apart what this flush stores: runs, changed records, and the mark they reach."""
+        """Set apart what this flush stores: runs, changed ledger records and their mark."""
         with self._lock:
-            assert not self._frozen_dirty, "the records of the last flush are stored first"
-            assert self._dirty <= self._states.keys(), "a changed record is in memory"
+            assert not self._frozen_ledger_records, (
+                "the ledger records of the last flush are stored first"
+            )
+            assert self._dirty_ledgers <= self._ledger_records.keys(), (
+                "a changed ledger record is in memory"
+            )
             self.cache.freeze()
             self._frozen_mark = mark
-            self._frozen_dirty = {ledger_id: self._states[ledger_id] for ledger_id in self._dirty}
-            self._dirty = set()
+            self._frozen_ledger_records = {
+                ledger_id: self._ledger_records[ledger_id] for ledger_id in self._dirty_ledgers
+            }
+            self._dirty_ledgers = set()
 
     def _after_commit(self, frozen: Generation) -> None:
         """Let go of what the index has: only now, so that readers find it here or there."""
@@ -235,11 +244,13 @@ class DirectoryStore:
         self._writer_is_indexed = self._writer is not None
         with self._lock:
             self._frozen_mark = None
-            self._frozen_dirty = {}
-            if len(self._states) > _CLEAN_STATES_MAX:
-                # A new dict: ``state`` may be reading the old one. What changed since the freeze
-                # stays, as the index has it in an older form.
-                self._states = {key: self._states[key] for key in self._dirty}
+            self._frozen_ledger_records = {}
+            if len(self._ledger_records) > _LEDGER_RECORDS_MAX:
+                # A new dict: ``ledger_record`` may be reading the old one. What changed since the
+                # freeze stays, as the index has it in an older form.
+                self._ledger_records = {
+                    key: self._ledger_records[key] for key in self._dirty_ledgers
+                }
         self.cache.drop_frozen()
         if self._writer is not None and self._writer.size >= self._entry_log_bytes:
             writer, self._writer = self._writer, None

@@ -1,4 +1,4 @@
-"""What an index of a ledger directory does: blocks by entry, state by ledger, the mark.
+"""What an index of a ledger directory does: blocks by entry, ledger records, the checkpoint mark.
 
 Implementations: ``lmdb_index`` and, for simulation and crash tests, ``memory_index``; one contract
 test covers both. Changes go through one update (a transaction) that is durable after ``commit``,
@@ -55,8 +55,8 @@ class IndexUpdate(Protocol):
     def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
         """Set a row by its first entry."""
 
-    def put_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
-        """Set a ledger's state."""
+    def put_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
+        """Set the ledger's record."""
 
     def put_mark(self, mark: Mark) -> None:
         """Set the checkpoint mark."""
@@ -77,11 +77,11 @@ class Index(Protocol):
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
         """All rows of a ledger, ascending."""
 
-    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
-        """A ledger's state, None when nothing is known of it."""
+    def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
+        """The ledger's record, None if it has none."""
 
-    def states(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
-        """All ledgers, ascending."""
+    def ledger_records(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
+        """The records of all ledgers, ids ascending."""
 
     def ledger_count(self) -> int:
         """Number of ledgers."""

@@ -1,9 +1,9 @@
 """LedgerStorage: the ledger directories of a bookie as one store, and their checkpoints.
 
-A ledger lives in the directory of its id modulo the number of directories. A checkpoint reads the
-journal's durable mark, flushes every directory up to it, and removes journal files that all of
-them contain (rule S6). Adds go to memory before they go to the journal, so whatever a mark covers
-was in memory when the flush began (rule S2).
+A ledger lives in the directory of its id modulo the number of directories. A checkpoint takes
+the journal's durable mark for the checkpoint mark of every directory, flushes each up to it, and
+removes journal files that all of them have checkpointed (rule S6). Adds go to memory before they go
+to the journal, so whatever a mark covers was in memory when the flush began (rule S2).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats:
+class LedgerStorageStats:
     """Counters since the start; bytes and seconds."""
 
     ledgers: int
@@ -109,27 +109,28 @@ class LedgerStorage:
         cache = self.store_of(ledger_id).cache
         return cache.is_frozen and cache.active_bytes >= self._active_bytes_max
 
-    def add(self, cached: CachedRun, state: LedgerRecord) -> None:
-        """Keep a run, and the record of its ledger with it.
+    def add(self, cached: CachedRun, ledger_record: LedgerRecord) -> None:
+        """Keep a run, and with it the record of its ledger.
 
         Before the run is appended to the journal (rule S2). A flush may come between the two
         lines; it stores a run without its record then, which is harmless: the journal has nothing
         of the run yet, so no mark covers it, and the next flush or replay stores the record.
         """
-        assert state.last_entry >= cached.run.last_entry, "the record covers the run"
+        assert ledger_record.last_entry >= cached.run.last_entry, "the ledger record covers the run"
+        assert not self.is_full(cached.run.ledger_id), "an add waits until there is room"
         store = self.store_of(cached.run.ledger_id)
         store.cache.add(cached)
-        store.set_state(cached.run.ledger_id, state)
+        store.set_ledger_record(cached.run.ledger_id, ledger_record)
         if store.cache.active_bytes >= self._active_bytes_max:
             self._wanted.set()
 
-    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
-        """What is known of a ledger, None when nothing is."""
-        return self.store_of(ledger_id).state(ledger_id)
+    def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
+        """See ``DirectoryStore.ledger_record``."""
+        return self.store_of(ledger_id).ledger_record(ledger_id)
 
-    def set_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
-        """Change what is known of a ledger."""
-        self.store_of(ledger_id).set_state(ledger_id, state)
+    def set_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
+        """See ``DirectoryStore.set_ledger_record``."""
+        self.store_of(ledger_id).set_ledger_record(ledger_id, ledger_record)
 
     def read(
         self, ledger_id: LedgerId, first: EntryId, last: EntryId, *, stride: int, max_bytes: int
@@ -199,14 +200,16 @@ class LedgerStorage:
                 for store in self._stores:
                     closing.callback(store.close)
 
-    def stats(self) -> EngineStats:
+    def stats(self) -> LedgerStorageStats:
         """Counters; any thread."""
         flushed = self._flush_stats
         known = 0
         for store in self._stores:
             known += store.index.ledger_count()
-            known += sum(store.index.state(ledger) is None for ledger in store.dirty_ledgers())
-        return EngineStats(
+            known += sum(
+                store.index.ledger_record(ledger) is None for ledger in store.dirty_ledgers()
+            )
+        return LedgerStorageStats(
             ledgers=known,
             cache_bytes=sum(store.cache.byte_count for store in self._stores),
             entry_log_bytes_written=sum(store.entry_log_bytes_written for store in self._stores),

@@ -8,7 +8,7 @@ ledgers   ledger id (8)                     flags (1: bit 0 = fenced, bit 1 = ha
                                             last add confirmed (8), last entry (8), checksum (4)
 proofs    ledger id (8)                     count (8) and sum (8) of the checksums of the ledger's
                                             rows, checksum (4)
-meta      "mark"                            see ``mark``, checksum (4)
+meta      "mark"                            the checkpoint mark, see ``mark``, checksum (4)
           "ledgers"                         count (8) and sum (8) of the checksums of all ledgers,
                                             checksum (4)
           "rows"                            the same of all rows
@@ -54,7 +54,7 @@ from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 _KEY = struct.Struct(">QQ")
 _LEDGER_KEY = struct.Struct(">Q")
 _ROW = struct.Struct(">IIIBq")
-_STATE = struct.Struct(">B32sqq")
+_LEDGER_RECORD = struct.Struct(">B32sqq")
 _PROOF = struct.Struct(">QQ")
 _CHECKSUM = struct.Struct(">I")
 _MARK_KEY: Final = b"mark"
@@ -122,9 +122,9 @@ def _row(key: bytes, stored: bytes, path: Path) -> IndexRow:
     return IndexRow(EntryId(first_entry), EntryId(last_entry), location, bool(flags & _SPARSE))
 
 
-def _state(key: bytes, stored: bytes, path: Path) -> LedgerRecord:
-    value = _opened(key, stored, _STATE.size, "a ledger", path)
-    flags, key_hash, last_add_confirmed, last_entry = _STATE.unpack(value)
+def _ledger_record(key: bytes, stored: bytes, path: Path) -> LedgerRecord:
+    value = _opened(key, stored, _LEDGER_RECORD.size, "a ledger", path)
+    flags, key_hash, last_add_confirmed, last_entry = _LEDGER_RECORD.unpack(value)
     return LedgerRecord(
         key_hash if flags & _HAS_KEY else b"",
         bool(flags & _FENCED),
@@ -168,10 +168,10 @@ class LmdbIndex:
         # lost to another thread costs a second check.
         self._proven: dict[LedgerId, tuple[int, array[int]]] = {}
         # The flush thread adds, after its commit; any thread asks, before its own transaction
-        # begins (see ``state``). Nothing is ever taken out.
+        # begins (see ``ledger_record``). Nothing is ever taken out.
         self._known: set[LedgerId] = set()
         try:
-            self._known.update(ledger_id for ledger_id, _state in self.states())
+            self._known.update(ledger_id for ledger_id, _ in self.ledger_records())
             self._check_proofs()
         except CorruptionError:
             self.close()
@@ -248,7 +248,7 @@ class LmdbIndex:
                 f"{expected.values} that were stored"
             )
 
-    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
+    def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
         key = _LEDGER_KEY.pack(ledger_id)
         # Before the transaction: a ledger that is known now was committed before the snapshot. In
         # the other order a first commit of the ledger in between would look like damage.
@@ -256,19 +256,19 @@ class LmdbIndex:
         with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
             stored = transaction.get(key)
         if stored is not None:
-            return _state(key, stored, self._path)
+            return _ledger_record(key, stored, self._path)
         if is_known:
             raise CorruptionError(f"index {self._path} is damaged: ledger {ledger_id} is lost")
         return None
 
-    def states(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
+    def ledger_records(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
         counted = _Proof()
         with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
             proof = _proof(transaction, self._meta, _LEDGERS_KEY, self._path)
             for key, stored in transaction.cursor():
-                state = _state(key, stored, self._path)
+                ledger_record = _ledger_record(key, stored, self._path)
                 counted = counted.replacing(None, stored)
-                yield LedgerId(_LEDGER_KEY.unpack(key)[0]), state
+                yield LedgerId(_LEDGER_KEY.unpack(key)[0]), ledger_record
         if counted != proof:
             raise CorruptionError(
                 f"index {self._path} is damaged: {counted.values} ledgers do not add up to the "
@@ -352,13 +352,15 @@ class _LmdbUpdate:
             self._rows_proof = total.replacing(old, stored)
             self._transaction.put(key, stored, db=self._rows)
 
-    def put_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
+    def put_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         assert ledger_id >= 0, f"ledger {ledger_id}: keys of negative ids are not in their order"
         key = _LEDGER_KEY.pack(ledger_id)
-        key_hash = state.access_key_hash
+        key_hash = ledger_record.access_key_hash
         assert len(key_hash) in (0, KEY_HASH_BYTES), "the hash of a key, and not the key"
-        flags = (_FENCED if state.fenced else 0) | (_HAS_KEY if key_hash else 0)
-        value = _STATE.pack(flags, key_hash, state.last_add_confirmed, state.last_entry)
+        flags = (_FENCED if ledger_record.fenced else 0) | (_HAS_KEY if key_hash else 0)
+        value = _LEDGER_RECORD.pack(
+            flags, key_hash, ledger_record.last_add_confirmed, ledger_record.last_entry
+        )
         stored = _sealed(key, value)
         with _translated(self._path):
             proof = self._ledgers_proof

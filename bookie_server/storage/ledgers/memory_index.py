@@ -1,7 +1,7 @@
 """The index held in memory and kept as one file, for simulation and crash tests.
 
 A commit writes everything to a new file, so it is as atomic and durable as the file system under
-it: a crashed copy of that file system holds the last committed state. The file begins with the
+it: a crashed copy of that file system holds the last commit. The file begins with the
 CRC32C of the rest. Far too slow for a bookie.
 """
 
@@ -30,17 +30,17 @@ from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 
 
 class _Content:
-    """Rows by ledger and first entry, states by ledger, the mark."""
+    """Rows by ledger and first entry, ledger records, the checkpoint mark."""
 
     def __init__(self) -> None:
         self.rows: dict[LedgerId, dict[EntryId, IndexRow]] = {}
-        self.states: dict[LedgerId, LedgerRecord] = {}
+        self.ledger_records: dict[LedgerId, LedgerRecord] = {}
         self.mark: Mark | None = None
 
     def copy(self) -> _Content:
         content = _Content()
         content.rows = {ledger_id: dict(rows) for ledger_id, rows in self.rows.items()}
-        content.states = dict(self.states)
+        content.ledger_records = dict(self.ledger_records)
         content.mark = self.mark
         return content
 
@@ -56,11 +56,11 @@ class _Content:
             for ledger_id, by_key in self.rows.items()
             for row in by_key.values()
         ]
-        states = [
-            (ledger_id, state.access_key_hash.hex(), *state[1:])
-            for ledger_id, state in self.states.items()
+        ledger_records = [
+            (ledger_id, ledger_record.access_key_hash.hex(), *ledger_record[1:])
+            for ledger_id, ledger_record in self.ledger_records.items()
         ]
-        body = msgspec.json.encode({"rows": rows, "states": states, "mark": self.mark})
+        body = msgspec.json.encode({"rows": rows, "states": ledger_records, "mark": self.mark})
         return int(crc32c_value(body)).to_bytes(4, "big") + body
 
     @classmethod
@@ -74,7 +74,7 @@ class _Content:
             row = IndexRow(first, last, location, is_sparse)
             content.rows.setdefault(ledger_id, {})[first] = row
         for ledger_id, key_hash, *rest in stored["states"]:
-            content.states[ledger_id] = LedgerRecord(bytes.fromhex(key_hash), *rest)
+            content.ledger_records[ledger_id] = LedgerRecord(bytes.fromhex(key_hash), *rest)
         content.mark = Mark(*stored["mark"]) if stored["mark"] else None
         return content
 
@@ -98,14 +98,14 @@ class MemoryIndex:
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
         return [row for _key, row in sorted(self.content.rows.get(ledger_id, {}).items())]
 
-    def state(self, ledger_id: LedgerId) -> LedgerRecord | None:
-        return self.content.states.get(ledger_id)
+    def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
+        return self.content.ledger_records.get(ledger_id)
 
-    def states(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
-        return iter(sorted(self.content.states.items()))
+    def ledger_records(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
+        return iter(sorted(self.content.ledger_records.items()))
 
     def ledger_count(self) -> int:
-        return len(self.content.states)
+        return len(self.content.ledger_records)
 
     def mark(self) -> Mark | None:
         return self.content.mark
@@ -142,8 +142,8 @@ class _MemoryUpdate:
         assert 0 <= row.first_entry <= row.last_entry, f"row of ledger {ledger_id}: {row}"
         self._content.rows.setdefault(ledger_id, {})[row.first_entry] = row
 
-    def put_state(self, ledger_id: LedgerId, state: LedgerRecord) -> None:
-        self._content.states[ledger_id] = state
+    def put_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
+        self._content.ledger_records[ledger_id] = ledger_record
 
     def put_mark(self, mark: Mark) -> None:
         self._content.mark = mark

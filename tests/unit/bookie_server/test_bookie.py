@@ -106,7 +106,7 @@ def test_entries_come_back_through_flush_and_restart(
     machine.close()
     again = Machine(files)
     assert again.held(7) == expected(7, range(5))
-    assert again.bookie.stats().engine.ledgers == 2
+    assert again.bookie.stats().ledger_storage.ledgers == 2
 
 
 def test_the_same_entry_sent_again_is_stored_once(

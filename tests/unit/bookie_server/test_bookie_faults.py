@@ -34,7 +34,7 @@ def test_requests_for_an_unreadable_record_are_io_errors(
 
     answers: list[Answer] = []
     with monkeypatch.context() as patch:
-        patch.setattr(LedgerStorage, "state", unreadable)
+        patch.setattr(LedgerStorage, "ledger_record", unreadable)
         answers += machine.start_add(7, [1])
         answers += machine.start_fence(7)
         machine.bookie.write_last_confirmed(
@@ -97,5 +97,5 @@ def test_entry_log_that_failed_is_not_written_again(kind: str) -> None:
                 machine.flush()
         machine.flush()
         assert machine.held(7) == expected(7, range(entry + 1))
-        assert not machine.bookie.stats().engine.cache_bytes
+        assert not machine.bookie.stats().ledger_storage.cache_bytes
         assert Machine(files.crash_clone(None)).held(7) == expected(7, range(entry + 1))

@@ -146,7 +146,11 @@ def test_checkpoint_in_the_middle_of_a_change_loses_nothing_of_it(
 ) -> None:
     """A checkpoint covers what the journal holds by what memory holds. A change that reached the
     journal first could be covered without being stored, and its journal file removed."""
-    for kind, name in ((WriteCache, "add"), (DirectoryStore, "set_state"), (Journal, "append")):
+    for kind, name in (
+        (WriteCache, "add"),
+        (DirectoryStore, "set_ledger_record"),
+        (Journal, "append"),
+    ):
         between.around(kind, name)
 
     def scenario(begin: Callable[[], None]) -> None:
@@ -172,15 +176,15 @@ def test_checkpoint_in_the_middle_of_a_change_loses_nothing_of_it(
     assert between.at_each_place(scenario) >= 4
 
 
-@pytest.mark.parametrize("kept_states", [100, 0])
+@pytest.mark.parametrize("kept_ledger_records", [100, 0])
 def test_change_during_the_commit_of_a_flush_is_stored_by_the_next_flush(
     between: Between,
     files: MemoryFileSystem,
     monkeypatch: pytest.MonkeyPatch,
-    kept_states: int,
+    kept_ledger_records: int,
 ) -> None:
     monkeypatch.setattr(
-        "bookie_server.storage.ledgers.directory_store._CLEAN_STATES_MAX", kept_states
+        "bookie_server.storage.ledgers.directory_store._LEDGER_RECORDS_MAX", kept_ledger_records
     )
     indexes: list[MemoryIndex] = []
     machine = Machine(files, open_index=_kept(files, indexes))
@@ -276,7 +280,7 @@ def test_flush_in_the_middle_of_a_read_hides_no_entry(between: Between, *, flush
         (WriteCache, "runs_of"),
         (MemoryIndex, "row_at"),
         (MemoryIndex, "rows"),
-        (MemoryIndex, "state"),
+        (MemoryIndex, "ledger_record"),
     ):
         between.around(kind, name)
 
@@ -345,7 +349,7 @@ def test_fence_is_seen_at_each_step_of_a_flush(between: Between, files: MemoryFi
         (WriteCache, "freeze"),
         (WriteCache, "drop_frozen"),
         (EntryLogWriter, "sync"),
-        (type(_update(indexes)), "put_state"),
+        (type(_update(indexes)), "put_ledger_record"),
         (type(_update(indexes)), "commit"),
     ):
         between.around(kind, name)
@@ -379,7 +383,7 @@ def test_flush_thread_moves_entries_out_of_memory(tmp_path: Path) -> None:
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
     answers: list[BookieStatus] = []
     bookie = open_bookie(config, post=posted.put, on_fatal=lambda message: None)
-    flushes = bookie.stats().engine.flushes
+    flushes = bookie.stats().ledger_storage.flushes
     for ledger in (L, LedgerId(L + 1)):
         bookie.add(
             make_run(ledger, [0]),
@@ -389,11 +393,11 @@ def test_flush_thread_moves_entries_out_of_memory(tmp_path: Path) -> None:
             done=lambda status, _message: answers.append(status),
         )
     deadline = time.monotonic() + 20
-    while bookie.stats().engine.cache_bytes or len(answers) < 2:
+    while bookie.stats().ledger_storage.cache_bytes or len(answers) < 2:
         assert time.monotonic() < deadline, bookie.stats()
         with suppress(Empty):
             posted.get(timeout=0.05)()
-    assert answers == [OK, OK] and bookie.stats().engine.flushes > flushes
+    assert answers == [OK, OK] and bookie.stats().ledger_storage.flushes > flushes
     bookie.close()
 
 

@@ -45,7 +45,7 @@ def fill(machine: Machine) -> int:
 def test_the_caches_of_all_directories_share_what_is_allowed() -> None:
     machine = Machine(formatted())  # 64 KiB for two generations in each of two directories
     fill(machine)
-    assert machine.bookie.stats().engine.cache_bytes <= 2 * (16 * 1024 + ENTRY_BYTES + 100)
+    assert machine.bookie.stats().ledger_storage.cache_bytes <= 2 * (16 * 1024 + ENTRY_BYTES + 100)
 
 
 def test_adds_wait_for_room_in_order(machine: Machine) -> None:

@@ -13,7 +13,7 @@ from bookie_server.service import admin
 from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.service.prometheus import exposition
 from bookie_server.storage.journal.journal import JournalStats
-from bookie_server.storage.ledgers.ledger_storage import EngineStats
+from bookie_server.storage.ledgers.ledger_storage import LedgerStorageStats
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import BookieStatus
 
@@ -21,8 +21,8 @@ from spark_ledger.types import BookieStatus
 def stats(failure: str = "") -> StorageStats:
     zeros = dict.fromkeys(JournalStats._fields, 0)
     journal = JournalStats(**{**zeros, "batches": 4, "sync_time_s": 0.5})  # type: ignore[arg-type]
-    engine = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 0))
-    return StorageStats(journal, engine, 77, 0, failure)
+    ledger_storage = LedgerStorageStats(**dict.fromkeys(LedgerStorageStats.__dataclass_fields__, 0))
+    return StorageStats(journal, ledger_storage, 77, 0, failure)
 
 
 def test_the_admin_port_answers() -> None:

@@ -15,7 +15,7 @@ from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import merge_runs
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import MESSAGE_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
@@ -254,6 +254,26 @@ async def test_drain_ends_streams_and_answers_long_polls(f: Fixture) -> None:
     (result,) = (await call.read()).results
     assert (result.tag, result.last_entry, result.status) == (1, 1, pb.OK)
     assert await call.read() is grpc.aio.EOF
+
+
+@pytest.mark.parametrize(
+    "error", [CorruptionError("index /l is damaged"), OSError("disk /l is gone")]
+)
+def test_list_entries_that_cannot_be_read_answers_io_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_bookie: ScriptedBookie, _ledger_id: LedgerId) -> None:
+        raise error
+
+    monkeypatch.setattr(ScriptedBookie, "list_entries", unreadable)
+
+    async def ask(f: Fixture) -> None:
+        call = f.stub.ListEntries(pb.ListEntriesRequest(ledger_id=1), timeout=5, metadata=HERE)
+        (answer,) = [response async for response in call]
+        assert (answer.status, answer.message) == (pb.IO_ERROR, str(error))
+        assert await call.code() is grpc.StatusCode.OK, "statuses travel inside messages"
+
+    on_loop(ask)()
 
 
 def test_an_address_in_use_is_named() -> None:

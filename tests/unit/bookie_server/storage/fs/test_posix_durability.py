@@ -118,7 +118,7 @@ def test_preallocated_blocks_belong_to_the_file(tmp_path: Path) -> None:
 def test_the_index_syncs_every_commit(tmp_path: Path) -> None:
     index = LmdbIndex(tmp_path / "index", map_bytes=8 * MIB)
     update = index.begin()
-    update.put_state(LedgerId(7), LedgerRecord(fenced=True))
+    update.put_ledger_record(LedgerId(7), LedgerRecord(fenced=True))
     update.commit()
     flags = index._env.flags()
     assert flags["sync"] and flags["metasync"], flags

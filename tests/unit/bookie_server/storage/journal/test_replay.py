@@ -353,7 +353,7 @@ def killed_before_a_sync(adds: int) -> MemoryFileSystem:
 def test_power_cut_at_any_moment_of_the_start_loses_nothing(adds: int) -> None:
     """The page cache shows the batch that was not synced, so the start takes it in. If the power
     goes in the middle of that, one directory may have it and the other not. The journal must still
-    have it then, or it could not bring both to the same state."""
+    have it then, or it could not bring both to the same batch."""
     files = killed_before_a_sync(adds)
     assert (len(journal_numbers(files, JOURNAL)) > 1) == (adds > 1)
     clones: list[MemoryFileSystem] = []

@@ -48,7 +48,8 @@ def store() -> DirectoryStore:
 def add(store: DirectoryStore, ids: list[int], size: int = 40) -> None:
     run = make_run(L, ids, size)
     store.cache.add(CachedRun(run, NO_ENTRY, encode_run(run, NO_ENTRY)))
-    store.set_state(L, LedgerRecord(last_entry=run.last_entry))
+    before = store.ledger_record(L) or LedgerRecord()
+    store.set_ledger_record(L, before.with_run(run.last_entry, NO_ENTRY))
 
 
 def mark(sequence: int) -> Mark:
@@ -176,10 +177,10 @@ def test_flush_moves_the_mark_forward_only(store: DirectoryStore) -> None:
     assert not store.flush(mark(1)), "nothing to do"
     assert store.flush(mark(2)), "the mark moves although nothing was added"
     assert store.mark == mark(2)
-    store.set_state(L, LedgerRecord(fenced=True))
+    store.set_ledger_record(L, LedgerRecord(fenced=True))
     assert store.dirty_ledgers() == {L}
-    assert store.flush(mark(2)), "a state is flushed although the mark stays"
-    assert store.index.state(L) == LedgerRecord(fenced=True)
+    assert store.flush(mark(2)), "a ledger record is flushed although the mark stays"
+    assert store.index.ledger_record(L) == LedgerRecord(fenced=True)
     assert store.dirty_ledgers() == set()
     add(store, [1])
     assert store.flush(mark(1)) and store.mark == mark(2), "a mark never moves back"
@@ -240,16 +241,18 @@ def failing_begin(real: Callable[[MemoryIndex], object]) -> Callable[[MemoryInde
     return begin
 
 
-def test_clean_states_are_not_kept_for_ever(
+def test_flushed_ledger_records_are_not_kept_for_ever(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bookie_server.storage.ledgers.directory_store._CLEAN_STATES_MAX", 3)
+    monkeypatch.setattr("bookie_server.storage.ledgers.directory_store._LEDGER_RECORDS_MAX", 3)
     for ledger_id in range(6):
-        store.set_state(LedgerId(ledger_id), LedgerRecord(last_entry=EntryId(ledger_id)))
+        store.set_ledger_record(LedgerId(ledger_id), LedgerRecord(last_entry=EntryId(ledger_id)))
     store.flush(mark(1))
-    assert not store._states
+    assert not store._ledger_records
     for ledger_id in range(6):
-        assert store.state(LedgerId(ledger_id)) == LedgerRecord(last_entry=EntryId(ledger_id))
+        assert store.ledger_record(LedgerId(ledger_id)) == LedgerRecord(
+            last_entry=EntryId(ledger_id)
+        )
 
 
 def test_readers_see_every_entry_while_flushes_run(tmp_path: Path) -> None:

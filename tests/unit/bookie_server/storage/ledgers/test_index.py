@@ -59,8 +59,8 @@ def test_empty_index_knows_nothing(index: Index) -> None:
     assert index.mark() is None
     assert index.row_at(LedgerId(0), EntryId(0)) is None
     assert index.rows(LedgerId(0)) == []
-    assert index.state(LedgerId(0)) is None
-    assert (list(index.states()), index.ledger_count()) == ([], 0)
+    assert index.ledger_record(LedgerId(0)) is None
+    assert (list(index.ledger_records()), index.ledger_count()) == ([], 0)
     update = index.begin()
     assert update.last_entry(LedgerId(0)) == NO_ENTRY
     assert update.rows_in_range(LedgerId(0), EntryId(0), EntryId(9)) == ([], None)
@@ -83,12 +83,12 @@ def test_row_at_is_the_last_row_at_or_below_the_entry(index: Index) -> None:
 def test_update_is_visible_to_readers_after_its_commit(index: Index) -> None:
     update = index.begin()
     update.put_row(LedgerId(2), row(5, 9))
-    update.put_state(LedgerId(2), LedgerRecord(b"h" * 32, True, EntryId(3), EntryId(9)))
+    update.put_ledger_record(LedgerId(2), LedgerRecord(b"h" * 32, True, EntryId(3), EntryId(9)))
     update.put_mark(Mark(1, 4096, 2, 3))
     assert update.last_entry(LedgerId(2)) == 9
     assert update.rows_in_range(LedgerId(2), EntryId(0), EntryId(5)).rows == [row(5, 9)]
     assert index.row_at(LedgerId(2), EntryId(5)) is None
-    assert index.state(LedgerId(2)) is None and index.mark() is None
+    assert index.ledger_record(LedgerId(2)) is None and index.mark() is None
     update.commit()
     assert index.row_at(LedgerId(2), EntryId(5)) == row(5, 9)
     assert index.mark() == Mark(1, 4096, 2, 3)
@@ -105,7 +105,7 @@ def test_an_aborted_update_leaves_no_trace(index: Index) -> None:
 
 
 def test_everything_is_there_after_reopening(reopen: Callable[[], Index]) -> None:
-    states = {
+    ledger_records = {
         LedgerId(1): LedgerRecord(),
         LedgerId(2): LedgerRecord(b"h" * 32, True, EntryId(5), EntryId(MAX)),
         LedgerId(300): LedgerRecord(b"", True, NO_ENTRY, NO_ENTRY),
@@ -114,15 +114,19 @@ def test_everything_is_there_after_reopening(reopen: Callable[[], Index]) -> Non
     with closing(reopen()) as index:
         put(index, {1: [row(1)]})
         update = index.begin()
-        for ledger_id, state in states.items():
-            update.put_state(ledger_id, state)
+        for ledger_id, ledger_record in ledger_records.items():
+            update.put_ledger_record(ledger_id, ledger_record)
         update.put_mark(Mark(1, 4096, 2, 3))
         update.commit()
         index.close()
     with closing(reopen()) as index:
-        assert dict(index.states()) == states
-        assert [index.state(ledger_id) for ledger_id in states] == list(states.values())
-        assert [ledger_id for ledger_id, _state in index.states()] == sorted(states)
+        assert dict(index.ledger_records()) == ledger_records
+        assert [index.ledger_record(ledger_id) for ledger_id in ledger_records] == list(
+            ledger_records.values()
+        )
+        assert [ledger_id for ledger_id, _ledger_record in index.ledger_records()] == sorted(
+            ledger_records
+        )
         assert index.ledger_count() == 4
         assert index.rows(LedgerId(1)) == [row(1)]
         assert index.mark() == Mark(1, 4096, 2, 3)
@@ -193,8 +197,8 @@ def stored_index(path: Path, ledgers: range, rows: int) -> None:
         put(index, {ledger: [row(10 * e, 10 * e + 7) for e in range(rows)] for ledger in ledgers})
         update = index.begin()
         for ledger in ledgers:
-            state = LedgerRecord(b"", ledger % 2 == 0, EntryId(5), EntryId(10 * rows - 3))
-            update.put_state(LedgerId(ledger), state)
+            ledger_record = LedgerRecord(b"", ledger % 2 == 0, EntryId(5), EntryId(10 * rows - 3))
+            update.put_ledger_record(LedgerId(ledger), ledger_record)
         update.commit()
 
 
@@ -281,15 +285,15 @@ def test_ledger_lost_after_the_start_is_noticed(tmp_path: Path) -> None:
         with index._env.begin(write=True) as transaction:
             transaction.delete(struct.pack(">Q", 2), db=index._ledgers)
         with pytest.raises(CorruptionError, match="ledger 2 is lost"):
-            index.state(LedgerId(2))
-        assert index.state(LedgerId(9)) is None
+            index.ledger_record(LedgerId(2))
+        assert index.ledger_record(LedgerId(9)) is None
         update = index.begin()
-        update.put_state(LedgerId(9), LedgerRecord(fenced=True))
+        update.put_ledger_record(LedgerId(9), LedgerRecord(fenced=True))
         update.commit()
         with index._env.begin(write=True) as transaction:
             transaction.delete(struct.pack(">Q", 9), db=index._ledgers)
         with pytest.raises(CorruptionError, match="ledger 9 is lost"):
-            index.state(LedgerId(9))
+            index.ledger_record(LedgerId(9))
 
 
 def test_state_while_the_ledger_is_committed_first_is_none_or_the_state(
@@ -310,7 +314,7 @@ def test_state_while_the_ledger_is_committed_first_is_none_or_the_state(
                 yield transaction
             if number == 1:
                 update = index.begin()
-                update.put_state(LedgerId(9), LedgerRecord(fenced=True))
+                update.put_ledger_record(LedgerId(9), LedgerRecord(fenced=True))
                 update.commit()
 
         class Environment:
@@ -321,8 +325,8 @@ def test_state_while_the_ledger_is_committed_first_is_none_or_the_state(
                 real.close()
 
         monkeypatch.setattr(index, "_env", Environment())
-        assert index.state(LedgerId(9)) is None
-        assert index.state(LedgerId(9)) == LedgerRecord(fenced=True)
+        assert index.ledger_record(LedgerId(9)) is None
+        assert index.ledger_record(LedgerId(9)) == LedgerRecord(fenced=True)
 
 
 def test_search_led_to_the_wrong_row_denies_nothing(tmp_path: Path) -> None:
@@ -343,14 +347,14 @@ def test_proofs_follow_replaced_rows_and_records(tmp_path: Path) -> None:
     with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
         put(index, {0: [row(10, 18), row(12)], 1: [row(0, 9)]})
         update = index.begin()
-        update.put_state(LedgerId(1), LedgerRecord(fenced=True))
-        update.put_state(LedgerId(1), LedgerRecord(fenced=True, last_entry=EntryId(1)))
+        update.put_ledger_record(LedgerId(1), LedgerRecord(fenced=True))
+        update.put_ledger_record(LedgerId(1), LedgerRecord(fenced=True, last_entry=EntryId(1)))
         update.commit()
         aborted = index.begin()
         aborted.put_row(LedgerId(0), row(500))
-        aborted.put_state(LedgerId(5), LedgerRecord())
+        aborted.put_ledger_record(LedgerId(5), LedgerRecord())
         aborted.abort()
-        assert index.state(LedgerId(5)) is None
+        assert index.ledger_record(LedgerId(5)) is None
     with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
         assert [each.first_entry for each in index.rows(LedgerId(0))] == [0, 10, 12, 20]
         assert index.row_at(LedgerId(1), EntryId(9)) == row(0, 9)

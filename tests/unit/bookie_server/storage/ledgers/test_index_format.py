@@ -68,7 +68,7 @@ def row_of_8() -> IndexRow:
     return IndexRow(EntryId(0), EntryId(0), BlockLocation(4, 4096, 70), is_sparse=False)
 
 
-STATES = {
+LEDGER_RECORDS = {
     LedgerId(7): LedgerRecord(HASH, True, EntryId(39), EntryId(40)),
     LedgerId(8): LedgerRecord(last_entry=EntryId(0)),
 }
@@ -80,8 +80,8 @@ def test_stored_bytes_are_as_documented(tmp_path: Path) -> None:
         for row in rows_of_7():
             update.put_row(LedgerId(7), row)
         update.put_row(LedgerId(8), row_of_8())
-        for ledger_id, state in STATES.items():
-            update.put_state(ledger_id, state)
+        for ledger_id, ledger_record in LEDGER_RECORDS.items():
+            update.put_ledger_record(ledger_id, ledger_record)
         update.put_mark(Mark(5, 12288, 77, 0xABCD))
         update.commit()
     with lmdb.open(str(tmp_path / "index"), map_size=8 * MIB, max_dbs=4) as environment:
@@ -105,5 +105,5 @@ def test_documented_bytes_are_read(tmp_path: Path) -> None:
     with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
         assert index.rows(LedgerId(7)) == rows_of_7()
         assert index.rows(LedgerId(8)) == [row_of_8()]
-        assert dict(index.states()) == STATES
+        assert dict(index.ledger_records()) == LEDGER_RECORDS
         assert index.mark() == Mark(5, 12288, 77, 0xABCD)
