@@ -91,7 +91,7 @@ def draw_ledger(picture: LedgerPicture) -> None:
 
     print_rich("\nFragments", style="bold")
     silent = {h.bookie_id for h in picture.holdings if h.silent}
-    bookies = [f"bookie {index}" for index in range(metadata.quorums.ensemble_size)]
+    bookies = [f"index {index}" for index in range(metadata.quorums.ensemble_size)]
     print_table(
         ("first#", "last#", *bookies),
         (
