@@ -58,8 +58,6 @@ class Client:
             wall_offset_s=self.draw.uniform(-1e6, 1e6) if options.drift else 0.0,
         )
         self.tasks: list[asyncio.Task[Any]] = []
-        self.stubborn = False
-        """Its work may end only in the second phase."""
 
     def start(self, work: Any) -> None:
         """Run a coroutine in the process."""
