@@ -50,7 +50,7 @@ class Client:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self.draw: random.Random = world.stream(f"client {name}")
+        self.draw: random.Random = world.random_for(f"client {name}")
         options = world.options
         self.process = Process(
             name,
@@ -90,7 +90,7 @@ class Client:
                 await asyncio.sleep(0.1)
             else:
                 client._context.directory._registry = BulkRegistry(store)
-                client._context.random = self.world.stream(f"placement {self.name}")
+                client._context.random = self.world.random_for(f"placement {self.name}")
                 return client
 
     def open(

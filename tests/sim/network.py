@@ -43,7 +43,7 @@ class Network:
 
     def __init__(self, world: SimBase) -> None:
         self.world = world
-        self.draw: random.Random = world.stream("network")
+        self.draw: random.Random = world.random_for("network")
         self.links: dict[tuple[str, str], Link] = {}
 
     def link(self, source: str, target: str) -> Link:

@@ -20,7 +20,7 @@ def test_messages_behind_a_late_one_stay_in_order() -> None:
     world: Any = SimpleNamespace(
         loop=loop,
         options=SimpleNamespace(loss=0.0, delay="light"),
-        stream=lambda _name: draw,
+        random_for=lambda _name: draw,
         delay=lambda: draw.choice([0.001, 0.1, 1.5]),
         healing=False,
     )
