@@ -124,7 +124,7 @@ TABLE_HINT: Final = (
 _REFUSED: Final = {
     "provider": TABLE_HINT,
     "asyncprogresstrackingenabled": (
-        "asynchronous progress tracking replays batches under other boundaries, which would break "
+        "asynchronous progress tracking repeats batches with other boundaries, which would break "
         "exactly-once; remove the option"
     ),
     "startingoffsets": "the option of this source is startingPosition",

@@ -1,4 +1,4 @@
-"""The async face: the same client and streams for code that runs an asyncio loop.
+"""The asyncio client: the same ledgers and streams for code that runs an asyncio loop.
 
     async with spark_ledger.aio.connect("zk://127.0.0.1:2181/ledgers") as client:
         async with client.create_ledger() as writer:

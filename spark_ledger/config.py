@@ -1,7 +1,7 @@
 """Client settings: names, defaults, ranges. Parsed once; an unknown name is an error.
 
-``build`` works for any frozen dataclass of settings, so that every front door (``connect``, the
-command line) refuses the same mistakes with the same words.
+``build`` works for any frozen dataclass of settings, so ``connect`` and the command line
+refuse the same mistakes with the same words.
 """
 
 from __future__ import annotations

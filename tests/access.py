@@ -1,4 +1,4 @@
-"""Asks a bookie whether an access key opens a ledger, without changing anything."""
+"""For crash tests: whether a bookie accepts an access key for a ledger; changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of each proof runs in ``make test`` and how much in ``make proof``: the only list.
+"""How much of each proof runs in ``make test`` and in ``make proof``: the only list of that.
 
 ``make test`` is for every change and has to end within twelve minutes, so each proof keeps a share
 in it that finds what a change usually breaks. ``make proof`` runs the whole numbers, and the tests

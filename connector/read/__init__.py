@@ -8,7 +8,8 @@ One micro-batch, step by step (``readers`` says what differs for a batch read):
    reads the stream's head and applies the trigger's limits. Spark writes the offsets, which are
    JSON (``offsets``), into its checkpoint.
 2. There too, ``plan`` turns the commits between two offsets into ranges of entries, and ``planner``
-   packs those into partitions. They depend on commits only, so a replay plans the same (rule T5).
+   packs those into partitions. They depend on commits only, so a repeated micro-batch has the same
+   partitions (rule T5).
 3. Spark pickles the partitions (``partitions``) and a reader into the tasks. A partition names
    ledgers, entries and rows, so a task needs no metadata of the stream but its schema.
 4. In each task on an executor, ``task.read_partition`` reads the entries from the bookies and gives

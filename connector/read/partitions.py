@@ -63,7 +63,7 @@ class StreamPartition(InputPartition):
             )
             for part in self.plan.ranges
         )
-        return _stream_partition, (self.stream_id, flat, self.plan.rotation)
+        return _stream_partition, (self.stream_id, flat, self.plan.replica_hint)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -77,20 +77,20 @@ class StreamPartition(InputPartition):
 
 
 def _stream_partition(
-    stream_id: str, flat: tuple[_FlatRange, ...], rotation: int
+    stream_id: str, flat: tuple[_FlatRange, ...], replica_hint: int
 ) -> StreamPartition:
     ranges = tuple(SegmentRange(Segment(*fields[:8]), *fields[8:]) for fields in flat)
-    return StreamPartition(stream_id, Plan(ranges, rotation))
+    return StreamPartition(stream_id, Plan(ranges, replica_hint))
 
 
 class LedgerPartition(InputPartition):
     """Entries ``first_entry`` .. ``last_entry`` of a raw ledger, both included."""
 
     def __init__(
-        self, ledger_id: LedgerId, first_entry: EntryId, last_entry: EntryId, rotation: int
+        self, ledger_id: LedgerId, first_entry: EntryId, last_entry: EntryId, replica_hint: int
     ) -> None:
         super().__init__(None)
         self.ledger_id = ledger_id
         self.first_entry = first_entry
         self.last_entry = last_entry
-        self.rotation = rotation
+        self.replica_hint = replica_hint

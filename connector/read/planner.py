@@ -1,10 +1,10 @@
 """The planner: packs a range of a stream into partitions, and decides what a trigger takes.
 
 Everything here is a pure function of positions and of commits, which never change (rule T5), so a
-replay of a micro-batch plans exactly the partitions of the first attempt. It does not matter which
+repeated micro-batch gets exactly the partitions of the first attempt. It does not matter which
 bookies are alive. Nor do fragment borders: those of an open ledger may still move while it is
-recovered, and the client cuts its reads there anyway. The load is spread by a rotation number per
-partition, by which the client chooses the replica that it asks first.
+recovered, and the client cuts its reads there anyway. Each partition has another ``replica_hint``,
+by which the client chooses the replica that it asks first; this spreads the load.
 
 A partition costs about 50 ms of Spark's own time whatever it holds, so ranges are packed into few
 partitions of about equal size. The rows of a partition are in stream order, and so are the
@@ -30,13 +30,13 @@ from spark_ledger.types import Dlsn
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One partition: ranges in stream order, and ``rotation``, which replica to ask first.
+    """One partition: ranges in stream order, and which replica to ask first.
 
-    Partitions that run at the same time differ in ``rotation``, so they load different bookies.
+    Partitions that are read at the same time differ in it, so they load different bookies.
     """
 
     ranges: tuple[SegmentRange, ...]
-    rotation: int
+    replica_hint: int
 
 
 def plan_partitions(ranges: Iterable[SegmentRange], limits: PlanLimits) -> list[Plan]:
@@ -88,7 +88,7 @@ def _pack(pieces: Sequence[_Piece], limits: PlanLimits) -> list[Plan]:
 
     def close_partition() -> None:
         if current:
-            plans.append(Plan(tuple(current), rotation=len(plans)))
+            plans.append(Plan(tuple(current), replica_hint=len(plans)))
             current.clear()
 
     begin, boundary = 0, 1

@@ -113,7 +113,7 @@ class _StreamRead:
             try:
                 # The entries are in a commit, so they are confirmed: no LAC is asked for (rule T9).
                 for positioned in stream.read_ranges(
-                    self._ranges, schema=stored, replica_hint=self._partition.plan.rotation
+                    self._ranges, schema=stored, replica_hint=self._partition.plan.replica_hint
                 ):
                     yield _with_metadata(positioned, wanted, metadata_index)
                     self._ranges = ranges_after(
@@ -181,7 +181,7 @@ class _LedgerRead:
             last,
             # The driver's plan has only confirmed entries. This reader may know an older LAC.
             unconfirmed=not reader.is_closed,
-            replica_hint=self._partition.rotation,
+            replica_hint=self._partition.replica_hint,
         )
         while group := _next_group(entries):
             columns: dict[str, ArrowArray] = {

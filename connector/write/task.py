@@ -49,7 +49,7 @@ in 4.2 and 4.3. A streaming query runs its jobs in a job group named by its run 
 
 
 class TaskIdentity(NamedTuple):
-    """A task attempt of one micro-batch of one run of a query. Lives in the task only."""
+    """A task attempt of one micro-batch of one query run. Lives in the task only."""
 
     query_id: str
     run_id: str

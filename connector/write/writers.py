@@ -23,9 +23,9 @@ from connector import sessions
 from connector.options import WriteOptions
 from connector.retry import retry_transient
 from connector.write.prepare import prepare_stream
-from connector.write.replay import (
+from connector.write.repeated import (
     MicroBatch,
-    check_replay,
+    check_repeated,
     check_sink_name,
     committed_before,
     is_first_of_run,
@@ -193,8 +193,8 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         # and the segments fit only the schemas of theirs (rule T7).
         stream = sessions.stream(self._options.connection, self._options.stream, stream_id)
         operation = f"stream {stream.name!r}: the commit of micro-batch {batch.batch_id}"
-        may_be_replay = is_first_of_run(batch)
-        if may_be_replay:
+        may_be_repeated = is_first_of_run(batch)
+        if may_be_repeated:
             retry_transient(lambda: check_sink_name(stream, batch), operation)
         if not batch.segments:
             commit = retry_transient(lambda: committed_before(stream, batch), operation)
@@ -210,11 +210,11 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
                 idempotent=True,  # a sink commits a batch id at most once (rule T3)
             )
         if commit is not None and not commit.applied and commit.run_id != batch.run:
-            check_replay(
+            check_repeated(
                 commit,
                 batch,
                 stream.name,
-                is_first_of_run=may_be_replay,
+                is_first_of_run=may_be_repeated,
                 fail_on_data_loss=self._options.fail_on_data_loss,
             )
 

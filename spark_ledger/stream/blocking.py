@@ -1,4 +1,4 @@
-"""The blocking face of streams: thin wrappers that run the async handles on the portal's loop."""
+"""Streams for code without a loop: wrappers that run the async handles on the portal's loop."""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ small enough that a reader's batch is of the size Spark moves fastest."""
 ENTRY_BYTES_MIN: Final = 1 * KIB
 SEGMENT_ROLL_BYTES_DEFAULT: Final = 1 * GIB
 SEGMENT_ROLL_AGE_S_DEFAULT: Final = 600.0
-"""A writer starts a new ledger after this much payload or time, so that retention, which deletes
-whole ledgers, has pieces to delete."""
+"""A writer starts a new ledger after this much payload or time. Each new ledger is placed anew, so
+the data of one writer spread over all bookies, and new bookies get a share. Ledgers of bounded
+size are also what retention will need, which deletes whole ledgers; nothing deletes them yet."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 SINK_ID_CHARS_MAX: Final = 200
@@ -76,7 +77,7 @@ def check_sink_id(sink_id: str) -> str:
 
 
 def check_run_id(run_id: str) -> str:
-    """The id, unchanged; it may be empty. Raises ConfigurationError if no run may have it."""
+    """The id of a query run, unchanged; it may be empty. Raises ConfigurationError otherwise."""
     if not _is_text(run_id):
         raise ConfigurationError(
             f"run id {run_id!r}: use a text of at most {SINK_ID_CHARS_MAX} characters, or leave it "

@@ -1,9 +1,11 @@
-"""One Append stream to one bookie, shared by the appenders of all ledgers of this client.
+"""One append stream to one bookie, shared by the appenders of all ledgers of this client.
 
-Two tasks per stream. The sender puts everything that is queued into one message, so the busier a
-client is, the larger its messages are; the receiver hands each result to the appender with its tag.
-A stream ends with its connection and is never repaired, and an appender never changes its stream.
-Otherwise a result, which is cumulative (rule P3), could cover runs sent over another connection.
+An append stream is one long gRPC call; it has nothing to do with streams of rows. It has two tasks.
+The sender puts everything that is queued into one message, so the busier a client is, the larger
+its messages are. The receiver hands each result to the appender with its tag. An append stream
+ends with its connection and is never repaired, and an appender stays with the append stream that it
+was made for. Otherwise a result, which is cumulative (rule P3), could cover runs that were sent
+over another connection.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import AddCommand, encode_append_request, status_from_wire
 
 AppendCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
-"""The gRPC call below one stream. Messages are encoded here, so gRPC sees bytes."""
+"""The gRPC call below one append stream. Messages are encoded here, so gRPC sees bytes."""
 
 
 class StreamAppender:
@@ -94,7 +96,7 @@ class StreamAppender:
         self._on_result(AddResult(self._stream.bookie_id, status, last_entry, message))
 
     def fail(self, message: str) -> None:
-        """The stream broke: report UNAVAILABLE for the first run that has no answer."""
+        """The append stream broke: report UNAVAILABLE for the first run that has no answer."""
         first = self._outstanding[0][0] if self._outstanding else EntryId(-1)
         self.report(BookieStatus.UNAVAILABLE, first, message)
 
@@ -135,7 +137,7 @@ class NewestMessages:
 
 
 class AppendStream:
-    """The stream of one connection. Made on the loop; broken for good after its first failure."""
+    """The append stream of one connection. Made on the loop; its first failure ends it for good."""
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class AppendStream:
 
     @property
     def is_broken(self) -> bool:
-        """Nothing can be sent any more; open another stream."""
+        """Nothing can be sent any more; open another append stream."""
         return bool(self._broken)
 
     def open(
@@ -191,7 +193,7 @@ class AppendStream:
         return appender
 
     def queue(self, appender: StreamAppender, run: EntryRun) -> None:
-        """Send a run after those queued before. A broken stream fails its appender, soon."""
+        """Send a run after those queued before. After a break the appender fails soon."""
         self.bytes_in_flight += len(run.frames)
         if self._broken:
             self._loop.call_soon(appender.fail, self._broken)
@@ -214,7 +216,7 @@ class AppendStream:
             self._queue = deque(item for item in self._queue if item[0] is not appender)
 
     def break_off(self, reason: str) -> None:
-        """End the stream. Appenders with a run unanswered are failed now, others when used."""
+        """End the append stream. Appenders with a run unanswered fail now, others when used."""
         if self._broken:
             return
         self._broken = reason

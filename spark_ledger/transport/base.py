@@ -67,7 +67,7 @@ class BookieDescription(NamedTuple):
 
 
 class Appender(Protocol):
-    """One ledger's runs to one bookie, in order, over the stream that all ledgers share."""
+    """One ledger's runs to one bookie, in order, over the append stream that all ledgers share."""
 
     def send(self, run: EntryRun) -> None:
         """Queue a run. Never blocks and never raises; failures arrive as an ``AddResult``."""

@@ -1,4 +1,4 @@
-"""Transport over gRPC (grpc.aio): one channel and one Append stream per bookie, made on first use.
+"""Transport over gRPC (grpc.aio): one channel and one append stream per bookie, made on first use.
 
 The transport belongs to the loop and the process that made it: connections do not survive a fork,
 and a child that uses its parent's transport gets an error that says so. gRPC itself does not
@@ -74,7 +74,7 @@ class _Connection:
         self.channel = open_channel(address, options)
         self.made_at = time.monotonic()
         self.metadata = ((BOOKIE_ID_KEY, bookie_id),)
-        self.stream: AppendStream | None = None
+        self.append_stream: AppendStream | None = None
         channel = self.channel
         self.append: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
             f"/{SERVICE_NAME}/Append"
@@ -104,8 +104,8 @@ class _Connection:
         )
 
     async def close(self, reason: str) -> None:
-        if self.stream is not None:
-            self.stream.break_off(reason)
+        if self.append_stream is not None:
+            self.append_stream.break_off(reason)
         await self.channel.close()
 
 
@@ -289,8 +289,8 @@ class GrpcTransport:
         if os.getpid() != self._process_id:
             return  # the connections are the parent's
         for connection in self._connections.values():
-            if connection.stream is not None:
-                await connection.stream.close()
+            if connection.append_stream is not None:
+                await connection.append_stream.close()
             await connection.channel.close()
         self._connections.clear()
         await asyncio.gather(*self._closing)
@@ -332,14 +332,14 @@ class GrpcTransport:
                 connect_timeout_s=0.0,
                 broken=_unregistered(bookie_id),
             )
-        if connection.stream is None or connection.stream.is_broken:
-            connection.stream = AppendStream(
+        if connection.append_stream is None or connection.append_stream.is_broken:
+            connection.append_stream = AppendStream(
                 bookie_id,
                 lambda: connection.append(metadata=connection.metadata),
                 self._newest_messages,
                 connect_timeout_s=self._options.connect_timeout_s,
             )
-        return connection.stream
+        return connection.append_stream
 
     async def _ask(
         self,
@@ -409,4 +409,4 @@ def _unregistered(bookie_id: BookieId) -> str:
 
 
 def _no_call() -> NoReturn:
-    raise AssertionError("a stream that is born broken makes no call")
+    raise AssertionError("an append stream that is made broken makes no call")

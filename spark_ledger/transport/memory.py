@@ -1,7 +1,7 @@
-"""Transport inside one process: the same interface over bookie objects, for tests and simulation.
+"""Transport inside one process: the same interface over bookie objects, for tests.
 
-Every message, request or answer, passes through a ``memory_network.Network``, which says when it
-arrives, or never lets it. What a connection guarantees is kept whatever the network does.
+Every message, request or answer, arrives on a later turn of the loop, so a caller never sees an
+answer inside of its call. Messages arrive in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
 from spark_ledger.limits import LONG_POLL_S_MAX, READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
-from spark_ledger.transport.memory_network import (
-    DirectNetwork,
-    LocalBookie,
-    Message,
-    Network,
-    OrderedDelivery,
-)
+from spark_ledger.transport.memory_bookie import LocalBookie
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import frame_last_add_confirmed
 
@@ -48,8 +42,6 @@ class MemoryAppender:
         self._recovery = recovery
         self._on_result = on_result
         self._connection = transport.connection(bookie_id)
-        self._requests = OrderedDelivery()
-        self._answers = OrderedDelivery()
         self._outstanding: deque[EntryId] = deque()
         self._unanswered: deque[list[AddResult]] = deque()
         self._ended = False
@@ -63,8 +55,7 @@ class MemoryAppender:
         if not self._is_connected():
             asyncio.get_running_loop().call_soon(self.fail)
             return
-        message = Message("add", True, self._bookie_id, self._ledger_id, run=run)
-        self._requests.send(self._transport.network, message, lambda: self._arrived(run))
+        asyncio.get_running_loop().call_soon(self._arrived, run)
 
     def close(self) -> None:
         self._ended = True
@@ -113,11 +104,7 @@ class MemoryAppender:
         while self._unanswered and self._unanswered[0]:
             (result,) = self._unanswered.popleft()
             if self._is_connected():
-                self._send_answer(result)
-
-    def _send_answer(self, result: AddResult) -> None:
-        message = Message("add", False, self._bookie_id, self._ledger_id, status=result.status)
-        self._answers.send(self._transport.network, message, lambda: self._deliver(result))
+                asyncio.get_running_loop().call_soon(self._deliver, result)
 
     def _deliver(self, result: AddResult) -> None:
         if self._is_connected():
@@ -141,10 +128,7 @@ class MemoryTransport:
     unreachable. ``disconnect`` breaks the connection to one, as its crash does.
     """
 
-    def __init__(
-        self, bookies: Mapping[BookieId, LocalBookie], network: Network | None = None
-    ) -> None:
-        self.network: Network = network or DirectNetwork()
+    def __init__(self, bookies: Mapping[BookieId, LocalBookie]) -> None:
         self._bookies = bookies
         self._breaks: dict[BookieId, int] = {}
         self._appenders: set[MemoryAppender] = set()
@@ -224,7 +208,7 @@ class MemoryTransport:
             else:
                 fenced(BookieStatus.OK, "")
 
-        chunks = await self._call("read", bookie_id, ledger_id, answer, timeout_s)
+        chunks = await self._call(bookie_id, answer, timeout_s)
         if isinstance(chunks, BookieStatus):
             yield ReadChunk(chunks, None, first_entry, f"bookie {bookie_id}: {chunks.name.lower()}")
             return
@@ -257,9 +241,7 @@ class MemoryTransport:
             else:
                 fenced(BookieStatus.OK, "")
 
-        answered = await self._call(
-            "read_last_confirmed", bookie_id, ledger_id, answer, wait_s + timeout_s
-        )
+        answered = await self._call(bookie_id, answer, wait_s + timeout_s)
         return LastConfirmed(answered) if isinstance(answered, BookieStatus) else answered
 
     async def write_last_confirmed(
@@ -279,7 +261,7 @@ class MemoryTransport:
                 done=lambda status, _text: reply((status,)),
             )
 
-        answered = await self._call("write_last_confirmed", bookie_id, ledger_id, answer, timeout_s)
+        answered = await self._call(bookie_id, answer, timeout_s)
         return answered if isinstance(answered, BookieStatus) else answered[0]
 
     async def list_entries(
@@ -291,7 +273,7 @@ class MemoryTransport:
         ) -> None:
             reply((bookie.list_entries(ledger_id),))
 
-        answered = await self._call("list_entries", bookie_id, ledger_id, answer, timeout_s)
+        answered = await self._call(bookie_id, answer, timeout_s)
         if isinstance(answered, BookieStatus):
             return answered, []
         if answered[0] is None:
@@ -302,7 +284,7 @@ class MemoryTransport:
         def answer(bookie: LocalBookie, reply: Callable[[BookieDescription], None]) -> None:
             reply(BookieDescription(bookie_id, "memory", "memory", "writable", 0, 0, 0, 0, 0.0))
 
-        answered = await self._call("describe", bookie_id, LedgerId(-1), answer, timeout_s)
+        answered = await self._call(bookie_id, answer, timeout_s)
         if isinstance(answered, BookieStatus):
             raise BookieUnavailableError(f"bookie {bookie_id}: {answered.name.lower()}")
         return answered
@@ -319,9 +301,7 @@ class MemoryTransport:
 
     async def _call(
         self,
-        kind: str,
         bookie_id: BookieId,
-        ledger_id: LedgerId,
         answer: Callable[[LocalBookie, Callable[[T], None]], None],
         timeout_s: float,
     ) -> T | BookieStatus:
@@ -330,7 +310,8 @@ class MemoryTransport:
         connection = self.connection(bookie_id)
         if connection is None:
             return BookieStatus.UNAVAILABLE
-        future: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T | None] = loop.create_future()
 
         def finish(value: T | None) -> None:
             if not future.done():
@@ -338,8 +319,7 @@ class MemoryTransport:
 
         def reply(value: T) -> None:
             if self.connection(bookie_id) == connection:
-                message = Message(kind, False, bookie_id, ledger_id)
-                self.network.deliver(message, lambda: finish(value))
+                loop.call_soon(finish, value)
 
         def arrive() -> None:
             bookie = self.bookie(bookie_id)
@@ -351,7 +331,7 @@ class MemoryTransport:
 
         calls = self._calls.setdefault(bookie_id, set())
         calls.add(break_call)
-        self.network.deliver(Message(kind, True, bookie_id, ledger_id), arrive)
+        loop.call_soon(arrive)
         try:
             async with asyncio.timeout(timeout_s):
                 value = await future

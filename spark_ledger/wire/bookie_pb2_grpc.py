@@ -74,15 +74,15 @@ class BookieServicer:
     """
 
     def Append(self, request_iterator, context):
-        """One stream per client and bookie, carrying the adds of many ledgers. Results for one tag come
-        in the order of its runs.
+        """One append stream per client and bookie carries the adds of many ledgers. Results for one tag
+        come in the order of its runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """A range of entries, in order, in chunks. A chunk whose status is not OK ends the stream.
+        """A range of entries, in order, in chunks. A chunk whose status is not OK is the last one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,12 +26,12 @@ ROLES = ("write", "read", "recover", "delete", "commit", "shared", "follow", "re
 def roles(session: Session, names: list[str]) -> list[Coroutine[Any, Any, None]]:
     """What this process does; a role may be given several times."""
     made: list[Coroutine[Any, Any, None]] = [session.keep_list()]
-    for lane, name in enumerate(names):
+    for index, name in enumerate(names):
         match name:
             case "write":
-                made.append(ledger_roles.write(session, lane))
+                made.append(ledger_roles.write(session, index))
             case "read":
-                made.append(ledger_roles.read(session, lane))
+                made.append(ledger_roles.read(session, index))
             case "recover":
                 made.append(ledger_roles.recover(session))
             case "delete":

@@ -79,7 +79,7 @@ class Fault(NamedTuple):
     """
 
     kind: str
-    lane: int
+    track: int
     start_s: float
     seconds: float
     bookies: tuple[int, ...]
@@ -93,9 +93,9 @@ class Fault(NamedTuple):
 
 
 def plan(
-    seed: int, seconds: float, mix: str, *, bookies: int, clients: int, lanes: int = 2
+    seed: int, seconds: float, mix: str, *, bookies: int, clients: int, tracks: int = 2
 ) -> list[Fault]:
-    """Faults for so many seconds, one after the other in each lane, with the lanes in parallel.
+    """Faults for so many seconds, one after the other in each track, with the tracks in parallel.
 
     Faults that overlap hit different servers in different ways: a paused bookie is not killed too.
     Kinds come in a shuffled order, each of them once before any comes again.
@@ -103,26 +103,26 @@ def plan(
     rng = random.Random(seed)
     made: list[Fault] = []
     deck: list[str] = []
-    clocks = [0.3 * lane for lane in range(lanes)]
+    clocks = [0.3 * track for track in range(tracks)]
     while min(clocks) < seconds:
-        lane = clocks.index(min(clocks))
+        track = clocks.index(min(clocks))
         if not deck:
             deck = rng.sample(MIXES[mix], len(MIXES[mix]))
-        fault = _draw(rng, deck.pop(), lane, clocks[lane], bookies, clients)
-        at_once = [f for f in made if f.start_s + f.seconds > fault.start_s and f.lane != lane]
+        fault = _draw(rng, deck.pop(), track, clocks[track], bookies, clients)
+        at_once = [f for f in made if f.start_s + f.seconds > fault.start_s and f.track != track]
         if any(_collide(fault, other) for other in at_once):
             deck.insert(0, fault.kind)
-            clocks[lane] += 0.25
+            clocks[track] += 0.25
             continue
         if fault.start_s + fault.seconds > seconds:
             break
         made.append(fault)
-        clocks[lane] += fault.seconds + rng.uniform(*_REST_S)
+        clocks[track] += fault.seconds + rng.uniform(*_REST_S)
     return sorted(made, key=lambda fault: fault.start_s)
 
 
 def _draw(
-    rng: random.Random, kind: str, lane: int, start_s: float, bookies: int, clients: int
+    rng: random.Random, kind: str, track: int, start_s: float, bookies: int, clients: int
 ) -> Fault:
     low, high = _SECONDS.get(kind, _SECONDS_DEFAULT)
     chosen = rng.sample(range(bookies), bookies)
@@ -141,7 +141,7 @@ def _draw(
     if kind == "clock-jump":
         amount = rng.choice((-1, 1)) * rng.choice((2.0, 3600.0, 86_400.0))
     seconds = rng.uniform(low, high)
-    return Fault(kind, lane, start_s, seconds, tuple(chosen[:count]), clients_hit, amount)
+    return Fault(kind, track, start_s, seconds, tuple(chosen[:count]), clients_hit, amount)
 
 
 def _collide(one: Fault, other: Fault) -> bool:

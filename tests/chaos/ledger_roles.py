@@ -33,9 +33,9 @@ TAIL_IDLE_S = 0.6
 # -- writing ---------------------------------------------------------------------------------------
 
 
-async def write(session: Session, lane: int) -> None:
+async def write(session: Session, index: int) -> None:
     """Write one ledger after the other, at a steady rate, with many appends in flight."""
-    process = f"{session.name}.w{lane}"
+    process = f"{session.name}.w{index}"
     while not session.stopping.is_set():
         writer = await _create(session, process)
         if writer is None:
@@ -136,7 +136,7 @@ async def _close(session: Session, process: str, writer: LedgerWriter) -> None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-async def read(session: Session, lane: int) -> None:
+async def read(session: Session, index: int) -> None:
     """Open ledgers, mostly new ones; refresh, read and follow them."""
     count = 0
     while await session.pause(session.rng.uniform(0.05, 0.5)):
@@ -145,7 +145,7 @@ async def read(session: Session, lane: int) -> None:
         newest = session.others[-8:]
         ledger_id = session.rng.choice(newest if session.rng.random() < 0.7 else session.others)
         count += 1
-        process = f"{session.name}.r{lane}.{count}"
+        process = f"{session.name}.r{index}.{count}"
         reader = await _open(session, process, ledger_id)
         if reader is None:
             continue

@@ -1,4 +1,4 @@
-"""Nemesis: injects the faults of a plan, each lane in a thread, and heals them."""
+"""Nemesis: injects the faults of a plan, each track in a thread, and heals them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Nemesis:
     def start(self) -> None:
         """Begin; the plan's times count from now."""
         began = time.monotonic()
-        for lane in sorted({fault.lane for fault in self._plan}):
-            faults = [fault for fault in self._plan if fault.lane == lane]
+        for track in sorted({fault.track for fault in self._plan}):
+            faults = [fault for fault in self._plan if fault.track == track]
             thread = threading.Thread(
-                target=self._run, args=(faults, began), name=f"nemesis {lane}", daemon=True
+                target=self._run, args=(faults, began), name=f"nemesis {track}", daemon=True
             )
             self._threads.append(thread)
             thread.start()

@@ -34,7 +34,7 @@ def test_plan_never_hits_one_server_twice_at_a_time() -> None:
         for at, one in enumerate(made):
             for other in made[at + 1 :]:
                 if other.start_s < one.start_s + one.seconds:
-                    assert one.lane != other.lane
+                    assert one.track != other.track
                     same = one.target == other.target == "bookie"
                     assert not (same and set(one.bookies) & set(other.bookies))
                     targets = {one.target, other.target}

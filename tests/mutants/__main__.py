@@ -1,7 +1,8 @@
 """Command: ``python -m tests.mutants`` puts bugs in and looks for them; each must be found.
 
 Without options it searches afresh, within budgets, and saves in ``kills.json`` what killed each
-mutant. ``--replay`` only repeats what killed it before, which takes seconds.
+mutant. ``--replay`` only repeats what killed it before, which takes seconds. With ``--replay``,
+``--suite`` or an ``--effort`` below 1, ``kills.json`` stays as it is.
 """
 
 from __future__ import annotations

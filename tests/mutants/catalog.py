@@ -1,9 +1,7 @@
 """The mutants: bugs that BookKeeper or a peer once had, as changes to our own sources.
 
-The ``.toml`` files beside this one hold them. Each has a name, what it resembles, a file and its
-text before and after (or several such ``edits``), and the suites that are expected to kill it, in
-order. A text that does not occur exactly once is an error: the source has changed, and the mutant
-has to follow.
+The ``.toml`` files beside this one hold them; README.md says how to add one. A text that does not
+occur exactly once is an error: the source has changed, and the mutant has to follow.
 """
 
 from __future__ import annotations
@@ -38,7 +36,9 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     name: str
     resembles: str
+    """Who had the bug, and what it does."""
     killers: tuple[SuiteName, ...]
+    """The suites that are expected to find it, in the order in which they are tried."""
     file: str = ""
     old: str = ""
     new: str = ""

@@ -22,23 +22,8 @@ The counts behind [PROOF.md](../../PROOF.md), written by `python -m tests.proof`
 beside this file. A fault is listed under the name that its tool prints.
 """
 
-_MUTANTS_HEAD: Final = """\
-# Mutants
-
-Bugs that are put into the sources on purpose, to see whether the proofs find them. Most of them are
-bugs that BookKeeper or a peer once had: `#4651` and `PR #4194` are issues and pull requests of
-apache/bookkeeper, and `rule P4` is the rule that the bug breaks, in
-[the protocol](../../spark_ledger/protocol/README.md), [a bookie's
-storage](../../bookie_server/storage/README.md) or [streams](../../spark_ledger/stream/README.md).
-
-- The bugs are in the `.toml` files beside this page, as an old and a new text of a source file.
-  When a source changes, its mutants have to follow; `tests/mutants/test_mutants.py` compares.
-- `python -m tests.mutants --only NAME` looks for what finds one, within a budget, and keeps the
-  finding in `kills.json`. With `--replay` it goes only where the bug was found before.
-- A mutant that nothing finds is a hole in the proofs: write the test first, then add it.
-
-`python -m tests.proof --page` writes this page.
-"""
+_MADE_BELOW: Final = "<!-- python -m tests.proof --page writes what follows -->\n"
+"""Ends the part of the mutants' page that is written by hand."""
 
 
 def counts_page() -> str:
@@ -53,14 +38,18 @@ def counts_page() -> str:
 
 
 def mutants_page() -> str:
-    """Every mutant and what killed it. Raises FileNotFoundError if there are no figures."""
+    """The head of the page as it is, then every mutant and what killed it.
+
+    Raises FileNotFoundError if there are no figures.
+    """
     (step,) = (step for step in STEPS if step.name == "mutants")
     catalog = {mutant.name: mutant for mutant in load()}
     kills = {
         verdict["name"]: next((tried["kill"] for tried in verdict["tried"] if tried["kill"]), None)
         for verdict in figures_of(step)
     }
-    parts = [_MUTANTS_HEAD]
+    by_hand, mark, _ = MUTANTS_PAGE.read_text(encoding="utf-8").partition(_MADE_BELOW)
+    parts = [by_hand + mark]
     for area in dict.fromkeys(mutant.area for mutant in catalog.values()):
         rows = [
             (f"`{mutant.name}`", mutant.resembles, *_killed_by(kills.get(mutant.name)))

@@ -20,7 +20,7 @@ class SimBase:
         self.seed = seed
         self.options = options
         self.loop = SimulatedLoop(  # type: ignore[abstract]
-            self.stream("loop"), shuffle=options.shuffle
+            self.random_for("loop"), shuffle=options.shuffle
         )
         self.loop.on_error = self._on_error
         self.faults: Counter[str] = Counter()
@@ -31,10 +31,10 @@ class SimBase:
         """The second phase has begun: no new faults."""
         self.over = False
         """The schedule has been judged. What its tasks do while they end is not recorded."""
-        self._delays = self.stream("delays")
+        self._delays = self.random_for("delays")
 
-    def stream(self, name: str) -> random.Random:
-        """A random stream for one purpose: one more draw here changes no other stream."""
+    def random_for(self, name: str) -> random.Random:
+        """A random generator for one purpose: one more draw from it changes no other one."""
         return random.Random(f"{name} {self.seed}")
 
     @property

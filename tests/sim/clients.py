@@ -50,7 +50,7 @@ class Client:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self.draw: random.Random = world.stream(f"client {name}")
+        self.draw: random.Random = world.random_for(f"client {name}")
         options = world.options
         self.process = Process(
             name,
@@ -58,8 +58,6 @@ class Client:
             wall_offset_s=self.draw.uniform(-1e6, 1e6) if options.drift else 0.0,
         )
         self.tasks: list[asyncio.Task[Any]] = []
-        self.stubborn = False
-        """Its work may end only in the second phase."""
 
     def start(self, work: Any) -> None:
         """Run a coroutine in the process."""
@@ -92,7 +90,7 @@ class Client:
                 await asyncio.sleep(0.1)
             else:
                 client._context.directory._registry = BulkRegistry(store)
-                client._context.random = self.world.stream(f"placement {self.name}")
+                client._context.random = self.world.random_for(f"placement {self.name}")
                 return client
 
     def open(

@@ -69,7 +69,7 @@ class Disk:
     def __init__(self, world: SimBase, bookie_id: BookieId) -> None:
         self.world = world
         self.bookie_id = bookie_id
-        self.draw: random.Random = world.stream(f"disk {bookie_id}")
+        self.draw: random.Random = world.random_for(f"disk {bookie_id}")
         self.files = formatted(bookie_id)
         self.full = False
         self.error_in = 0

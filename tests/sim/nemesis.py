@@ -18,7 +18,7 @@ class Nemesis:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.draw: random.Random = world.stream("nemesis")
+        self.draw: random.Random = world.random_for("nemesis")
         self._kinds: dict[str, Callable[[], str]] = {
             "crash": self._crash,
             "crash_in_io": self._crash_in_io,

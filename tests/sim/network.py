@@ -14,7 +14,7 @@ from tests.sim.base import SimBase
 from tests.sim.loop import Process
 
 
-class Lane:
+class Direction:
     """One direction of one connection."""
 
     __slots__ = ("broken", "last_arrival")
@@ -33,7 +33,7 @@ class Link:
     def __init__(self) -> None:
         self.cut = 0
         self.holds = False
-        self.held: list[tuple[Process, Lane, Callable[..., None], tuple[Any, ...]]] = []
+        self.held: list[tuple[Process, Direction, Callable[..., None], tuple[Any, ...]]] = []
         self.slowness = 1.0
         self.slow_until = 0.0
 
@@ -43,7 +43,7 @@ class Network:
 
     def __init__(self, world: SimBase) -> None:
         self.world = world
-        self.draw: random.Random = world.stream("network")
+        self.draw: random.Random = world.random_for("network")
         self.links: dict[tuple[str, str], Link] = {}
 
     def link(self, source: str, target: str) -> Link:
@@ -57,43 +57,43 @@ class Network:
         self,
         source: str,
         target: Process,
-        lane: Lane,
+        direction: Direction,
         deliver: Callable[..., None],
         *args: Any,
     ) -> None:
         """Send one message. If the target process has died, nobody receives it."""
         world, options, draw = self.world, self.world.options, self.draw
         link = self.link(source, target.name.partition("#")[0])
-        if lane.broken:
+        if direction.broken:
             return
         if link.cut:
             if link.holds:
-                link.held.append((target, lane, deliver, args))
+                link.held.append((target, direction, deliver, args))
             else:
-                lane.broken = True
+                direction.broken = True
             return
         if options.loss and not world.healing and draw.random() < options.loss:
             world.fault("message lost", f"{source} -> {target}")
-            lane.broken = True
+            direction.broken = True
             return
         delay_s = world.delay()
         if options.delay == "links" and not world.healing:
             delay_s *= self._slowness(link)
-        self._pass_on(target, lane, delay_s, deliver, *args)
+        self._pass_on(target, direction, delay_s, deliver, *args)
 
     def _pass_on(
         self,
         target: Process,
-        lane: Lane,
+        direction: Direction,
         delay_s: float,
         deliver: Callable[..., None],
         *args: Any,
     ) -> None:
         """Deliver a message, but not before those that were sent before it."""
         loop = self.world.loop
-        lane.last_arrival = max(lane.last_arrival, loop.now + delay_s)
+        direction.last_arrival = max(direction.last_arrival, loop.now + delay_s)
         loop.at(
-            lane.last_arrival, target, deliver, *args
+            direction.last_arrival, target, deliver, *args
         )  # an absolute time: a sum of differences would be rounded
 
     def repeats(self) -> bool:
@@ -118,8 +118,8 @@ class Network:
         link.cut = max(0, link.cut - 1)
         if not link.cut:
             held, link.held = link.held, []
-            for process, lane, deliver, args in held:
-                self._pass_on(process, lane, self.world.delay(), deliver, *args)
+            for process, direction, deliver, args in held:
+                self._pass_on(process, direction, self.world.delay(), deliver, *args)
 
     def mend_all(self) -> None:
         """End every cut."""

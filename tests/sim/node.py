@@ -72,7 +72,7 @@ class BookieNode:
         """Ledgers whose fence it has answered."""
         self._zookeeper = zookeeper
         self._witness = witness
-        self._draw: random.Random = world.stream(f"node {bookie_id}")
+        self._draw: random.Random = world.random_for(f"node {bookie_id}")
         self._commit_due = False
         self._flush_due = False
         self._batches: deque[Mark] = deque(maxlen=6)

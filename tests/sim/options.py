@@ -45,7 +45,8 @@ FAULTS: Final = (
     "failover",
     "clock_jump",
 )
-"""The kinds of faults that the nemesis chooses from."""
+"""The kinds of faults that the nemesis chooses from. ``draw_options`` draws once for each of them,
+so a new kind changes what most seeds do; README.md says what to run then."""
 
 
 class LedgerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +111,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def draw_options(seed: int) -> Options:
-    """Draw the options of a seed."""
+    """Draw the options of a seed. A new option is drawn last: a draw in between moves all draws
+    behind it, and so changes what most seeds do."""
     draw = random.Random(f"options {seed}")
     faults = tuple(kind for kind in FAULTS if draw.random() < 0.45)
     rot = draw.choice(["", "", "", "", "", "journal", "flip", "gone", "everywhere"])

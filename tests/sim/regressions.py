@@ -1,4 +1,4 @@
-"""Schedules that failed once: saved as files, and replayed by every later run."""
+"""Schedules that failed once: saved as files, and run again by every later run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from tests.sim.options import Options
 from tests.sim.running import Failure, git_commit
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "regressions"
@@ -26,11 +29,16 @@ def save(failure: Failure) -> Path:
 
 
 def options_saved(seed: int) -> dict[str, Any] | None:
-    """The options with which the schedule of a seed failed, if it was saved."""
+    """The options with which the schedule of a seed failed; None if it was not saved.
+
+    An option that did not exist then has its default, whatever the seed draws for it now. So a new
+    option does not change a saved schedule, if its default injects nothing.
+    """
     path = FOLDER / f"sim_{seed}.json"
     if not path.exists():
         return None
-    options: dict[str, Any] = json.loads(path.read_text())["options"]
+    stored = msgspec.convert(json.loads(path.read_text())["options"], Options)
+    options: dict[str, Any] = msgspec.to_builtins(stored)
     return options
 
 

@@ -296,7 +296,7 @@ def _adjusted(options: Options) -> Iterator[None]:
 @contextmanager
 def _determined(world: World) -> Iterator[None]:
     """Replace every other source of randomness and time while a schedule runs."""
-    draw = world.stream("identifiers")
+    draw = world.random_for("identifiers")
     saved = (
         uuid.uuid4,
         secrets.token_hex,

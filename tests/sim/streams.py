@@ -67,7 +67,7 @@ class StreamClient(Client):
                 self.world.say(f"{self.name} cannot open the stream: {type(error).__name__}")
                 await asyncio.sleep(0.1)
             else:
-                stream._committer.rng = self.world.stream(f"jitter {self.name}")
+                stream._committer.rng = self.world.random_for(f"jitter {self.name}")
                 return stream
 
     def new_values(self, target: str) -> tuple[str, ...]:

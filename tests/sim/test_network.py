@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.sim.loop import Process, SimulatedLoop
-from tests.sim.network import Lane, Network
+from tests.sim.network import Direction, Network
 
 LANES, MESSAGES = 50, 100
 
@@ -20,7 +20,7 @@ def test_messages_behind_a_late_one_stay_in_order() -> None:
     world: Any = SimpleNamespace(
         loop=loop,
         options=SimpleNamespace(loss=0.0, delay="light"),
-        stream=lambda _name: draw,
+        random_for=lambda _name: draw,
         delay=lambda: draw.choice([0.001, 0.1, 1.5]),
         healing=False,
     )
@@ -29,14 +29,14 @@ def test_messages_behind_a_late_one_stay_in_order() -> None:
     sent: list[list[int]] = [[] for _ in range(LANES)]
     arrived: list[list[int]] = [[] for _ in range(LANES)]
 
-    def send(number: int, lane: Lane) -> None:
+    def send(number: int, direction: Direction) -> None:
         sent[number].append(len(sent[number]))
-        network.send("writer", target, lane, arrived[number].append, sent[number][-1])
+        network.send("writer", target, direction, arrived[number].append, sent[number][-1])
 
     for number in range(LANES):
-        lane = Lane()
+        direction = Direction()
         for _ in range(MESSAGES):
-            loop.at(draw.uniform(0.0, 1.4), None, send, number, lane)
+            loop.at(draw.uniform(0.0, 1.4), None, send, number, direction)
     everything = LANES * MESSAGES
     assert loop.run(
         lambda: sum(map(len, arrived)) == everything, until_s=10.0, callbacks_max=3 * everything

@@ -5,7 +5,6 @@ SPARK_LEDGER_SIM_SCHEDULES sets how many; ``python -m tests.sim`` runs any numbe
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from tests import effort
 from tests.sim.options import FAULTS
-from tests.sim.regressions import saved
+from tests.sim.regressions import options_saved, saved
 from tests.sim.running import Totals, differing_seeds, run_many
 from tests.sim.schedule import run_schedule
 
@@ -94,6 +93,6 @@ def test_seed_gives_the_same_trace_in_another_process() -> None:
 @pytest.mark.parametrize("path", saved(), ids=lambda path: path.stem)
 def test_schedule_that_failed_once_passes(path: Path) -> None:
     """Saved schedules, run with the options they failed with."""
-    schedule = json.loads(path.read_text())
-    outcome = run_schedule(schedule["seed"], schedule["options"])
+    seed = int(path.stem.removeprefix("sim_"))
+    outcome = run_schedule(seed, options_saved(seed))
     assert not outcome.violations, [str(violation) for violation in outcome.violations]

@@ -15,7 +15,7 @@ from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from tests.sim.loop import Handle, Process
-from tests.sim.network import Lane, Network
+from tests.sim.network import Direction, Network
 from tests.sim.node import BookieNode
 
 KEEPALIVE_S = 1.5
@@ -35,25 +35,23 @@ class Connection:
         self.broken = False
         self.appenders: list[SimAppender] = []
         self.calls: list[Callable[[Any], None]] = []
-        self.lane = Lane()
-        self.answers = Lane()
         if self.server is None:
             self._refused()
         else:
             node.connections.append(self)
 
-    def send(self, lane: Lane, deliver: Callable[..., None], *args: Any) -> None:
+    def send(self, direction: Direction, deliver: Callable[..., None], *args: Any) -> None:
         """Send towards the bookie."""
         if self.server is not None and not self.broken:
             self.transport.network.send(
-                self.transport.process.name, self.server, lane, deliver, *args
+                self.transport.process.name, self.server, direction, deliver, *args
             )
 
-    def send_back(self, lane: Lane, deliver: Callable[..., None], *args: Any) -> None:
+    def send_back(self, direction: Direction, deliver: Callable[..., None], *args: Any) -> None:
         """Send towards the client."""
         if not self.broken:
             self.transport.network.send(
-                self.node.name, self.transport.process, lane, deliver, *args
+                self.node.name, self.transport.process, direction, deliver, *args
             )
 
     def server_died(self) -> None:
@@ -100,8 +98,8 @@ class SimAppender:
         self._access_key = access_key
         self._recovery = recovery
         self._on_result = on_result
-        self._requests = Lane()
-        self._answers = Lane()
+        self._requests = Direction()
+        self._answers = Direction()
         self._outstanding: deque[EntryId] = deque()
         self._unanswered: deque[list[AddResult]] = deque()
         self._ended = False
@@ -351,7 +349,7 @@ class SimTransport:
         connection = self.connection(bookie_id)
         loop = self.network.world.loop
         future = loop.create_future()
-        lane, answers = Lane(), Lane()
+        requests, answers = Direction(), Direction()
 
         def finish(value: Any) -> None:
             if not future.done():
@@ -367,7 +365,7 @@ class SimTransport:
         if connection.broken:
             return BookieStatus.UNAVAILABLE
         connection.calls.append(finish)
-        connection.send(lane, arrive)
+        connection.send(requests, arrive)
         if connection.server is not None and self.network.repeats():
             self.network.world.fault("request repeated", f"{kind} of {self.process}")
             delay_s = self.network.draw.uniform(0, _REPEATED_LATE_S)

@@ -39,7 +39,7 @@ class World(SimBase):
         self.network = Network(self)
         self.zookeeper = SimZookeeper(
             self,
-            self.stream("zookeeper"),
+            self.random_for("zookeeper"),
             faults=options.metadata_faults,
             stale_reads=options.stale_reads,
             observe=self.invariants.observe,
@@ -49,7 +49,7 @@ class World(SimBase):
         self.passwords: dict[int, bytes] = {}
         """Passwords of the ledgers that have one."""
         self.recovering: Counter[int] = Counter()
-        self.draw = self.stream("world")
+        self.draw = self.random_for("world")
         self._operations = 0
 
     # -- the beginning -----------------------------------------------------------------------------

@@ -44,7 +44,6 @@ class SimTree(MemoryTree):
     def __init__(self, observe: Callable[[str, bytes | None], None]) -> None:
         super().__init__()
         self._observe = observe
-        self._depth = 0
         self.zxid = 0
         self.past: dict[str, list[tuple[int, Versioned[bytes] | None]]] = {}
         """The last values of each node, with the number of the change that wrote them; None:

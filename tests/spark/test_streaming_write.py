@@ -76,7 +76,7 @@ def test_driver_that_dies_after_its_commit_repeats_nothing(source: Lab) -> None:
     assert copy.stored() == list(range(35))
 
 
-def test_a_replay_under_another_sink_name_is_refused(source: Lab) -> None:
+def test_repeated_batch_under_another_sink_name_is_refused(source: Lab) -> None:
     copy = source.another()
     copy_all(source, copy)
     for name in ("2", ".2.crc"):
@@ -105,8 +105,8 @@ def test_driver_on_old_copy_of_the_checkpoint_is_refused(source: Lab) -> None:
 
 
 def test_driver_on_copy_of_the_checkpoint_one_batch_behind_is_refused(source: Lab) -> None:
-    """The restart plans the batch anew, with the rows that came since; to take it for a replay of
-    the committed one would lose them."""
+    """The restart plans the batch anew, with the rows that came since; to take it for a repetition
+    of the committed one would lose them."""
     copy = source.another()
     copy_all(source, copy)
     backup = copy.checkpoint + "-backup"
@@ -123,7 +123,7 @@ def test_driver_on_copy_of_the_checkpoint_one_batch_behind_is_refused(source: La
 
 
 def test_two_drivers_on_copies_of_a_checkpoint_lose_nothing(source: Lab) -> None:
-    """The twin finds its first batch committed and takes it for a replay; the original is then
+    """The twin finds its first batch committed and takes it for a repetition; the original is then
     behind the twin and is told so. Nothing is lost or doubled."""
     copy = source.another()
     copy_all(source, copy)

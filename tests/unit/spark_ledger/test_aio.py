@@ -1,4 +1,4 @@
-"""The async face: what opens something is awaited or entered, and loads on use."""
+"""The asyncio client: what opens something is awaited or entered, and loads on use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner: no row lost or read twice, in order, balanced, and the same for a replay."""
+"""The planner: no row lost or read twice, in order, balanced, the same when planned again."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_plan_has_each_row_of_the_range_once_and_in_order(
     ]
     assert rows_of(plans) == [row for row in everything if start <= row < end]
     assert all(plan.ranges for plan in plans)
-    assert [plan.rotation for plan in plans] == list(range(len(plans)))
+    assert [plan.replica_hint for plan in plans] == list(range(len(plans)))
     for plan in plans:
         assert all(one.start < one.end for one in plan.ranges)
 
 
 @given(entries=streams)
 @settings(max_examples=50, deadline=None)
-def test_plan_of_a_replay_is_the_same(entries: list[tuple[int, ...]]) -> None:
+def test_plan_of_repeated_micro_batch_is_the_same(entries: list[tuple[int, ...]]) -> None:
     made = commits(*(segment(n, rows) for n, rows in enumerate(entries)))
     start, end = Dlsn(0), Dlsn(len(entries))
     limits = PlanLimits(3, 2 * MIB)

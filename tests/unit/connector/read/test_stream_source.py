@@ -1,4 +1,4 @@
-"""StreamSource: where a query starts and ends, triggers, lost data, replays."""
+"""StreamSource: where a query starts and ends, triggers, lost data, repeated micro-batches."""
 
 from __future__ import annotations
 

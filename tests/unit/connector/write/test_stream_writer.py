@@ -1,4 +1,4 @@
-"""The commit of a micro-batch: replays change nothing, rival drivers are refused."""
+"""The commit of a micro-batch: a repetition changes nothing, a second driver is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from connector import sessions
 from connector.options import write_options
-from connector.write import replay, writers
+from connector.write import repeated, writers
 from connector.write.task import TaskWritten
 from connector.write.writers import LedgerStreamWriter
 from spark_ledger.errors import ConfigurationError, ConflictError
@@ -59,7 +59,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
     made = FakeStream()
     monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: made)
     monkeypatch.setattr(writers, "prepare_stream", lambda options, schema: "id")
-    replay._FIRST_BATCH_OF_RUN.clear()
+    repeated._FIRST_BATCH_OF_RUN.clear()
     return made
 
 
@@ -91,7 +91,7 @@ def test_commit_of_empty_micro_batch_commits_nothing(stream: FakeStream) -> None
     assert stream.commits == []
 
 
-def test_commit_of_replay_after_restart_changes_nothing(
+def test_commit_repeated_after_restart_changes_nothing(
     stream: FakeStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer().commit([message(4, 5)], 4)
@@ -145,7 +145,7 @@ def test_commit_under_sink_name_of_another_query_is_refused(stream: FakeStream) 
 
 
 @pytest.mark.parametrize(("before", "after"), [("", "y"), ("x", ""), ("x", "y")])
-def test_commit_of_replay_under_another_sink_name_is_refused(
+def test_commit_repeated_under_another_sink_name_is_refused(
     stream: FakeStream, before: str, after: str
 ) -> None:
     def named(name: str) -> LedgerStreamWriter:

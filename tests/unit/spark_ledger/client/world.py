@@ -1,4 +1,4 @@
-"""A cluster in one process for tests: memory metadata and transport, scripted bookies."""
+"""The world of the client tests: scripted bookies, with metadata and transport in memory."""
 
 from __future__ import annotations
 

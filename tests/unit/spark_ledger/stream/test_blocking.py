@@ -1,4 +1,4 @@
-"""The blocking face: the same answers from threads, and iterables that block."""
+"""Streams without a loop: the same answers from threads, and iterables that block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream over fake ledgers and the metadata store in memory, for tests."""
+"""The world of the stream tests: fake ledgers, metadata in memory, and helpers for rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells a replayed micro-batch, which is harmless, from one that another driver committed.
+"""Tells a repeated micro-batch, which is harmless, from one that another driver committed.
 
 A stream applies each pair of sink and batch id once (rule T3), so a second commit changes nothing.
 That is right for a driver that repeats its last micro-batch after a restart. It would lose rows if
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FIRST_BATCH_OF_RUN: Final[dict[tuple[str, str], int]] = {}
-"""By sink and run: the first micro-batch that was committed through this process. A run begins with
-at most one replay, so only that micro-batch may be one."""
+"""By sink and query run: the first micro-batch that was committed through this process. A query run
+repeats at most its first micro-batch, so no other one is taken for a repetition."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch as its tasks wrote it, and the query and run that want to commit it."""
+    """A micro-batch as its tasks wrote it, and the query and query run that want to commit it."""
 
     sink_id: str
     query_id: str
@@ -38,7 +38,7 @@ class MicroBatch:
 
     @property
     def run(self) -> str:
-        """The run as commits name it: the query and its run."""
+        """The query run as commits name it: query id, slash, Spark's run id."""
         return f"{self.query_id}/{self.run_id}"
 
     @property
@@ -47,7 +47,7 @@ class MicroBatch:
 
 
 def is_first_of_run(batch: MicroBatch) -> bool:
-    """Whether this is the first micro-batch of its run, as far as this process has seen."""
+    """Whether this is the first micro-batch of its query run, as far as this process has seen."""
     first = _FIRST_BATCH_OF_RUN.setdefault((batch.sink_id, batch.run), batch.batch_id)
     if len(_FIRST_BATCH_OF_RUN) > RUNS_REMEMBERED_MAX:
         del _FIRST_BATCH_OF_RUN[next(iter(_FIRST_BATCH_OF_RUN))]
@@ -97,7 +97,7 @@ def check_sink_name(stream: Stream, batch: MicroBatch) -> None:
             )
 
 
-def check_replay(
+def check_repeated(
     commit: Commit,
     batch: MicroBatch,
     stream_name: str,
@@ -105,12 +105,12 @@ def check_replay(
     is_first_of_run: bool,
     fail_on_data_loss: bool,
 ) -> None:
-    """Check a micro-batch that turns out to be committed already, by another run.
+    """Check a micro-batch that was found to be committed already, by another query run.
 
-    It is a replay if that run is over, was of this query, and committed the same number of rows.
-    A run replays at most its first micro-batch.
+    It is a repetition if that query run is over, belonged to this query, and committed the same
+    number of rows. A query run repeats at most its first micro-batch.
 
-    Raises ConflictError if it is no replay.
+    Raises ConflictError if it is no repetition.
     """
     subject = f"stream {stream_name!r}: micro-batch {batch.batch_id} of sink {batch.sink_id!r}"
     other_query = commit.run_id.partition("/")[0]
