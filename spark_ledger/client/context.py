@@ -152,16 +152,22 @@ class ClientContext:
         """Compare-and-set. A change whose reply was lost is read again, not repeated (rule P6).
 
         MetadataUnavailableError means that nothing was changed. After a conflict or an unknown
-        outcome the value is read again; only if that fails until the deadline too does such an
-        error leave open what happened.
+        outcome the value is read again. If that fails until the deadline too, an unknown outcome
+        stays one: the error is OutcomeUnknownError.
         """
         wait_s = METADATA_READ_AGAIN_FACTOR * self.config.metadata_timeout_s
         deadline = asyncio.get_running_loop().time() + wait_s
         ledger_id = command.metadata.ledger_id
         try:
             version = await self.ledgers.compare_and_set(command.metadata, command.version)
-        except (ConflictError, OutcomeUnknownError):
+        except ConflictError:
             return await self._read_again(ledger_id, deadline)
+        except OutcomeUnknownError as error:
+            found = await self._read_again(ledger_id, deadline)
+            if isinstance(found, MetadataConflict):
+                return found
+            error.__cause__ = found.error  # why nobody could look
+            return MetadataFailed(error)
         except LedgerError as error:
             return MetadataFailed(error)
         return MetadataWritten(command.metadata, version)

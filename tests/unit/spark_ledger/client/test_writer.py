@@ -8,7 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import EnsembleLostError, FencedError, MetadataUnavailableError
+from spark_ledger.errors import (
+    EnsembleLostError,
+    FencedError,
+    LedgerError,
+    MetadataUnavailableError,
+    OutcomeUnknownError,
+)
 from spark_ledger.limits import KIB
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.types import LedgerState
@@ -147,19 +153,28 @@ def test_lost_reply_is_looked_up_when_the_store_is_back() -> None:
     run(test)
 
 
-def test_lost_reply_with_store_away_for_good_fails_the_adds() -> None:
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (Outcome.LOST_REPLY, OutcomeUnknownError),  # the ledger is closed, and nobody can see it
+        (Outcome.LOST_REQUEST, OutcomeUnknownError),
+        (Outcome.UNAVAILABLE, MetadataUnavailableError),
+    ],
+)
+def test_close_with_store_away_for_good_says_whether_it_may_have_happened(
+    reply: Outcome, error: type[LedgerError]
+) -> None:
     async def test(world: World) -> None:
         client = await world.client(metadata_timeout_s=0.1)
         writer = await client.create_ledger()
         await writer.append(b"0")
         store = client.store
         assert isinstance(store, MemoryMetadataStore)
-        store.interpose = lambda name, _path: Fault(
-            Outcome.LOST_REPLY if name == "put" else Outcome.UNAVAILABLE
-        )
+        store.interpose = lambda name, _path: Fault(reply if name == "put" else Outcome.UNAVAILABLE)
         async with asyncio.timeout(10):
-            with pytest.raises(MetadataUnavailableError):
+            with pytest.raises(error) as raised:
                 await writer.close()
+        assert raised.value.outcome_unknown is (error is OutcomeUnknownError)
 
     run(test)
 
