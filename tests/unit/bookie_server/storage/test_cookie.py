@@ -63,7 +63,7 @@ def test_directory_that_is_not_empty_is_formatted_only_by_force(tmp_path: Path) 
     assert not (tmp_path / "l1" / "precious").exists()
     (tmp_path / "l0" / "index").mkdir()
     (tmp_path / "l0" / "index" / "data.mdb").write_text("old rows")
-    with pytest.raises(ConfigurationError, match="not empty .* choose another, or empty it"):
+    with pytest.raises(ConfigurationError, match=r"not empty .* choose another, or empty it"):
         make(tmp_path)
     second = make(tmp_path, force=True)
     assert second.bookie_id != first.bookie_id

@@ -90,7 +90,7 @@ def test_missing_renamed_and_cut_files_are_refused(files: MemoryFileSystem) -> N
     clone = files.crash_clone(None)
     clone.cut(second, batch_offset(4))
     with pytest.raises(
-        CorruptionError, match="has 16384 bytes, but was made with 65536.*format a new bookie"
+        CorruptionError, match=r"has 16384 bytes, but was made with 65536.*format a new bookie"
     ):
         read(clone)
     clone = files.crash_clone(None)
@@ -170,7 +170,7 @@ def test_intact_record_that_the_trailer_does_not_cover_is_damage() -> None:
     assert read(last) == [[1], [2]]
     put_another_record(files, 2)
     with pytest.raises(
-        CorruptionError, match="batch 2 at offset 8192 is damaged .*format a new bookie in empty"
+        CorruptionError, match=r"batch 2 at offset 8192 is damaged .*format a new bookie in empty"
     ):
         read(files)
 
