@@ -225,15 +225,13 @@ class BookieService:
         self, _request: pb.DescribeRequest, context: CallContext
     ) -> pb.DescribeResponse:
         """Who this bookie is and how it does."""
-        refusal = self._refusal(context, "")
-        if refusal is not None:
+        description = self._refusal(context, "") or await self._description()
+        if isinstance(description, Refusal):
             return pb.DescribeResponse(
-                status=status_to_wire(refusal.status),
-                message=refusal.message,
+                status=status_to_wire(description.status),
+                message=description.message,
                 bookie_id=self._bookie_id,
             )
-        loop = asyncio.get_running_loop()
-        description = await loop.run_in_executor(self._pool, self._describe)
         return pb.DescribeResponse(
             bookie_id=self._bookie_id,
             cluster_id=description.cluster_id,
@@ -267,6 +265,14 @@ class BookieService:
         if error:
             return Refusal(BookieStatus.BAD_REQUEST, error)
         return None
+
+    async def _description(self) -> Description | Refusal:
+        """How the bookie does, unless its disk or index cannot say."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, self._describe)
+        except (OSError, CorruptionError) as error:
+            return Refusal(BookieStatus.IO_ERROR, str(error))
 
     async def _entry_ranges(
         self, ledger_id: LedgerId

@@ -94,7 +94,7 @@ RULES = {
     "spark_ledger.cli": rule("spark_ledger", libraries="click rich msgspec pyarrow"),
     # spark_ledger/__init__.py, aio.py, and local/, which starts processes: all of the library
     "spark_ledger": rule("spark_ledger", libraries="msgspec"),
-    # the connector sees the blocking face and streams; its read and write sides do not meet
+    # the connector sees the blocking client and streams; its read and write sides do not meet
     "connector.read": rule(*CONNECTOR_COMMON, libraries="pyspark pyarrow"),
     "connector.write": rule(*CONNECTOR_COMMON, libraries="pyspark pyarrow"),
     "connector": rule(

@@ -276,6 +276,22 @@ def test_list_entries_that_cannot_be_read_answers_io_error(
     on_loop(ask)()
 
 
+@pytest.mark.parametrize(
+    "error", [CorruptionError("index /l is damaged"), OSError("disk /l is gone")]
+)
+def test_describe_with_unreadable_storage_answers_io_error(error: Exception) -> None:
+    def unreadable() -> Description:
+        raise error
+
+    async def ask(f: Fixture) -> None:
+        f.service._describe = unreadable
+        answer = await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
+        assert (answer.status, answer.message) == (pb.IO_ERROR, str(error))
+        assert answer.bookie_id == BOOKIE
+
+    on_loop(ask)()
+
+
 def test_an_address_in_use_is_named() -> None:
     async def main() -> None:
         first, second = Fixture(), Fixture()
