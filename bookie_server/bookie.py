@@ -194,7 +194,7 @@ class Bookie:
         try:
             ledger_record = self._storage.ledger_record(ledger_id)
         except (OSError, CorruptionError) as error:
-            return LedgerEnd.untold(BookieStatus.IO_ERROR, str(error))
+            return LedgerEnd.without_end(BookieStatus.IO_ERROR, str(error))
         return end_of_ledger(ledger_record, ledger_id, access_key_hash(access_key))
 
     def watch_last_confirmed(

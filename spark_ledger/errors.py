@@ -85,9 +85,10 @@ class AddOutcomeUnknownError(OutcomeUnknownError, LedgerClosedError):
 
 
 class FencedError(LedgerError):
-    """Another client has fenced the ledger: this writer may add nothing more.
+    """Another client has fenced the ledger: its writer may add nothing more.
 
-    Adds that were in flight may or may not be part of the ledger.
+    Adds that were in flight may or may not be part of the ledger. From opening with recovery:
+    another client changed the ensemble meanwhile; open the ledger again.
     """
 
     outcome_unknown = True

@@ -1,4 +1,8 @@
-"""Every number that is policy, each with its reason: bounds, timeouts, retries and their pauses."""
+"""Numbers that are policy, each with its reason: bounds, timeouts, retries and their pauses.
+
+What several files share, or a user may meet, stands here. A number that only one file understands
+(the journal's group commit, the local cluster) stands there, with its reason.
+"""
 
 from __future__ import annotations
 

@@ -210,7 +210,8 @@ class BookieInfo:
 class BookieStatus(IntEnum):
     """A bookie's answer to one request. Numbers are those of ``bookie.proto``.
 
-    The last two are never sent: a client's transport reports them when no answer came.
+    The last two are never sent: a client's transport reports them when no answer came. READ_ONLY is
+    not sent either: a full bookie answers IO_ERROR, and registers itself as read-only.
     """
 
     OK = 0

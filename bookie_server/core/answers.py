@@ -48,7 +48,7 @@ class LedgerEnd(NamedTuple):
     message: str
 
     @classmethod
-    def untold(cls, status: BookieStatus, message: str) -> LedgerEnd:
+    def without_end(cls, status: BookieStatus, message: str) -> LedgerEnd:
         """The answer that names no end, and says why."""
-        assert status is not BookieStatus.OK, "an end that is known is told"
+        assert status is not BookieStatus.OK, "OK names the end"
         return cls(status, NO_ENTRY, NO_ENTRY, False, message)

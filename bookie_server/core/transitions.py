@@ -113,9 +113,9 @@ def end_of_ledger(record: LedgerRecord | None, ledger_id: LedgerId, key_hash: by
     """Where the ledger ends here. A key that is shown must be right; none is needed."""
     if record is None:
         message = f"ledger {ledger_id} is not known here"
-        return LedgerEnd.untold(BookieStatus.NO_SUCH_LEDGER, message)
+        return LedgerEnd.without_end(BookieStatus.NO_SUCH_LEDGER, message)
     if key_hash and (refusal := _refuse_key(record, ledger_id, key_hash)) is not None:
-        return LedgerEnd.untold(*refusal)
+        return LedgerEnd.without_end(*refusal)
     return LedgerEnd(
         BookieStatus.OK, record.last_add_confirmed, record.last_entry, record.fenced, ""
     )

@@ -177,7 +177,7 @@ def _write_once(
 
 
 class _RepeatableBatches:
-    """The batches of a task, which may be iterated again while all that were drawn from Spark fit
+    """The batches of a task, which may be iterated again while all that were taken from Spark fit
     in ``TASK_KEPT_BYTES_MAX``."""
 
     def __init__(self, first: pa.RecordBatch, following: Iterator[pa.RecordBatch]) -> None:

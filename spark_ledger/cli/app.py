@@ -54,7 +54,10 @@ NEXT_STEPS: Final[tuple[tuple[type[LedgerError], str], ...]] = (
     (ReadBeyondConfirmedError, "follow new entries with: ledger ledgers tail"),
     (NoSuchEntryError, "see who holds what with: ledger ledgers show"),
     (UnauthorizedError, "give the ledger's password with --password env:NAME or file:PATH"),
-    (FencedError, "another client has taken the ledger over: write to a new one"),
+    (
+        FencedError,
+        "another client took the ledger over: write to a new one, or open it again",
+    ),
     (OutcomeUnknownError, "look what has happened before you repeat it"),
     (LedgerClosedError, "write to a new ledger"),
     (ConflictError, "look at the present state, then decide whether to repeat it"),

@@ -5,8 +5,9 @@ wait. A forked child makes its own portal and its own connections.
 
 Who owns what: everything of the async client belongs to the loop's thread. A handle here keeps a
 reference that never changes, passes coroutines to the loop, and reads single attributes from the
-caller's thread, each of which is one value that the loop replaces. The only state that both sides
-write is the inbox of ``BlockingWriter``, under its lock.
+caller's thread, each of which is one value that the loop replaces. Both sides write only the fields
+of ``BlockingWriter`` below its lock, and only under that lock. ``LedgerConnection._closed`` belongs
+to its callers. Callbacks of futures run on the loop's thread, so they must not wait for the client.
 """
 
 from __future__ import annotations
@@ -422,7 +423,8 @@ class LedgerConnection:
 
 def _would_deadlock() -> ConfigurationError:
     return ConfigurationError(
-        "a callback of a future must not wait for the client: use append_async, or another thread"
+        "a callback of a future runs on the client's own thread and must not wait for it; "
+        "append_async waits too when much is in flight: append from another thread"
     )
 
 

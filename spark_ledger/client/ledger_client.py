@@ -146,7 +146,8 @@ class LedgerClient:
         then), BookieUnavailableError while too few bookies answer, MetadataUnavailableError. With
         ``recover`` also RecoveryError while too few bookies answer or store, FencedError if another
         client changed the last fragment meanwhile, NoSuchEntryError or DigestMismatchError if the
-        last entry cannot be read. After any of these, opening the ledger again is safe.
+        last entry cannot be read, OutcomeUnknownError if it may be closed and nobody can look.
+        After any of these, opening the ledger again is safe.
         """
         _check_password(password)
         ledger = await self._context.ledgers.read(check_ledger_id(ledger_id))

@@ -352,8 +352,9 @@ class LedgerWriter:
         """Wait for what is in flight, then close the ledger for good. A second call is fine.
 
         Entries that cannot be confirmed fail; the ledger ends at the last one that was confirmed.
-        Raises FencedError if another client took the ledger over unnoticed, OutcomeUnknownError or
-        MetadataUnavailableError if ZooKeeper cannot be reached.
+        Raises FencedError if another client took the ledger over and no append has failed with that
+        yet, MetadataUnavailableError if ZooKeeper cannot be reached and nothing was changed,
+        OutcomeUnknownError if the ledger may be closed and nobody can look.
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())

@@ -457,9 +457,8 @@ class RecoveryMachine:
             return self.start()
         if stored.state is not LedgerState.IN_RECOVERY or stored.last_fragment != old.last_fragment:
             # What was read and written back belongs to another ensemble than the stored one.
-            return self._failed(
-                FencedError(f"ledger {stored.ledger_id}: its ensemble changed during recovery")
-            )
+            what = f"ledger {stored.ledger_id}: its ensemble changed during recovery"
+            return self._failed(FencedError(f"{what}; open it again"))
         # Re-replication rewrote older fragments meanwhile: keep its work, add ours. The bookies
         # that it took out may be gone: writing them again would lose their entries (rule P6).
         ours = self._fragments[len(old.fragments) - 1 :]

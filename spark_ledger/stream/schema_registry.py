@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 STALE_READ_RETRIES: Final = 40
 STALE_READ_DELAY_S: Final = 0.05
-"""Our metadata server may lag behind the one that another process wrote to. What that process has
-told us of is looked for during two seconds before it counts as absent."""
+"""Our metadata server may lag behind the one that another process wrote to. A version that an entry
+names is looked for during two seconds before it counts as missing."""
 
 
 class Fit(NamedTuple):

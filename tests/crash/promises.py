@@ -19,7 +19,7 @@ from tests.unit.bookie_server.storage.support import Answer, Machine, frame
 
 LEDGER_COUNT = 5
 _NEVER_SENT = 90_000
-_NEGATIVE = (BookieStatus.NO_SUCH_ENTRY, BookieStatus.NO_SUCH_LEDGER)
+_DENIALS = (BookieStatus.NO_SUCH_ENTRY, BookieStatus.NO_SUCH_LEDGER)
 
 
 def key_of(ledger_id: int) -> bytes:
@@ -178,7 +178,7 @@ class Promises:
         never = machine.bookie.read(
             LedgerId(ledger_id), EntryId(_NEVER_SENT), EntryId(_NEVER_SENT), stride=1, max_bytes=1
         )
-        assert never.status in _NEGATIVE, f"{where}: {never}"
+        assert never.status in _DENIALS, f"{where}: {never}"
         if self.entries.get(ledger_id):
             assert never.status is BookieStatus.NO_SUCH_ENTRY, f"{where} is denied: {never}"
 

@@ -274,7 +274,7 @@ def test_end_is_told_unless_a_wrong_key_is_shown(
     assert ("ledger 7" in end.message) == (status is not BookieStatus.OK)
 
 
-def test_end_that_is_untold_is_not_ok() -> None:
-    assert LedgerEnd.untold(BookieStatus.IO_ERROR, "bad").fenced is False
+def test_answer_without_an_end_is_not_ok() -> None:
+    assert LedgerEnd.without_end(BookieStatus.IO_ERROR, "bad").fenced is False
     with pytest.raises(AssertionError):
-        LedgerEnd.untold(BookieStatus.OK, "")
+        LedgerEnd.without_end(BookieStatus.OK, "")
