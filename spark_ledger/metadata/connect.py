@@ -1,40 +1,10 @@
-"""From a metadata URI, ``zk://host1:2181,host2:2181/ledgers``, to a connected store."""
+"""open_store: from a metadata URI to a connected store."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from typing import Final
-from urllib.parse import unquote
-
-from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import METADATA_TIMEOUT_S, SESSION_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
-
-URI_FORM: Final = "zk://host1:2181,host2:2181/ledgers"
-DEFAULT_PORT: Final = 2181
-
-
-@dataclass(frozen=True, slots=True)
-class ZooKeeperAddress:
-    """Where the metadata live. ``str()`` is safe to print: it has no password."""
-
-    hosts: str
-    """Comma-separated ``host:port``, as kazoo takes them."""
-
-    root: str
-    """Absolute path of the root node, without a trailing slash."""
-
-    user: str = ""
-    password: str = field(default="", repr=False)
-
-    def absolute(self, path: str) -> str:
-        """A path of the store as the server knows it."""
-        return f"{self.root}/{path}"
-
-    def __str__(self) -> str:
-        who = f"{self.user}:***@" if self.user else ""
-        return f"zk://{who}{self.hosts}{self.root}"
+from spark_ledger.metadata.uri import parse_uri
 
 
 async def open_store(
@@ -61,50 +31,3 @@ async def open_store(
         connect_timeout_s=connect_timeout_s,
         operation_timeout_s=operation_timeout_s,
     )
-
-
-def parse_uri(uri: str) -> ZooKeeperAddress:
-    """Parse a metadata URI. User and password may be percent-encoded.
-
-    Raises ConfigurationError if it is malformed; the message says the form, and never repeats what
-    may be a password.
-    """
-    if not isinstance(uri, str):
-        raise _error(type(uri).__name__, "it is not text")
-    scheme, separator, rest = uri.strip().partition("://")
-    authority, slash, root = rest.partition("/")
-    credentials, at, hosts = authority.rpartition("@")
-    shown = f"{scheme}{separator}{'***@' if at else ''}{hosts}{slash}{root}"
-    if scheme != "zk" or not separator:
-        raise _error(shown, "it does not start with zk://")
-    names = root.strip("/").split("/")
-    if any(name in {"", ".", ".."} or not name.isprintable() for name in names):
-        raise _error(shown, "it needs a root path behind the hosts, such as /ledgers")
-    user, colon, password = credentials.partition(":")
-    if at and not (user and colon and password):
-        raise _error(shown, "credentials have the form user:password@")
-    return ZooKeeperAddress(
-        hosts=",".join(_host(host, shown) for host in hosts.split(",")),
-        root="/" + "/".join(names),
-        user=unquote(user),
-        password=unquote(password),
-    )
-
-
-def _host(text: str, shown: str) -> str:
-    text = text.strip()
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):  # no port; an IPv6 address stands in brackets
-        host, port = text, str(DEFAULT_PORT)
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not bare or any(character in " /?#[]" for character in bare):
-        raise _error(shown, f"{text!r} is not a host")
-    if ":" in bare and bare == host:
-        raise _error(shown, f"{text!r}: an IPv6 address stands in brackets")
-    if not (re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536):
-        raise _error(shown, f"{text!r}: the port is not a number from 1 to 65535")
-    return f"{host}:{int(port)}"
-
-
-def _error(shown: str, reason: str) -> ConfigurationError:
-    return ConfigurationError(f"metadata URI {shown!r}: {reason} (the form is {URI_FORM})")

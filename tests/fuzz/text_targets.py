@@ -20,7 +20,7 @@ from connector.read.offsets import (
 from spark_ledger.cli.ddl import parse_columns
 from spark_ledger.cli.streams import position as parse_cli_position
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.metadata.connect import parse_uri
+from spark_ledger.metadata.uri import parse_uri
 from spark_ledger.stream.model import check_stream_name
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 from tests.fuzz.target import Parse, Target

@@ -17,7 +17,8 @@ from spark_ledger.errors import (
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.base import Check, Create, MetadataStore
 from spark_ledger.metadata.cluster import ensure_cluster, read_cluster
-from spark_ledger.metadata.connect import open_store, parse_uri
+from spark_ledger.metadata.connect import open_store
+from spark_ledger.metadata.uri import parse_uri
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import Versioned
 from tests.integration.relay import Lose, Relay

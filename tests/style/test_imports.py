@@ -219,3 +219,24 @@ def test_table_refuses(module: str, imported: str) -> None:
 def test_table_allows(module: str, imported: str) -> None:
     assert module in MODULES
     assert fault(module, imported) is None
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Also not by an import inside a function: who needs whom has one direction."""
+    known = {source.module for source in product_sources()}
+    graph = {
+        source.module: {module_of(name, known) for _line, name in imports(source)} - {None}
+        for source in product_sources()
+        if not source.is_package
+    }
+    while leaves := [module for module, needed in graph.items() if not needed & graph.keys()]:
+        for module in leaves:
+            del graph[module]
+    assert not graph, f"these import each other, or one that does: {sorted(graph)}"
+
+
+def module_of(imported: str, known: set[str]) -> str | None:
+    """The module of ours that an imported name belongs to: the longest that fits."""
+    parts = imported.split(".")
+    names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((name for name in names if name in known), None)

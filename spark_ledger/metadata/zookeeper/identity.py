@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.metadata.connect import ZooKeeperAddress
+from spark_ledger.metadata.uri import ZooKeeperAddress
 
 
 class StoreIdentity:

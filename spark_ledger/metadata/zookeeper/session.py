@@ -27,7 +27,7 @@ from spark_ledger.limits import (
     ZOOKEEPER_RESTART_DELAY_S,
 )
 from spark_ledger.metadata.base import Subscription
-from spark_ledger.metadata.connect import ZooKeeperAddress
+from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper.identity import StoreIdentity
 from spark_ledger.metadata.zookeeper.kazoo_api import Client, Result
 

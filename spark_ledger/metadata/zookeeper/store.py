@@ -44,7 +44,7 @@ from spark_ledger.metadata.base import (
     parent_of,
 )
 from spark_ledger.metadata.cluster import CLUSTER_PATH
-from spark_ledger.metadata.connect import ZooKeeperAddress
+from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper.errors import LOST, translated, unknown
 from spark_ledger.metadata.zookeeper.identity import StoreIdentity
 from spark_ledger.metadata.zookeeper.kazoo_api import Client, Result, Stat

@@ -11,7 +11,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss, NoNodeError
 
 from spark_ledger.errors import OutcomeUnknownError
-from spark_ledger.metadata.connect import parse_uri
+from spark_ledger.metadata.uri import parse_uri
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 
 T = TypeVar("T")

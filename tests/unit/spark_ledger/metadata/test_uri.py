@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.metadata.connect import parse_uri
+from spark_ledger.metadata.uri import parse_uri
 from spark_ledger.metadata.zookeeper.session import hosts_for_kazoo
 
 
