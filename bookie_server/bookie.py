@@ -23,7 +23,6 @@ from functools import partial
 from typing import NamedTuple
 
 from bookie_server.core.admission import Admission, BytesInFlight, admit, refuse_for_failed_flush
-from bookie_server.core.answers import Done, LedgerEnd, ReadOutcome, Refusal
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.core.transitions import (
     Accepted,
@@ -42,6 +41,7 @@ from bookie_server.storage.ledgers.ledger_storage import LedgerStorage, LedgerSt
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import RecordType
 from bookie_server.watchers import Watchers
+from spark_ledger.bookie_api import Done, LedgerEnd, ReadOutcome, Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId

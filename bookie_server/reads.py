@@ -7,8 +7,8 @@ entry was never confirmed, and may close the ledger below it (rule P14).
 
 from __future__ import annotations
 
-from bookie_server.core.answers import ReadOutcome
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
+from spark_ledger.bookie_api import ReadOutcome
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bookie_server.bookie import Bookie
-from bookie_server.core.answers import Refusal
 from bookie_server.core.transitions import on_fence
+from spark_ledger.bookie_api import Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire.frame import access_key_hash

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from bookie_server.core.answers import Refusal
+from spark_ledger.bookie_api import Refusal
 from spark_ledger.types import BookieStatus
 
 

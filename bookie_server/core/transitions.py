@@ -17,8 +17,8 @@ from __future__ import annotations
 import hmac
 from typing import NamedTuple
 
-from bookie_server.core.answers import LedgerEnd, Refusal
 from bookie_server.core.ledger_record import KEY_HASH_BYTES, Change, LedgerRecord
+from spark_ledger.bookie_api import LedgerEnd, Refusal
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 
 

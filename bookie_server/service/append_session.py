@@ -20,10 +20,9 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from bookie_server.core.answers import Refusal
-from bookie_server.service.api import BookieApi
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
+from spark_ledger.bookie_api import BookieApi, Refusal
 from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits import (
     BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,

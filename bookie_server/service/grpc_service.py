@@ -20,12 +20,11 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from bookie_server.core.answers import Done, LedgerEnd, Refusal
-from bookie_server.service.api import BookieApi
 from bookie_server.service.append_session import AppendGate, AppendSession
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
+from spark_ledger.bookie_api import BookieApi, Done, LedgerEnd, Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import (
     BOOKIE_RANGES_PER_MESSAGE,

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TypeVar
 
+from spark_ledger.bookie_api import BookieApi
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
 from spark_ledger.limits import LONG_POLL_S_MAX, READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
-from spark_ledger.transport.memory_bookie import LocalBookie
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import frame_last_add_confirmed
 
@@ -128,7 +128,7 @@ class MemoryTransport:
     unreachable. ``disconnect`` breaks the connection to one, as its crash does.
     """
 
-    def __init__(self, bookies: Mapping[BookieId, LocalBookie]) -> None:
+    def __init__(self, bookies: Mapping[BookieId, BookieApi]) -> None:
         self._bookies = bookies
         self._breaks: dict[BookieId, int] = {}
         self._appenders: set[MemoryAppender] = set()
@@ -136,7 +136,7 @@ class MemoryTransport:
         """How to break each call that has no answer yet."""
         self._closed = False
 
-    def bookie(self, bookie_id: BookieId) -> LocalBookie | None:
+    def bookie(self, bookie_id: BookieId) -> BookieApi | None:
         """The bookie, if it can be reached."""
         return None if self._closed else self._bookies.get(bookie_id)
 
@@ -194,7 +194,7 @@ class MemoryTransport:
         access_key: bytes = b"",
         timeout_s: float,
     ) -> AsyncIterator[ReadChunk]:
-        def answer(bookie: LocalBookie, reply: Callable[[list[ReadChunk]], None]) -> None:
+        def answer(bookie: BookieApi, reply: Callable[[list[ReadChunk]], None]) -> None:
             def fenced(status: BookieStatus, text: str) -> None:
                 if status is BookieStatus.OK:
                     limit = min(max_bytes or READ_REQUEST_BYTES_MAX, READ_REQUEST_BYTES_MAX)
@@ -226,7 +226,7 @@ class MemoryTransport:
         wait_s: float = 0.0,
         timeout_s: float,
     ) -> LastConfirmed:
-        def answer(bookie: LocalBookie, reply: Callable[[LastConfirmed], None]) -> None:
+        def answer(bookie: BookieApi, reply: Callable[[LastConfirmed], None]) -> None:
             def fenced(status: BookieStatus, text: str) -> None:
                 if status is not BookieStatus.OK:
                     reply(LastConfirmed(status, message=text))
@@ -253,7 +253,7 @@ class MemoryTransport:
         access_key: bytes = b"",
         timeout_s: float,
     ) -> BookieStatus:
-        def answer(bookie: LocalBookie, reply: Callable[[tuple[BookieStatus]], None]) -> None:
+        def answer(bookie: BookieApi, reply: Callable[[tuple[BookieStatus]], None]) -> None:
             bookie.write_last_confirmed(
                 ledger_id,
                 last_add_confirmed,
@@ -268,7 +268,7 @@ class MemoryTransport:
         self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
     ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
         def answer(
-            bookie: LocalBookie,
+            bookie: BookieApi,
             reply: Callable[[tuple[list[tuple[EntryId, EntryId]] | None]], None],
         ) -> None:
             reply((bookie.list_entries(ledger_id),))
@@ -281,7 +281,7 @@ class MemoryTransport:
         return BookieStatus.OK, answered[0]
 
     async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
-        def answer(bookie: LocalBookie, reply: Callable[[BookieDescription], None]) -> None:
+        def answer(bookie: BookieApi, reply: Callable[[BookieDescription], None]) -> None:
             reply(BookieDescription(bookie_id, "memory", "memory", "writable", 0, 0, 0, 0, 0.0))
 
         answered = await self._call(bookie_id, answer, timeout_s)
@@ -302,7 +302,7 @@ class MemoryTransport:
     async def _call(
         self,
         bookie_id: BookieId,
-        answer: Callable[[LocalBookie, Callable[[T], None]], None],
+        answer: Callable[[BookieApi, Callable[[T], None]], None],
         timeout_s: float,
     ) -> T | BookieStatus:
         """Send a request, have the bookie answer it, bring the answer back; or a status."""
@@ -351,7 +351,7 @@ class _LongPoll:
 
     def __init__(
         self,
-        bookie: LocalBookie,
+        bookie: BookieApi,
         ledger_id: LedgerId,
         access_key: bytes,
         wait_above: EntryId,
@@ -391,7 +391,7 @@ class _LongPoll:
         self._reply(self._look())
 
 
-def _last_confirmed(bookie: LocalBookie, ledger_id: LedgerId, access_key: bytes) -> LastConfirmed:
+def _last_confirmed(bookie: BookieApi, ledger_id: LedgerId, access_key: bytes) -> LastConfirmed:
     end = bookie.end_of_ledger(ledger_id, access_key=access_key)
     return LastConfirmed(
         end.status, end.last_add_confirmed, end.last_entry, end.fenced, end.message
@@ -399,7 +399,7 @@ def _last_confirmed(bookie: LocalBookie, ledger_id: LedgerId, access_key: bytes)
 
 
 def _read_chunks(
-    bookie: LocalBookie,
+    bookie: BookieApi,
     ledger_id: LedgerId,
     first_entry: EntryId,
     last_entry: EntryId,

@@ -48,7 +48,7 @@ async def read_final(uri: str, bookies: dict[str, str], history: History) -> Fin
         await transport.close()
 
 
-async def patiently(work: Callable[[], Awaitable[T]]) -> T:
+async def retried(work: Callable[[], Awaitable[T]]) -> T:
     """Retry for a while after errors that pass."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -64,7 +64,7 @@ async def _ledger(
     client: StreamClient, transport: Transport, bookies: Iterable[str], ledger_id: int
 ) -> FinalLedger:
     try:
-        reader = await patiently(lambda: client.open_ledger(ledger_id, recover=True))
+        reader = await retried(lambda: client.open_ledger(ledger_id, recover=True))
     except NoSuchLedgerError:
         return FinalLedger(ledger_id, Quorums(), deleted=True)
     except LedgerError as error:
@@ -89,7 +89,7 @@ async def _ledger(
         return tuple(found)
 
     try:
-        text = await patiently(values) if end >= 0 else ()
+        text = await retried(values) if end >= 0 else ()
     except LedgerError as error:
         return replace(last, unreadable=repr(error))
     replicas = {
@@ -136,7 +136,7 @@ async def _stream(client: StreamClient) -> FinalStream:
             await stream.close()
 
     try:
-        return await patiently(whole)
+        return await retried(whole)
     except LedgerError as error:
         return FinalStream(STREAM, unreadable=repr(error))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from bookie_server.core.answers import Done, LedgerEnd, ReadOutcome
+from spark_ledger.bookie_api import Done, LedgerEnd, ReadOutcome
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bookie_server.core.answers import LedgerEnd
+from spark_ledger.bookie_api import LedgerEnd
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.access import key_status

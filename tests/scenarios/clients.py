@@ -48,7 +48,7 @@ class Machine(Protocol):
 
 
 @dataclass(eq=False)
-class Lane:
+class ScriptAppender:
     """An appender: one client's ordered way to one bookie."""
 
     bookie_index: int
@@ -79,7 +79,7 @@ class Client:
     def __init__(self, world: World, name: str, *, password: str = "") -> None:
         self.world, self.name, self.password = world, name, password
         self.machine: Machine | None = None
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, ScriptAppender] = {}
         self.reads: dict[tuple[int, int], Read] = {}
         self._numbers = 0
         self._failed_before: set[BookieId] = set()
@@ -148,7 +148,7 @@ class Client:
         if command.bookie_index in self.lanes:
             self.lanes[command.bookie_index].open = False
         self._numbers += 1
-        self.lanes[command.bookie_index] = Lane(
+        self.lanes[command.bookie_index] = ScriptAppender(
             command.bookie_index, command.bookie_id, self._numbers
         )
 
@@ -166,7 +166,7 @@ class Client:
             lambda: self._break(lane, BookieStatus.TIMEOUT),
         )
 
-    def _arrive(self, lane: Lane, run: list[tuple[int, Stored]]) -> None:
+    def _arrive(self, lane: ScriptAppender, run: list[tuple[int, Stored]]) -> None:
         """Entries reach the bookie of a lane."""
         if lane.refused:
             return
@@ -192,7 +192,7 @@ class Client:
             )
         )
 
-    def _break(self, lane: Lane, status: BookieStatus) -> None:
+    def _break(self, lane: ScriptAppender, status: BookieStatus) -> None:
         """The lane ends: exactly one failure is reported for it."""
         if lane.broken:
             return
@@ -213,7 +213,7 @@ class Client:
         )
 
     def _report(
-        self, lane: Lane, event: AddAcknowledged | AddFailed, *, last: bool = False
+        self, lane: ScriptAppender, event: AddAcknowledged | AddFailed, *, last: bool = False
     ) -> None:
         if lane.open and (last or not lane.broken):
             self.take(event)

@@ -22,6 +22,7 @@ from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.index import IndexRow
 from bookie_server.storage.ledgers.memory_index import MemoryIndex
+from spark_ledger.bookie_api import Done
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits import KIB
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -36,8 +37,6 @@ from tests.sim.loop import Process
 if TYPE_CHECKING:
     from tests.sim.transport import Connection
     from tests.sim.zookeeper import SimZookeeper
-
-Done = Callable[[BookieStatus, str], None]
 
 
 class BookieNode:

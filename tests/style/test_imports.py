@@ -9,7 +9,9 @@ import pytest
 
 from tests.style.sources import PRODUCT, imports, product_sources
 
-VALUES = tuple(f"spark_ledger.{name}" for name in ("types", "errors", "limits", "runs"))
+VALUES = tuple(
+    f"spark_ledger.{name}" for name in ("types", "errors", "limits", "runs", "bookie_api")
+)
 PUBLIC = (*VALUES, "spark_ledger.config", "spark_ledger.version")
 INTERFACE = "spark_ledger.metadata.base"
 CONNECTOR_COMMON = (
@@ -71,6 +73,7 @@ RULES = {
     "spark_ledger.limits": rule(banned=IMPURE),
     "spark_ledger.types": rule("spark_ledger.errors", "spark_ledger.limits", banned=IMPURE),
     "spark_ledger.runs": rule(*VALUES, banned=IMPURE),
+    "spark_ledger.bookie_api": rule(*VALUES, banned=IMPURE),
     "spark_ledger.config": rule(*VALUES, libraries="msgspec", banned="asyncio threading"),
     # the client library
     "spark_ledger.protocol": rule(*VALUES, banned=IMPURE),

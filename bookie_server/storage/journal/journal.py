@@ -29,7 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bookie_server.core.answers import Done
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX, File, FileSystem
 from bookie_server.storage.journal.files import (
@@ -51,6 +50,7 @@ from bookie_server.storage.records import (
     pack_trailer,
     padding,
 )
+from spark_ledger.bookie_api import Done
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus
 

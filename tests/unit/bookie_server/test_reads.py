@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
-from bookie_server.core.answers import ReadOutcome
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, log_ids, log_path
+from spark_ledger.bookie_api import ReadOutcome
 from spark_ledger.limits import MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import (

@@ -10,7 +10,7 @@ from bookie_server.core.admission import (
     admit,
     refuse_for_failed_flush,
 )
-from bookie_server.core.answers import Refusal
+from spark_ledger.bookie_api import Refusal
 from spark_ledger.types import BookieStatus
 
 REFUSED = Refusal(BookieStatus.IO_ERROR, "flush fails: no room")

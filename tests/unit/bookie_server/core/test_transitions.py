@@ -8,7 +8,6 @@ from itertools import permutations, product
 
 import pytest
 
-from bookie_server.core.answers import LedgerEnd, Refusal
 from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.core.transitions import (
     Accepted,
@@ -18,6 +17,7 @@ from bookie_server.core.transitions import (
     on_fence,
     on_last_confirmed,
 )
+from spark_ledger.bookie_api import LedgerEnd, Refusal
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
 

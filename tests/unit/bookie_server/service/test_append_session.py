@@ -10,11 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from bookie_server.core.answers import Refusal
 from bookie_server.service import append_session
 from bookie_server.service.append_session import AppendGate, AppendSession
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
+from spark_ledger.bookie_api import Refusal
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.codec import AddCommand, encode_append_request

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bookie_server.core.answers import Done
 from bookie_server.service import append_session
 from bookie_server.service.append_session import AppendGate
+from spark_ledger.bookie_api import Done
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.codec import AddCommand, encode_append_request

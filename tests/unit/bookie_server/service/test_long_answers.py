@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bookie_server.core.answers import LedgerEnd
 from bookie_server.service import grpc_service, read_path
 from bookie_server.service.read_path import RangeRead, read_request_error
+from spark_ledger.bookie_api import LedgerEnd
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import decode_read_response

@@ -1,18 +1,61 @@
-"""What the service asks of a bookie; ``bookie_server.bookie.Bookie`` is the real one.
+"""What is asked of a bookie without a network between, and its answers as values. Pure.
 
-The service owns the network and nothing else: it decodes, hands over, and sends the answer. Tests
-put a scripted bookie behind the same interface.
+``bookie_server.bookie.Bookie`` is the real one. The bookie's service and the memory transport ask
+it, and tests put a scripted bookie behind the same interface.
+
+A status that is not OK comes with a sentence for people. A failure to read is IO_ERROR and never
+NO_SUCH_ENTRY or NO_SUCH_LEDGER: a recovery counts those two as denials and may cut a ledger
+because of them (rule P14).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from bookie_server.core.answers import Done, LedgerEnd, ReadOutcome
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import EntryId, LedgerId
+from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
+
+Done = Callable[[BookieStatus, str], None]
+"""Receives the answer to a change, once: a status, and a sentence when it is not OK."""
+
+
+class Refusal(NamedTuple):
+    """Why a request is not served. Nothing was changed by it."""
+
+    status: BookieStatus
+    message: str
+
+
+class ReadOutcome(NamedTuple):
+    """What a read could have.
+
+    ``runs`` together are the entries first, first + stride, ... without a gap. ``status`` is OK
+    when the range, or ``max_bytes`` of it and at least one entry, is there; else it says why the
+    read stopped at ``entry_id``.
+    """
+
+    runs: list[EntryRun]
+    status: BookieStatus
+    entry_id: EntryId
+    message: str
+
+
+class LedgerEnd(NamedTuple):
+    """Where a ledger ends on this bookie; the numbers are NO_ENTRY unless status is OK."""
+
+    status: BookieStatus
+    last_add_confirmed: EntryId
+    last_entry: EntryId
+    fenced: bool
+    message: str
+
+    @classmethod
+    def without_end(cls, status: BookieStatus, message: str) -> LedgerEnd:
+        """The answer that names no end, and says why."""
+        assert status is not BookieStatus.OK, "OK names the end"
+        return cls(status, NO_ENTRY, NO_ENTRY, False, message)
 
 
 class BookieApi(Protocol):
