@@ -36,10 +36,13 @@ class Relay:
     async def __aexit__(self, *_exception: object) -> None:
         assert self._server is not None
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0.01)  # closed transports release their sockets now
+        await asyncio.sleep(0)  # a connection that was just accepted gets its task now
+        while self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # a connection that was refused half-way releases its socket
 
     def lose_next(self, what: Lose, *, then_closed: bool = False) -> None:
         """Lose the next message. ``then_closed``: accept no new connections until ``open``."""
@@ -71,8 +74,8 @@ class Relay:
         except (OSError, asyncio.CancelledError):
             pass  # cut, by one end or by the test
         finally:
+            await self._cut(writer)
             self._tasks.discard(task)
-            writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
@@ -86,7 +89,13 @@ class Relay:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            up_writer.close()
+            await self._cut(up_writer)
+
+    async def _cut(self, writer: asyncio.StreamWriter) -> None:
+        """Release a socket now. ``close`` alone would wait for a peer that reads no more."""
+        writer.transport.abort()
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await writer.wait_closed()
 
     async def _requests(self, reader: asyncio.StreamReader, up: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
