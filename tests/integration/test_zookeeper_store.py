@@ -312,8 +312,10 @@ def _kazoo(store: ZooKeeperStore) -> Any:
 
 
 def expire(store: ZooKeeperStore, port: int) -> None:
-    """End the store's session from outside: resume it on another connection and close it at once,
-    before the store resumes it itself."""
+    """End the store's session from outside: resume it on another connection and close it there.
+
+    The store must not be able to connect meanwhile: a session goes to whoever resumed it last, and
+    the close of an earlier one is not heard."""
     known = store._session.client.client_id
     assert known is not None
     resume = Connect(0, _kazoo(store).last_zxid, 4000, *known, False).serialize()
@@ -327,27 +329,26 @@ def expire(store: ZooKeeperStore, port: int) -> None:
 
 def test_an_expired_session_is_replaced(metadata_uri: str, zookeeper: LocalCluster) -> None:
     async def main() -> None:
-        store = await open_store(metadata_uri)
-        other = await open_store(metadata_uri)
-        assert isinstance(store, ZooKeeperStore)
-        registry, reader = BookieRegistry(store), BookieRegistry(other)
-        info = BookieInfo(BookieId("b"), "127.0.0.1:1")
-        await registry.register(info)
-        calls: list[str] = []
-        store.watch("n", lambda: calls.append("watch"))
-        store.on_session_lost(lambda: calls.append("lost"))
-        before = store._session.client.client_id
-        await asyncio.to_thread(expire, store, zookeeper.zookeeper_port)
-        await eventually(lambda: "lost" in calls and "watch" in calls and registry.registered)
-        assert store._session.client.client_id != before
-        assert await reader.list() == [info]
-        calls.clear()
-        await store.children("n")
-        await other.create("n", b"")
-        await eventually(lambda: calls == ["watch"])
-        await store.close()
-        assert await reader.list() == []  # the new registration belonged to the new session
-        await other.close()
+        async with relayed(metadata_uri) as (relay, store, other):
+            registry, reader = BookieRegistry(store), BookieRegistry(other)
+            info = BookieInfo(BookieId("b"), "127.0.0.1:1")
+            await registry.register(info)
+            calls: list[str] = []
+            store.watch("n", lambda: calls.append("watch"))
+            store.on_session_lost(lambda: calls.append("lost"))
+            before = store._session.client.client_id
+            relay.lose_next(Lose.NOTHING, then_closed=True)
+            await asyncio.to_thread(expire, store, zookeeper.zookeeper_port)
+            relay.open()
+            await eventually(lambda: "lost" in calls and "watch" in calls and registry.registered)
+            assert store._session.client.client_id != before
+            assert await reader.list() == [info]
+            calls.clear()
+            await store.children("n")
+            await other.create("n", b"")
+            await eventually(lambda: calls == ["watch"])
+            await store.close()
+            assert await reader.list() == []  # the new registration belonged to the new session
 
     asyncio.run(main())
 
