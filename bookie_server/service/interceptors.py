@@ -36,6 +36,9 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary is not None:
             wrapped = self._counted(name, handler.unary_unary)
             return grpc.unary_unary_rpc_method_handler(wrapped, *coders)
+        if handler.stream_unary is not None:
+            wrapped = self._counted(name, handler.stream_unary)
+            return grpc.stream_unary_rpc_method_handler(wrapped, *coders)
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
                 self._counted_stream(name, handler.unary_stream), *coders
