@@ -38,6 +38,7 @@ from bookie_server.registration import (
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.storage.cookie import Cookie
 from spark_ledger.errors import (
@@ -165,6 +166,9 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard.start()
+            closing.callback(guard.stop)
             server = GrpcServer(service, self._metrics)
             address = await self._listen(server)
             closing.push_async_callback(self._finish_calls, service, server)

@@ -156,6 +156,9 @@ BOOKIE_DESCRIBES_MAX: Final = 64
 BOOKIE_RECEIVING_MAX: Final = 1_024
 """Calls whose request has not arrived as a whole: with honest clients it comes with the call."""
 
+BOOKIE_LEFTOVERS_MAX: Final = 1_024
+"""Calls that are answered, and whose clients do not read even a few bytes."""
+
 BOOKIE_CONNECTION_SHARE: Final = 4
 """One connection may have one in so many of the calls of a kind, so that others have theirs."""
 
@@ -175,6 +178,19 @@ client asks again for what it lacks. One that reads takes its part within millis
 BOOKIE_UNREAD_S: Final = 30.0
 """An answer that its client has not read for so long is cut in any case. Consumers pause, and ask
 again afterwards."""
+
+BOOKIE_MEMORY_BYTES: Final = 512 * MIB
+"""Default of a bookie's memory budget: the write cache takes half of it."""
+
+BOOKIE_MEMORY_HIGH: Final = 0.75
+"""Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
+and an idle interpreter take two thirds."""
+
+BOOKIE_MEMORY_CRITICAL: Final = 0.85
+"""Share from which on a client is cut that keeps a bookie waiting for a moment."""
+
+BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
+"""How often a bookie looks at its memory: gRPC takes in about 30 MiB in this time."""
 
 BOOKIE_READ_THREADS: Final = 4
 """Reads wait for the disk or copy memory; both leave the interpreter's lock to others."""

@@ -23,8 +23,8 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from bookie_server.service.calls import current_task
 from bookie_server.service.context import CallContext
+from bookie_server.service.cutting import current_call, cut
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.bookie_api import BookieApi, Refusal
 from spark_ledger.errors import MalformedMessageError
@@ -159,9 +159,13 @@ class AppendSession:
         self._draining = False
         self._is_waiting = True  # for its client or for room, so that a drain may interrupt it
         self._was_interrupted = False
+        self._idle_since: float | None = None
         self._malformed = 0  # adds
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
-        self._task = current_task()
+        self._call = current_call()
+        task = asyncio.current_task()
+        assert task is not None, "grpc runs a handler in a task of its own"
+        self._task: asyncio.Task[object] = task
         self._wake = asyncio.Event()
         self._sent = asyncio.Event()
 
@@ -195,6 +199,15 @@ class AppendSession:
             writer.cancel()
             await asyncio.wait([writer])
 
+    def cut_if_idle(self, older_than_s: float) -> bool:
+        """End the call if its client has sent no whole message for so long and waits for nothing;
+        whether that was so. It may have sent half of one, which gRPC holds."""
+        now = asyncio.get_running_loop().time()
+        if self._pending or self._idle_since is None or now - self._idle_since < older_than_s:
+            return False
+        cut(self._call)
+        return True
+
     async def _read_all(self) -> None:
         while not self._draining:
             self._is_waiting = True
@@ -202,7 +215,9 @@ class AppendSession:
             while len(self._changed) > BOOKIE_UNSENT_RESULTS_MAX:
                 self._sent.clear()
                 await self._sent.wait()
+            self._idle_since = asyncio.get_running_loop().time()
             data = await self._context.read()
+            self._idle_since = None
             self._is_waiting = False
             if data is grpc.aio.EOF:
                 return

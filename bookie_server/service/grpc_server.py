@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
+from bookie_server.service.cutting import know_calls
 from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.interceptors import MetricsInterceptor
 from bookie_server.service.metrics import ServiceMetrics
@@ -56,6 +59,7 @@ class GrpcServer:
             bound: int = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise ConfigurationError(f"cannot listen on {address}: is it in use?") from error
+        know_calls(asyncio.get_running_loop())
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         return bound

@@ -82,7 +82,9 @@ class BookieService:
         self._metrics = metrics
         self._gate = AppendGate(bookie, BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
         self._limits = CallLimits()
-        self._answers = AnswerRoom(BOOKIE_ANSWER_BYTES_MAX, BOOKIE_UNREAD_GRACE_S)
+        self._answers = AnswerRoom(
+            BOOKIE_ANSWER_BYTES_MAX, grace_s=BOOKIE_UNREAD_GRACE_S, unread_s=BOOKIE_UNREAD_S
+        )
         self._sessions: set[AppendSession] = set()
         self._polls: set[asyncio.Event] = set()
         self._is_draining = False
@@ -131,6 +133,12 @@ class BookieService:
             session.drain()
         for poll in list(self._polls):
             poll.set()
+
+    def relieve(self, waited_s: float) -> int:
+        """Cut the calls whose clients have kept us waiting for so long; how many."""
+        idle = sum(session.cut_if_idle(waited_s) for session in list(self._sessions))
+        unread = self._answers.cut_unread(waited_s)
+        return idle + unread + self._limits.cut_receiving(waited_s)
 
     def close(self) -> None:
         """Wait for reads in the pool. Call after the gRPC server has stopped."""
@@ -190,8 +198,7 @@ class BookieService:
             raise
         with self._answers.hold(sum(map(len, messages))):
             for encoded in messages:
-                async with asyncio.timeout(BOOKIE_UNREAD_S):
-                    await context.write(encoded)
+                await context.write(encoded)
 
     async def read_last_confirmed(
         self, request: pb.ReadLastConfirmedRequest, context: CallContext
@@ -254,10 +261,11 @@ class BookieService:
                 )
                 return
             for start in range(0, len(found), BOOKIE_RANGES_PER_MESSAGE):
+                await self._answers.reserve()
                 response = pb.ListEntriesResponse()
                 for first, last in found[start : start + BOOKIE_RANGES_PER_MESSAGE]:
                     response.ranges.add(first_entry=first, last_entry=last)
-                async with asyncio.timeout(BOOKIE_UNREAD_S):
+                with self._answers.hold(response.ByteSize()):
                     await context.write(response)
 
     async def describe(

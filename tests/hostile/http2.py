@@ -1,4 +1,4 @@
-"""A raw HTTP/2 connection for clients that do not behave: half messages, closed windows, no reading.
+"""A raw HTTP/2 connection for clients that do not behave: half messages, answers that are not read.
 
 Only what a hostile gRPC client needs: headers are sent as literals, flow control of the peer is
 obeyed (or a bookie would close the connection), and what arrives is counted and dropped.
@@ -80,7 +80,9 @@ class RawConnection:
             view = view[size:]
         return True
 
-    async def ask(self, method: str, bookie_id: str, request: bytes, *, timeout_s: int = 600) -> int:
+    async def ask(
+        self, method: str, bookie_id: str, request: bytes, *, timeout_s: int = 600
+    ) -> int:
         """A whole unary request."""
         stream = await self.call(method, bookie_id, timeout_s=timeout_s)
         await self.send(stream, message(request), end=True)
@@ -145,7 +147,7 @@ class RawConnection:
                 self._window += more
             elif stream in self._stream_windows:
                 self._stream_windows[stream] += more
-        elif kind in (DATA, HEADERS) and flags & _END_STREAM or kind == RST_STREAM:
+        elif (kind in (DATA, HEADERS) and flags & _END_STREAM) or kind == RST_STREAM:
             self.ended.add(stream)
         async with self._changed:
             self._changed.notify_all()
