@@ -25,7 +25,7 @@ from spark_ledger.limits import (
     METADATA_RETRY_DELAY_S,
 )
 from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.bookies import BookieDirectory
+from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.protocol.events import (
     ChooseBookies,
