@@ -58,6 +58,13 @@ METADATA_READS_IN_FLIGHT_MAX: Final = 64
 LEDGER_ID_BLOCK: Final = 64
 """Ledger ids taken per round trip. Unused ones are lost when a client ends; ids are plentiful."""
 
+REGISTRATION_MARGIN_S: Final = 10.0
+"""A starting bookie waits for its predecessor's session to end: its timeout, and this much more.
+The server rounds timeouts up to its ticks, and counts anew when its leader changes."""
+
+REGISTRATION_POLL_S: Final = 2.0
+"""While it waits it looks, and says so in the log, this often; a watch wakes it sooner."""
+
 REGISTER_RETRY_DELAY_S: Final = 0.2
 """Pause between attempts of a bookie to register again after a lost session."""
 
