@@ -225,6 +225,7 @@ class BookieStatus(IntEnum):
     BAD_REQUEST = 8
     IO_ERROR = 9
     WRONG_BOOKIE = 10
+    ENTRY_CONFLICT = 12
     UNAVAILABLE = 100
     TIMEOUT = 101
 
