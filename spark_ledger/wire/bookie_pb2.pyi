@@ -20,6 +20,7 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BAD_REQUEST: _ClassVar[Status]
     IO_ERROR: _ClassVar[Status]
     WRONG_BOOKIE: _ClassVar[Status]
+    STALLED: _ClassVar[Status]
     ENTRY_CONFLICT: _ClassVar[Status]
 OK: Status
 NO_SUCH_LEDGER: Status
@@ -32,6 +33,7 @@ UNKNOWN_STATE: Status
 BAD_REQUEST: Status
 IO_ERROR: Status
 WRONG_BOOKIE: Status
+STALLED: Status
 ENTRY_CONFLICT: Status
 
 class EntryRun(_message.Message):
