@@ -210,8 +210,10 @@ class BookieInfo:
 class BookieStatus(IntEnum):
     """A bookie's answer to one request. Numbers are those of ``bookie.proto``.
 
-    The last two are never sent: a client's transport reports them when no answer came. READ_ONLY is
-    not sent either: a full bookie answers IO_ERROR, and registers itself as read-only.
+    The last two are never sent: a client's transport reports them when no answer came.
+    TOO_MANY_REQUESTS says "busy": nothing was decided, and the same may be asked again later.
+    STALLED says that the bookie's journal has not synced for too long: what it was asked to store
+    may become durable yet. ENTRY_CONFLICT says that it holds other bytes under the entry's id.
     """
 
     OK = 0
@@ -225,6 +227,8 @@ class BookieStatus(IntEnum):
     BAD_REQUEST = 8
     IO_ERROR = 9
     WRONG_BOOKIE = 10
+    STALLED = 11
+    ENTRY_CONFLICT = 12
     UNAVAILABLE = 100
     TIMEOUT = 101
 

@@ -15,9 +15,10 @@ from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.config import ClientConfig, build
 from spark_ledger.errors import ConfigurationError, NotEnoughBookiesError, UnauthorizedError
 from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.bookies import BookieDirectory, BookieRegistry
+from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import ensure_cluster
 from spark_ledger.metadata.connect import open_store
+from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import (
@@ -210,6 +211,7 @@ class LedgerClient:
         """
         for writer in list(self._context.writers):
             await writer.abandon()
+        await self._context.suspects.close()
         await self._context.transport.close()
         await self._context.directory.close()
         await self._context.store.close()
