@@ -130,17 +130,10 @@ class DirectoryStore:
         cached = self.cache.find(ledger_id, first)
         if cached is not None:
             return slice_run(cached, first, last, stride=stride, max_bytes=max_bytes)
-        row = self.index.row_at(ledger_id, first)
-        if row is None or first > row.last_entry:
+        found = self._stored_run(ledger_id, first)
+        if found is None:
             return None
-        run = self._blocks.get(row.location) or self._read_block(row)
-        if not holds(run, first):
-            if not row.is_sparse:
-                raise CorruptionError(
-                    f"index {self.directory}: entry {first} of ledger {ledger_id} should be in "
-                    f"log {row.location.log_id} at offset {row.location.offset}, and is not"
-                )
-            return None
+        row, run = found
         part = slice_run(run, first, last, stride=stride, max_bytes=max_bytes)
         if part is not run:  # the rest of the block is likely to be asked for next
             if part.last_entry + stride > run.last_entry:
@@ -148,6 +141,31 @@ class DirectoryStore:
             else:
                 self._blocks.put(row.location, run)
         return part
+
+    def run_with(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
+        """The run that holds an entry, whole and uncut; otherwise as ``read``."""
+        cached = self.cache.find(ledger_id, entry_id)  # before the index (rule S7)
+        if cached is not None:
+            return cached
+        found = self._stored_run(ledger_id, entry_id)
+        return None if found is None else found[1]
+
+    def _stored_run(
+        self, ledger_id: LedgerId, entry_id: EntryId
+    ) -> tuple[IndexRow, EntryRun] | None:
+        """The run in the entry log that holds an entry, with its row. Raises as ``read``."""
+        row = self.index.row_at(ledger_id, entry_id)
+        if row is None or entry_id > row.last_entry:
+            return None
+        run = self._blocks.get(row.location) or self._read_block(row)
+        if holds(run, entry_id):
+            return row, run
+        if not row.is_sparse:
+            raise CorruptionError(
+                f"index {self.directory}: entry {entry_id} of ledger {ledger_id} should be in "
+                f"log {row.location.log_id} at offset {row.location.offset}, and is not"
+            )
+        return None
 
     def _read_block(self, row: IndexRow) -> EntryRun:
         entries = 0 if row.is_sparse else row.last_entry - row.first_entry + 1
