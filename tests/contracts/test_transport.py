@@ -347,6 +347,15 @@ async def test_a_read_can_fence_first(world: World) -> None:
 
 
 @on_both
+async def test_a_read_need_not_show_a_key_and_shows_no_wrong_one(world: World) -> None:
+    world.open(key=b"key").send(make_run(0, 2))
+    await until(lambda: acknowledged(world) == 1, "they are written")
+    assert ids(await world.read(0, 1)) == ids(await world.read(0, 1, key=b"key")) == [0, 1]
+    (refused,) = await world.read(0, 1, key=b"that of another ledger with this id")
+    assert (refused.status, refused.run) == (BookieStatus.UNAUTHORIZED, None)
+
+
+@on_both
 async def test_ranges_held_are_listed(world: World) -> None:
     appender = world.open()
     appender.send(make_run(0, 3))

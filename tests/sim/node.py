@@ -22,7 +22,7 @@ from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.index import IndexRow
 from bookie_server.storage.ledgers.memory_index import MemoryIndex
-from spark_ledger.bookie_api import Done
+from spark_ledger.bookie_api import Done, Refusal, refuse_reader
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits import KIB
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -387,6 +387,11 @@ class BookieNode:
         return LastConfirmed(
             end.status, end.last_add_confirmed, end.last_entry, end.fenced, end.message
         )
+
+    def refuse_reader(self, ledger_id: LedgerId, access_key: bytes) -> Refusal | None:
+        """See ``bookie_api.refuse_reader``."""
+        assert self.bookie is not None, "a dead process hears nothing"
+        return refuse_reader(self.bookie, ledger_id, access_key)
 
     def read(
         self, ledger_id: LedgerId, first: EntryId, last: EntryId, stride: int, limit: int
