@@ -82,6 +82,7 @@ class LaneReader:
         self._machine_loop = MachineLoop(
             self._machine,
             self._perform,
+            timer=context.timer,
             busy=lambda: not self._ended and self._room.is_set(),
             crashed=self._on_crash,
         )

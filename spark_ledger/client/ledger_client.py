@@ -214,6 +214,7 @@ class LedgerClient:
         """
         for writer in list(self._context.writers):
             await writer.abandon()
+        await self._context.suspects.close()
         await self._context.transport.close()
         await self._context.directory.close()
         await self._context.store.close()

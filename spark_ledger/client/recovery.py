@@ -75,6 +75,7 @@ class Recovery:
         self._machine_loop = MachineLoop(
             self._machine,
             self._perform,
+            timer=context.timer,
             busy=lambda: not self._outcome.done(),
             crashed=self._on_crash,
         )

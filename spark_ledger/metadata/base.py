@@ -79,6 +79,12 @@ class MetadataStore(Protocol):
     async def get(self, path: str) -> Versioned[bytes]:
         """The node's data and version."""
 
+    async def get_latest(self, path: str) -> Versioned[bytes]:
+        """The same, and no older than this call, though the server that answers may lag."""
+
+    async def is_own(self, path: str) -> bool:
+        """Whether the node is ephemeral and belongs to this store's session of now."""
+
     async def children(self, path: str) -> list[str]:
         """Names of the children, sorted. A missing node has none."""
 

@@ -97,6 +97,10 @@ class MemoryTree:
             node = self._node(path)
             return Versioned(node.data, node.version)
 
+    def is_owned_by(self, path: str, session: int) -> bool:
+        with self.lock:
+            return self._node(path).owner == session
+
     def children(self, path: str) -> list[str]:
         with self.lock:
             return sorted(self._children.get(path, ()))
@@ -217,6 +221,13 @@ class MemoryMetadataStore:
     async def get(self, path: str) -> Versioned[bytes]:
         check_path(path)
         return await self._read("get", path, lambda: self.tree.get(path))
+
+    async def get_latest(self, path: str) -> Versioned[bytes]:
+        return await MemoryMetadataStore.get(self, path)
+
+    async def is_own(self, path: str) -> bool:
+        check_path(path)
+        return await self._read("is_own", path, lambda: self.tree.is_owned_by(path, self._session))
 
     async def children(self, path: str) -> list[str]:
         check_path(path)
