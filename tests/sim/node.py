@@ -33,6 +33,7 @@ from spark_ledger.wire.frame import frame_last_add_confirmed
 from tests.sim.base import SimBase
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
 from tests.sim.loop import Process
+from tests.sim.witness import Witness
 
 if TYPE_CHECKING:
     from tests.sim.transport import Connection
@@ -490,13 +491,3 @@ class BookieNode:
                     found.update((entry_id, bytes(frame)) for entry_id, frame in run.split())
                 wanted = EntryId(outcome.entry_id + 1)
         return found
-
-
-class Witness:
-    """Is told what bookies answer; see ``invariants``."""
-
-    def stored(self, node: BookieNode, run: EntryRun) -> None:
-        """A bookie has acknowledged a run."""
-
-    def told(self, node: BookieNode, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
-        """A bookie has answered with a last add confirmed."""
