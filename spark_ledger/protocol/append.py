@@ -173,6 +173,23 @@ class AppendMachine:
             and self._announced >= self._last_add_confirmed
         )
 
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest time at which a tick may change something; None if none will. The shell
+        ticks then, and not before: what ``_on_tick`` comes to look at has to be named here."""
+        if self._phase in _ENDING:
+            return None
+        limits, replication = self._limits, self._replication
+        silence_s = limits.add_timeout_s if self.has_room else limits.slow_bookie_grace_s
+        silent_at, also_at = replication.next_silence(silence_s), None
+        if self._last_add_pushed > self._last_add_confirmed:
+            also_at = replication.next_retry()
+        elif self._announced < self._last_add_confirmed:
+            also_at = self._last_append_at + limits.explicit_lac_delay_s
+        if silent_at is None or also_at is None:
+            return also_at if silent_at is None else silent_at
+        return min(silent_at, also_at)
+
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
         self._event = event

@@ -126,6 +126,14 @@ class RecoveryMachine:
         """The last entry that is known to be part of the ledger and stored on AQ bookies."""
         return self._last_add_confirmed
 
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest time at which a tick may change something; None if none will."""
+        if self._replication is None or self._phase is not Phase.READING:
+            return None
+        times = self._replication.next_silence(self._add_timeout_s), self._replication.next_retry()
+        return min((at for at in times if at is not None), default=None)
+
     def start(self) -> list[Command]:
         """Begin; the ledger may be in any state."""
         if self._metadata.is_closed:

@@ -207,6 +207,22 @@ class Replication:
             if not member.failed and self._owes(member) and now - member.silent_since >= silence_s
         ]
 
+    def next_silence(self, silence_s: float) -> float | None:
+        """When a member will be silent for so long if it goes on saying nothing."""
+        since: float | None = None  # a loop: this runs after each event of a writer
+        for member in self._members:
+            if (
+                member.sent_to > member.acked_to
+                and not member.failed
+                and (since is None or member.silent_since < since)
+            ):
+                since = member.silent_since
+        return None if since is None else since + silence_s
+
+    def next_retry(self) -> float | None:
+        """When a replacement of a failed member should be looked for."""
+        return min((member.retry_at for member in self._members if member.failed), default=None)
+
     def spare_indexes(self, now: float, silence_s: float) -> list[int]:
         """Silent members that can be spared: without them every entry still gets AQ copies.
 

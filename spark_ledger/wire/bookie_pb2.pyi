@@ -20,6 +20,8 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BAD_REQUEST: _ClassVar[Status]
     IO_ERROR: _ClassVar[Status]
     WRONG_BOOKIE: _ClassVar[Status]
+    STALLED: _ClassVar[Status]
+    ENTRY_CONFLICT: _ClassVar[Status]
 OK: Status
 NO_SUCH_LEDGER: Status
 NO_SUCH_ENTRY: Status
@@ -31,6 +33,8 @@ UNKNOWN_STATE: Status
 BAD_REQUEST: Status
 IO_ERROR: Status
 WRONG_BOOKIE: Status
+STALLED: Status
+ENTRY_CONFLICT: Status
 
 class EntryRun(_message.Message):
     __slots__ = ("ledger_id", "first_entry", "entry_ids", "sizes", "frames")
