@@ -28,6 +28,7 @@ from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.protocol.events import (
+    BookiesChosen,
     ChooseBookies,
     MetadataConflict,
     MetadataFailed,
@@ -90,10 +91,11 @@ class ClientContext:
         now = asyncio.get_running_loop().time()
         return {bookie for bookie, until in self._suspects.items() if until > now}
 
-    async def replacements(self, command: ChooseBookies) -> dict[int, BookieId]:
+    async def replacements(self, command: ChooseBookies) -> BookiesChosen:
         """Bookies for the failed members of an ensemble, as far as there are any (rule P10).
 
-        Others are preferred. A failed bookie that answers again may return to its own index.
+        Others are preferred. A failed bookie that answers again may return to its own index, and a
+        silent one that answers is reported as alive (rule P11). All are asked side by side.
         """
         taken = set(command.members)
         found: dict[int, BookieId] = {}
@@ -103,15 +105,13 @@ class ClientContext:
                 found[bookie_index] = chosen[0]
                 taken.add(chosen[0])
         writable = {info.bookie_id for info in self.directory.writable()}
-        for bookie_index in command.indexes:
-            bookie_id = command.failed[bookie_index]
-            if (
-                bookie_index not in found
-                and bookie_id in writable
-                and await self._answers(bookie_id)
-            ):
-                found[bookie_index] = bookie_id
-        return found
+        back = [i for i, b in command.failed.items() if i not in found and b in writable]
+        silent = [i for i in command.silent if i not in found]
+        asked = [*(command.failed[i] for i in back), *(command.silent[i] for i in silent)]
+        answers = await asyncio.gather(*map(self._answers, asked))
+        alive = {index for index, answers in zip([*back, *silent], answers, strict=True) if answers}
+        found.update((index, command.failed[index]) for index in back if index in alive)
+        return BookiesChosen(found, frozenset(index for index in silent if index in alive))
 
     async def _choose(
         self, count: int, *, exclude: frozenset[BookieId]

@@ -3,7 +3,7 @@
 In short (the numbers are those of the rules in README.md beside this file):
 
 * An entry is confirmed when all before it are, AQ bookies of its write set hold it, no ensemble
-  change is in progress, and its ensemble is the one in the metadata (rule P4).
+  change is being written, and its ensemble is the one in the metadata (rule P4).
 * A bookie that fails is replaced from LAC + 1 on: choose, compare-and-set, forget what the replaced
   members acknowledged, resend, and only then confirm again, also when nothing could be replaced
   (rules P7 and P8).
@@ -45,7 +45,14 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.protocol.lengths import Lengths
 from spark_ledger.protocol.replication import Replication
-from spark_ledger.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
+from spark_ledger.types import (
+    NO_ENTRY,
+    BookieId,
+    BookieStatus,
+    EntryId,
+    LedgerMetadata,
+    LedgerState,
+)
 
 _ENDING: Final = (Phase.CLOSING, Phase.CLOSED)
 """The phases in which no entry is taken or confirmed any more."""
@@ -57,8 +64,8 @@ class AppendMachine:
     With L = ``last_add_confirmed`` and P = ``last_add_pushed``, after every event:
 
         -1 <= L <= P = the last entry pushed to the members
-        L never goes back, and moves in WRITING only              (rules P4 and P5)
-        WRITING  =>  the members are the last ensemble in the metadata,
+        L never goes back, and moves in WRITING and CHOOSING only (rules P4 and P5)
+        WRITING or CHOOSING  =>  the members are the last ensemble in the metadata,
                      and its first entry is at most L + 1          (rules P4 and P7)
         CLOSING or CLOSED  <=>  an error stopped the writer, or the application closes it
     """
@@ -158,11 +165,6 @@ class AppendMachine:
         return self.bytes_in_flight < self._limits.bytes_in_flight_max
 
     @property
-    def bytes_in_flight_max(self) -> int:
-        """The bound that ``has_room`` keeps."""
-        return self._limits.bytes_in_flight_max
-
-    @property
     def is_idle(self) -> bool:
         """Nothing to wait for: no tick is needed until the next event."""
         if self._phase is Phase.CLOSED:
@@ -239,15 +241,19 @@ class AppendMachine:
         return self._confirm()
 
     def _confirm(self) -> list[Command]:
-        """Move LAC as far as the acknowledgements allow; never during an ensemble change.
+        """Move LAC as far as the acknowledgements allow; never while an ensemble change is written.
 
-        The new fragment starts at LAC + 1 as of when the change began (rule P7). Were LAC to move
-        meanwhile, entries confirmed on the old bookies would belong to a fragment that names others
-        (apache/bookkeeper #4651).
+        The new fragment starts at LAC + 1 as of when it was computed (rule P7). Were LAC to move
+        from then on, entries confirmed on the old bookies would belong to a fragment that names
+        others (apache/bookkeeper #4651). While bookies are only being looked for nothing is
+        computed yet: what members that stay hold is confirmed, whatever a probe takes (rule P4).
         """
-        if self._phase is not Phase.WRITING:
+        if self._phase is Phase.WRITING:
+            end = self._replication.confirmed_end()
+        elif self._phase is Phase.CHOOSING:
+            end = self._replication.confirmed_by_live()
+        else:
             return []
-        end = self._replication.confirmed_end()
         if end <= self._last_add_confirmed:
             return []  # LAC never goes back (rule P5): after a change members start from LAC again
         assert end <= self._last_add_pushed, "Only entries that were added are confirmed."
@@ -260,36 +266,46 @@ class AppendMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self._phase in _ENDING:
             return []  # its appenders are closed; only the metadata store has a say now
-        if not self._replication.fail(
-            event.bookie_index, event.bookie_id, now, self._limits.replacement_retry_s
-        ):
+        index, bookie_id, retry_s = *event[:2], self._limits.replacement_retry_s
+        if event.status is BookieStatus.TOO_MANY_REQUESTS:
+            return self._replication.pause(index, bookie_id, now)
+        if event.status is BookieStatus.STALLED:
+            self._replication.stall(index, bookie_id)
+            return []  # the next tick decides: it may be needed (rule P11)
+        status, reason = event.status, event.message
+        if not self._replication.fail(index, bookie_id, now, retry_s, status=status, reason=reason):
             return []  # not a member any more: what it says of the ledger may be long out of date
-        closing: list[Command] = [CloseAppender(event.bookie_index)]
+        closing: list[Command] = [CloseAppender(index)]
         refusal = append_errors.refusal(self._metadata.ledger_id, event)
         if refusal is not None:
             return closing + self._stop(refusal)
         return closing + self._change_if_needed(now)
 
-    def _change_if_needed(self, now: float) -> list[Command]:
-        """Start an ensemble change, if a bookie has failed and entries are waiting."""
+    def _change_if_needed(self, now: float, silent: tuple[int, ...] = ()) -> list[Command]:
+        """Start an ensemble change, if a bookie has failed and entries are waiting.
+
+        ``silent`` have not failed, and cannot be spared: others are looked for (rule P11).
+        """
         if self._phase is not Phase.WRITING:
             return []
         if self._last_add_pushed == self._last_add_confirmed:
             # Nothing waits for the bookie. The next add deals with it (rule P9); a change now would
             # write metadata for a fragment that may never get an entry.
             return []
-        if self._replication.failed_due(now):
+        if silent or self._replication.failed_due(now):
             self._enter(Phase.CHOOSING)
-            return [self._replication.choose(now)]
-        if self._replication.can_confirm():
-            return []  # rule P10: go on with fewer copies, look again later
+            return [self._replication.choose(now, silent)]
+        if self._replication.can_confirm():  # rule P10: go on with fewer copies, look again later
+            return []
         return self._give_up("no other writable bookie can replace them")
 
     def _on_chosen(self, event: BookiesChosen, now: float) -> list[Command]:
         if self._phase is not Phase.CHOOSING:
             return []
-        self._replacements = self._replication.chosen(event, now, self._limits.replacement_retry_s)
-        return self._write_change(now) if self._replacements else self._end_change(now)
+        self._replacements, closing = self._replication.chosen(
+            event, now, self._limits.replacement_retry_s
+        )
+        return closing + (self._write_change(now) if self._replacements else self._end_change(now))
 
     def _write_change(self, now: float) -> list[Command]:
         """Write the new ensemble, from LAC + 1 on, into the metadata (rule P7)."""
@@ -333,8 +349,8 @@ class AppendMachine:
         The close is safe without asking anybody: what is confirmed is on AQ bookies, and what is
         not was promised to nobody (rule P10).
         """
-        end = self._last_add_confirmed
-        self._error = append_errors.ensemble_lost(self._metadata, self._replication, end, reason)
+        end, members = self._last_add_confirmed, self._replication
+        self._error = append_errors.cannot_go_on(self._metadata, members, end, reason)
         return [FailEntries(self._error), *self._write_closed()]
 
     def _stop(self, error: LedgerError) -> list[Command]:
@@ -461,13 +477,15 @@ class AppendMachine:
         if self._phase in _ENDING:
             return []
         limits, replication = self._limits, self._replication
-        silent = set(replication.silent_indexes(now, limits.add_timeout_s))
+        commands = replication.resume(now)
+        failing, asked = replication.silence(now, limits.add_timeout_s, limits.stalled_wait_s)
         if not self.has_room:
             # Slow is not failed (rule P11), until it stops producers: then the bookies that the
             # ack quorum can do without are given up early.
-            silent.update(replication.spare_indexes(now, limits.slow_bookie_grace_s))
-        commands = replication.fail_silent(sorted(silent), now, limits.replacement_retry_s)
-        commands += self._change_if_needed(now)  # one change for all of them
+            failing.update(replication.spare_indexes(now, limits.slow_bookie_grace_s))
+        retry_s, wait_s = limits.replacement_retry_s, limits.stalled_wait_s
+        commands += replication.fail_silent(failing, now, retry_s, wait_s)
+        commands += self._change_if_needed(now, asked)  # one change for all of them
         idle = (
             self._last_add_pushed == self._last_add_confirmed
             and now - self._last_append_at >= limits.explicit_lac_delay_s
