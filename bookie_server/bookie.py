@@ -32,6 +32,7 @@ from bookie_server.core.transitions import (
     on_fence,
     on_last_confirmed,
 )
+from bookie_server.duplicates import refuse_other_bytes
 from bookie_server.reads import list_entries, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.fs.vfs import Lock
@@ -302,6 +303,11 @@ class Bookie:
         )
         if accepted is None:
             return
+        if run.first_entry <= accepted.held_up_to:
+            conflict = refuse_other_bytes(self._storage, run, accepted.held_up_to)
+            if conflict is not None:
+                add.done(*conflict)
+                return
         block = encode_run(run, add.last_add_confirmed)
         self._perform(accepted.steps, _ignored)
         self._storage.add(CachedRun(run, add.last_add_confirmed, block), accepted.record)

@@ -191,8 +191,8 @@ def _connection(values: ParsedOptions) -> ConnectionOptions:
             f"or set the environment variable {METADATA_ENVIRONMENT}"
         )
     if "://" not in metadata:
-        raise ConfigurationError(
-            f"option metadata = {metadata!r}: not a URI; it looks like zk://host:2181/ledgers"
+        raise ConfigurationError(  # not quoted: it may hold a password
+            "option metadata: not a URI; it looks like zk://host:2181/ledgers"
         )
     values.require_both("tls.certFile", "tls.keyFile")
     return ConnectionOptions(

@@ -58,11 +58,39 @@ METADATA_READS_IN_FLIGHT_MAX: Final = 64
 LEDGER_ID_BLOCK: Final = 64
 """Ledger ids taken per round trip. Unused ones are lost when a client ends; ids are plentiful."""
 
+LEDGER_ID_BLOCK_MAX: Final = 4096
+"""The largest block: each one that is used up soon is followed by one of twice its size."""
+
+LEDGER_ID_BLOCK_S: Final = 10.0
+"""A client that needs the next block within this time takes a larger one."""
+
+LEDGER_ID_PAUSE_S: Final = 0.05
+"""The longest pause before a client that lost the id counter to another tries again; it doubles
+each time. Ten clients or so can take their blocks within it."""
+
+LEDGER_ID_PAUSE_S_MAX: Final = 2.0
+"""The longest pause of all: a thousand clients find room within it."""
+
+REGISTRATION_MARGIN_S: Final = 10.0
+"""A starting bookie waits for its predecessor's session to end: its timeout, and this much more.
+The server rounds timeouts up to its ticks, and counts anew when its leader changes."""
+
+REGISTRATION_POLL_S: Final = 2.0
+"""While it waits it looks, and says so in the log, this often; a watch wakes it sooner."""
+
 REGISTER_RETRY_DELAY_S: Final = 0.2
 """Pause between attempts of a bookie to register again after a lost session."""
 
 DIRECTORY_REFRESH_S: Final = 30.0
-"""A client reads the list of bookies again this often: watches are hints, and free space drifts."""
+"""A client looks at the list of bookies again about this often: watches are hints."""
+
+DIRECTORY_REFRESHES_OF_ALL: Final = 10
+"""Within this many of these looks every registration is read once more, a share each time: free
+space drifts. A client of 300 bookies reads one registration a second."""
+
+DIRECTORY_JITTER_S: Final = 0.2
+"""A client that hears of a change of the bookies waits up to this long before it reads: all clients
+hear of it in the same moment, and a rack that restarts is many changes."""
 
 ZOOKEEPER_CONNECT_ATTEMPT_S: Final = 2.5
 """About how long a server may take to accept a session, before it is tried again. One that is just
@@ -178,8 +206,17 @@ BUSY_RETRY_S_MAX: Final = 1.0
 WRITER_CLOSE_GRACE_S: Final = 0.25
 """A closing writer lets the slowest replica catch up for so long, to leave WQ copies behind."""
 
+TIMER_SLOT_S: Final = 0.005
+"""A client's timer rounds up to this: what is due together is called together, at most this often.
+A quarter of the shortest time that a machine waits for (``EXPLICIT_LAC_DELAY_S``)."""
+
 MACHINE_TICK_S: Final = 0.02
-"""Between two looks of a busy machine at the clock: well below every timeout that it checks."""
+"""Between two looks of a machine at the clock at least: what is due already and could not be done
+yet is not tried more often."""
+
+MACHINE_TICK_S_MAX: Final = 1.0
+"""Between two looks of a busy machine at the clock at most, whatever time it names: what it forgot
+to name is this late. Ten thousand machines cost a tenth of a core with it."""
 
 TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
@@ -199,6 +236,13 @@ read overtook is asked last. About the time that a restart of a bookie takes."""
 
 BOOKIE_PROBE_TIMEOUT_S: Final = 1.0
 """A bookie that answers a probe later than this would fail the next add as well."""
+
+BOOKIE_PROBE_HOLDS_S: Final = 0.5
+"""What a probe brought is true for so long, for all writers of a client. Half of
+``REPLACEMENT_RETRY_S``: who looks again after that asks again."""
+
+BOOKIE_PROBES_MAX: Final = 16
+"""Probes at once of one client: a rack of silent bookies is looked through in a few seconds."""
 
 METADATA_TIMEOUT_S: Final = 15.0
 """One metadata operation, retries over a lost connection included."""

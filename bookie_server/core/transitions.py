@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from bookie_server.core.ledger_record import KEY_HASH_BYTES, Change, LedgerRecord
 from spark_ledger.bookie_api import LedgerEnd, Refusal
-from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 
 
 class Step(NamedTuple):
@@ -36,11 +36,14 @@ class Accepted(NamedTuple):
     are kept and journalled; for an add they come before the run itself, which is no step. Without
     any step there is nothing to write for a fence or a last add confirmed.
     ``lac_advanced``: the last add confirmed is higher than before, readers wait for that.
+    ``held_up_to``: entries of an add up to this one may be held already. The caller compares them
+    before it keeps anything; a writer's new entries are above it, so they cost no look.
     """
 
     record: LedgerRecord
     steps: tuple[Step, ...] = ()
     lac_advanced: bool = False
+    held_up_to: EntryId = NO_ENTRY
 
 
 def on_add(
@@ -69,7 +72,7 @@ def on_add(
     assert after.grew_from(record), "an add takes nothing back"
     assert recovery or not after.fenced, "a writer's add never follows a fence (rule P12)"
     advanced = after.last_add_confirmed > before.last_add_confirmed
-    return Accepted(after, contact.steps, advanced)
+    return Accepted(after, contact.steps, advanced, held_up_to=before.last_entry)
 
 
 def on_fence(

@@ -46,18 +46,27 @@ class GrpcServer:
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen and serve; the port, which the system picks when ``port`` is 0.
+    def bind(self, host: str, port: int) -> int:
+        """Take the address; the port, which the system picks when ``port`` is 0.
 
-        Raises ConfigurationError if the address cannot be bound.
+        Nothing is answered before ``serve``. Raises ConfigurationError if the address is taken.
         """
         address = f"{host}:{port}"
         try:
             bound: int = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise ConfigurationError(f"cannot listen on {address}: is it in use?") from error
+        return bound
+
+    async def serve(self) -> None:
+        """Answer calls at the bound address."""
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def start(self, host: str, port: int) -> int:
+        """Bind and serve; the port. Raises ConfigurationError if the address is taken."""
+        bound = self.bind(host, port)
+        await self.serve()
         return bound
 
     async def stop(self, grace_s: float) -> None:

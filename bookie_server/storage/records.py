@@ -18,6 +18,10 @@ In the journal the records of one synced batch share its sequence and end with a
     12      4      chain: CRC32C of all headers of the batch before the trailer, started with the
                    chain of the batch before; the headers hold the CRC32C of their bodies
 
+Behind its last batch a file that was left in order has one record of type FILE_END, in a block of
+its own. Its sequence is one above that of the last batch, its body the number of the next file (8
+bytes), or 0 when the journal was closed. It is no batch, has no trailer and takes no sequence.
+
 Batches start at multiples of 4096 bytes, zeros fill the space between: a write never touches a
 sector that holds an acknowledged byte (rule S11), and a search for later batches (rule S5) looks at
 few offsets.
@@ -50,6 +54,7 @@ from bookie_server.storage.blocks import BLOCK_BYTES_MAX
 _HEADER = struct.Struct(">BxxxIQI")
 _CRC = struct.Struct(">I")
 _TRAILER = struct.Struct(">QII")
+_FILE_END = struct.Struct(">Q")
 _FILE_HEADER = struct.Struct(">8sIIQQQQ")
 _FILE_MAGIC: Final = b"SLJRNL\r\n"
 _FILE_VERSION: Final = 1
@@ -69,6 +74,7 @@ class RecordType(IntEnum):
     ACCESS_KEY = 3
     LAST_ADD_CONFIRMED = 4
     LEDGER_MAP = 16
+    FILE_END = 17
     TRAILER = 127
 
 
@@ -148,6 +154,30 @@ def parse_trailer(body: bytes) -> Trailer | None:
     if len(body) != _TRAILER.size:
         return None
     return Trailer._make(_TRAILER.unpack(body))
+
+
+def pack_file_end(next_number: int, sequence: int, seed: int) -> bytes:
+    """The block behind the last batch of a journal file: file ``next_number`` follows, 0: none."""
+    assert next_number >= 0, f"journal file {next_number}"
+    body = _FILE_END.pack(next_number)
+    head = pack_header(RecordType.FILE_END, len(body), sequence, crc32c_value(body), seed)
+    return (head + body).ljust(BATCH_ALIGNMENT, b"\0")
+
+
+def parse_file_end(data: bytes, sequence: int, seed: int) -> int | None:
+    """The next file's number in a block behind a file's last batch; None if it is no such block."""
+    header = parse_header(data, seed)
+    body = data[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + _FILE_END.size]
+    expected = (RecordType.FILE_END, _FILE_END.size, sequence, crc32c_value(body))
+    if header != expected or len(body) != _FILE_END.size:
+        return None
+    return int(_FILE_END.unpack(body)[0])
+
+
+def batch_room(records_bytes: int) -> int:
+    """Bytes of a file that a batch needs, with the block that stays free for the file's end."""
+    batch = records_bytes + RECORD_HEADER_BYTES + _TRAILER.size
+    return batch + padding(batch) + BATCH_ALIGNMENT
 
 
 def extend_chain(chain: int, headers: bytes) -> int:

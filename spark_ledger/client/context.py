@@ -6,10 +6,13 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
 
+from spark_ledger.client.suspects import Suspects
+from spark_ledger.client.timer import Timer
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import (
     ConflictError,
@@ -19,7 +22,6 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.limits import (
-    BOOKIE_PROBE_TIMEOUT_S,
     BOOKIE_SUSPECT_S,
     METADATA_READ_AGAIN_FACTOR,
     METADATA_RETRY_DELAY_S,
@@ -59,15 +61,20 @@ class ClientContext:
     load: Counter[BookieId] = field(default_factory=Counter)
     slow_bookies: dict[BookieId, float] = field(default_factory=dict)
     """Bookies that a speculative read overtook, each with the time until which it is asked last."""
+    timer: Timer = field(default_factory=Timer)
+    """Wakes whatever of this client waits for a time."""
     random: random.Random = field(default_factory=random.Random)
     writers: WeakSet[OpenHandle] = field(default_factory=WeakSet)
     """The writers that are not closed."""
-    _suspects: dict[BookieId, float] = field(default_factory=dict)
-    """Bookies that failed an add, each with the time until which it is probed before use."""
+    suspects: Suspects = field(init=False)
+    """Bookies that failed an add, and whether they are back."""
+
+    def __post_init__(self) -> None:
+        self.suspects = Suspects(self.transport)
 
     def suspect(self, bookie_id: BookieId) -> None:
         """A bookie failed an add: prefer others for a while."""
-        self._suspects[bookie_id] = asyncio.get_running_loop().time() + BOOKIE_SUSPECT_S
+        self.suspects.add(bookie_id)
 
     def slow(self, bookie_id: BookieId) -> None:
         """A bookie was overtaken by speculation: ask it last for a while."""
@@ -81,15 +88,11 @@ class ClientContext:
 
     async def new_ensemble(self, count: int) -> tuple[BookieId, ...] | None:
         """Bookies for a new ledger: least loaded first, suspects only if they answer."""
-        return await self._choose(count, exclude=frozenset())
+        return await self._choose(count, exclude=frozenset(), ask_now=True)
 
     def why_no_ensemble(self, count: int) -> str:
         """What ``new_ensemble`` lacked a moment ago, and what to do."""
-        return shortage(self.directory.all(), count, silent=self._suspects_now())
-
-    def _suspects_now(self) -> set[BookieId]:
-        now = asyncio.get_running_loop().time()
-        return {bookie for bookie, until in self._suspects.items() if until > now}
+        return shortage(self.directory.all(), count, silent=self.suspects.now())
 
     async def replacements(self, command: ChooseBookies) -> BookiesChosen:
         """Bookies for the failed members of an ensemble, as far as there are any (rule P10).
@@ -100,51 +103,48 @@ class ClientContext:
         taken = set(command.members)
         found: dict[int, BookieId] = {}
         for bookie_index in command.indexes:
-            chosen = await self._choose(1, exclude=frozenset(taken))
+            chosen = await self._choose(1, exclude=frozenset(taken), ask_now=False)
             if chosen is not None:
                 found[bookie_index] = chosen[0]
                 taken.add(chosen[0])
         writable = {info.bookie_id for info in self.directory.writable()}
-        back = [i for i, b in command.failed.items() if i not in found and b in writable]
-        silent = [i for i in command.silent if i not in found]
-        asked = [*(command.failed[i] for i in back), *(command.silent[i] for i in silent)]
-        answers = await asyncio.gather(*map(self._answers, asked))
-        alive = {index for index, answers in zip([*back, *silent], answers, strict=True) if answers}
-        found.update((index, command.failed[index]) for index in back if index in alive)
-        return BookiesChosen(found, frozenset(index for index in silent if index in alive))
+        back = {b: i for i, b in command.failed.items() if i not in found and b in writable}
+        silent = {b: i for i, b in command.silent.items() if i not in found}
+        alive: set[int] = set()
+        async with aclosing(self.suspects.answering({*back, *silent})) as answering:
+            async for bookie_id in answering:
+                if bookie_id in back:
+                    found[back[bookie_id]] = bookie_id
+                else:
+                    alive.add(silent[bookie_id])
+        return BookiesChosen(found, frozenset(alive))
 
     async def _choose(
-        self, count: int, *, exclude: frozenset[BookieId]
+        self, count: int, *, exclude: frozenset[BookieId], ask_now: bool
     ) -> tuple[BookieId, ...] | None:
-        suspects = self._suspects_now()
-        candidates = self.directory.writable()
-        chosen = choose_bookies(
-            candidates,
-            count,
-            exclude=exclude | suspects,
-            load=self.load,
-            shuffle=self.random.shuffle,
-        )
-        if chosen is not None:
+        suspects = self.suspects.now() - exclude
+        chosen = self._choose_of_others(count, exclude | suspects)
+        if chosen is not None or not suspects:
             return chosen
-        for bookie_id in sorted(suspects - exclude):
-            if await self._answers(bookie_id):
+        async with aclosing(self.suspects.answering(suspects, ask_now=ask_now)) as answering:
+            async for bookie_id in answering:
                 suspects.discard(bookie_id)
+                chosen = self._choose_of_others(count, exclude | suspects)
+                if chosen is not None:
+                    return chosen
+        # A suspect may have been cleared meanwhile by somebody else's probe, and others come.
+        return self._choose_of_others(count, exclude | (suspects & self.suspects.now()))
+
+    def _choose_of_others(
+        self, count: int, exclude: frozenset[BookieId]
+    ) -> tuple[BookieId, ...] | None:
         return choose_bookies(
-            candidates,
+            self.directory.writable(),
             count,
-            exclude=exclude | suspects,
+            exclude=exclude,
             load=self.load,
             shuffle=self.random.shuffle,
         )
-
-    async def _answers(self, bookie_id: BookieId) -> bool:
-        try:
-            await self.transport.describe(bookie_id, timeout_s=BOOKIE_PROBE_TIMEOUT_S)
-        except LedgerError:
-            return False
-        self._suspects.pop(bookie_id, None)
-        return True
 
     async def write_metadata(
         self, command: WriteMetadata

@@ -1,4 +1,4 @@
-"""Runs one protocol machine: deliver events, perform commands in order, tick while it is busy."""
+"""Runs one protocol machine: deliver events, perform commands in order, tick when time is due."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from spark_ledger.client.timer import Timer
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import MACHINE_TICK_S
+from spark_ledger.limits import MACHINE_TICK_S, MACHINE_TICK_S_MAX
 from spark_ledger.protocol.events import Command, Event, Tick
 from spark_ledger.types import LedgerId
 
@@ -19,14 +20,18 @@ class Machine(Protocol):
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event; the commands to perform."""
 
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest time at which a tick may change something, if no event comes before."""
+
 
 class MachineLoop:
     """One serial context for one machine: no event is handled while another one is.
 
     ``perform`` carries out one command; it must not block. What takes time runs as a task of this
-    loop (``spawn``) and comes back as an event. ``busy`` says whether ticks are needed. A bug of
-    ours (an assertion of the machine), or the end of the connection, ends the loop and goes to
-    ``crashed``, so that nobody waits for ever.
+    loop (``spawn``) and comes back as an event. ``busy`` says whether ticks are needed, and the
+    machine when (``next_deadline``). A bug of ours (an assertion of the machine), or the end of the
+    connection, ends the loop and goes to ``crashed``, so that nobody waits for ever.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class MachineLoop:
         machine: Machine,
         perform: Callable[[Command], None],
         *,
+        timer: Timer,
         busy: Callable[[], bool],
         crashed: Callable[[BaseException], None],
         after: Callable[[], None] | None = None,
@@ -47,7 +53,7 @@ class MachineLoop:
         self._events: deque[Event] = deque()
         self.is_handling = False
         """Whether the machine is at work further up the stack: what is fed now waits its turn."""
-        self._tick: asyncio.TimerHandle | None = None
+        self._tick = timer.alarm(self._on_tick)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
@@ -81,13 +87,17 @@ class MachineLoop:
         self.keep_ticking()
 
     def keep_ticking(self) -> None:
-        """Make sure that ticks come while the machine is busy."""
-        if self._tick is None and not self._stopped and self._busy():
-            self._tick = self._loop.call_later(MACHINE_TICK_S, self._on_tick)
+        """Make sure that a tick comes when one is due, while the machine is busy."""
+        if self._stopped or not self._busy():
+            return
+        now, due = self._loop.time(), self._machine.next_deadline
+        latest = now + MACHINE_TICK_S_MAX
+        if due is not None and due < latest:
+            latest = max(due, now + MACHINE_TICK_S)
+        self._tick.set_by(latest)
 
     def _on_tick(self) -> None:
-        self._tick = None
-        if not self._stopped:
+        if not self._stopped and self._busy():
             self.feed(Tick())
 
     # Any in a coroutine's type: what it is sent and yields is between it and the event loop.
@@ -123,9 +133,7 @@ class MachineLoop:
     async def stop(self) -> None:
         """No more ticks and events; tasks are cancelled and awaited."""
         self._stopped = True
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
+        self._tick.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

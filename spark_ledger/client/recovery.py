@@ -74,6 +74,7 @@ class Recovery:
         self._machine_loop = MachineLoop(
             self._machine,
             self._perform,
+            timer=context.timer,
             busy=lambda: not self._outcome.done(),
             crashed=self._on_crash,
         )
@@ -220,6 +221,7 @@ class Recovery:
             self._digest,
             command.wanted,
             replica_hint=0,
+            access_key=self._access_key,
         )
         entries: list[Entry] = []
         try:

@@ -109,6 +109,7 @@ class LedgerWriter:
         self._machine_loop = MachineLoop(
             self._machine,
             self._perform,
+            timer=context.timer,
             busy=lambda: not self._machine.is_idle,
             crashed=self._on_crash,
             after=self._on_progress,

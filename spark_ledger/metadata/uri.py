@@ -12,6 +12,10 @@ from spark_ledger.errors import ConfigurationError
 URI_FORM: Final = "zk://host1:2181,host2:2181/ledgers"
 DEFAULT_PORT: Final = 2181
 
+_SCHEME: Final = re.compile(r"(zk|https?|zookeeper):/*")
+_NO_PORT: Final = re.compile(r":(?![0-9]{1,5}(?:[,/]|$))[^,/]*")
+"""A colon without a port behind it, and what follows up to the next host or the root."""
+
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperAddress:
@@ -44,9 +48,9 @@ def parse_uri(uri: str) -> ZooKeeperAddress:
     if not isinstance(uri, str):
         raise _error(type(uri).__name__, "it is not text")
     scheme, separator, rest = uri.strip().partition("://")
-    authority, slash, root = rest.partition("/")
+    authority, _, root = rest.partition("/")
     credentials, at, hosts = authority.rpartition("@")
-    shown = f"{scheme}{separator}{'***@' if at else ''}{hosts}{slash}{root}"
+    shown = masked_uri(uri)
     if scheme != "zk" or not separator:
         raise _error(shown, "it does not start with zk://")
     names = root.strip("/").split("/")
@@ -56,25 +60,42 @@ def parse_uri(uri: str) -> ZooKeeperAddress:
     if at and not (user and colon and password):
         raise _error(shown, "credentials have the form user:password@")
     return ZooKeeperAddress(
-        hosts=",".join(_host(host, shown) for host in hosts.split(",")),
+        hosts=",".join(_host(host, uri) for host in hosts.split(",")),
         root="/" + "/".join(names),
         user=unquote(user),
         password=unquote(password),
     )
 
 
-def _host(text: str, shown: str) -> str:
+def masked_uri(uri: str) -> str:
+    """A URI, well-formed or not, without anything that may be a user's name or password.
+
+    What stands before a ``@`` may be a password, and so may what follows it, when the password
+    holds a ``@`` itself. Without one, what follows a colon is a password unless it is a port.
+    """
+    text = uri.strip()
+    scheme = _SCHEME.match(text)
+    start = scheme.end() if scheme else 0
+    return text[:start] + ("***" if "@" in text else _masked(text[start:]))
+
+
+def _masked(text: str) -> str:
+    return _NO_PORT.sub(":***", text)
+
+
+def _host(text: str, uri: str) -> str:
     text = text.strip()
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):  # no port; an IPv6 address stands in brackets
         host, port = text, str(DEFAULT_PORT)
+    named = "a host" if "@" in uri else repr(_masked(text))
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not bare or any(character in " /?#[]" for character in bare):
-        raise _error(shown, f"{text!r} is not a host")
+        raise _error(masked_uri(uri), f"{named} is not a host")
     if ":" in bare and bare == host:
-        raise _error(shown, f"{text!r}: an IPv6 address stands in brackets")
+        raise _error(masked_uri(uri), f"{named}: an IPv6 address stands in brackets")
     if not (re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536):
-        raise _error(shown, f"{text!r}: the port is not a number from 1 to 65535")
+        raise _error(masked_uri(uri), f"{named}: the port is not a number from 1 to 65535")
     return f"{host}:{int(port)}"
 
 

@@ -1,15 +1,8 @@
 """The writer of a ledger: ids, confirmation in order, ensemble changes, close.
 
-In short (the numbers are those of the rules in README.md beside this file):
-
-* An entry is confirmed when all before it are, AQ bookies of its write set hold it, no ensemble
-  change is being written, and its ensemble is the one in the metadata (rule P4).
-* A bookie that fails is replaced from LAC + 1 on: choose, compare-and-set, forget what the replaced
-  members acknowledged, resend, and only then confirm again, also when nothing could be replaced
-  (rules P7 and P8).
-* Without a replacement the writer goes on while AQ is in reach and looks again later (rule P10).
-* Failures with nothing pending wait for the next add (rule P9).
-* A writer that finds its ledger taken over withdraws; it never overrides (rule P18).
+An entry is confirmed in order, by AQ bookies of the ensemble that is in the metadata, and not while
+a change of it is being written (rule P4). A bookie that fails is replaced from LAC + 1 on (rules P7
+and P8); without a replacement the writer goes on while AQ is in reach (rule P10).
 """
 
 from __future__ import annotations
@@ -48,7 +41,6 @@ from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import (
     NO_ENTRY,
     BookieId,
-    BookieStatus,
     EntryId,
     LedgerMetadata,
     LedgerState,
@@ -92,7 +84,7 @@ class AppendMachine:
             metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
         )
         self._lengths = Lengths()
-        self._announced: int = NO_ENTRY
+        self._announced: EntryId = NO_ENTRY
         """The last add confirmed that bookies were told of, by an entry or on its own."""
         self._last_append_at = now
         self._replacements: dict[int, BookieId] = {}
@@ -174,6 +166,21 @@ class AppendMachine:
             and self._replication.held_by_all_live() == self._last_add_pushed
             and self._announced >= self._last_add_confirmed
         )
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest time at which a tick may change something; None if none will. The shell
+        ticks then, and not before: what ``_on_tick`` comes to look at has to be named here."""
+        if self._phase in _ENDING:
+            return None
+        limits = self._limits
+        silence_s = limits.add_timeout_s if self.has_room else limits.slow_bookie_grace_s
+        due = [self._replication.next_silence(silence_s)]
+        if self._last_add_pushed > self._last_add_confirmed:
+            due.append(self._replication.next_retry())
+        elif self._announced < self._last_add_confirmed:
+            due.append(self._last_append_at + limits.explicit_lac_delay_s)
+        return min((at for at in due if at is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
@@ -266,16 +273,12 @@ class AppendMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self._phase in _ENDING:
             return []  # its appenders are closed; only the metadata store has a say now
-        index, bookie_id, retry_s = *event[:2], self._limits.replacement_retry_s
-        if event.status is BookieStatus.TOO_MANY_REQUESTS:
-            return self._replication.pause(index, bookie_id, now)
-        if event.status is BookieStatus.STALLED:
-            self._replication.stall(index, bookie_id)
-            return []  # the next tick decides: it may be needed (rule P11)
-        status, reason = event.status, event.message
-        if not self._replication.fail(index, bookie_id, now, retry_s, status=status, reason=reason):
+        excused = self._replication.excuse(event, now)
+        if excused is not None:
+            return excused
+        if not self._replication.fail(event, now, self._limits.replacement_retry_s):
             return []  # not a member any more: what it says of the ledger may be long out of date
-        closing: list[Command] = [CloseAppender(index)]
+        closing: list[Command] = [CloseAppender(event.bookie_index)]
         refusal = append_errors.refusal(self._metadata.ledger_id, event)
         if refusal is not None:
             return closing + self._stop(refusal)
@@ -435,9 +438,8 @@ class AppendMachine:
     def _on_abandon(self, event: Abandon) -> list[Command]:
         """End now, whatever is in progress; the ledger stays open for a recovery to close.
 
-        Nothing is written: a close from here could race with a change that is in flight. Appenders
-        are not closed one by one, because the shell that gives this event ends with all of them.
-        The first error stays: it says what happened to the ledger, this one only to the client.
+        Nothing is written: a close from here could race with a change that is in flight. The shell
+        closes all appenders. The first error stays: this one says only what the client did.
         """
         if self._error is None:
             self._error = event.error
@@ -493,8 +495,6 @@ class AppendMachine:
         if idle and self._announced < self._last_add_confirmed:
             # Entries carry the LAC of when they were sent, so without this the last ones stay
             # invisible to readers for as long as the writer has nothing to add (rule P5).
-            self._announced = self._last_add_confirmed
-            commands.append(
-                AnnounceLastConfirmed(self._last_add_confirmed, replication.live_bookies)
-            )
+            self._announced = end = self._last_add_confirmed
+            commands.append(AnnounceLastConfirmed(end, replication.live_bookies))
         return commands

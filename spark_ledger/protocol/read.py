@@ -88,6 +88,13 @@ class ReadMachine:
         """Replicas that were too slow: another one was asked beside them, or was faster."""
         return frozenset(self._slow_indexes)
 
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest time at which a tick may change something; None if none will."""
+        if self._phase is Phase.ENDED:
+            return None
+        return self._progress_at + self._speculative_delay_s
+
     def start(self, now: float) -> list[Command]:
         """Ask the preferred replica."""
         return self._ask_next(now)

@@ -63,7 +63,6 @@ from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.recovery_phases import TRANSITIONS, Phase
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import (
-    BookieStatus,
     EntryId,
     Fragment,
     LedgerMetadata,
@@ -126,6 +125,14 @@ class RecoveryMachine:
     def last_add_confirmed(self) -> EntryId:
         """The last entry that is known to be part of the ledger and stored on AQ bookies."""
         return self._last_add_confirmed
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest time at which a tick may change something; None if none will."""
+        if self._replication is None or self._phase is not Phase.READING:
+            return None
+        times = self._replication.next_silence(self._add_timeout_s), self._replication.next_retry()
+        return min((at for at in times if at is not None), default=None)
 
     def start(self) -> list[Command]:
         """Begin; the ledger may be in any state."""
@@ -328,17 +335,15 @@ class RecoveryMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self._replication is None or self._phase is not Phase.READING:
             return []  # all is stored: only the metadata store has a say now
-        index, bookie_id, status = event.bookie_index, event.bookie_id, event.status
-        if status is BookieStatus.TOO_MANY_REQUESTS:
-            return self._replication.pause(index, bookie_id, now)
+        excused = self._replication.excuse(event, now)
+        if excused is not None:
+            return excused
         # FENCED is an ordinary failure here: adds of a recovery pass the fence (rule P12), so a
         # bookie that answers so is broken, and the ledger's end does not depend on it. So is one
         # that refuses the password, which was compared with the metadata before (rule P20).
-        if not self._replication.fail(
-            index, bookie_id, now, self._add_timeout_s, status=status, reason=event.message
-        ):
+        if not self._replication.fail(event, now, self._add_timeout_s):
             return []
-        commands: list[Command] = [CloseAppender(index)]
+        commands: list[Command] = [CloseAppender(event.bookie_index)]
         return commands + self._replace_failed(now)
 
     def _replace_failed(self, now: float) -> list[Command]:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from spark_ledger.limits import BOOKIE_RETURN_DELAY_S, BUSY_RETRY_S, BUSY_RETRY_S_MAX
 from spark_ledger.protocol.events import (
+    AddFailed,
     BookiesChosen,
     ChooseBookies,
     CloseAppender,
@@ -165,26 +166,30 @@ class Replication:
 
     # -- failures ----------------------------------------------------------------------------------
 
-    def fail(
-        self,
-        index: int,
-        bookie_id: BookieId,
-        now: float,
-        retry_s: float,
-        *,
-        status: BookieStatus = BookieStatus.UNAVAILABLE,
-        reason: str = "",
-    ) -> bool:
+    def excuse(self, event: AddFailed, now: float) -> list[Command] | None:
+        """What to do instead of failing the bookie, if its answer is no failure (rule P11)."""
+        if event.status is BookieStatus.TOO_MANY_REQUESTS:
+            return self._pause(event.bookie_index, event.bookie_id, now)
+        if event.status is BookieStatus.STALLED:
+            # It may store all the same, and be needed. The next look at the clock decides about it
+            # as about one that has been silent.
+            member = self._members[event.bookie_index]
+            if member.bookie_id == event.bookie_id and not member.failed:
+                member.stall()
+            return []
+        return None
+
+    def fail(self, event: AddFailed, now: float, retry_s: float) -> bool:
         """A bookie failed. False: it no longer stands at the index, or was known to have failed.
 
         A replacement is due at once, but only after ``retry_s`` when the bookie has failed before
         and done nothing since.
         """
-        member = self._members[index]
+        member, bookie_id = self._members[event.bookie_index], event.bookie_id
         if member.bookie_id != bookie_id or member.failed:
             return False
         failures = self._failures.get(bookie_id, 0)
-        member.fail(status, reason, failures, now, retry_s)
+        member.fail(event.status, event.message, failures, now, retry_s)
         self._failures[bookie_id] = failures + 1
         if not self.can_confirm():  # nothing goes on: look again for all that may come back early
             for other in self._members:
@@ -202,19 +207,12 @@ class Replication:
             member = self._members[index]
             member.hopeless = now - member.owing_since >= wait_s
             status = BookieStatus.STALLED if member.stalled else BookieStatus.TIMEOUT
-            failed = self.fail(index, member.bookie_id, now, retry_s, status=status)
+            failed = self.fail(AddFailed(index, member.bookie_id, status), now, retry_s)
             assert failed, "Only a live member is silent."
             commands.append(CloseAppender(index))
         return commands
 
-    def stall(self, index: int, bookie_id: BookieId) -> None:
-        """A bookie said that its journal does not sync. It may store all the same, so the next look
-        at the clock decides about it as about one that has been silent (rule P11)."""
-        member = self._members[index]
-        if member.bookie_id == bookie_id and not member.failed:
-            member.stall()
-
-    def pause(self, index: int, bookie_id: BookieId, now: float) -> list[Command]:
+    def _pause(self, index: int, bookie_id: BookieId, now: float) -> list[Command]:
         """A bookie said that it is busy: nothing was decided, so the same is sent to it later, and
         it has not failed (rule P11)."""
         member = self._members[index]
@@ -250,7 +248,7 @@ class Replication:
         return [
             index
             for index, member in enumerate(self._members)
-            if not member.failed and self._owes(member) and now - member.silent_since >= silence_s
+            if self._is_asked(member) and now - member.silent_since >= silence_s
         ]
 
     def owing_indexes(self, now: float, wait_s: float) -> list[int]:
@@ -258,7 +256,7 @@ class Replication:
         return [
             index
             for index, member in enumerate(self._members)
-            if not member.failed and self._owes(member) and now - member.owing_since >= wait_s
+            if self._is_asked(member) and now - member.owing_since >= wait_s
         ]
 
     def silence(
@@ -269,12 +267,37 @@ class Replication:
         Silent members fail if the others suffice without all of them. If not, others may take
         their places, and who is alive is waited for, but not for longer than ``wait_s`` (rule P11).
         """
-        silent = set(self.silent_indexes(now, timeout_s))
-        hopeless = set(self.owing_indexes(now, wait_s))
-        if can_confirm(self.failed_indexes | silent | hopeless, self._quorums):
-            return silent | hopeless, ()
-        waiting = sorted(silent - hopeless)
-        return hopeless, tuple(i for i in waiting if self._members[i].excused_until <= now)
+        silent = self.silent_indexes(now, timeout_s)
+        hopeless = self._unexcused(self.owing_indexes(now, wait_s), now)
+        if can_confirm(self.failed_indexes.union(silent, hopeless), self._quorums):
+            return {*self._unexcused(silent, now), *hopeless}, ()
+        waiting = [index for index in silent if index not in hopeless]
+        return set(hopeless), tuple(self._unexcused(waiting, now))
+
+    def _unexcused(self, indexes: Iterable[int], now: float) -> list[int]:
+        """Without those that were found to be alive a moment ago."""
+        return [index for index in indexes if self._members[index].excused_until <= now]
+
+    def next_silence(self, silence_s: float) -> float | None:
+        """When a member will be silent for so long if it goes on saying nothing, or a busy one is
+        to be sent its entries again."""
+        due: float | None = None  # a loop: this runs after each event of a writer
+        for member in self._members:
+            if member.failed:
+                continue
+            if member.paused_until is not None:
+                at = member.paused_until
+            elif member.sent_to > member.acked_to:
+                at = max(member.silent_since + silence_s, member.excused_until)
+            else:
+                continue
+            if due is None or at < due:
+                due = at
+        return due
+
+    def next_retry(self) -> float | None:
+        """When a replacement of a failed member should be looked for."""
+        return min((member.retry_at for member in self._members if member.failed), default=None)
 
     def spare_indexes(self, now: float, silence_s: float) -> list[int]:
         """Silent members that can be spared: without them every entry still gets AQ copies.
@@ -284,7 +307,9 @@ class Replication:
         together, because each alone may be spared where all of them may not (rule P11).
         """
         silent = self.silent_indexes(now, silence_s)
-        return silent if can_confirm(self.failed_indexes.union(silent), self._quorums) else []
+        if not can_confirm(self.failed_indexes.union(silent), self._quorums):
+            return []
+        return self._unexcused(silent, now)
 
     # -- replacing ---------------------------------------------------------------------------------
 
@@ -395,6 +420,10 @@ class Replication:
         """Whether the bookie has not acknowledged what it was sent, or will be once its pause is
         over."""
         return member.paused_until is not None or member.sent_to > member.acked_to
+
+    def _is_asked(self, member: EnsembleMember) -> bool:
+        """Whether entries are under way to the bookie, and it has not failed."""
+        return not member.failed and member.paused_until is None and self._owes(member)
 
     def _check(self) -> None:
         """The invariants of the class; a few comparisons, whatever the number of entries."""

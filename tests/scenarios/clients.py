@@ -46,6 +46,10 @@ class Machine(Protocol):
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event."""
 
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest time at which a tick may change something."""
+
 
 @dataclass(eq=False)
 class ScriptAppender:
@@ -89,8 +93,14 @@ class Client:
 
     def take(self, event: Event) -> None:
         """Give the machine an event, perform what it wants."""
-        if self.machine is not None:
-            self.perform(self.machine.handle(event, self.world.now))
+        if self.machine is None:
+            return
+        due = self.machine.next_deadline
+        commands = self.machine.handle(event, self.world.now)
+        if isinstance(event, Tick) and commands:
+            # A shell ticks only when its machine has said so: this tick would not have come.
+            assert due is not None and due <= self.world.now, f"{self.name} names {due} for a tick"
+        self.perform(commands)
 
     def perform(self, commands: list[Command]) -> None:
         for command in commands:

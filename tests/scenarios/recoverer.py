@@ -258,6 +258,8 @@ class Reader(Client):
 class _Round:
     """Lets a round of questions for the LAC be driven like a machine."""
 
+    next_deadline: float | None = None
+
     def __init__(self, reader: Reader, round_: LastConfirmedRead) -> None:
         self._reader, self._round = reader, round_
 

@@ -15,6 +15,7 @@ from typing import Final, Self
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, failure
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.journal.files import journal_numbers, journal_path
 from bookie_server.storage.ledgers.entry_log import log_path
 from bookie_server.storage.ledgers.index import BlockLocation
 from bookie_server.storage.records import RECORD_HEADER_BYTES
@@ -129,6 +130,14 @@ class Disk:
         path = log_path(LEDGERS[0], place.log_id)
         self.files.damage(path, place.offset, source.pread(length, block.offset))
         return f"{path.name}, block at {place.offset}"
+
+    def lose_newest_journal_file(self) -> str:
+        """Remove the newest journal file, which was perhaps made after the last checkpoint. Replay
+        has to notice all the same. Returns its name."""
+        path = journal_path(JOURNAL, journal_numbers(self.files, JOURNAL)[-1])
+        self.files.remove(path)
+        self.files.sync_directory(JOURNAL)
+        return path.name
 
     def flip_at(self, path: Path, offset: int) -> str:
         """Flip one bit of a byte. Returns where."""

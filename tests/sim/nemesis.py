@@ -167,6 +167,13 @@ class Nemesis:
         """Damage the disk of the one untrusted bookie; or of any, which then must be detected."""
         nodes = self.world.nodes.values()
         node = self.draw.choice([node for node in nodes if node.weak or node.may_refuse])
+        if self.world.options.rot == "journal" and self.world.options.loses_newest:
+            if node.process is not None:
+                node.crash(self.draw.choice(["process", "power"]))
+                self._mend(node.start)
+                where = node.disk.lose_newest_journal_file()
+                self.world.fault("newest journal file lost", f"{node.name} {where}")
+            return
         if self.world.options.rot == "journal":
             where = node.rot_journal()
             if where:

@@ -108,6 +108,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase_s: float = 8.0
     ledgers: tuple[LedgerPlan, ...] = ()
     stream: StreamPlan | None = None
+    loses_newest: bool = False
+    """Whether the bookie with the damaged journal loses its newest file instead of a bit."""
 
 
 def draw_options(seed: int) -> Options:
@@ -145,6 +147,7 @@ def draw_options(seed: int) -> Options:
         phase_s=draw.choice([3.0, 5.0, 8.0]),
         ledgers=ledgers,
         stream=stream,
+        loses_newest=draw.random() < 0.5,
     )
 
 

@@ -120,11 +120,13 @@ RULES = {
     "bookie_server.reads": rule(
         *VALUES, "bookie_server.core", "bookie_server.storage", banned="asyncio threading"
     ),
+    "bookie_server.duplicates": rule(*VALUES, "bookie_server.storage", banned="asyncio threading"),
     "bookie_server.bookie": rule(
         *VALUES,
         "spark_ledger.wire",
         "bookie_server.core",
         "bookie_server.storage",
+        "bookie_server.duplicates",
         "bookie_server.reads",
         "bookie_server.watchers",
         banned="asyncio threading",

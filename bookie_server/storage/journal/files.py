@@ -34,6 +34,7 @@ from bookie_server.storage.records import (
     extend_chain,
     find_later_batch,
     padding,
+    parse_file_end,
     parse_file_header,
     parse_header,
     parse_trailer,
@@ -86,6 +87,15 @@ def spare_path(directory: Path, number: int) -> Path:
 def spare_paths(file_system: FileSystem, directory: Path) -> list[Path]:
     """The spare files that are there."""
     return [directory / name for name in file_system.list(directory) if _SPARE.fullmatch(name)]
+
+
+def file_size(file_system: FileSystem, path: Path) -> int:
+    """Bytes of a file."""
+    file = file_system.open(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
 
 
 def remove_unfinished(file_system: FileSystem, directory: Path) -> None:
@@ -141,10 +151,7 @@ def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Itera
     """
     numbers = [n for n in journal_numbers(file_system, directory) if n >= start.file_number]
     if not numbers or numbers[0] != start.file_number:
-        raise CorruptionError(
-            f"journal file {journal_path(directory, start.file_number)} is missing, and its "
-            f"entries are nowhere else on this bookie: {RESTORE_OR_FORMAT}"
-        )
+        raise missing_file(directory, start.file_number)
     position = start
     for index, number in enumerate(numbers):
         following = numbers[index + 1] if index + 1 < len(numbers) else None
@@ -166,6 +173,7 @@ def read_batches(file_system: FileSystem, directory: Path, start: Mark) -> Itera
                 yield batch
                 position = batch.end
             _check_torn(file_system, directory, file, header, position, following)
+            _check_follows(directory, file, header, position, following)
         finally:
             file.close()
 
@@ -212,6 +220,28 @@ def _check_continues(path: Path, header: JournalFileHeader, position: Mark) -> N
             f"journal file {path}: begins with batch {header.first_sequence}, but the file before "
             f"it ends with batch {position.sequence}: a file is missing or not of this journal"
         )
+
+
+def missing_file(directory: Path, number: int) -> CorruptionError:
+    """The error of a journal file that must be there and is not."""
+    return CorruptionError(
+        f"journal file {journal_path(directory, number)} is missing, and its entries are nowhere "
+        f"else on this bookie: {RESTORE_OR_FORMAT}"
+    )
+
+
+def _check_follows(
+    directory: Path, file: File, header: JournalFileHeader, end: Mark, next_number: int | None
+) -> None:
+    """Raise CorruptionError if the file names the one after it, and that one is not there.
+
+    A file is named by the one before it before anything in it is acknowledged. So the loss of the
+    newest file is noticed as the loss of any other.
+    """
+    block = file.pread(BATCH_ALIGNMENT, end.offset)
+    named = parse_file_end(block, end.sequence + 1, header.seed)
+    if named and named != next_number:
+        raise missing_file(directory, named)
 
 
 def _check_torn(

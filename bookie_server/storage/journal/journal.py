@@ -24,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX, File, FileSystem
 from bookie_server.storage.journal.files import (
+    file_size,
     journal_numbers,
     journal_path,
     spare_path,
@@ -44,7 +45,9 @@ from bookie_server.storage.records import (
     RECORD_HEADER_BYTES,
     JournalFileHeader,
     Trailer,
+    batch_room,
     extend_chain,
+    pack_file_end,
     pack_file_header,
     pack_header,
     pack_trailer,
@@ -285,7 +288,9 @@ class Journal:
             if number >= file_number:
                 break
             path = journal_path(self._directory, number)
-            if self._has_room_for_spares() and self._is_full_size(path):
+            # Another size is of another configuration, or of one batch larger than a file.
+            is_usual = file_size(self._file_system, path) == self._file_bytes
+            if is_usual and self._has_room_for_spares():
                 spare = spare_path(self._directory, number)
                 self._file_system.rename(path, spare)
                 self._renamed.append(spare)
@@ -307,15 +312,6 @@ class Journal:
         with self._spares_lock:
             return len(self._spares) + len(self._renamed) < _SPARES_MAX
 
-    def _is_full_size(self, path: Path) -> bool:
-        """Whether a file has the size of new ones: another size was configured, or it held one
-        batch larger than a file. As a spare it would bring that size back."""
-        file = self._file_system.open(path)
-        try:
-            return file.size() == self._file_bytes
-        finally:
-            file.close()
-
     def close(self) -> None:
         """Commit what is queued, stop the thread, close the file. Closing twice is allowed.
 
@@ -331,6 +327,9 @@ class Journal:
         while self.commit_pending():
             pass
         assert not self._queue, "a record is left without an answer"
+        if self._failure is None:
+            with suppress(OSError):  # it would show damage of the last batch, and loses nothing
+                self._end_file(0)
         self._file.close()
 
     def _run(self) -> None:
@@ -372,9 +371,11 @@ class Journal:
         """Write and sync a batch; the durable mark moves behind it (rules S1 and S11)."""
         start = self._durable
         size = sum(waiting.body.length + RECORD_HEADER_BYTES for waiting in batch)
-        # A batch never crosses files. One that is larger than a file gets a file of its own.
-        if start.offset > FILE_HEADER_BYTES and start.offset + size > self._file_bytes:
+        # A batch never crosses files. A larger one gets a file of its own.
+        if start.offset > FILE_HEADER_BYTES and start.offset + batch_room(size) > self._file_bytes:
             start = self._roll(start)
+        if start.offset + batch_room(size) > self._file_bytes:
+            self._file.preallocate(start.offset + batch_room(size))
         assert start.offset % BATCH_ALIGNMENT == 0, f"a batch starts in mid-block: {start}"
         # Every record carries the sequence of its batch. One above the last durable one, it is what
         # later proves to a reader that the batch before was synced (rule S5).
@@ -420,6 +421,7 @@ class Journal:
         assert end == self._durable, "a file is left once all of it is durable"
         number = end.file_number + 1
         file, seed = self._create_file(number, end)
+        self._end_file(number)
         self._file.close()
         self._file, self._seed = file, seed
         self._durable = Mark(number, FILE_HEADER_BYTES, end.sequence, end.chain)
@@ -427,6 +429,13 @@ class Journal:
         # file go.
         assert end.is_behind(self._durable), f"{self._durable} does not follow {end}"
         return self._durable
+
+    def _end_file(self, next_number: int) -> None:
+        """Say in the file in use which one follows, 0: none. Nothing in that one was acknowledged
+        yet, so a journal whose newest file is lost is never served (rule S5)."""
+        block = pack_file_end(next_number, self._durable.sequence + 1, self._seed)
+        self._file.pwritev([block], self._durable.offset)
+        self._file.fdatasync()
 
     def _create_file(self, number: int, end: Mark) -> tuple[File, int]:
         """A file that is complete and durable but for its batches, and the seed of its headers.

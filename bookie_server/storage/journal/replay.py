@@ -20,6 +20,7 @@ from bookie_server.storage.journal.files import (
     JournalBatch,
     journal_numbers,
     journal_path,
+    missing_file,
     read_batches,
     remove_unfinished,
     sync_files,
@@ -97,7 +98,9 @@ def _start(
     """The mark furthest behind; None when nothing was ever stored.
 
     Raises CorruptionError if a directory without a mark needs files that are gone: its index was
-    lost, and the entries in it are nowhere else on this bookie.
+    lost, and the entries in it are nowhere else on this bookie. Or if the file that a mark names is
+    gone: at a start all marks move into the new file before anything in it is acknowledged, so a
+    file that no older one names is named by them.
     """
     numbers = journal_numbers(file_system, directory)
     unmarked = [store for store in stores if store.mark is None]
@@ -113,6 +116,10 @@ def _start(
                 f"{directory} has been trimmed: the index was lost or the directory exchanged; "
                 f"{RESTORE_OR_FORMAT}"
             )
+    for mark in marks:
+        if mark.file_number not in numbers:
+            raise missing_file(directory, mark.file_number)
+    if unmarked:
         return START_OF_JOURNAL._replace(file_number=1)
     return min(marks, key=lambda mark: (mark.sequence, mark.file_number))
 

@@ -20,7 +20,12 @@ from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.files import remove_unfinished
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.block_cache import BlockCache
-from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_ids
+from bookie_server.storage.ledgers.entry_log import (
+    LOG_HEADER_BYTES,
+    EntryLogReader,
+    EntryLogWriter,
+    log_ids,
+)
 from bookie_server.storage.ledgers.index import Index, IndexRow, IndexUpdate
 from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
@@ -82,6 +87,8 @@ class DirectoryStore:
         self._frozen_mark: Mark | None = None
         self._writer: EntryLogWriter | None = None
         self._writer_is_indexed = False
+        # Logs that this flush has filled, and that no commit has named yet.
+        self._filled: list[EntryLogWriter] = []
         self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
 
     # -- ledger records ------------------------------------------------------------------------
@@ -130,17 +137,10 @@ class DirectoryStore:
         cached = self.cache.find(ledger_id, first)
         if cached is not None:
             return slice_run(cached, first, last, stride=stride, max_bytes=max_bytes)
-        row = self.index.row_at(ledger_id, first)
-        if row is None or first > row.last_entry:
+        found = self._stored_run(ledger_id, first)
+        if found is None:
             return None
-        run = self._blocks.get(row.location) or self._read_block(row)
-        if not holds(run, first):
-            if not row.is_sparse:
-                raise CorruptionError(
-                    f"index {self.directory}: entry {first} of ledger {ledger_id} should be in "
-                    f"log {row.location.log_id} at offset {row.location.offset}, and is not"
-                )
-            return None
+        row, run = found
         part = slice_run(run, first, last, stride=stride, max_bytes=max_bytes)
         if part is not run:  # the rest of the block is likely to be asked for next
             if part.last_entry + stride > run.last_entry:
@@ -148,6 +148,31 @@ class DirectoryStore:
             else:
                 self._blocks.put(row.location, run)
         return part
+
+    def run_with(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
+        """The run that holds an entry, whole and uncut; otherwise as ``read``."""
+        cached = self.cache.find(ledger_id, entry_id)  # before the index (rule S7)
+        if cached is not None:
+            return cached
+        found = self._stored_run(ledger_id, entry_id)
+        return None if found is None else found[1]
+
+    def _stored_run(
+        self, ledger_id: LedgerId, entry_id: EntryId
+    ) -> tuple[IndexRow, EntryRun] | None:
+        """The run in the entry log that holds an entry, with its row. Raises as ``read``."""
+        row = self.index.row_at(ledger_id, entry_id)
+        if row is None or entry_id > row.last_entry:
+            return None
+        run = self._blocks.get(row.location) or self._read_block(row)
+        if holds(run, entry_id):
+            return row, run
+        if not row.is_sparse:
+            raise CorruptionError(
+                f"index {self.directory}: entry {entry_id} of ledger {ledger_id} should be in "
+                f"log {row.location.log_id} at offset {row.location.offset}, and is not"
+            )
+        return None
 
     def _read_block(self, row: IndexRow) -> EntryRun:
         entries = 0 if row.is_sparse else row.last_entry - row.first_entry + 1
@@ -202,6 +227,7 @@ class DirectoryStore:
         except BaseException:
             update.abort()
             self._abandon_writer(keep=committing or self._writer_is_indexed)
+            self._abandon_filled(keep=committing)
             raise
         self._after_commit(self.cache.frozen)
         return True
@@ -242,6 +268,7 @@ class DirectoryStore:
         )
         self.entry_log_bytes_written += frozen.byte_count
         self._writer_is_indexed = self._writer is not None
+        self._filled.clear()
         with self._lock:
             self._frozen_mark = None
             self._frozen_ledger_records = {}
@@ -252,9 +279,21 @@ class DirectoryStore:
                     key: self._ledger_records[key] for key in self._dirty_ledgers
                 }
         self.cache.drop_frozen()
-        if self._writer is not None and self._writer.size >= self._entry_log_bytes:
-            writer, self._writer = self._writer, None
-            writer.finish()
+        self._finish_full_writer()
+
+    def _finish_full_writer(self) -> None:
+        """Close the log if it is full: the next block goes to a new one.
+
+        Also in the middle of a flush. A write cache may be larger than a log can be: the index has
+        32 bits for the offset of a block.
+        """
+        writer = self._writer
+        if writer is None or writer.size < max(self._entry_log_bytes, LOG_HEADER_BYTES + 1):
+            return
+        if not self._writer_is_indexed:
+            self._filled.append(writer)
+        self._writer = None
+        writer.finish()
 
     def _abandon_writer(self, *, keep: bool) -> None:
         """Leave a log whose writing failed (rule S3); remove its file if no row can name it.
@@ -263,8 +302,16 @@ class DirectoryStore:
         done all the same.
         """
         writer, self._writer = self._writer, None
-        if writer is None:
-            return
+        if writer is not None:
+            self._abandon(writer, keep=keep)
+
+    def _abandon_filled(self, *, keep: bool) -> None:
+        """Leave the logs that this flush has filled; ``keep`` as for the log that is open."""
+        filled, self._filled = self._filled, []
+        for writer in filled:
+            self._abandon(writer, keep=keep)
+
+    def _abandon(self, writer: EntryLogWriter, *, keep: bool) -> None:
         try:
             writer.abandon(remove=not keep)
         except OSError as error:  # it costs space only, and the first fault is raised anyway
@@ -314,6 +361,7 @@ class DirectoryStore:
 
     def _writer_for_block(self) -> EntryLogWriter:
         """The open log, or a new one. A log is never continued after a restart (rule S4)."""
+        self._finish_full_writer()
         writer = self._writer
         if writer is None:
             log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1

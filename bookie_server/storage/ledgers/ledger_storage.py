@@ -139,6 +139,10 @@ class LedgerStorage:
         store = self.store_of(ledger_id)
         return store.read(ledger_id, first, last, stride=stride, max_bytes=max_bytes)
 
+    def run_with(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
+        """See ``DirectoryStore.run_with``."""
+        return self.store_of(ledger_id).run_with(ledger_id, entry_id)
+
     def entry_ranges(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]]:
         """See ``DirectoryStore.entry_ranges``."""
         return self.store_of(ledger_id).entry_ranges(ledger_id)

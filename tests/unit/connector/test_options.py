@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from connector.options import (
     write_options,
 )
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.stream.model import ENTRY_BYTES_MIN
 from spark_ledger.types import Dlsn, Quorums
 
 URI = "zk://127.0.0.1:2181/ledgers"
@@ -179,11 +182,59 @@ def test_positions() -> None:
     assert read(startingPosition="LATEST").start == "latest"
 
 
+@pytest.mark.parametrize("zone", ["UTC", "America/St_Johns", "Pacific/Kiritimati"])
 @pytest.mark.parametrize(
-    "text", ["1767225600000", "2026-01-01T00:00:00Z", "2026-01-01", "2026-01-01T01:00:00+01:00"]
+    "text",
+    [
+        "1767225600000",
+        "2026-01-01T00:00:00Z",
+        "2026-01-01",
+        "2026-01-01T00:00:00",
+        "2026-01-01 00:00:00.000",
+        "2026-01-01T01:00:00+01:00",
+        "2025-12-31T20:30:00-03:30",
+    ],
 )
-def test_timestamps(text: str) -> None:
-    assert read(startingTimestamp=text).start_timestamp_ms == 1767225600000
+def test_timestamps(monkeypatch: pytest.MonkeyPatch, text: str, zone: str) -> None:
+    """Wherever the driver stands: a time without a zone is UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        found = read(startingTimestamp=text).start_timestamp_ms
+        ending = read(False, endingTimestamp=text).end_timestamp_ms
+    time.tzset()
+    assert found == ending == 1767225600000
+
+
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest"),
+    [
+        ("ensembleSize", 1, ENSEMBLE_SIZE_MAX),
+        ("entryBytes", ENTRY_BYTES_MIN, ENTRY_PAYLOAD_BYTES_MAX // 2),
+    ],
+)
+def test_bounds_of_a_number_belong_to_it(name: str, lowest: int, highest: int) -> None:
+    others = {"writeQuorum": "1", "ackQuorum": "1"} if name == "ensembleSize" else {}
+    for value in (lowest, highest):
+        write(**{name: str(value)}, **others)
+    for value in (lowest - 1, highest + 1):
+        with pytest.raises(ConfigurationError, match=name):
+            write(**{name: str(value)}, **others)
+
+
+def test_metadata_of_the_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LEDGER_METADATA", "zk://environment/ledgers")
+    assert read().connection.metadata == URI
+    given = {"stream": "s"}
+    assert read_options(given, streaming=True).connection.metadata == "zk://environment/ledgers"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250ms", 0.25), ("3", 3.0), ("3 s", 3.0), ("2m", 120.0), ("2min", 120.0), ("1.5h", 5400.0)],
+)
+def test_durations_are_seconds(text: str, seconds: float) -> None:
+    assert read(readTimeout=text).connection.read_timeout_s == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_every_order_of_requests_refuses_only_adds_behind_the_fence(order: tuple
         if fenced and name in ("add 0", "add 1"):
             assert isinstance(decision, Refusal) and decision.status is BookieStatus.FENCED
             continue
-        (after, steps, advanced) = accepted(decision)
+        (after, steps, advanced, _held) = accepted(decision)
         assert after.grew_from(record)
         assert advanced == (after.last_add_confirmed > max(confirmed))
         fenced = fenced or name == "fence"
@@ -242,9 +242,15 @@ def test_same_request_again_changes_nothing_more(names: tuple[str, str]) -> None
         if isinstance(after, Accepted):
             repeated = REQUESTS[again](after.record)
             if isinstance(repeated, Accepted):
-                assert repeated == Accepted(after.record)
+                assert repeated._replace(held_up_to=NO_ENTRY) == Accepted(after.record)
             else:
                 assert repeated.status is BookieStatus.FENCED and after.record.fenced
+
+
+def test_an_add_says_up_to_where_entries_may_be_held() -> None:
+    assert accepted(add(None, 5)).held_up_to == NO_ENTRY
+    assert accepted(add(LedgerRecord(last_entry=EntryId(3)), 5)).held_up_to == 3
+    assert accepted(add(LedgerRecord(last_entry=EntryId(9)), 5)).held_up_to == 9
 
 
 # -- the end of a ledger ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
@@ -291,3 +292,53 @@ def test_latest_offset_far_behind_fetches_only_what_a_trigger_needs() -> None:
         5
     )
     assert made.fetches == [(0, 1024)]
+
+
+def test_timestamp_between_the_last_commit_and_now_is_the_end(stream: FakeStream) -> None:
+    now_ms = int(time.time() * 1000)
+    assert source(stream, startingTimestamp=str(now_ms - 1000)).initial_offset() == offset(3)
+    with pytest.raises(ConfigurationError, match="lies in the future"):
+        source(stream, startingTimestamp=str(now_ms + 60_000)).initial_offset()
+
+
+def test_timestamp_of_a_commit_made_by_a_clock_ahead_is_known(stream: FakeStream) -> None:
+    ahead_ms = int(time.time() * 1000) + 3_600_000
+    stream.grow((1,), time_ms=ahead_ms)
+    assert source(stream, startingTimestamp=str(ahead_ms)).initial_offset() == offset(3)
+    with pytest.raises(ConfigurationError, match="lies in the future"):
+        source(stream, startingTimestamp=str(ahead_ms + 1)).initial_offset()
+
+
+def test_plan_that_ends_within_a_segment_has_its_rows() -> None:
+    made = FakeStream()
+    for _ in range(3):
+        made.grow((3, 3))
+    plans = source(made).plan(offset(0, 1), offset(2, 1))
+    assert [part.rows for one in plans for part in one.plan.ranges] == [3, 6, 3]
+    plans = source(made).plan(offset(2), offset(2, 0, slot=2))
+    assert [part.rows for one in plans for part in one.plan.ranges] == [2]
+
+
+def test_plan_behind_a_truncation_asks_for_no_truncated_commit() -> None:
+    made = FakeStream()
+    for _ in range(9):
+        made.grow((1,))
+    lenient = source(made, failOnDataLoss="false")
+    assert len(lenient.plan(offset(0), offset(2))) == 1
+    made.truncate(Dlsn(6))
+    (plan,) = lenient.plan(offset(2), offset(8))
+    assert [part.segment.number for part in plan.plan.ranges] == [6, 7]
+
+
+def test_commit_cache_keeps_nothing_that_the_query_has_passed() -> None:
+    made = FakeStream()
+    for _ in range(100):
+        made.grow((1,))
+    reader = source(made, maxRowsPerTrigger="10")
+    start = reader.initial_offset()
+    while (end := reader.latest_offset(start, unlimited=False)) != start:
+        reader.plan(start, end)
+        reader.forget(end)
+        start = end
+    assert reader._commits._commits == []
+    assert len(made.fetches) <= 20

@@ -17,10 +17,10 @@ from connector.options import read_options
 from connector.read import task
 from connector.read.partitions import LedgerPartition, StreamPartition
 from connector.read.planner import Plan
-from connector.read.task import _resized, read_partition
+from connector.read.task import _resized, ranges_after, read_partition
 from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
 from spark_ledger.errors import BookieUnavailableError, DataLossError, NoSuchStreamError
-from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits import KIB, MIB, RETRY_IN_TASK_S
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
@@ -182,6 +182,46 @@ def test_stream_read_after_outages_loses_and_doubles_nothing(
     wanted = [1, 2, 10, 11, 12, 100, 101, 102, 110, 111, 112]
     assert flaky(monkeypatch, [delivered]) == wanted
     assert flaky(monkeypatch, [delivered, 0, 1, 0]) == wanted
+
+
+def test_stream_read_through_many_outages_counts_each_from_its_own_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A task reads for hours: outages that are over do not add up."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+
+    def sleep(seconds: float) -> None:
+        clock.now += RETRY_IN_TASK_S * 0.9
+
+    clock.sleep = sleep
+    monkeypatch.setattr(retry, "time", clock)
+    assert flaky(monkeypatch, [1, 1, 1, 1, 1]) == [1, 2, 10, 11, 12, 100, 101, 102, 110, 111, 112]
+
+
+def test_ranges_after_asks_for_no_entry_that_was_delivered() -> None:
+    ranges = (
+        SegmentRange(make_segment(0, (3, 3)), (0, 1), (2, 0), 0, 0),
+        SegmentRange(make_segment(1, (3, 3)), (0, 0), (1, 2), 0, 0),
+    )
+    left: tuple[SegmentRange, ...] = ranges
+    starts = []
+    for position, rows in [
+        (Dlsn(0, 0, 1), 1),
+        (Dlsn(0, 0, 2), 1),
+        (Dlsn(0, 1, 0), 3),
+        (Dlsn(1, 0, 0), 3),
+        (Dlsn(1, 1, 0), 2),
+    ]:
+        left = ranges_after(left, position, rows)
+        starts.append([(part.segment.number, part.start) for part in left])
+    assert starts == [
+        [(0, (0, 2)), (1, (0, 0))],
+        [(0, (1, 0)), (1, (0, 0))],
+        [(1, (0, 0))],
+        [(1, (1, 0))],
+        [],
+    ]
 
 
 def test_stream_read_in_lasting_outage_raises(monkeypatch: pytest.MonkeyPatch) -> None:

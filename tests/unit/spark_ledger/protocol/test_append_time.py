@@ -8,7 +8,7 @@ from spark_ledger.protocol.events import (
     CloseAppender,
 )
 from spark_ledger.types import BookieStatus, EntryId
-from tests.unit.spark_ledger.protocol.append_driver import Writer
+from tests.unit.spark_ledger.protocol.append_driver import LIMITS, Writer
 from tests.unit.spark_ledger.protocol.ledgers import ids, one, only
 
 
@@ -81,3 +81,29 @@ def test_idle_counts_from_the_last_add() -> None:
     writer.ack_all()
     assert writer.tick(100.01) == []
     assert writer.tick(100.03) == [AnnounceLastConfirmed(EntryId(0), ids("b0 b1 b2"))]
+
+
+def test_next_deadline_is_when_a_tick_changes_something() -> None:
+    writer = Writer()
+    assert writer.machine.next_deadline is None
+    writer.add()
+    assert writer.machine.next_deadline == LIMITS.add_timeout_s
+    writer.add(count=20)  # over the bound: producers wait
+    assert writer.machine.next_deadline == LIMITS.slow_bookie_grace_s
+    for index in range(2):
+        writer.ack(index, writer.machine.last_add_pushed)
+    assert writer.machine.next_deadline == LIMITS.explicit_lac_delay_s
+    writer.tick(LIMITS.explicit_lac_delay_s)
+    assert writer.machine.next_deadline == LIMITS.slow_bookie_grace_s, "the third one is silent"
+    writer.ack(2, writer.machine.last_add_pushed)
+    assert writer.machine.next_deadline is None
+
+
+def test_next_deadline_of_a_writer_without_replacements_is_the_next_look() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(2)
+    writer.choose()
+    assert writer.machine.next_deadline == LIMITS.replacement_retry_s
+    writer.close()
+    assert writer.machine.next_deadline is None

@@ -34,7 +34,7 @@ class Writer:
     """A journal of fences whose posts wait until they are run."""
 
     def __init__(
-        self, files: FileSystem, end: Mark = START_OF_JOURNAL, file_bytes: int = 64 * KIB
+        self, files: FileSystem, end: Mark = START_OF_JOURNAL, file_bytes: int = 68 * KIB
     ) -> None:
         self.posted: deque[Callable[[], None]] = deque()
         self.fatal: list[str] = []

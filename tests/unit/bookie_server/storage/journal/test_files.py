@@ -8,7 +8,12 @@ from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal import files as journal_files
 from bookie_server.storage.journal.changes import fence_body
 from bookie_server.storage.journal.files import journal_numbers, journal_path, read_file_header
-from bookie_server.storage.records import FILE_HEADER_BYTES, RecordType, pack_header
+from bookie_server.storage.records import (
+    BATCH_ALIGNMENT,
+    FILE_HEADER_BYTES,
+    RecordType,
+    pack_header,
+)
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.types import LedgerId
@@ -90,7 +95,7 @@ def test_missing_renamed_and_cut_files_are_refused(files: MemoryFileSystem) -> N
     clone = files.crash_clone(None)
     clone.cut(second, batch_offset(4))
     with pytest.raises(
-        CorruptionError, match=r"has 16384 bytes, but was made with 65536.*format a new bookie"
+        CorruptionError, match=r"has 16384 bytes, but was made with 69632.*format a new bookie"
     ):
         read(clone)
     clone = files.crash_clone(None)
@@ -101,6 +106,47 @@ def test_missing_renamed_and_cut_files_are_refused(files: MemoryFileSystem) -> N
     clone.cut(third, FILE_HEADER_BYTES)
     with pytest.raises(CorruptionError, match="it was cut"):
         read(clone, writer.journal.durable_mark)
+
+
+@pytest.mark.parametrize("lost", [(3,), (2, 3)])
+def test_journal_without_its_newest_files_is_refused(
+    files: MemoryFileSystem, lost: tuple[int, ...]
+) -> None:
+    """A file names the one after it before anything in that one is acknowledged."""
+    Writer(files).write(*range(31))
+    for number in lost:
+        files.remove(journal_path(DIRECTORY, number))
+    with pytest.raises(CorruptionError, match=rf"{lost[0]:016d}\.log is missing"):
+        read(files)
+
+
+def test_file_that_a_crash_left_without_its_end_is_followed_by_any_other() -> None:
+    """The end of a file is written behind the next file: a crash may come between the two."""
+    files = journal_directory()
+    Writer(files).write(*range(16))
+    end = FILE_HEADER_BYTES + 15 * BATCH_ALIGNMENT
+    files.damage(journal_path(DIRECTORY, 1), end, bytes(BATCH_ALIGNMENT))
+    assert read(files) == [[ledger] for ledger in range(16)]
+
+
+def test_damaged_last_batch_of_a_closed_journal_is_refused(files: MemoryFileSystem) -> None:
+    writer = Writer(files)
+    writer.write(0, 1, 2)
+    writer.journal.close()
+    assert read(files) == [[0], [1], [2]]
+    files.damage(journal_path(DIRECTORY, 1), batch_offset(3) + 30, b"\xff")
+    with pytest.raises(CorruptionError, match="batch 3 at offset"):
+        read(files)
+
+
+def test_oversized_batch_leaves_room_for_the_end_of_its_file(files: MemoryFileSystem) -> None:
+    writer = Writer(files, file_bytes=8 * KIB)
+    writer.write(0, 1)
+    assert journal_numbers(files, DIRECTORY) == [1, 2]
+    assert files.open(journal_path(DIRECTORY, 1)).size() == 12 * KIB
+    files.remove(journal_path(DIRECTORY, 2))
+    with pytest.raises(CorruptionError, match=r"0000000002\.log is missing"):
+        read(files)
 
 
 def test_every_flipped_byte_is_harmless_or_refused(files: MemoryFileSystem) -> None:

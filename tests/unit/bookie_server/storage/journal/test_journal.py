@@ -121,8 +121,8 @@ def test_failed_batch_fails_what_is_queued_behind_it(files: MemoryFileSystem) ->
 def test_full_files_roll_and_become_spares(files: MemoryFileSystem) -> None:
     writer = Writer(files)
     writer.write(*range(40))
-    assert journal_numbers(files, DIRECTORY) == [1, 2, 3], "15 batches of 4 KiB in 64 KiB"
-    assert all(files.open(journal_path(DIRECTORY, n)).size() == 64 * KIB for n in (1, 2, 3))
+    assert journal_numbers(files, DIRECTORY) == [1, 2, 3], "15 batches of 4 KiB in 68 KiB"
+    assert all(files.open(journal_path(DIRECTORY, n)).size() == 68 * KIB for n in (1, 2, 3))
     assert read(files.crash_clone(None)) == [[ledger] for ledger in range(40)]
     mark = writer.journal.durable_mark
     assert mark.file_number == 3

@@ -18,7 +18,7 @@ from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.entry_log import log_ids
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.records import RecordType
-from spark_ledger.errors import CorruptionError
+from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.access import key_status
 from tests.unit.bookie_server.storage.ledger_map import read_ledger_map
@@ -250,6 +250,44 @@ def test_lost_journal_file_is_refused(machine: Machine, files: MemoryFileSystem)
     files.remove(journal_path(JOURNAL, number))
     files.sync_directory(JOURNAL)
     with pytest.raises(CorruptionError, match=rf"{number:016d}\.log is missing"):
+        Machine(files.crash_clone(None))
+
+
+@pytest.mark.parametrize("flushes", [0, 1])
+def test_newest_journal_file_of_several_is_missing_refuses_to_serve(
+    machine: Machine, files: MemoryFileSystem, flushes: int
+) -> None:
+    """It was made after the last checkpoint: no mark names it, and what it held is nowhere else."""
+    for _ in range(flushes):
+        machine.add(6, [0])
+        machine.flush()
+    for entry_id in range(20):
+        machine.add(7, [entry_id])
+    older, newest = journal_numbers(files, JOURNAL)[-2:]
+    files.remove(journal_path(JOURNAL, newest))
+    files.sync_directory(JOURNAL)
+    with pytest.raises(CorruptionError, match=rf"{newest:016d}\.log is missing"):
+        Machine(files.crash_clone(None))
+    assert journal_numbers(files, JOURNAL)[-1] == older, "the marks name an older file"
+
+
+def test_journal_file_that_only_one_directory_names_is_missing_refuses_to_serve(
+    files: MemoryFileSystem,
+) -> None:
+    """The other directory is behind, in an older file whose tail looks torn."""
+    assert Machine(files).add(7, [0]) is OK
+    files = files.crash_clone(None)
+    begun = journal_path(JOURNAL, 2)
+
+    def plan(operation: Operation) -> Fault | None:
+        is_second = LEDGERS[1] in operation.path.parents
+        return Fault(errno.EIO) if is_second and files.exists(begun) else None
+
+    with pytest.raises(ConfigurationError, match="Input/output"):
+        Machine(FaultFileSystem(files, plan))
+    files.remove(begun)
+    files.sync_directory(JOURNAL)
+    with pytest.raises(CorruptionError, match=rf"{begun.name} is missing"):
         Machine(files.crash_clone(None))
 
 

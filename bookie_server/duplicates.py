@@ -1,0 +1,42 @@
+"""Whether the entries of an add that this bookie holds already are the same ones.
+
+An entry has one frame for ever (rule P2), so whoever sends an entry again sends the same bytes.
+Other bytes under the same id are another entry: that of a ledger whose id was given twice, of a
+client with a bug, of an attacker. To acknowledge it would be a promise that reads do not keep,
+since the first one stays (rules P3 and S8).
+"""
+
+from __future__ import annotations
+
+from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
+from spark_ledger.bookie_api import Refusal
+from spark_ledger.errors import CorruptionError
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieStatus, EntryId
+
+
+def refuse_other_bytes(
+    storage: LedgerStorage, run: EntryRun, last_entry: EntryId
+) -> Refusal | None:
+    """Compare what is held of a run; None if no entry of it is held with other bytes.
+
+    ``last_entry`` is the highest entry that is held of the ledger. What cannot be read cannot be
+    compared, and nothing is acknowledged that was not.
+    """
+    held: dict[EntryId, memoryview] = {}
+    for entry_id, frame in run.split():
+        if entry_id > last_entry:
+            break
+        if entry_id not in held:
+            try:
+                found = storage.run_with(run.ledger_id, entry_id)
+            except (OSError, CorruptionError) as error:
+                return Refusal(BookieStatus.IO_ERROR, str(error))
+            held = {} if found is None else dict(found.split())
+        if held.get(entry_id, frame) != frame:
+            return Refusal(
+                BookieStatus.ENTRY_CONFLICT,
+                f"ledger {run.ledger_id} entry {entry_id} is held here with other bytes: its id "
+                "was given to two entries",
+            )
+    return None

@@ -1,0 +1,151 @@
+"""An entry that comes again: the same bytes are acknowledged, others never, wherever it is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, log_path
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieStatus, EntryId
+from tests.unit.bookie_server.storage.support import (
+    LEDGERS,
+    Answer,
+    Machine,
+    expected,
+    formatted,
+    make_run,
+)
+
+OK, CONFLICT = BookieStatus.OK, BookieStatus.ENTRY_CONFLICT
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    return formatted()
+
+
+def send(machine: Machine, run: EntryRun, *, recovery: bool = False) -> Answer:
+    """Add a run and wait."""
+    answers: list[Answer] = []
+    machine.bookie.add(
+        run,
+        access_key=b"",
+        recovery=recovery,
+        last_add_confirmed=EntryId(-1),
+        done=lambda status, message: answers.append((status, message)),
+    )
+    machine.settle()
+    (answer,) = answers
+    return answer
+
+
+def with_other_entry(run: EntryRun, entry_id: int) -> EntryRun:
+    """The run with other bytes, as many, for one of its entries."""
+    frames = [
+        bytes(frame[::-1]) if found == entry_id else bytes(frame) for found, frame in run.split()
+    ]
+    return replace(run, frames=b"".join(frames))
+
+
+def in_cache(machine: Machine, _files: MemoryFileSystem) -> Machine:
+    return machine
+
+
+def in_index(machine: Machine, _files: MemoryFileSystem) -> Machine:
+    machine.flush()
+    return machine
+
+
+def half_flushed(machine: Machine, _files: MemoryFileSystem) -> Machine:
+    machine.flush()
+    assert machine.add(7, [20, 21]) is OK
+    return machine
+
+
+def replayed(machine: Machine, files: MemoryFileSystem) -> Machine:
+    return Machine(files.crash_clone(None))
+
+
+PLACES = pytest.mark.parametrize("place", [in_cache, in_index, half_flushed, replayed])
+SHAPES = pytest.mark.parametrize(
+    ("held", "sent"),
+    [
+        pytest.param([[0, 1, 2, 3]], [0, 1, 2, 3], id="same-run"),
+        pytest.param([[0, 1], [2, 3]], [1, 2], id="over-a-border"),
+        pytest.param([[0, 1, 2, 3]], [2, 3, 4, 5], id="goes-on-behind"),
+        pytest.param([[0, 3, 6]], [0, 3, 6], id="lane"),
+        pytest.param([[0, 3, 6]], [1, 3, 5], id="lane-among"),
+        pytest.param([[5, 6]], [3, 4, 5], id="begins-before"),
+    ],
+)
+
+
+@PLACES
+@SHAPES
+@pytest.mark.parametrize("recovery", [False, True])
+def test_add_of_a_held_entry_with_other_bytes_is_refused_and_changes_nothing(
+    place: Callable[[Machine, MemoryFileSystem], Machine],
+    files: MemoryFileSystem,
+    held: list[list[int]],
+    sent: Sequence[int],
+    *,
+    recovery: bool,
+) -> None:
+    machine = Machine(files)
+    assert all(machine.add(7, ids) is OK for ids in held)
+    machine = place(machine, files)
+    before = machine.held(7)
+    for entry_id in set(sent) & set(before):
+        status, message = send(
+            machine, with_other_entry(make_run(7, sent), entry_id), recovery=recovery
+        )
+        assert status is CONFLICT and f"ledger 7 entry {entry_id}" in message
+        assert machine.held(7) == before and machine.bookie.append_bytes_in_flight == 0
+    machine.flush()
+    assert machine.held(7) == before
+
+
+@PLACES
+@SHAPES
+def test_add_of_a_held_entry_with_the_same_bytes_is_acknowledged(
+    place: Callable[[Machine, MemoryFileSystem], Machine],
+    files: MemoryFileSystem,
+    held: list[list[int]],
+    sent: Sequence[int],
+) -> None:
+    machine = Machine(files)
+    assert all(machine.add(7, ids) is OK for ids in held)
+    machine = place(machine, files)
+    before = machine.held(7)
+    assert send(machine, make_run(7, sent)) == (OK, "")
+    machine.flush()
+    assert machine.held(7) == before | expected(7, sent)
+
+
+def test_entry_of_another_size_is_refused(files: MemoryFileSystem) -> None:
+    machine = Machine(files)
+    assert machine.add(7, [0], size=40) is OK
+    assert machine.add(7, [0], size=41) is CONFLICT
+    assert machine.held(7) == expected(7, [0], size=40)
+
+
+def test_held_entry_that_cannot_be_read_is_an_io_error(files: MemoryFileSystem) -> None:
+    machine = Machine(files)
+    assert machine.add(7, [0, 1]) is OK
+    machine.flush()
+    files.damage(log_path(LEDGERS[1], 1), LOG_HEADER_BYTES + 80, b"\xff\xff")
+    assert send(machine, make_run(7, [0, 1]))[0] is BookieStatus.IO_ERROR
+
+
+def test_new_entries_of_a_writer_ask_no_index(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(files)
+    assert machine.add(7, [0, 1]) is OK
+    monkeypatch.setattr(machine.bookie._storage, "run_with", None)
+    assert machine.add(7, [2, 3]) is OK
+    assert machine.add(7, [7, 9]) is OK

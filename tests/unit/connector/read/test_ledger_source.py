@@ -1,0 +1,157 @@
+"""LedgerSource: where a query over a raw ledger starts and ends, its triggers, its partitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from connector.options import read_options
+from connector.read import ledger_source
+from connector.read.ledger_source import LedgerSource
+from connector.read.offsets import OffsetJson
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import MIB
+from spark_ledger.types import Entry, EntryId, LedgerId
+
+Source = LedgerSource
+
+
+class Ledger:
+    """A reader of ledger 5. It knows what is confirmed as of its last refresh."""
+
+    is_closed = False
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = list(sizes)
+        self.last_add_confirmed = -1
+        self.refreshes = 0
+
+    def refresh(self) -> None:
+        self.refreshes += 1
+        self.last_add_confirmed = len(self.sizes) - 1
+
+    def read(self, first: int, last: int) -> list[Entry]:
+        assert last <= self.last_add_confirmed
+        return [
+            Entry(LedgerId(5), EntryId(n), b"", EntryId(n - 1), sum(self.sizes[: n + 1]))
+            for n in range(first, last + 1)
+        ]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(ledger_source, "POLL_WAIT_S", 0.0)
+    return Clock()
+
+
+def source(ledger: Ledger, clock: Clock, *, streaming: bool = True, **options: str) -> Source:
+    checked = read_options(
+        {"metadata": "zk://h/l", "ledgerId": "5", **options}, streaming=streaming
+    )
+    return LedgerSource(checked, ledger, clock=clock)  # type: ignore[arg-type]
+
+
+def offset(entry: int) -> OffsetJson:
+    return {"entry": entry, "ledger": 5}
+
+
+def drain(reader: Source, start: OffsetJson) -> list[int | str]:
+    ends = []
+    while (end := reader.latest_offset(start, unlimited=False)) != start:
+        ends.append(end["entry"])
+        start = end
+    return ends
+
+
+def test_positions_are_resolved_against_the_confirmed_end(clock: Clock) -> None:
+    ledger = Ledger(1, 1, 1)
+    assert source(ledger, clock).initial_offset() == offset(0)
+    assert source(ledger, clock, startingPosition="latest").initial_offset() == offset(3)
+    assert source(ledger, clock, startingPosition='{"entry": 3}').initial_offset() == offset(3)
+    with pytest.raises(ConfigurationError, match=r"entry 4 .* the last confirmed entry is 2"):
+        source(ledger, clock, startingPosition='{"entry": 4}').initial_offset()
+    assert source(ledger, clock, streaming=False).final_offset() == offset(3)
+    assert source(
+        ledger, clock, streaming=False, endingPosition='{"entry": 1}'
+    ).final_offset() == offset(1)
+
+
+def test_empty_ledger_starts_and_ends_at_entry_0(clock: Clock) -> None:
+    reader = source(Ledger(), clock)
+    assert reader.initial_offset() == reader.newest_offset() == offset(0)
+    assert reader.latest_offset(offset(0), unlimited=False) == offset(0)
+
+
+def test_start_at_latest_stays_while_the_ledger_grows(clock: Clock) -> None:
+    ledger = Ledger(1, 1)
+    reader = source(ledger, clock, startingPosition="latest")
+    assert reader.initial_offset() == offset(2)
+    ledger.sizes += [1, 1]
+    assert reader.initial_offset() == offset(2)
+    assert reader.latest_offset(offset(2), unlimited=False) == offset(4)
+
+
+def test_open_ledger_is_refreshed_and_a_closed_one_is_not(clock: Clock) -> None:
+    ledger = Ledger(1)
+    reader = source(ledger, clock)
+    assert drain(reader, offset(0)) == [1]
+    ledger.sizes += [1, 1]
+    assert drain(reader, offset(1)) == [3]
+    ledger.is_closed, before = True, ledger.refreshes
+    assert drain(reader, offset(3)) == []
+    assert ledger.refreshes == before
+
+
+def test_limited_triggers_go_through_the_whole_ledger(clock: Clock) -> None:
+    ledger = Ledger(*[1] * 7)
+    assert drain(source(ledger, clock, maxRowsPerTrigger="3"), offset(0)) == [3, 6, 7]
+    assert drain(source(ledger, clock, maxRowsPerTrigger="3"), offset(5)) == [7]
+    limited = source(ledger, clock, maxRowsPerTrigger="3", minRowsPerTrigger="2")
+    assert limited.latest_offset(offset(0), unlimited=True) == offset(7)
+
+
+def test_available_now_ends_at_its_start_and_waits_for_no_minimum(clock: Clock) -> None:
+    ledger = Ledger(1, 1, 1)
+    reader = source(ledger, clock, minRowsPerTrigger="2", maxRowsPerTrigger="2")
+    reader.pin_target()
+    ledger.sizes += [1] * 10
+    assert drain(reader, offset(0)) == [2, 3]
+
+
+def test_minimum_rows_hold_in_each_trigger_until_the_delay(clock: Clock) -> None:
+    ledger = Ledger()
+    reader = source(ledger, clock, minRowsPerTrigger="3", maxTriggerDelay="60s")
+    for first in (0, 3, 6):
+        ledger.sizes += [1, 1]
+        clock.now += 59
+        assert drain(reader, offset(first)) == []
+        ledger.sizes += [1]
+        assert drain(reader, offset(first)) == [first + 3]
+    ledger.sizes += [1]
+    clock.now += 60
+    assert drain(reader, offset(9)) == [10]
+
+
+def test_plan_has_as_many_partitions_as_the_bytes_of_its_range_need(clock: Clock) -> None:
+    ledger = Ledger(*[MIB] * 20)
+    reader = source(ledger, clock, maxBytesPerPartition="4m")
+    parts = [(p.first_entry, p.last_entry) for p in reader.plan(offset(0), offset(20))]
+    assert parts == [(0, 3), (4, 7), (8, 11), (12, 15), (16, 19)]
+    parts = [(p.first_entry, p.last_entry) for p in reader.plan(offset(12), offset(20))]
+    assert parts == [(12, 15), (16, 19)]
+    hints = [p.replica_hint for p in reader.plan(offset(0), offset(20))]
+    assert hints == [0, 1, 2, 3, 4]
+    assert reader.plan(offset(7), offset(7)) == []
+    (single,) = source(ledger, clock).plan(offset(19), offset(20))
+    assert (single.first_entry, single.last_entry) == (19, 19)
+
+
+def test_checkpoint_of_another_ledger_is_refused(clock: Clock) -> None:
+    with pytest.raises(ConfigurationError, match="belongs to ledger 6"):
+        source(Ledger(1), clock).latest_offset({"entry": 0, "ledger": 6}, unlimited=False)

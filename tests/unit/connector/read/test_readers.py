@@ -1,0 +1,289 @@
+"""The readers that Spark calls, over real streams: pairs of triggers, deletions and writers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+from pyspark.sql.types import StructType
+
+from connector.read import stream_source
+from connector.read.offsets import OffsetJson
+from connector.read.readers import LedgerBatchReader, LedgerStreamReader
+from connector.read.source import stored_schema
+from spark_ledger.errors import DataLossError, RetryableError
+from tests.unit.connector.world import (
+    ROWS,
+    WIDER,
+    Cluster,
+    batch_write,
+    cluster,
+    copied,
+    table,
+    to_read,
+    values,
+)
+
+__all__ = ["cluster"]
+
+LENIENT = {"failOnDataLoss": "false"}
+
+
+class Query:
+    """A streaming query: Spark's calls, and the offset that its checkpoint holds."""
+
+    def __init__(
+        self,
+        schema: StructType = ROWS,
+        *,
+        at: OffsetJson | None = None,
+        options: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._options = to_read(**options)
+        self.reader = LedgerStreamReader(self._options, schema)
+        self._schema = schema
+        self.limit: Any = self.reader.getDefaultReadLimit()
+        self.at = self.reader.initialOffset() if at is None else at
+
+    def trigger(self) -> list[int] | None:
+        """The rows of a micro-batch; None if there is none."""
+        end = self.reader.latestOffset(self.at, self.limit)
+        if end == self.at:
+            return None
+        planner = LedgerStreamReader(self._options, self._schema)
+        rows: list[int] = []
+        for partition in planner.partitions(self.at, end):
+            rows += values(copied(self.reader).read(copied(partition)))
+        self.at = end
+        self.reader.commit(end)
+        return rows
+
+    def run(self) -> list[list[int]]:
+        """All micro-batches until there is none."""
+        return list(iter(self.trigger, None))
+
+    def available_now(self, limit: Any = None) -> None:
+        self.reader.prepareForTriggerAvailableNow()
+        self.limit = limit or self.limit
+
+
+@pytest.fixture(autouse=True)
+def _main_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader sets a signal handler for its process; a test runner's stays."""
+    monkeypatch.setattr("connector.read.readers._exit_on_sigterm", lambda: None)
+
+
+def grow_during(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, rows: Iterator[int]) -> None:
+    """Somebody appends a row before each question for the head."""
+    head, stream = stream_source.StreamSource._head_reaching, cluster.stream()
+
+    def busy(self: Any, position: Any) -> Any:
+        stream.append(table(next(rows)))
+        return head(self, position)
+
+    monkeypatch.setattr(stream_source.StreamSource, "_head_reaching", busy)
+
+
+@pytest.mark.parametrize(
+    ("options", "batches"),
+    [
+        ({}, [[1, 2, 3]]),
+        ({"maxRowsPerTrigger": "2"}, [[1, 2], [3]]),
+        ({"maxBytesPerTrigger": "1"}, [[1], [2], [3]]),
+        ({"minRowsPerTrigger": "100"}, [[1, 2, 3]]),
+        ({"minRowsPerTrigger": "2", "maxRowsPerTrigger": "2"}, [[1, 2], [3]]),
+    ],
+)
+def test_available_now_ends_at_its_start_while_others_write(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, str],
+    batches: list[list[int]],
+) -> None:
+    cluster.create(1, 2, 3)
+    query = Query(options=options)
+    query.available_now()
+    grow_during(cluster, monkeypatch, iter(range(4, 50)))
+    assert query.run() == batches
+    assert cluster.stream().head().rows > 3
+
+
+@pytest.mark.parametrize("options", [{}, {"maxRowsPerTrigger": "1"}, {"minRowsPerTrigger": "9"}])
+def test_available_now_in_stream_made_again_ends_at_its_rows_of_then(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    cluster.create(1, 2)
+    query = Query(options={**LENIENT, **options})
+    query.available_now()
+    cluster.create(11, 12, 13)
+    first = query.trigger()
+    assert first is not None
+    grow_during(cluster, monkeypatch, iter(range(14, 50)))
+    assert first + [row for rows in query.run() for row in rows] == [11, 12, 13]
+
+
+def test_query_with_limits_gives_spark_a_limit(cluster: Cluster) -> None:
+    cluster.create()
+    for options in (
+        {"maxRowsPerTrigger": "5"},
+        {"maxBytesPerTrigger": "5"},
+        {"minRowsPerTrigger": "5"},
+    ):
+        assert isinstance(Query(options=options).limit, ReadMaxBytes), options
+    assert isinstance(Query().limit, ReadAllAvailable)
+
+
+def test_query_with_limits_and_run_once_takes_all(cluster: Cluster) -> None:
+    """Trigger.Once asks with ReadAllAvailable, whatever the default limit."""
+    cluster.create(1, 2, 3)
+    query = Query(options={"maxRowsPerTrigger": "1", "minRowsPerTrigger": "1"})
+    query.limit = ReadAllAvailable()
+    assert query.trigger() == [1, 2, 3]
+
+
+def test_query_follows_a_stream_that_grows(cluster: Cluster) -> None:
+    stream = cluster.create(1)
+    query = Query()
+    assert query.trigger() == [1]
+    assert query.trigger() is None
+    for row in range(2, 6):
+        stream.append(table(row))
+        assert query.trigger() == [row]
+
+
+def test_query_from_latest_misses_no_row_before_its_first_micro_batch(cluster: Cluster) -> None:
+    stream = cluster.create(1)
+    query = Query(options={"startingPosition": "latest"})
+    stream.append(table(2))
+    assert query.reader.initialOffset() == query.at
+    assert query.trigger() == [2]
+
+
+def test_query_with_minimum_rows_waits_in_each_trigger(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = cluster.create()
+    query = Query(options={"minRowsPerTrigger": "3", "maxTriggerDelay": "1h"})
+    monkeypatch.setattr(query.reader._source, "_sleep", lambda seconds: None)
+    for round_ in range(3):
+        rows = [10 * round_ + n for n in range(3)]
+        for row in rows[:-1]:
+            stream.append(table(row))
+            assert query.trigger() is None, round_
+        stream.append(table(rows[-1]))
+        assert query.trigger() == rows
+
+
+def test_delay_of_minimum_rows_counts_from_the_last_micro_batch(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = cluster.create()
+    query = Query(options={"minRowsPerTrigger": "3", "maxTriggerDelay": "60s"})
+    now = [1000.0]
+    monkeypatch.setattr(query.reader._source, "_sleep", lambda seconds: None)
+    monkeypatch.setattr(query.reader._source, "_clock", lambda: now[0])
+    monkeypatch.setattr(query.reader._source, "_rows_held_since", now[0])
+    for row in range(3):
+        stream.append(table(row))
+        now[0] += 59
+        assert query.trigger() is None, "not yet"
+        now[0] += 1
+        assert query.trigger() == [row], "sixty seconds are over"
+    now[0] += 59
+    assert query.trigger() is None
+    stream.append(table(9))
+    now[0] += 1
+    assert query.trigger() == [9], "an idle trigger does not start the delay again"
+
+
+# -- deleted, and made again -----------------------------------------------------------------------
+
+
+def test_query_whose_stream_is_made_again_ends_or_reads_the_new_one(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create(1, 2)
+    strict, lenient = Query(), Query(options=LENIENT)
+    assert strict.trigger() == lenient.trigger() == [1, 2]
+    stream = cluster.create(11)
+    with pytest.raises(DataLossError, match="was deleted and created again"):
+        strict.trigger()
+    with caplog.at_level(logging.WARNING):
+        assert lenient.trigger() == [11]
+        stream.append(table(12))
+        assert lenient.trigger() == [12]
+        assert lenient.trigger() is None
+    warnings = [r for r in caplog.records if "earliest row of the new stream" in r.getMessage()]
+    assert len(warnings) <= 2, "one of the reader and one of a planner"
+
+
+def test_query_whose_stream_is_deleted_ends_or_waits_for_the_new_one(cluster: Cluster) -> None:
+    cluster.create(1)
+    strict, lenient = Query(), Query(options=LENIENT)
+    assert strict.trigger() == lenient.trigger() == [1]
+    cluster.outside.delete_stream("s")
+    with pytest.raises(DataLossError, match="was deleted while this query was reading"):
+        strict.trigger()
+    cluster.clock.meanwhile = lambda: cluster.create(21)
+    assert lenient.trigger() == [21]
+    cluster.outside.delete_stream("s")
+    with pytest.raises(RetryableError, match="there is no new one yet"):
+        lenient.trigger()
+    assert cluster.clock.now > 200, "it has waited"
+
+
+def test_restarted_query_of_a_stream_made_again_ends_or_starts_at_its_earliest(
+    cluster: Cluster,
+) -> None:
+    cluster.create(1, 2)
+    query = Query()
+    assert query.trigger() == [1, 2]
+    query.reader.stop()
+    cluster.create(11, 12)
+    with pytest.raises(DataLossError, match="Use a new checkpoint location"):
+        Query(at=query.at).trigger()
+    assert Query(at=query.at, options=LENIENT).trigger() == [11, 12]
+
+
+def test_restarted_query_goes_on_after_a_schema_change(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(1)
+    query = Query()
+    assert query.trigger() == [1]
+    batch_write(monkeypatch, [2], schema=ROWS)
+    batch_write(monkeypatch, schema=WIDER, options={"mergeSchema": "true"})
+    batch_write(monkeypatch, [3], schema=ROWS)
+    assert query.trigger() == [2, 3], "the schema of a running query stays"
+    query.reader.stop()
+    schema = stored_schema(to_read())
+    assert schema.names == ["a", "b"]
+    batch_write(monkeypatch, [4], schema=ROWS)
+    assert Query(schema, at=query.at).trigger() == [4]
+    assert Query(schema).trigger() == [1, 2, 3, 4]
+
+
+def test_stopped_query_closes_its_connection_and_the_next_has_its_own(cluster: Cluster) -> None:
+    cluster.create(1)
+    query = Query()
+    assert query.trigger() == [1]
+    (before,) = cluster.connections[-1:]
+    another = Query()
+    another.trigger()
+    another.reader.stop()
+    another.reader.stop()
+    assert cluster.connections[-1]._closed
+    assert Query(at=query.at).trigger() is None
+    assert before is not cluster.connections[-1]
+
+
+def test_batch_read_is_a_snapshot_of_when_it_was_planned(cluster: Cluster) -> None:
+    stream = cluster.create(1, 2)
+    reader = LedgerBatchReader(to_read(False), ROWS)
+    partitions = reader.partitions()
+    stream.append(table(3))
+    assert values(b for p in partitions for b in copied(reader).read(copied(p))) == [1, 2]

@@ -1,0 +1,131 @@
+"""Connections of a process: kept, forgotten with what they belong to, and never inherited."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from connector import sessions
+from connector.options import ConnectionOptions, read_options
+from spark_ledger.errors import LedgerClosedError, NoSuchStreamError
+from spark_ledger.limits import RAW_READERS_MAX
+from spark_ledger.types import LedgerId
+from tests.unit.connector.world import Cluster, cluster, table, to_read
+
+__all__ = ["cluster"]
+
+
+def connection_options(**options: str) -> ConnectionOptions:
+    return to_read(**options).connection
+
+
+def segment_writer(
+    options: ConnectionOptions,
+    stream_id: str,
+    compression: str | None = None,
+    entry_bytes: int | None = None,
+) -> Any:
+    return sessions.segment_writer(
+        options, "s", stream_id, compression=compression, entry_bytes=entry_bytes
+    )
+
+
+def test_connection_is_made_once_for_the_same_options(cluster: Cluster) -> None:
+    one = sessions.connection(connection_options())
+    assert sessions.connection(connection_options()) is one
+    assert sessions.connection(connection_options(readTimeout="3s")) is not one
+    assert [settings.get("read_timeout_s") for settings in cluster.settings] == [None, 3.0]
+
+
+def test_connection_of_the_parent_is_not_used_in_a_forked_child(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = connection_options()
+    parents = sessions.connection(options)
+    monkeypatch.setattr(sessions, "os", SimpleNamespace(getpid=lambda: -7))
+    sessions.discard(options)
+    assert sessions.connection(options) is not parents
+    assert parents.list_streams() == [], "its sockets belong to the parent, and stay open"
+    child = sessions.connection(options)
+    assert sessions.connection(options) is child
+
+
+def test_connection_that_was_discarded_is_closed_and_made_again(cluster: Cluster) -> None:
+    options = connection_options()
+    first = sessions.connection(options)
+    sessions.discard(options)
+    sessions.discard(options)
+    with pytest.raises(LedgerClosedError):
+        first.list_streams()
+    assert sessions.connection(options).list_streams() == []
+
+
+def test_stream_made_again_is_opened_again_by_its_id(cluster: Cluster) -> None:
+    options = connection_options()
+    before = cluster.create(1).config.stream_id
+    assert sessions.stream(options, "s", before).config.stream_id == before
+    after = cluster.create(2).config.stream_id
+    assert sessions.stream(options, "s", after).head().rows == 1
+    with pytest.raises(NoSuchStreamError, match="deleted and created again"):
+        sessions.stream(options, "s", before)
+    assert sessions.fresh_stream(options, "s").config.stream_id == after
+
+
+def test_writer_of_a_deleted_stream_is_closed_and_not_used_for_the_new_one(
+    cluster: Cluster,
+) -> None:
+    options = connection_options()
+    before = cluster.create().config.stream_id
+    old = segment_writer(options, before)
+    other = sessions.segment_writer(
+        options, "t", cluster.create(name="t").config.stream_id, compression=None, entry_bytes=None
+    )
+    old.write(table(1))
+    (segment,) = old.finish()
+    after = cluster.create().config.stream_id
+    new = segment_writer(options, after)
+    assert new is not old
+    new.write(table(2))
+    (again,) = new.finish()
+    assert again.ledger_id != segment.ledger_id
+    kept = sessions.segment_writer(
+        options, "t", other._writer._schemas.config.stream_id, compression=None, entry_bytes=None
+    )
+    assert kept is other, "a writer of another stream stays"
+
+
+def test_writers_are_kept_by_their_options(cluster: Cluster) -> None:
+    options, stream_id = connection_options(), cluster.create().config.stream_id
+    writers = [
+        segment_writer(options, stream_id, *how)
+        for how in [(None, None), ("zstd", None), ("none", None), (None, 2048)]
+    ]
+    assert len(set(map(id, writers))) == 4
+    assert segment_writer(options, stream_id, "zstd") is writers[1]
+
+
+def test_raw_readers_kept_are_those_used_last(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEDGER_PASSWORD", "hunter2")
+    options = read_options(
+        {"metadata": "zk://h/l", "ledgerId": "0", "ledger.password": "env:LEDGER_PASSWORD"},
+        streaming=True,
+    ).connection
+    opened: list[int] = []
+
+    def open_ledger(ledger_id: int, *, password: bytes) -> object:
+        assert password == b"hunter2"
+        opened.append(ledger_id)
+        return SimpleNamespace()
+
+    monkeypatch.setattr(sessions.connection(options), "open_ledger", open_ledger)
+    hot = sessions.ledger_reader(options, LedgerId(0))
+    for number in range(1, 2 * RAW_READERS_MAX):
+        sessions.ledger_reader(options, LedgerId(number))
+        assert sessions.ledger_reader(options, LedgerId(0)) is hot
+    assert len(opened) == len(set(opened))
+    sessions.ledger_reader(options, LedgerId(1))
+    assert opened[-1] == 1, "it was not used for long"
