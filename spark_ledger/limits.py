@@ -58,6 +58,19 @@ METADATA_READS_IN_FLIGHT_MAX: Final = 64
 LEDGER_ID_BLOCK: Final = 64
 """Ledger ids taken per round trip. Unused ones are lost when a client ends; ids are plentiful."""
 
+LEDGER_ID_BLOCK_MAX: Final = 4096
+"""The largest block: each one that is used up soon is followed by one of twice its size."""
+
+LEDGER_ID_BLOCK_S: Final = 10.0
+"""A client that needs the next block within this time takes a larger one."""
+
+LEDGER_ID_PAUSE_S: Final = 0.05
+"""The longest pause before a client that lost the id counter to another tries again; it doubles
+each time. Ten clients or so can take their blocks within it."""
+
+LEDGER_ID_PAUSE_S_MAX: Final = 2.0
+"""The longest pause of all: a thousand clients find room within it."""
+
 REGISTRATION_MARGIN_S: Final = 10.0
 """A starting bookie waits for its predecessor's session to end: its timeout, and this much more.
 The server rounds timeouts up to its ticks, and counts anew when its leader changes."""
@@ -69,7 +82,15 @@ REGISTER_RETRY_DELAY_S: Final = 0.2
 """Pause between attempts of a bookie to register again after a lost session."""
 
 DIRECTORY_REFRESH_S: Final = 30.0
-"""A client reads the list of bookies again this often: watches are hints, and free space drifts."""
+"""A client looks at the list of bookies again about this often: watches are hints."""
+
+DIRECTORY_REFRESHES_OF_ALL: Final = 10
+"""Within this many of these looks every registration is read once more, a share each time: free
+space drifts. A client of 300 bookies reads one registration a second."""
+
+DIRECTORY_JITTER_S: Final = 0.2
+"""A client that hears of a change of the bookies waits up to this long before it reads: all clients
+hear of it in the same moment, and a rack that restarts is many changes."""
 
 ZOOKEEPER_CONNECT_ATTEMPT_S: Final = 2.5
 """About how long a server may take to accept a session, before it is tried again. One that is just

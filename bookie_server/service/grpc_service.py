@@ -24,7 +24,7 @@ from bookie_server.service.append_session import AppendGate, AppendSession
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
-from spark_ledger.bookie_api import BookieApi, Done, LedgerEnd, Refusal
+from spark_ledger.bookie_api import BookieApi, Done, LedgerEnd, Refusal, refuse_reader
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import (
     BOOKIE_RANGES_PER_MESSAGE,
@@ -152,6 +152,9 @@ class BookieService:
         refusal = self._refusal(context, read_request_error(request))
         if refusal is None and request.fence:
             refusal = await self._fence(request)
+        elif refusal is None:
+            ledger_id = LedgerId(request.ledger_id)
+            refusal = refuse_reader(self._bookie, ledger_id, request.access_key)
         if refusal is not None:
             status, message = refusal
             self._metrics.read_ended(status, 0, time.perf_counter() - started)

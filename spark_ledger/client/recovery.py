@@ -222,6 +222,7 @@ class Recovery:
             self._digest,
             command.wanted,
             replica_hint=0,
+            access_key=self._access_key,
         )
         entries: list[Entry] = []
         try:

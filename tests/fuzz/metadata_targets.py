@@ -59,6 +59,7 @@ def _ledger_nodes() -> list[Target]:
         1_700_000_000_000,
         "token",
         {"application": "test", "\u00e9": "\u20ac"},
+        bytes(range(16)),
     )
     bookie = BookieInfo(BookieId("bookie-1"), "host:3181", rack="/r", free_bytes=5)
     cluster = ledgers.encode_node(ledgers.ClusterNode(cluster_id="a cluster"))

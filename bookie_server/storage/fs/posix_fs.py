@@ -201,6 +201,9 @@ class PosixFileSystem:
         return file_identity(path)
 
     def lock(self, path: Path) -> Lock:
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            # The lock's file may be there all the same; the first flush would be the one to fail.
+            raise PermissionError(errno.EACCES, "nothing can be written there", str(path.parent))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
