@@ -241,29 +241,41 @@ async def test_cookie_that_cannot_be_read_does_not_end_the_watch(world: World) -
     await running.close()
 
 
+async def start_until(world: World, number: int, seed: int | None) -> bool:
+    """A start whose machine stops at its nth disk operation; True if it was over before."""
+    done = [0]
+
+    def plan(operation: Operation) -> DiskFault | None:
+        if operation.kind in {"create", "pwritev", "fdatasync", "rename", "sync_directory"}:
+            done[0] += 1
+            if done[0] == number:
+                raise PowerCut
+        return None
+
+    is_over = False
+    try:
+        await world.identity(FaultFileSystem(world.files, plan)).claim()
+        is_over = True
+    except PowerCut:
+        pass
+    world.files = world.files.crash_clone(seed)
+    return is_over
+
+
+@pytest.mark.parametrize("second", [None, 4, 6, 9, 14, 21, 30])
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_crash_at_any_disk_operation_leaves_what_starts_again(seed: int | None) -> None:
+def test_crash_at_any_disk_operation_leaves_what_starts_again(
+    seed: int | None, second: int | None
+) -> None:
+    """Also if the start after it crashes as well."""
+
     async def crash_at(number: int) -> bool:
-        """True if the start was over before."""
         world = await World().prepare()
         await world.start()
         old = world.files.copy()
-        done = [0]
-
-        def plan(operation: Operation) -> DiskFault | None:
-            if operation.kind in {"create", "pwritev", "fdatasync", "rename", "sync_directory"}:
-                done[0] += 1
-                if done[0] == number:
-                    raise PowerCut
-            return None
-
-        is_over = False
-        try:
-            await world.identity(FaultFileSystem(world.files, plan)).claim()
-            is_over = True
-        except PowerCut:
-            pass
-        world.files = world.files.crash_clone(seed)
+        is_over = await start_until(world, number, seed)
+        if second is not None:
+            await start_until(world, second, seed)
         again = await world.start()
         assert world.known().is_confirmed and world.known().start == again.start
         with pytest.raises(ConfigurationError):
