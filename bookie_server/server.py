@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
+from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
 from bookie_server.identity import Identity
 from bookie_server.opening import open_bookie
@@ -151,6 +152,7 @@ class BookieServer:
         self._fatal = ""  # why the storage failed for good
         self._replaced = ""  # who else is this bookie
         # Service thread only.
+        self._descriptors: Share
         self._stop: asyncio.Event
 
     async def run(self) -> int:
@@ -159,6 +161,7 @@ class BookieServer:
         Raises ConfigurationError, CorruptionError or another LedgerError if it cannot start.
         """
         self._stop = asyncio.Event()
+        self._descriptors = share_out(raise_limit(), len(self._config.ledger_directories))
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._stop.set)
@@ -178,7 +181,9 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
-            server = GrpcServer(service, self._metrics)
+            server = GrpcServer(
+                service, self._metrics, connections_max=self._descriptors.connections
+            )
             address = self._bind(server)
             closing.push_async_callback(self._finish_calls, service, server)
             listener, admin_address = self._bind_admin()
@@ -251,7 +256,13 @@ class BookieServer:
         storage = self._config.storage_config(
             BookieId(self._cookie.bookie_id), self._cookie.cluster_id
         )
-        bookie = await asyncio.to_thread(open_bookie, storage, post=post, on_fatal=self._on_fatal)
+        bookie = await asyncio.to_thread(
+            open_bookie,
+            storage,
+            post=post,
+            on_fatal=self._on_fatal,
+            open_logs_max=self._descriptors.open_logs,
+        )
         logger.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
 
