@@ -151,6 +151,19 @@ BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
 BOOKIE_CALLS_MAX: Final = 10_000
 """Calls at once, long polls and append streams included; more are refused by gRPC."""
 
+BOOKIE_CONNECTIONS_MAX: Final = 10_000
+"""Connections of clients at once, fewer where the limit of open files is lower. Each client has one
+to each bookie; further ones are closed at once, and their clients try again later."""
+
+BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
+"""Scrapers and health checks are few; further connections to the admin port are closed at once."""
+
+BOOKIE_HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""A connection that says nothing for this long is closed: it would take a client's place."""
+
+BOOKIE_OPEN_LOGS_MAX: Final = 256
+"""Entry logs of one directory that stay open for readers; of more the one used last is closed."""
+
 BOOKIE_READ_THREADS: Final = 4
 """Reads wait for the disk or copy memory; both leave the interpreter's lock to others."""
 
