@@ -265,6 +265,26 @@ SLOW_BOOKIE_GRACE_S: Final = 1.0
 REPLACEMENT_RETRY_S: Final = 1.0
 """A failed bookie that nobody could replace is looked at again after this long."""
 
+BOOKIE_RETURN_DELAY_S: Final = 10.0
+"""A bookie that failed twice stays away from its place in an ensemble for this long, then twice as
+long each time; it has to work for as long to begin afresh. Each return costs a metadata write and
+a fragment, and a bookie whose disk hangs answers probes as if it were well: with this there are
+three of them in a minute (rule P10)."""
+
+BOOKIE_RETURN_DELAY_S_MAX: Final = 120.0
+"""Longest of these pauses: a bookie that was mended is used again after at most this long."""
+
+STALLED_BOOKIES_WAIT_S: Final = 30.0
+"""How long a writer waits for bookies that are alive and acknowledge nothing, when it cannot do
+without them: to give them up would end the ledger. Disks that stall all at once (a storage network
+that fails over, a host that is moved) are back in less (rule P11)."""
+
+BUSY_RETRY_S: Final = 0.05
+"""First pause before a bookie that said it is busy is sent the same again; it doubles."""
+
+BUSY_RETRY_S_MAX: Final = 1.0
+"""Longest of these pauses: what a bookie refuses as busy is small work for it."""
+
 WRITER_CLOSE_GRACE_S: Final = 0.25
 """A closing writer lets the slowest replica catch up for so long, to leave WQ copies behind."""
 
