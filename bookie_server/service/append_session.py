@@ -23,6 +23,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.cutting import current_call, cut
 from bookie_server.service.metrics import ServiceMetrics
@@ -142,6 +143,7 @@ class AppendSession:
         context: CallContext,
         *,
         gate: AppendGate,
+        connections: Connections,
         metrics: ServiceMetrics,
         refusal: Refusal | None,
     ) -> None:
@@ -149,6 +151,8 @@ class AppendSession:
         self._bookie = bookie
         self._context = context
         self._gate = gate
+        self._connections = connections
+        self.peer = context.peer()
         self._metrics = metrics
         self._refusal = refusal
         self._appenders: dict[int, _AppenderState] = {}
@@ -159,7 +163,6 @@ class AppendSession:
         self._draining = False
         self._is_waiting = True  # for its client or for room, so that a drain may interrupt it
         self._was_interrupted = False
-        self._idle_since: float | None = None
         self._malformed = 0  # adds
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
         self._call = current_call()
@@ -199,14 +202,9 @@ class AppendSession:
             writer.cancel()
             await asyncio.wait([writer])
 
-    def cut_if_idle(self, older_than_s: float) -> bool:
-        """End the call if its client has sent no whole message for so long and waits for nothing;
-        whether that was so. It may have sent half of one, which gRPC holds."""
-        now = asyncio.get_running_loop().time()
-        if self._pending or self._idle_since is None or now - self._idle_since < older_than_s:
-            return False
+    def cut(self) -> None:
+        """End the call at once, with what gRPC holds for it."""
         cut(self._call)
-        return True
 
     async def _read_all(self) -> None:
         while not self._draining:
@@ -215,14 +213,13 @@ class AppendSession:
             while len(self._changed) > BOOKIE_UNSENT_RESULTS_MAX:
                 self._sent.clear()
                 await self._sent.wait()
-            self._idle_since = asyncio.get_running_loop().time()
             data = await self._context.read()
-            self._idle_since = None
             self._is_waiting = False
             if data is grpc.aio.EOF:
                 return
             assert isinstance(data, bytes), "Append has no deserializer"
             self._message_bytes = len(data)
+            self._connections.given(self.peer, len(data))
             await self._take(data)
 
     async def _take(self, data: bytes) -> None:

@@ -9,6 +9,7 @@ the call. So both are cancelled; the second is known to the task factory of the 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Generator
 from contextvars import Context
 from typing import Any, Final, TypeAlias, TypeVar
@@ -21,6 +22,9 @@ _T = TypeVar("_T")
 _HANDLER: Final = "_handle_exceptions"
 """What grpc calls the coroutine around a handler (1.60 to 1.85)."""
 
+_GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+"""It writes a traceback for each call that is cut, and clients could fill the log."""
+
 _call_of: dict[asyncio.Task[Any], Call] = {}
 _handler_of: dict[Call, asyncio.Task[Any]] = {}
 
@@ -28,6 +32,7 @@ _handler_of: dict[Call, asyncio.Task[Any]] = {}
 def know_calls(loop: asyncio.AbstractEventLoop) -> None:
     """Have the loop remember which task started the task of a handler. Before the server starts."""
     loop.set_task_factory(_make_task)
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_cut)
 
 
 def current_call() -> Call:
@@ -69,3 +74,7 @@ def _make_task(
 def _forget(handler: asyncio.Task[Any]) -> None:
     """A call must not be kept by what is known about it."""
     _handler_of.pop(_call_of.pop(handler), None)
+
+
+def _is_no_cut(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)

@@ -74,7 +74,7 @@ async def test_oldest_call_without_its_request_is_cut_when_there_are_too_many() 
         patch.setattr(calls, "BOOKIE_RECEIVING_MAX", 2)
 
         async def receive() -> None:
-            with limits.receiving():
+            with limits.receiving("peer"):
                 await asyncio.Event().wait()
 
         tasks = []
@@ -83,8 +83,8 @@ async def test_oldest_call_without_its_request_is_cut_when_there_are_too_many() 
             await asyncio.sleep(0)
         await until(lambda: tasks[1].done())
         assert [task.cancelled() for task in tasks] == [True, True, False, False]
-        assert limits.cut_receiving(60.0) == 0
-        assert limits.cut_receiving(0.0) == 2
+        assert limits.cut_receiving(60.0, {"another"}) == 0
+        assert limits.cut_receiving(60.0, {"peer"}) == 2
         await until(lambda: all(task.cancelled() for task in tasks))
         assert not limits._receiving
 
