@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 _TURN_S: Final = 0.005
 """A stream decodes a message for so long; then other streams and calls have their turn."""
 
+_SHORT_MEMORY_DIVISOR: Final = 8
+"""Of the bound on bytes in flight: appends never stop for lack of memory, they get slower."""
+
 _EXPECTED_FOR_S: Final = 0.05
 """A stream that may read on has read its next message by then, or its client has none."""
 
@@ -60,6 +63,7 @@ class AppendGate:
         # Everything here belongs to the service thread.
         self._bookie = bookie
         self._bytes_max = bytes_max
+        self._memory_is_short = False
         self._bytes_expected = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._check_is_due = False
@@ -71,6 +75,11 @@ class AppendGate:
             self._waiting.append((turn, expected_bytes))
             await turn
 
+    def memory_is_short(self, is_short: bool) -> None:
+        """Take in less from now on, or as much as usual again."""
+        self._memory_is_short = is_short
+        self.completed()
+
     def completed(self) -> None:
         """Some bytes were answered: look again, once for all completions of a journal batch."""
         if self._waiting and not self._check_is_due:
@@ -79,7 +88,8 @@ class AppendGate:
 
     def _is_closed(self) -> bool:
         bytes_in_flight = self._bookie.append_bytes_in_flight
-        return bytes_in_flight + self._bytes_expected > self._bytes_max
+        bytes_max = self._bytes_max // (_SHORT_MEMORY_DIVISOR if self._memory_is_short else 1)
+        return bytes_in_flight + self._bytes_expected > bytes_max
 
     def _check(self) -> None:
         self._check_is_due = False

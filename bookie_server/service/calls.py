@@ -31,6 +31,7 @@ from spark_ledger.limits import (
     BOOKIE_LONG_POLLS_MAX,
     BOOKIE_READS_MAX,
     BOOKIE_RECEIVING_MAX,
+    ENTRY_PAYLOAD_BYTES_MAX,
     READ_CHUNK_BYTES_TARGET,
 )
 from spark_ledger.types import BookieStatus
@@ -167,7 +168,7 @@ class AnswerRoom:
         self._grace_s = grace_s
         self._unread_s = unread_s
         self._reading = 0  # parts that are being read, of which the size is not known yet
-        self._expected = _PART_BYTES_EXPECTED  # by one that is being read: like the last ones
+        self._expected = _COPIES * ENTRY_PAYLOAD_BYTES_MAX  # by one that is read: like the last
         self._held: dict[Call, Answer] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None

@@ -60,9 +60,9 @@ class Connections:
 def received_bytes() -> dict[str, int]:
     """What the kernel has received on each TCP connection of this process; any thread."""
     found: dict[str, int] = {}
-    for name in os.listdir(_DIRECTORY):
+    for entry in _DIRECTORY.iterdir():
         try:
-            copy = os.dup(int(name))
+            copy = os.dup(int(entry.name))
         except OSError:  # closed meanwhile
             continue
         try:

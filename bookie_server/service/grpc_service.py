@@ -138,6 +138,10 @@ class BookieService:
         for poll in list(self._polls):
             poll.set()
 
+    def memory_is_short(self, is_short: bool) -> None:
+        """Take in less from now on, or as much as usual again."""
+        self._gate.memory_is_short(is_short)
+
     async def relieve(self) -> int:
         """Cut the calls that hold memory and wait for their clients; how many."""
         loop = asyncio.get_running_loop()

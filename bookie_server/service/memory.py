@@ -52,13 +52,17 @@ class MemoryGuard:
         self,
         budget_bytes: int,
         relieve: Callable[[], Awaitable[int]],
+        on_short: Callable[[bool], None],
         *,
         used: Callable[[], int] = anonymous_bytes,
         trim: Callable[[], None] = trim,
     ) -> None:
-        """``relieve`` cuts the calls that hold memory and wait for their clients; how many."""
+        """``relieve`` cuts the calls that hold memory and wait for their clients; how
+        many. ``on_short`` is told whenever memory becomes short, and when it is no longer."""
         self._budget_bytes = budget_bytes
         self._relieve = relieve
+        self._on_short = on_short
+        self._is_short = False
         self._used = used
         self._trim = trim
         self._trim_at = 0.0
@@ -83,7 +87,11 @@ class MemoryGuard:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(BOOKIE_MEMORY_INTERVAL_S)
-            if self.is_high:
+            is_short = self.is_high
+            if is_short != self._is_short:
+                self._is_short = is_short
+                self._on_short(is_short)
+            if is_short:
                 await self.look()
 
     async def look(self) -> None:

@@ -21,8 +21,11 @@ class Process:
         self.cuts = cuts
         self.freed = freed * MIB
         self.looks = 0
+        self.shortages: list[bool] = []
         self.trims = 0
-        self.guard = MemoryGuard(BUDGET, self.relieve, used=lambda: self.used, trim=self.trim)
+        self.guard = MemoryGuard(
+            BUDGET, self.relieve, self.shortages.append, used=lambda: self.used, trim=self.trim
+        )
 
     async def relieve(self) -> int:
         self.looks += 1
@@ -68,6 +71,7 @@ def test_guard_looks_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
         looks = process.looks
         await asyncio.sleep(0.05)
         assert process.looks <= looks + 1, "nothing is cut while memory is below its high mark"
+        assert process.shortages == [True, False]
         process.guard.stop()
         process.used = BUDGET
         looks = process.looks
