@@ -28,6 +28,7 @@ from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
+from bookie_server.garbage import Collector
 from bookie_server.identity import Identity
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
@@ -168,7 +169,11 @@ class BookieServer:
             loop.add_signal_handler(signal_number, self._stop.set)
         async with AsyncExitStack() as closing:
             store = await self._identify(closing)
+            collector = Collector(lambda: self._bookie.objects_held)
+            collector.start()
+            closing.callback(collector.stop)
             self._bookie = await self._open_bookie()
+            collector.run(loop)
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
             registry = self._registry(store)

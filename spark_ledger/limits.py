@@ -230,6 +230,15 @@ BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
 BOOKIE_HANDSHAKE_TIMEOUT_S: Final = 10.0
 """A connection that says nothing for this long is closed: it would take a client's place."""
 
+BOOKIE_COLLECT_INTERVAL_S: Final = 60.0
+"""Between two searches of a bookie for old cyclic garbage."""
+
+BOOKIE_COLLECT_OBJECTS_MAX: Final = 150_000
+"""A search among so many objects of the storage takes about 20 ms; with more it is put off."""
+
+BOOKIE_COLLECT_OVERDUE_S: Final = 3600.0
+"""A bookie that was busy all the time searches all the same: a second in an hour."""
+
 BOOKIE_OPEN_LOGS_MAX: Final = 256
 """Entry logs of one directory that stay open for readers; of more the one used last is closed."""
 
