@@ -8,11 +8,13 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_REFUSED: Final = 2
 EXIT_FATAL: Final = 3
+EXIT_REPLACED: Final = 4
 
 EXIT_MEANINGS: Final = {
     EXIT_OK: "stopped as asked",
     EXIT_FAILED: "the metadata store did not answer in time, or something unforeseen happened",
     EXIT_REFUSED: "configuration, identity or damaged stored data forbid a start",
     EXIT_FATAL: "the journal could not be written or synced, or a storage thread ended",
+    EXIT_REPLACED: "another process is, or was meanwhile, the same bookie",
 }
 """One sentence for each exit code: of ``--help``, and of the table in README.md."""

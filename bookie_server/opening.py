@@ -25,6 +25,7 @@ from bookie_server.storage.ledgers.index import Index
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX
 
 OpenIndex = Callable[[Path], Index]
 
@@ -37,12 +38,14 @@ def open_bookie(
     file_system: FileSystem | None = None,
     open_index: OpenIndex | None = None,
     threads: bool = True,
+    open_logs_max: int = BOOKIE_OPEN_LOGS_MAX,
 ) -> Bookie:
     """Lock and check the directories, replay the journal, and be ready to serve.
 
     ``post`` runs a callable on the service thread. ``on_fatal`` is called through it when the
     journal has failed or a storage thread has ended: the process must exit. Without
-    ``threads`` the caller drives ``commit_pending`` and ``flush``.
+    ``threads`` the caller drives ``commit_pending`` and ``flush``. ``open_logs_max``: entry logs
+    that stay open for readers, of each directory.
 
     Raises CorruptionError if what is stored is damaged, ConfigurationError if the directories are
     not this bookie's or not usable. Then everything is closed and unlocked again.
@@ -51,7 +54,7 @@ def open_bookie(
     make_index = open_index or partial(LmdbIndex, map_bytes=config.index_map_bytes)
     with ExitStack() as undo:
         try:
-            bookie = _open(config, files, make_index, post, on_fatal, undo)
+            bookie = _open(config, files, make_index, post, on_fatal, undo, open_logs_max)
         except OSError as error:
             raise ConfigurationError(f"the storage cannot be opened: {error}") from error
         undo.pop_all()
@@ -67,6 +70,7 @@ def _open(
     post: Post,
     on_fatal: Callable[[str], None],
     undo: ExitStack,
+    open_logs_max: int,
 ) -> Bookie:
     """Put the parts together; ``undo`` gets what takes them apart if a later one fails."""
     for directory in config.directories:
@@ -86,7 +90,7 @@ def _open(
     for directory in config.ledger_directories:
         index = make_index(directory / INDEX_NAME)
         undo.callback(index.close)
-        stores.append(_store(files, directory, index, config))
+        stores.append(_store(files, directory, index, config, open_logs_max))
     end = replay_journal(
         files,
         config.journal_directory,
@@ -117,7 +121,7 @@ def _open(
 
 
 def _store(
-    files: FileSystem, directory: Path, index: Index, config: StorageConfig
+    files: FileSystem, directory: Path, index: Index, config: StorageConfig, open_logs_max: int
 ) -> DirectoryStore:
     return DirectoryStore(
         files,
@@ -126,4 +130,5 @@ def _store(
         entry_log_bytes=config.entry_log_bytes,
         entry_log_cached_bytes=config.entry_log_cached_bytes,
         block_cache_bytes=config.block_cache_bytes // len(config.ledger_directories),
+        open_logs_max=open_logs_max,
     )

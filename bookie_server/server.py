@@ -1,8 +1,9 @@
 """The bookie process: starts storage, service and registration, and stops them in reverse order.
 
-Start: configuration, identity, journal replay, listen, announce. Stop (SIGTERM, SIGINT): withdraw,
-finish what is in flight, flush, exit 0. A journal that fails to write or sync, or a storage thread
-that ends, ends the process at once with exit code 3: nothing may be acknowledged after that.
+Start: configuration, identity, journal replay, wait for the predecessor's session to end, announce,
+serve. Stop (SIGTERM, SIGINT): withdraw, finish what is in flight, flush, exit 0. A journal that
+fails to write or sync, or a storage thread that ends, ends the process at once with exit code 3:
+nothing may be acknowledged after that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from itertools import chain, repeat
@@ -25,11 +26,12 @@ from typing import Final, NamedTuple
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
-from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED
+from bookie_server.descriptors import Share, raise_limit, share_out
+from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
+from bookie_server.identity import Identity
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
-    check_identity,
     format_new,
     free_bytes,
     is_formatted,
@@ -38,9 +40,12 @@ from bookie_server.registration import (
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.storage.cookie import Cookie
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import (
+    BookieReplacedError,
     ConfigurationError,
     CorruptionError,
     LedgerError,
@@ -98,6 +103,9 @@ def run(
     except (ConfigurationError, CorruptionError) as error:
         logger.error("%s", error)  # noqa: TRY400 - the message says what to do
         return EXIT_REFUSED
+    except BookieReplacedError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the message says what to do
+        return EXIT_REPLACED
     except LedgerError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message says what to do
         return EXIT_FAILED
@@ -139,10 +147,13 @@ class BookieServer:
         self._started_at = time.monotonic()
         self._bookie: Bookie
         self._cookie: Cookie
+        self._identity: Identity  # of the service thread
         # Changed by the service thread; the pool reads them.
         self._metrics = ServiceMetrics()
         self._fatal = ""  # why the storage failed for good
+        self._replaced = ""  # who else is this bookie
         # Service thread only.
+        self._descriptors: Share
         self._stop: asyncio.Event
 
     async def run(self) -> int:
@@ -151,6 +162,7 @@ class BookieServer:
         Raises ConfigurationError, CorruptionError or another LedgerError if it cannot start.
         """
         self._stop = asyncio.Event()
+        self._descriptors = share_out(raise_limit(), len(self._config.ledger_directories))
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._stop.set)
@@ -158,6 +170,11 @@ class BookieServer:
             store = await self._identify(closing)
             self._bookie = await self._open_bookie()
             closing.push_async_callback(self._close_bookie)
+            closing.push_async_callback(self._release)
+            registry = self._registry(store)
+            await self._unless_stopped(registry.wait_until_vacant(BookieId(self._cookie.bookie_id)))
+            await self._identity.claim()
+            self._identity.watch(self._on_replaced)
             service = BookieService(
                 self._bookie,
                 BookieId(self._cookie.bookie_id),
@@ -165,18 +182,27 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
-            server = GrpcServer(service, self._metrics)
-            address = await self._listen(server)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard.start()
+            closing.callback(guard.stop)
+            server = GrpcServer(
+                service, self._metrics, connections_max=self._descriptors.connections
+            )
+            address = self._bind(server)
             closing.push_async_callback(self._finish_calls, service, server)
             listener, admin_address = self._bind_admin()
-            registration = await self._announce(store, address, admin_address)
+            registration = self._registration(registry, address, admin_address)
             closing.push_async_callback(self._withdraw, registration)
+            await registration.start()
+            await server.serve()  # nothing is answered before others can see who answers
             self._tell_ready(address, admin_address)
             admin_server = await self._serve_admin(listener)
             if admin_server is not None:
                 closing.push_async_callback(admin_server.stop)
             await self._stop.wait()
-            logger.info("stopping: %s", self._fatal or "asked to")
+            logger.info("stopping: %s", self._replaced or self._fatal or "asked to")
+        if self._replaced:
+            return EXIT_REPLACED
         return EXIT_FATAL if self._fatal else EXIT_OK
 
     # -- start -------------------------------------------------------------------------------------
@@ -191,8 +217,14 @@ class BookieServer:
         if make_new:
             self._cookie = await format_new(self._config, store)
             logger.info("formatted bookie %s", self._cookie.bookie_id)
-        else:
-            await check_identity(self._cookie, store)
+        self._identity = Identity(
+            self._cookie,
+            [self._config.journal_directory, *self._config.ledger_directories],
+            store,
+            PosixFileSystem(),
+            on_disk=_in_daemon_thread,
+        )
+        await self._identity.check()
         return store
 
     async def _connect(self) -> MetadataStore:
@@ -228,12 +260,38 @@ class BookieServer:
         storage = self._config.storage_config(
             BookieId(self._cookie.bookie_id), self._cookie.cluster_id
         )
-        bookie = await asyncio.to_thread(open_bookie, storage, post=post, on_fatal=self._on_fatal)
+        bookie = await asyncio.to_thread(
+            open_bookie,
+            storage,
+            post=post,
+            on_fatal=self._on_fatal,
+            open_logs_max=self._descriptors.open_logs,
+        )
         logger.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
 
-    async def _listen(self, server: GrpcServer) -> str:
-        """Serve clients; the address to announce."""
+    def _registry(self, store: MetadataStore) -> BookieRegistry:
+        return BookieRegistry(
+            store,
+            on_replaced=self._on_replaced,
+            session_timeout_s=self._config.session_timeout_s,
+        )
+
+    async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
+        """Wait for it. Raises _Stopped if a signal comes first, otherwise what it raises."""
+        task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise _Stopped
+            await task
+        finally:
+            task.cancel()
+            stopped.cancel()
+            await asyncio.gather(task, stopped, return_exceptions=True)
+
+    def _bind(self, server: GrpcServer) -> str:
+        """Take the address for clients; what to announce."""
         config = self._config
         host, _, port = config.listen.advertised_address.rpartition(":")
         if not port.isdigit():
@@ -243,7 +301,7 @@ class BookieServer:
                 f"listen.host {config.listen.host!r} is no address that clients can connect to: "
                 "set listen.advertised_address"
             )
-        bound = await server.start(_bracketed(config.listen.host), config.listen.port)
+        bound = server.bind(_bracketed(config.listen.host), config.listen.port)
         return f"{_bracketed(host or config.listen.host)}:{port or bound}"
 
     def _bind_admin(self) -> tuple[socket.socket | None, str]:
@@ -252,11 +310,11 @@ class BookieServer:
         listener = admin.bind(self._config.admin.host, self._config.admin.port)
         return listener, f"{_bracketed(self._config.admin.host)}:{listener.getsockname()[1]}"
 
-    async def _announce(
-        self, store: MetadataStore, address: str, admin_address: str
+    def _registration(
+        self, registry: BookieRegistry, address: str, admin_address: str
     ) -> Registration:
-        registration = Registration(
-            BookieRegistry(store),
+        return Registration(
+            registry,
             BookieInfo(
                 BookieId(self._cookie.bookie_id),
                 address,
@@ -266,8 +324,6 @@ class BookieServer:
             state=self._state,
             free_bytes=lambda: free_bytes(self._config),
         )
-        await registration.start()
-        return registration
 
     def _tell_ready(self, address: str, admin_address: str) -> None:
         ready = Ready(self._cookie.bookie_id, address, admin_address, os.getpid())
@@ -286,7 +342,7 @@ class BookieServer:
             listener,
             status=self._status,
             metrics=self._exposition,
-            is_healthy=lambda: not (self._fatal or self._bookie.failure),
+            is_healthy=lambda: not (self._fatal or self._replaced or self._bookie.failure),
         )
         await server.start()
         return server
@@ -297,6 +353,12 @@ class BookieServer:
         """The journal failed or a storage thread ended; nothing is acknowledged from here on."""
         logger.critical("storage failed, this bookie stops: %s", message)
         self._fatal = message
+        self._stop.set()
+
+    def _on_replaced(self, reason: str) -> None:
+        """Another process is this bookie now; nothing is answered from here on (rule S12)."""
+        logger.critical("this bookie was replaced, and stops: %s", reason)
+        self._replaced = reason
         self._stop.set()
 
     def _state(self) -> BookieState:
@@ -346,10 +408,23 @@ class BookieServer:
             logger.warning("not withdrawn in time: the metadata session will end by itself")
 
     async def _finish_calls(self, service: BookieService, server: GrpcServer) -> None:
-        """Answer what is in flight, unless the storage failed: then there are no more answers."""
-        if not self._fatal:
+        """Answer what is in flight, unless the storage failed, or another process is this bookie:
+        then there are no more answers."""
+        silent = bool(self._fatal or self._replaced)
+        if not silent:
             service.drain()
-        await server.stop(0.0 if self._fatal else self._config.drain_timeout_s)
+        await server.stop(0.0 if silent else self._config.drain_timeout_s)
+
+    async def _release(self) -> None:
+        """Note a clean stop, after the last answer and while the directories are locked."""
+        if self._fatal or self._replaced or not self._identity.is_claimed:
+            await self._identity.close()
+            return
+        try:
+            async with asyncio.timeout(BOOKIE_WITHDRAW_TIMEOUT_S):
+                await self._identity.release()
+        except TimeoutError:
+            logger.warning("the stop is not noted in time; the next start finds the one before")
 
     async def _close_bookie(self) -> None:
         """Flush and close, in a thread that may be left behind when a disk does not answer."""

@@ -120,3 +120,17 @@ class BookieApi(Protocol):
 
         Raises OSError or CorruptionError if that cannot be read.
         """
+
+
+def refuse_reader(bookie: BookieApi, ledger_id: LedgerId, access_key: bytes) -> Refusal | None:
+    """The refusal of a read without a fence whose key is wrong.
+
+    A reader need not show a key. One that does is not served entries of another ledger that had
+    the same id (rule P20).
+    """
+    if not access_key:
+        return None
+    end = bookie.end_of_ledger(ledger_id, access_key=access_key)
+    if end.status is not BookieStatus.UNAUTHORIZED:
+        return None  # what else is wrong shows when it is read
+    return Refusal(end.status, end.message)

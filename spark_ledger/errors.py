@@ -11,6 +11,7 @@ LedgerError
 ├── FencedError                 another client took the ledger over: stop writing to it
 │   └── LedgerTakenOverError        ... and closed it already (also LedgerClosedError)
 ├── ConflictError               somebody else changed it first
+│   └── BookieReplacedError         another process is, or was meanwhile, the same bookie
 ├── NotFoundError               it does not exist
 │   ├── NoSuchLedgerError
 │   ├── NoSuchEntryError
@@ -100,6 +101,13 @@ class LedgerTakenOverError(FencedError, LedgerClosedError):
 
 class ConflictError(LedgerError):
     """Somebody else changed the same thing first; read it again and decide."""
+
+
+class BookieReplacedError(ConflictError):
+    """Another process is, or was since this one started, the same bookie: this one may not serve.
+
+    Raised in bookies only.
+    """
 
 
 class NotFoundError(LedgerError):

@@ -18,6 +18,9 @@ LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)
 BookieId = NewType("BookieId", str)
 
+INCARNATION_BYTES: Final = 16
+"""Of a ledger's incarnation: drawn at random, so no two ledgers ever have the same."""
+
 NO_ENTRY: Final = EntryId(-1)
 """Stands for "no entry yet": the last add confirmed of an empty ledger."""
 
@@ -127,7 +130,9 @@ class LedgerMetadata:
 
     ``fragments`` is a ``FragmentList``, whatever sequence it was made from.
     ``last_entry_id`` and ``length`` (payload bytes) are known once the ledger is CLOSED.
-    ``access_key_hash`` is empty for a ledger without a password. ``creation_token`` tells a
+    ``incarnation`` is random, and makes this ledger another one than any that had or gets the
+    same id; its keys and digests are derived from it (rule P20). Ledgers made by older versions
+    have none, and no ``access_key_hash`` unless they have a password. ``creation_token`` tells a
     creator whose reply was lost that the node it meets is its own.
     """
 
@@ -142,6 +147,7 @@ class LedgerMetadata:
     creation_time_ms: int = 0
     creation_token: str = ""
     custom_metadata: Mapping[str, str] = field(default_factory=dict)
+    incarnation: bytes = b""
 
     def __post_init__(self) -> None:
         if not isinstance(self.fragments, FragmentList):
@@ -157,6 +163,11 @@ class LedgerMetadata:
     @property
     def is_closed(self) -> bool:
         return self.state is LedgerState.CLOSED
+
+    @property
+    def has_password(self) -> bool:
+        """Only a ledger with a password has HMAC digests."""
+        return self.digest_type is DigestType.HMAC_SHA256
 
     @property
     def last_fragment(self) -> Fragment:
@@ -205,6 +216,23 @@ class BookieInfo:
     def id(self) -> BookieId:
         """Short for ``bookie_id``."""
         return self.bookie_id
+
+
+class BookieStart(NamedTuple):
+    """One start of a bookie: its number, and random letters that tell it from a copy's start."""
+
+    counter: int
+    nonce: str
+
+
+class DirectoryPlace(NamedTuple):
+    """Which directory it is: a copy has other inodes, or other times of birth (0: not known)."""
+
+    path: str
+    inode: int
+    born_ns: int
+    cookie_inode: int
+    cookie_born_ns: int
 
 
 class BookieStatus(IntEnum):

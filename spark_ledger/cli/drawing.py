@@ -40,7 +40,7 @@ def ledger_fields(picture: LedgerPicture) -> dict[str, object]:
         "write_quorum": metadata.quorums.write_quorum,
         "ack_quorum": metadata.quorums.ack_quorum,
         "digest": metadata.digest_type.value,
-        "has_password": bool(metadata.access_key_hash),
+        "has_password": metadata.has_password,
         "last_add_confirmed": picture.last_add_confirmed,
         "length": metadata.length if metadata.is_closed else None,
         "creation_time_ms": metadata.creation_time_ms,

@@ -47,8 +47,10 @@ class LaneReader:
         wanted: LaneRange,
         *,
         replica_hint: int,
+        access_key: bytes,
     ) -> None:
         self._context = context
+        self._access_key = access_key
         self._ledger = ledger.value
         self._digest = digest
         self._bookies = wanted.bookies
@@ -157,6 +159,7 @@ class LaneReader:
             command.last,
             stride=command.stride,
             max_bytes=READ_REQUEST_BYTES_MAX,
+            access_key=self._access_key,
             timeout_s=self._context.config.read_timeout_s,
         ):
             if self._reads.get(command.bookie_index) is not me:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import (
+    INCARNATION_BYTES,
     NO_ENTRY,
     BookieInfo,
     DigestType,
@@ -65,11 +67,20 @@ class LedgerClient:
 
     @classmethod
     async def over(
-        cls, store: MetadataStore, transport: Transport | None, config: ClientConfig | None = None
+        cls,
+        store: MetadataStore,
+        transport: Transport | None,
+        config: ClientConfig | None = None,
+        *,
+        draw: random.Random | None = None,
     ) -> Self:
-        """A client over a store and a transport (gRPC when None), both of which it then owns."""
+        """A client over a store and a transport (gRPC when None), both of which it then owns.
+
+        ``draw`` is for whatever it does at random: choosing bookies, and when to try again.
+        """
+        draw = draw or random.Random()  # noqa: S311 - no secret comes from it
         await ensure_cluster(store)
-        directory = BookieDirectory(BookieRegistry(store))
+        directory = BookieDirectory(BookieRegistry(store), draw)
         await directory.start()
         if transport is None:
             # grpc is loaded here and not above: importing spark_ledger shall not cost it.
@@ -79,10 +90,11 @@ class LedgerClient:
         return cls(
             ClientContext(
                 store=store,
-                ledgers=LedgerStore(store),
+                ledgers=LedgerStore(store, draw),
                 directory=directory,
                 transport=transport,
                 config=config or ClientConfig(),
+                random=draw,
             )
         )
 
@@ -118,7 +130,8 @@ class LedgerClient:
                 f"a ledger with ensemble_size {ensemble_size} {reason}, or lower ensemble_size"
             )
         ledger_id = await self._context.ledgers.new_ledger_id()
-        access_key, mac_key = await _derive_keys(password, ledger_id)
+        incarnation = secrets.token_bytes(INCARNATION_BYTES)
+        access_key, digest_key = await _derive_keys(password, ledger_id, incarnation)
         digest_type = DigestType.HMAC_SHA256 if password else DigestType.CRC32C
         created = await self._context.ledgers.create(
             LedgerMetadata(
@@ -129,10 +142,11 @@ class LedgerClient:
                 access_key_hash=access_key_hash(access_key),
                 creation_time_ms=time.time_ns() // 1_000_000,
                 creation_token=secrets.token_hex(16),
+                incarnation=incarnation,
                 custom_metadata=custom,
             )
         )
-        digest = digest_for(digest_type, mac_key)
+        digest = digest_for(digest_type, digest_key)
         return LedgerWriter(self._context, created, access_key=access_key, digest=digest)
 
     async def open_ledger(
@@ -200,7 +214,7 @@ class LedgerClient:
 
     async def list_bookies(self) -> list[BookieInfo]:
         """The bookies that are registered now."""
-        await self._context.directory.refresh()
+        await self._context.directory.refresh(all_again=True)
         return self._context.directory.all()
 
     async def close(self) -> None:
@@ -249,10 +263,12 @@ def _check_custom_metadata(custom_metadata: Mapping[str, str]) -> dict[str, str]
     return dict(custom_metadata)
 
 
-async def _derive_keys(password: bytes, ledger_id: LedgerId) -> tuple[bytes, bytes]:
+async def _derive_keys(
+    password: bytes, ledger_id: LedgerId, incarnation: bytes
+) -> tuple[bytes, bytes]:
     if not password:
-        return b"", b""
-    return await asyncio.to_thread(derive_keys, password, ledger_id)
+        return derive_keys(password, ledger_id, incarnation)
+    return await asyncio.to_thread(derive_keys, password, ledger_id, incarnation)
 
 
 async def _keys_of(metadata: LedgerMetadata, password: bytes) -> tuple[bytes, Digest]:
@@ -260,8 +276,8 @@ async def _keys_of(metadata: LedgerMetadata, password: bytes) -> tuple[bytes, Di
 
     Raises UnauthorizedError if it is not the ledger's password.
     """
-    access_key, mac_key = await _derive_keys(password, metadata.ledger_id)
+    access_key, digest_key = await _derive_keys(password, metadata.ledger_id, metadata.incarnation)
     if access_key_hash(access_key) != metadata.access_key_hash:
-        what = "wrong password" if metadata.access_key_hash else "it has no password, one was given"
+        what = "wrong password" if metadata.has_password else "it has no password, one was given"
         raise UnauthorizedError(f"ledger {metadata.ledger_id}: {what}")
-    return access_key, digest_for(metadata.digest_type, mac_key)
+    return access_key, digest_for(metadata.digest_type, digest_key)

@@ -177,7 +177,14 @@ class LedgerReader:
             raise ConfigurationError(f"idle_timeout is seconds or None, not {idle_timeout!r}")
 
     def _read_lane(self, wanted: LaneRange, hint: int) -> AsyncGenerator[list[Entry], None]:
-        reader = LaneReader(self._context, self._ledger, self._digest, wanted, replica_hint=hint)
+        reader = LaneReader(
+            self._context,
+            self._ledger,
+            self._digest,
+            wanted,
+            replica_hint=hint,
+            access_key=self._access_key,
+        )
         return reader.chunks()
 
     async def _read_fragment(
@@ -277,6 +284,7 @@ class LedgerReader:
                 self._context.transport.read_last_confirmed(
                     bookie_id,
                     self.ledger_id,
+                    access_key=self._access_key,
                     wait_above=known,
                     wait_s=wait_s,
                     timeout_s=self._context.config.read_timeout_s,

@@ -18,6 +18,10 @@ from spark_ledger.local.ports import HOST
 
 CONFIG_NAME: Final = "bookie.toml"
 
+SESSION_TIMEOUT_S: Final = 2.0
+"""A bookie that was killed starts again once its old session has ended. Long enough for a busy
+machine, where a process may have to wait for its turn."""
+
 _NAME: Final = re.compile(r"bookie-(\d+)")
 
 
@@ -65,6 +69,7 @@ def write_config(directory: Path, bookie_id: str, metadata_uri: str, ports: Port
     config.write_text(
         f"metadata = {_quoted(metadata_uri)}\n"
         f"bookie_id = {_quoted(bookie_id)}\n"
+        f"session_timeout_s = {SESSION_TIMEOUT_S}\n"
         "\n[listen]\n"
         f"host = {_quoted(HOST)}\n"
         f"port = {ports.port}\n"

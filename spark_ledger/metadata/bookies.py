@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from spark_ledger.errors import (
+    BookieReplacedError,
     ConfigurationError,
     ConflictError,
     CorruptionError,
@@ -22,7 +25,13 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
-from spark_ledger.limits import METADATA_ATTEMPTS, REGISTER_RETRY_DELAY_S
+from spark_ledger.limits import (
+    METADATA_ATTEMPTS,
+    REGISTER_RETRY_DELAY_S,
+    REGISTRATION_MARGIN_S,
+    REGISTRATION_POLL_S,
+    SESSION_TIMEOUT_S,
+)
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.codec import decode_bookie, encode_bookie
 from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
@@ -52,18 +61,37 @@ def _path(state: BookieState, bookie_id: BookieId) -> str:
     return f"{BOOKIES_PATH}/{state.value}/{check_bookie_id(bookie_id)}"
 
 
+def _log_replaced(reason: str) -> None:
+    logger.error("%s", reason)
+
+
 class BookieRegistry:
     """Registrations and cookies. A bookie registers itself with it; everyone else only reads."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        on_replaced: Callable[[str], None] = _log_replaced,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+    ) -> None:
+        """``on_replaced`` is called, with a sentence, once another process is registered as the
+        bookie that this registry had registered."""
         self._store = store
+        self._on_replaced = on_replaced
+        self._patience_s = session_timeout_s + REGISTRATION_MARGIN_S
         self._info: BookieInfo | None = None
         self._session = 0
         """Counts lost sessions."""
+        self._lost_at = -math.inf
+        """When the last one was lost."""
         self._published_in = -1
         """The session that the node was made in, as ``_session`` counted."""
+        self._published_at = ""
+        """The path of the node."""
         self._lock = asyncio.Lock()
-        self._session_watch: Watch | None = None
+        self._watches: list[Watch] = []
+        self._look_again = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     # -- registration of this process --------------------------------------------------------------
@@ -73,28 +101,67 @@ class BookieRegistry:
         """False before ``register``, after ``deregister`` and while a lost session is renewed."""
         return self._published_in == self._session
 
+    async def wait_until_vacant(self, bookie_id: BookieId) -> None:
+        """Wait until no other session is registered as this bookie.
+
+        The session of a process that was killed ends by itself, a while later. Nobody can tell
+        before that whether its process lives, so its node is never deleted (rule S12).
+
+        Raises BookieReplacedError if it is still there after the session timeout and a margin, and
+        what the metadata store raises.
+        """
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        watch = self.watch_one(bookie_id, changed.set)
+        deadline = loop.time() + self._patience_s
+        try:
+            while path := await self._taken(bookie_id):
+                left = deadline - loop.time()
+                if left <= 0:
+                    raise BookieReplacedError(
+                        f"another process is registered as bookie {bookie_id!r}, and has not gone "
+                        f"within {self._patience_s:g} s (metadata node {path!r}): two processes "
+                        "cannot be one bookie; stop the other one, or leave this one stopped"
+                    )
+                logger.info(
+                    "an earlier session is registered as bookie %s: waiting until it ends "
+                    "(%.0f s more at most)",
+                    bookie_id,
+                    left,
+                )
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, REGISTRATION_POLL_S)):
+                        await changed.wait()
+                changed.clear()
+        finally:
+            watch.cancel()
+
     async def register(self, info: BookieInfo) -> None:
         """Announce this bookie, and keep it announced over lost sessions until ``deregister``.
 
-        A registration that an earlier process with the same id left behind is taken over at once.
         Call it again with changed information to update it; while the state changes, a reader may
         see the bookie in both states.
 
-        Raises MetadataUnavailableError, OutcomeUnknownError (calling again is safe),
-        UnauthorizedError if the credentials do not allow it.
+        Raises BookieReplacedError if another session is registered as this bookie (see
+        ``wait_until_vacant``), MetadataUnavailableError, OutcomeUnknownError (calling again is
+        safe), UnauthorizedError if the credentials do not allow it.
         """
         check_bookie_id(info.bookie_id)
         assert self._info is None or self._info.bookie_id == info.bookie_id, "one bookie each"
         self._info = info
-        if self._session_watch is None:
-            self._session_watch = self._store.on_session_lost(self._on_session_lost)
+        if not self._watches:
+            self._watches = [
+                self._store.on_session_lost(self._on_session_lost),
+                self.watch_one(info.bookie_id, self._look_again.set),
+            ]
         await self._publish()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def deregister(self) -> None:
         """Withdraw the registration. Idempotent."""
-        if self._session_watch is not None:
-            self._session_watch.cancel()
-            self._session_watch = None
+        for watch in self._watches:
+            watch.cancel()
+        self._watches = []
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -104,7 +171,7 @@ class BookieRegistry:
             self._published_in = -1
             if info is not None:
                 for state in BookieState:
-                    await self._remove(_path(state, info.bookie_id))
+                    await self._remove_own(_path(state, info.bookie_id))
 
     async def _publish(self) -> None:
         async with self._lock:
@@ -115,18 +182,20 @@ class BookieRegistry:
             session = self._session
             path, data = _path(info.state, info.bookie_id), encode_bookie(info)
             if not (self.registered and await self._update(path, data)):
-                await self._take_over(path, data)
+                await self._create(info.bookie_id, path, data)
             # Removed last, so that a bookie that changes its state is always in one of the two.
             for state in BookieState:
                 if state is not info.state:
-                    await self._remove(_path(state, info.bookie_id))
-            self._published_in = session
+                    await self._remove_own(_path(state, info.bookie_id))
+            self._published_in, self._published_at = session, path
 
     async def _update(self, path: str, data: bytes) -> bool:
         """Set our own node; False if there is none, because the bookie changes its state."""
         for _ in range(METADATA_ATTEMPTS):
             try:
                 node = await self._store.get(path)
+                if not await self._store.is_own(path):
+                    return False
                 if node.value != data:
                     await self._store.put(path, data, node.version)
             except NotFoundError:
@@ -136,27 +205,48 @@ class BookieRegistry:
             return True
         return False
 
-    async def _take_over(self, path: str, data: bytes) -> None:
-        """Create the node, and remove one that is there already.
+    async def _create(self, bookie_id: BookieId, path: str, data: bytes) -> None:
+        """Create the node, unless another session has one.
 
-        That one belongs to a dead process with our id, since this process holds the lock on the
-        disks now, or to an earlier attempt of ours whose reply was lost.
+        A node of this session is an earlier attempt of ours, whose reply was lost.
         """
         for attempt in range(METADATA_ATTEMPTS):
+            await self._check_vacant(bookie_id)
             try:
                 await self._store.create(path, data, ephemeral=True)
             except ConflictError:
-                logger.info("replacing the registration %s of an earlier process", path)
-                await self._remove(path)
+                if await self._update(path, data):
+                    return
             except OutcomeUnknownError:
                 if attempt == METADATA_ATTEMPTS - 1:
                     raise
             else:
                 return
-        raise ConflictError(
-            f"metadata node {path!r} comes back after it is removed: is another process running "
-            "with the same bookie id?"
-        )
+        raise ConflictError(f"metadata node {path!r} comes and goes: trying again later")
+
+    async def _check_vacant(self, bookie_id: BookieId) -> None:
+        """Raises BookieReplacedError if another session is registered as this bookie."""
+        path = await self._taken(bookie_id)
+        if path:
+            raise BookieReplacedError(
+                f"another process is registered as bookie {bookie_id!r} (metadata node {path!r}): "
+                "two processes cannot be one bookie"
+            )
+
+    async def _taken(self, bookie_id: BookieId) -> str:
+        """The node by which another session is registered as this bookie, or ""."""
+        for state in BookieState:
+            path = _path(state, bookie_id)
+            with contextlib.suppress(NotFoundError):
+                if not await self._store.is_own(path):
+                    return path
+        return ""
+
+    async def _remove_own(self, path: str) -> None:
+        """Delete a node of this session; one of another session is not ours to delete."""
+        with contextlib.suppress(NotFoundError):
+            if await self._store.is_own(path):
+                await self._remove(path)
 
     async def _remove(self, path: str) -> None:
         for attempt in range(METADATA_ATTEMPTS):
@@ -171,20 +261,51 @@ class BookieRegistry:
 
     def _on_session_lost(self) -> None:
         self._session += 1
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._register_again())
+        self._lost_at = asyncio.get_running_loop().time()
+        self._look_again.set()
 
-    async def _register_again(self) -> None:
-        while not self.registered and self._info is not None:
+    async def _keep(self) -> None:
+        """Stay registered: after a lost session, and if somebody deletes the node."""
+        while True:
+            await self._look_again.wait()
+            self._look_again.clear()
             try:
-                await self._publish()
-                logger.info("registered again after the metadata session was lost")
+                await self._register_again()
+            except BookieReplacedError as error:
+                if not self._may_be_our_last_session():
+                    self._on_replaced(str(error))
+                    return
+                await self._pause(error)
             except (RetryableError, OutcomeUnknownError, ConflictError) as error:
-                logger.warning("cannot register again yet: %s", error)
-                await asyncio.sleep(REGISTER_RETRY_DELAY_S)
+                await self._pause(error)
             except LedgerError:
                 logger.exception("cannot register again; the bookie serves unannounced")
                 return
+
+    async def _register_again(self) -> None:
+        info = self._info
+        if info is None:
+            return
+        if self.registered:
+            async with self._lock:
+                await self._check_vacant(info.bookie_id)
+                with contextlib.suppress(NotFoundError):
+                    await self._store.is_own(self._published_at)
+                    return
+                self._published_in = -1
+            logger.warning("the registration was deleted: registering again")
+        await self._publish()
+        logger.info("registered again")
+
+    def _may_be_our_last_session(self) -> bool:
+        """A session was lost, and its node may not have gone yet."""
+        waited_s = asyncio.get_running_loop().time() - self._lost_at
+        return not self.registered and waited_s < self._patience_s
+
+    async def _pause(self, error: LedgerError) -> None:
+        logger.warning("cannot register again yet: %s", error)
+        await asyncio.sleep(REGISTER_RETRY_DELAY_S)
+        self._look_again.set()
 
     # -- what is registered ------------------------------------------------------------------------
 
@@ -193,7 +314,7 @@ class BookieRegistry:
         found: dict[BookieId, BookieInfo] = {}
         for state in (BookieState.WRITABLE, BookieState.READ_ONLY):
             names = await self._store.children(f"{BOOKIES_PATH}/{state.value}")
-            infos = await asyncio.gather(*(self._read_listed(state, name) for name in names))
+            infos = await asyncio.gather(*(self.read_listed(state, name) for name in names))
             found.update((info.bookie_id, info) for info in infos if info is not None)
         return [found[bookie_id] for bookie_id in sorted(found)]
 
@@ -204,6 +325,12 @@ class BookieRegistry:
             if info is not None:
                 return info
         return None
+
+    def watch_one(self, bookie_id: BookieId, callback: Callable[[], None]) -> Watch:
+        """Call back after this bookie came, went or changed its state, or may have."""
+        return _Watches(
+            [self._store.watch(_path(state, bookie_id), callback) for state in BookieState]
+        )
 
     def watch(self, callback: Callable[[], None]) -> Watch:
         """Call back after a bookie came, went or changed its state, or may have."""
@@ -220,7 +347,13 @@ class BookieRegistry:
         # The path decides about the state; the data inside may be older.
         return replace(decode_bookie(path, bookie_id, node.value), state=state)
 
-    async def _read_listed(self, state: BookieState, name: str) -> BookieInfo | None:
+    async def names(self, state: BookieState) -> Versioned[BookieIds]:
+        """Who is registered in one state, with the number of changes; see ``store.listing``."""
+        found = await self._store.listing(f"{BOOKIES_PATH}/{state.value}")
+        return Versioned([BookieId(name) for name in found.value], found.version)
+
+    async def read_listed(self, state: BookieState, name: str) -> BookieInfo | None:
+        """One registration; None if it is gone, or cannot be read."""
         try:
             return await self._read(state, BookieId(name))
         except (CorruptionError, ConfigurationError) as error:

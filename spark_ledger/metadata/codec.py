@@ -4,7 +4,8 @@
 |---|---|
 | ledger | format_version, ledger_id, ensemble_size, write_quorum, ack_quorum, state, fragments as |
 | | ``[[first_entry, [bookie, ...]], ...]``, last_entry_id, length, digest_type, |
-| | access_key_hash (base64), creation_time_ms, creation_token, custom_metadata |
+| | access_key_hash (base64), creation_time_ms, creation_token, custom_metadata; since format 2 |
+| | also incarnation (base64) |
 | bookie | format_version, bookie_id, address, state, rack, free_bytes, admin_address |
 | cluster | format_version, cluster_id |
 | ledger id counter | format_version, next_id, token |
@@ -17,14 +18,15 @@ them silently with its next write.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, ClassVar, Final, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
 from spark_ledger.types import (
+    INCARNATION_BYTES,
     BookieId,
     BookieInfo,
     BookieState,
@@ -40,6 +42,9 @@ from spark_ledger.types import (
 FORMAT_VERSION: Final = 1
 """To be raised when a program that knows only the older format must not touch the data."""
 
+LEDGER_FORMAT_VERSION: Final = 2
+"""Of ledgers with an incarnation. A program that does not know of it would derive other keys."""
+
 _Count = Annotated[int, Meta(ge=0)]
 _LastEntry = Annotated[int, Meta(ge=-1)]
 _Name = Annotated[str, Meta(min_length=1)]
@@ -47,10 +52,14 @@ _Name = Annotated[str, Meta(min_length=1)]
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     format_version: int = FORMAT_VERSION
+    newest_format: ClassVar[int] = FORMAT_VERSION
+    """The newest format of this kind of node that this program knows."""
 
 
 class LedgerNode(_Node, frozen=True, kw_only=True):
     """One ledger."""
+
+    newest_format: ClassVar[int] = LEDGER_FORMAT_VERSION
 
     ledger_id: _Count
     ensemble_size: _Count
@@ -67,6 +76,7 @@ class LedgerNode(_Node, frozen=True, kw_only=True):
     creation_time_ms: _Count
     creation_token: str
     custom_metadata: dict[str, str]
+    incarnation: bytes | UnsetType = UNSET
 
 
 class BookieNode(_Node, frozen=True, kw_only=True):
@@ -116,10 +126,10 @@ def decode_node(kind: type[N], path: str, data: bytes) -> N:
     """
     try:
         found = msgspec.json.decode(data, type=_AnyVersion).format_version
-        if found > FORMAT_VERSION:
+        if found > kind.newest_format:
             raise ConfigurationError(
                 f"metadata node {path!r} has format version {found}, this program knows up to "
-                f"{FORMAT_VERSION}: upgrade spark-ledger here"
+                f"{kind.newest_format}: upgrade spark-ledger here"
             )
         node = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -147,6 +157,8 @@ def encode_ledger(metadata: LedgerMetadata) -> bytes:
             creation_time_ms=metadata.creation_time_ms,
             creation_token=metadata.creation_token,
             custom_metadata=dict(metadata.custom_metadata),
+            incarnation=metadata.incarnation or UNSET,
+            format_version=LEDGER_FORMAT_VERSION if metadata.incarnation else FORMAT_VERSION,
         )
     )
     if len(data) > LEDGER_METADATA_BYTES_MAX or len(metadata.fragments) > FRAGMENTS_MAX:
@@ -188,12 +200,17 @@ def decode_ledger(path: str, ledger_id: LedgerId, data: bytes) -> LedgerMetadata
         creation_time_ms=node.creation_time_ms,
         creation_token=node.creation_token,
         custom_metadata=node.custom_metadata,
+        incarnation=b"" if node.incarnation is UNSET else node.incarnation,
     )
 
 
 def _ledger_problem(node: LedgerNode, ledger_id: LedgerId) -> str | None:
     if node.ledger_id != ledger_id:
         return f"it holds ledger {node.ledger_id}"
+    wanted = 0 if node.format_version == FORMAT_VERSION else INCARNATION_BYTES
+    found = 0 if node.incarnation is UNSET else len(node.incarnation)
+    if found != wanted:
+        return f"its incarnation has {found} bytes, and needs {wanted}"
     firsts = [first_entry for first_entry, _ in node.fragments]
     if firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)):
         return f"fragments start at {firsts[:5]}..., not at 0 and ascending"

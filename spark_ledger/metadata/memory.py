@@ -45,6 +45,7 @@ class _Node:
     data: bytes
     version: int = 0
     owner: int | None = None  # the session an ephemeral node belongs to
+    changes: int = 0  # children that came or went
 
 
 class Outcome(Enum):
@@ -97,9 +98,18 @@ class MemoryTree:
             node = self._node(path)
             return Versioned(node.data, node.version)
 
+    def is_owned_by(self, path: str, session: int) -> bool:
+        with self.lock:
+            return self._node(path).owner == session
+
     def children(self, path: str) -> list[str]:
         with self.lock:
             return sorted(self._children.get(path, ()))
+
+    def listing(self, path: str) -> Versioned[list[str]]:
+        with self.lock:
+            node = self._nodes.get(path)
+            return Versioned(self.children(path), -1 if node is None else node.changes)
 
     def apply(self, operations: Sequence[Operation], *, owner: int | None = None) -> None:
         """All of the operations, or none; ``owner`` makes created nodes ephemeral."""
@@ -186,8 +196,11 @@ class MemoryTree:
         self._replace(path, after)
 
     def _replace(self, path: str, node: _Node | None) -> None:
-        name = path.rpartition("/")[2]
-        siblings = self._children[parent_of(path)]
+        name, parent = path.rpartition("/")[2], parent_of(path)
+        siblings = self._children[parent]
+        if (node is None) is (path in self._nodes):
+            above = self._nodes[parent]
+            self._nodes[parent] = replace(above, changes=above.changes + 1)
         if node is None:
             del self._nodes[path], self._children[path]
             siblings.discard(name)
@@ -218,9 +231,20 @@ class MemoryMetadataStore:
         check_path(path)
         return await self._read("get", path, lambda: self.tree.get(path))
 
+    async def get_latest(self, path: str) -> Versioned[bytes]:
+        return await MemoryMetadataStore.get(self, path)
+
+    async def is_own(self, path: str) -> bool:
+        check_path(path)
+        return await self._read("is_own", path, lambda: self.tree.is_owned_by(path, self._session))
+
     async def children(self, path: str) -> list[str]:
         check_path(path)
         return await self._read("children", path, lambda: self.tree.children(path))
+
+    async def listing(self, path: str) -> Versioned[list[str]]:
+        check_path(path)
+        return await self._read("children", path, lambda: self.tree.listing(path))
 
     async def create(
         self, path: str, data: bytes, *, ephemeral: bool = False, make_parents: bool = True

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TypeVar
 
-from spark_ledger.bookie_api import BookieApi
+from spark_ledger.bookie_api import BookieApi, refuse_reader
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
 from spark_ledger.limits import LONG_POLL_S_MAX, READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
 from spark_ledger.runs import EntryRun
@@ -206,7 +206,8 @@ class MemoryTransport:
             if fence:
                 bookie.fence(ledger_id, access_key=access_key, done=fenced)
             else:
-                fenced(BookieStatus.OK, "")
+                refusal = refuse_reader(bookie, ledger_id, access_key)
+                fenced(*(refusal or (BookieStatus.OK, "")))
 
         chunks = await self._call(bookie_id, answer, timeout_s)
         if isinstance(chunks, BookieStatus):

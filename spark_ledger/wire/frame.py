@@ -9,9 +9,10 @@
     32 + d  n      payload
 
 The digest binds a payload to its ledger, entry id and LAC, so a bookie cannot serve it as another
-entry (rule P20). Recovery and re-replication copy frames byte for byte: an entry id has one frame
-on every replica (rule P2). CRC32C detects damage. HMAC-SHA256 (first 16 bytes, RFC 2104) also stops
-forgery by anybody without the ledger's password, whose MAC key no bookie ever sees.
+entry (rule P20). It begins from a key of the ledger's incarnation, so it does not fit a ledger that
+has, or had, the same id. Recovery and re-replication copy frames byte for byte: an entry id has one
+frame on every replica (rule P2). CRC32C detects damage. HMAC-SHA256 (first 16 bytes, RFC 2104) also
+stops forgery by anybody without the ledger's password, whose MAC key no bookie ever sees.
 """
 
 from __future__ import annotations
@@ -47,12 +48,19 @@ class Digest(Protocol):
 
 
 class Crc32cDigest:
-    """Integrity: four bytes, computed by the processor."""
+    """Integrity: four bytes, computed by the processor.
+
+    The sum starts from that of ``key``, as if it stood before the header. Ledgers that were made
+    by older versions have no key.
+    """
 
     size = 4
 
+    def __init__(self, key: bytes = b"") -> None:
+        self._start = crc32c_value(key)
+
     def sum(self, header: bytes, payload: bytes) -> bytes:
-        return _CRC.pack(crc32c_extend(crc32c_value(header), payload))
+        return _CRC.pack(crc32c_extend(crc32c_extend(self._start, header), payload))
 
 
 class HmacDigest:
@@ -68,11 +76,11 @@ class HmacDigest:
         return hmac.digest(self._mac_key, header + payload, "sha256")[:_HMAC_BYTES]
 
 
-def digest_for(digest_type: DigestType, mac_key: bytes) -> Digest:
-    """The digest of a ledger of this type; ``mac_key`` is ignored for CRC32C."""
+def digest_for(digest_type: DigestType, digest_key: bytes) -> Digest:
+    """The digest of a ledger of this type and with this key; see ``derive_keys``."""
     if digest_type is DigestType.HMAC_SHA256:
-        return HmacDigest(mac_key)
-    return Crc32cDigest()
+        return HmacDigest(digest_key)
+    return Crc32cDigest(digest_key)
 
 
 def seal_heads(
@@ -140,15 +148,23 @@ _SCRYPT_COST: Final = 2**14
 """RFC 7914: about 50 ms, once per handle."""
 
 
-def derive_keys(password: bytes, ledger_id: int) -> tuple[bytes, bytes]:
-    """The access key, shown to bookies, and the MAC key, never shown (rule P20).
+def derive_keys(password: bytes, ledger_id: int, incarnation: bytes = b"") -> tuple[bytes, bytes]:
+    """The access key, shown to bookies, and the digest's key, never shown (rule P20).
 
-    Both are empty without a password.
+    Whoever may read the metadata can derive those of a ledger without a password: they tell
+    ledgers apart, and keep nobody out. A ledger made by an older version has no incarnation; both
+    its keys are empty without a password.
     """
-    if not password:
+    if incarnation:
+        salt = b"spark-ledger v2 ledger %d incarnation %s" % (ledger_id, incarnation.hex().encode())
+    else:
+        salt = b"spark-ledger v1 ledger %d" % ledger_id
+    if password:
+        key = hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=64)
+    elif incarnation:
+        key = hashlib.sha512(salt).digest()
+    else:
         return b"", b""
-    salt = b"spark-ledger v1 ledger %d" % ledger_id
-    key = hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=64)
     return key[:32], key[32:]
 
 

@@ -14,7 +14,7 @@ from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 
 @dataclass
 class _Ledger:
-    access_key: bytes
+    access_key: bytes | None  # None: somebody waits for it, and nobody has used it
     entries: dict[int, bytes] = field(default_factory=dict)
     last_add_confirmed: int = -1
     fenced: bool = False
@@ -100,6 +100,8 @@ class ScriptedBookie:
         if ledger is None:
             message = f"ledger {ledger_id} is not known here"
             return LedgerEnd(BookieStatus.NO_SUCH_LEDGER, NO_ENTRY, NO_ENTRY, False, message)
+        if access_key and (refusal := self._refusal(ledger_id, access_key)) is not None:
+            return LedgerEnd.without_end(*refusal)
         return LedgerEnd(
             BookieStatus.OK,
             EntryId(ledger.last_add_confirmed),
@@ -111,7 +113,7 @@ class ScriptedBookie:
     def watch_last_confirmed(
         self, ledger_id: LedgerId, callback: Callable[[], None]
     ) -> Callable[[], None]:
-        watches = self.ledgers.setdefault(ledger_id, _Ledger(b"")).watches
+        watches = self.ledgers.setdefault(ledger_id, _Ledger(None)).watches
         watches.append(callback)
         return lambda: watches.remove(callback)
 
@@ -177,12 +179,15 @@ class ScriptedBookie:
 
     def _refusal(self, ledger_id: LedgerId, access_key: bytes) -> tuple[BookieStatus, str] | None:
         ledger = self.ledgers.get(ledger_id)
-        if ledger is not None and ledger.access_key != access_key:
+        if ledger is not None and ledger.access_key not in (None, access_key):
             return BookieStatus.UNAUTHORIZED, f"wrong access key for ledger {ledger_id}"
         return None
 
     def _ledger(self, ledger_id: LedgerId, access_key: bytes) -> _Ledger:
-        return self.ledgers.setdefault(ledger_id, _Ledger(access_key))
+        ledger = self.ledgers.setdefault(ledger_id, _Ledger(access_key))
+        if ledger.access_key is None:
+            ledger.access_key = access_key
+        return ledger
 
     def _confirm(self, ledger: _Ledger, last_add_confirmed: int) -> None:
         if last_add_confirmed > ledger.last_add_confirmed:

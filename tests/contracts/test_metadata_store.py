@@ -67,6 +67,24 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def test_listing_counts_the_children_that_came_and_went(run: Run) -> None:
+    async def scenario(open_session: Open) -> None:
+        store = await open_session()
+        missing = await store.listing("a")
+        assert missing == Versioned([], -1)
+        await store.create("a/x", b"")
+        first = await store.listing("a")
+        assert first.value == ["x"]
+        await store.put("a/x", b"other", 0)
+        assert await store.listing("a") == first, "its data are no change of the list"
+        await store.delete("a/x")
+        await store.create("a/x", b"", ephemeral=True)
+        await store.create("a/y", b"")
+        assert await store.listing("a") == Versioned(["x", "y"], first.version + 3)
+
+    run(scenario)
+
+
 def test_create_get_put_delete(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         store, other = await open_session(), await open_session()

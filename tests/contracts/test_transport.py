@@ -239,30 +239,6 @@ async def test_an_earlier_run_is_reported_before_a_later_refusal(world: World) -
 
 
 @on_both
-async def test_a_wrong_access_key_is_unauthorized_and_fences_nothing(world: World) -> None:
-    world.open(key=b"right").send(make_run(0))
-    await until(lambda: acknowledged(world) == 0, "the first add")
-    world.open(key=b"wrong").send(make_run(1))
-    await until(lambda: len(world.results) == 2, "the refusal")
-    assert world.results[1].status is BookieStatus.UNAUTHORIZED
-    end = await world.transport.read_last_confirmed(
-        BOOKIE, LEDGER, fence=True, access_key=b"wrong", timeout_s=5
-    )
-    assert end.status is BookieStatus.UNAUTHORIZED
-    chunks = await world.read(0, 0, fence=True, key=b"wrong")
-    assert [chunk.status for chunk in chunks] == [BookieStatus.UNAUTHORIZED]
-    assert not world.bookie.ledgers[LEDGER].fenced
-    status = await world.transport.write_last_confirmed(
-        BOOKIE, LEDGER, EntryId(0), access_key=b"wrong", timeout_s=5
-    )
-    assert status is BookieStatus.UNAUTHORIZED
-    status = await world.transport.write_last_confirmed(
-        BOOKIE, LEDGER, EntryId(0), access_key=b"right", timeout_s=5
-    )
-    assert status is OK
-
-
-@on_both
 async def test_a_closed_appender_reports_nothing(world: World) -> None:
     world.bookie.hold = True
     appender = world.open()

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tests.crash.failures import every_failure
-from tests.crash.index_rot import WRONG, rot_index
+from tests.crash.index_rot import DIED, WRONG, rot_index
 from tests.crash.points import CrashLoop
 from tests.crash.rot import rot
 
@@ -49,7 +49,7 @@ def main() -> None:
         figures["rot"] = rot(seed, samples=arguments.rot).as_json()
         with tempfile.TemporaryDirectory() as directory:
             outcomes = rot_index(Path(directory), seed, samples=arguments.rot)
-        assert not outcomes[WRONG], outcomes
+        assert not outcomes[WRONG] and not outcomes[DIED], outcomes
         figures["rot_of_the_index"] = dict(outcomes)
     text = json.dumps(figures, indent=2)
     print(text)

@@ -1,8 +1,7 @@
 """Every byte of a real index rots: LMDB has no checksums, so this shows what ours are worth.
 
-Each damaged copy is opened in a process of its own, because LMDB may find its own pages impossible
-and abort, or read beyond the file. Then the bookie is gone and denies nothing, which is allowed; a
-wrong answer is not.
+Each damaged copy is opened in a process of its own, because LMDB aborts where its own pages are
+impossible, or reads beyond the file. The pages are checked before that, so no process ends so.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ class Process:
 
     def write_config(self, uri: str, extra: str = "") -> None:
         self.config.write_text(
-            f'metadata = "{uri}"\n{extra}\n[listen]\nport = 0\n[admin]\nport = 0\n[storage]\n'
+            f'metadata = "{uri}"\nsession_timeout_s = 2.0\n{extra}\n'
+            "[listen]\nport = 0\n[admin]\nport = 0\n[storage]\n"
             'journal_directory = "journal"\nledger_directories = ["l0", "l1"]\n'
             "journal_file_bytes = 4194304\n"
         )
@@ -303,7 +304,7 @@ def test_sigterm_ends_the_wait_for_the_metadata_store(bookie: Process) -> None:
 
 def test_a_bookie_goes_on_without_zookeeper_and_comes_back(tmp_path: Path) -> None:
     with LocalCluster(bookies=0) as cluster:
-        bookie = Process(tmp_path, cluster.uri, "session_timeout_s = 2.0")
+        bookie = Process(tmp_path, cluster.uri)
         bookie.start("--format")
         ready = bookie.await_ready()
         try:

@@ -99,6 +99,26 @@ def test_create_over_another_sessions_ephemeral_node_is_a_conflict(
     asyncio.run(main())
 
 
+def test_is_own_tells_the_session_and_the_latest_value_is_read(metadata_uri: str) -> None:
+    async def main() -> None:
+        async with relayed(metadata_uri) as (relay, store, direct):
+            await direct.create("theirs", b"1", ephemeral=True)
+            await direct.create("stays", b"2")
+            relay.lose_next(Lose.REPLY)
+            await store.create("ours", b"3", ephemeral=True)
+            assert [await store.is_own(path) for path in ("theirs", "stays", "ours")] == [
+                False,
+                False,
+                True,
+            ]
+            assert await store.get_latest("stays") == Versioned(b"2", 0)
+            for look in (store.is_own, store.get_latest):
+                with pytest.raises(NotFoundError):
+                    await look("nothing")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("lost", [Lose.REQUEST, Lose.REPLY])
 def test_put_after_lost_connection_is_decided_by_a_look(metadata_uri: str, lost: Lose) -> None:
     async def main() -> None:

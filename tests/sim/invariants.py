@@ -13,7 +13,8 @@ from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from tests.sim.base import SimBase
-from tests.sim.node import BookieNode, Witness
+from tests.sim.node import BookieNode
+from tests.sim.witness import Witness
 
 _BUCKET_PATH = re.compile(r"streams/[^/]+/commits/\d{7}")
 _LEDGER_PATH = re.compile(r"ledgers/(\d{2})/(\d{4})/L(\d{4})")

@@ -22,7 +22,7 @@ from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.index import IndexRow
 from bookie_server.storage.ledgers.memory_index import MemoryIndex
-from spark_ledger.bookie_api import Done
+from spark_ledger.bookie_api import Done, Refusal, refuse_reader
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits import KIB
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -33,6 +33,7 @@ from spark_ledger.wire.frame import frame_last_add_confirmed
 from tests.sim.base import SimBase
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
 from tests.sim.loop import Process
+from tests.sim.witness import Witness
 
 if TYPE_CHECKING:
     from tests.sim.transport import Connection
@@ -388,6 +389,11 @@ class BookieNode:
             end.status, end.last_add_confirmed, end.last_entry, end.fenced, end.message
         )
 
+    def refuse_reader(self, ledger_id: LedgerId, access_key: bytes) -> Refusal | None:
+        """See ``bookie_api.refuse_reader``."""
+        assert self.bookie is not None, "a dead process hears nothing"
+        return refuse_reader(self.bookie, ledger_id, access_key)
+
     def read(
         self, ledger_id: LedgerId, first: EntryId, last: EntryId, stride: int, limit: int
     ) -> list[ReadChunk]:
@@ -485,13 +491,3 @@ class BookieNode:
                     found.update((entry_id, bytes(frame)) for entry_id, frame in run.split())
                 wanted = EntryId(outcome.entry_id + 1)
         return found
-
-
-class Witness:
-    """Is told what bookies answer; see ``invariants``."""
-
-    def stored(self, node: BookieNode, run: EntryRun) -> None:
-        """A bookie has acknowledged a run."""
-
-    def told(self, node: BookieNode, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
-        """A bookie has answered with a last add confirmed."""

@@ -252,7 +252,7 @@ class SimTransport:
             if fence:
                 node.fence(ledger_id, access_key=access_key, done=fenced)
             else:
-                fenced(BookieStatus.OK, "")
+                fenced(*(node.refuse_reader(ledger_id, access_key) or (BookieStatus.OK, "")))
 
         chunks = await self._call("read", bookie_id, serve, timeout_s)
         if isinstance(chunks, BookieStatus):

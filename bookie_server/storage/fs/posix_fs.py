@@ -16,7 +16,8 @@ from bookie_server.storage.fs.direct_file import (
     DirectTransfers,
     turn_direct,
 )
-from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, File, Lock
+from bookie_server.storage.fs.file_identity import file_identity
+from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, File, FileIdentity, Lock
 from spark_ledger.limits import KIB
 
 logger = logging.getLogger(__name__)
@@ -196,7 +197,13 @@ class PosixFileSystem:
         finally:
             os.close(descriptor)
 
+    def identity(self, path: Path) -> FileIdentity:
+        return file_identity(path)
+
     def lock(self, path: Path) -> Lock:
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            # The lock's file may be there all the same; the first flush would be the one to fail.
+            raise PermissionError(errno.EACCES, "nothing can be written there", str(path.parent))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,13 +20,18 @@ from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.files import remove_unfinished
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.block_cache import BlockCache
-from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_ids
+from bookie_server.storage.ledgers.entry_log import (
+    LOG_HEADER_BYTES,
+    EntryLogReader,
+    EntryLogWriter,
+    log_ids,
+)
 from bookie_server.storage.ledgers.index import Index, IndexRow, IndexUpdate
 from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import KIB
+from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX, KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
@@ -57,6 +62,7 @@ class DirectoryStore:
         entry_log_bytes: int,
         entry_log_cached_bytes: int = 0,
         block_cache_bytes: int,
+        open_logs_max: int = BOOKIE_OPEN_LOGS_MAX,
     ) -> None:
         assert entry_log_bytes > 0, f"entry logs of {entry_log_bytes} bytes hold nothing"
         remove_unfinished(file_system, directory)
@@ -67,7 +73,12 @@ class DirectoryStore:
         self._file_system = file_system
         self._entry_log_bytes = entry_log_bytes
         self._entry_log_cached_bytes = entry_log_cached_bytes
-        self._reader = EntryLogReader(file_system, directory, direct=entry_log_cached_bytes == 0)
+        self._reader = EntryLogReader(
+            file_system,
+            directory,
+            direct=entry_log_cached_bytes == 0,
+            open_logs_max=open_logs_max,
+        )
         self._blocks = BlockCache(block_cache_bytes)
         # Changed under _lock. ``ledger_record`` reads _ledger_records without it: the dict is
         # replaced whole or gets single items, and what leaves it is in the index already. Dirty
@@ -82,6 +93,8 @@ class DirectoryStore:
         self._frozen_mark: Mark | None = None
         self._writer: EntryLogWriter | None = None
         self._writer_is_indexed = False
+        # Logs that this flush has filled, and that no commit has named yet.
+        self._filled: list[EntryLogWriter] = []
         self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
 
     # -- ledger records ------------------------------------------------------------------------
@@ -220,6 +233,7 @@ class DirectoryStore:
         except BaseException:
             update.abort()
             self._abandon_writer(keep=committing or self._writer_is_indexed)
+            self._abandon_filled(keep=committing)
             raise
         self._after_commit(self.cache.frozen)
         return True
@@ -260,6 +274,7 @@ class DirectoryStore:
         )
         self.entry_log_bytes_written += frozen.byte_count
         self._writer_is_indexed = self._writer is not None
+        self._filled.clear()
         with self._lock:
             self._frozen_mark = None
             self._frozen_ledger_records = {}
@@ -270,9 +285,21 @@ class DirectoryStore:
                     key: self._ledger_records[key] for key in self._dirty_ledgers
                 }
         self.cache.drop_frozen()
-        if self._writer is not None and self._writer.size >= self._entry_log_bytes:
-            writer, self._writer = self._writer, None
-            writer.finish()
+        self._finish_full_writer()
+
+    def _finish_full_writer(self) -> None:
+        """Close the log if it is full: the next block goes to a new one.
+
+        Also in the middle of a flush. A write cache may be larger than a log can be: the index has
+        32 bits for the offset of a block.
+        """
+        writer = self._writer
+        if writer is None or writer.size < max(self._entry_log_bytes, LOG_HEADER_BYTES + 1):
+            return
+        if not self._writer_is_indexed:
+            self._filled.append(writer)
+        self._writer = None
+        writer.finish()
 
     def _abandon_writer(self, *, keep: bool) -> None:
         """Leave a log whose writing failed (rule S3); remove its file if no row can name it.
@@ -281,8 +308,16 @@ class DirectoryStore:
         done all the same.
         """
         writer, self._writer = self._writer, None
-        if writer is None:
-            return
+        if writer is not None:
+            self._abandon(writer, keep=keep)
+
+    def _abandon_filled(self, *, keep: bool) -> None:
+        """Leave the logs that this flush has filled; ``keep`` as for the log that is open."""
+        filled, self._filled = self._filled, []
+        for writer in filled:
+            self._abandon(writer, keep=keep)
+
+    def _abandon(self, writer: EntryLogWriter, *, keep: bool) -> None:
         try:
             writer.abandon(remove=not keep)
         except OSError as error:  # it costs space only, and the first fault is raised anyway
@@ -332,6 +367,7 @@ class DirectoryStore:
 
     def _writer_for_block(self) -> EntryLogWriter:
         """The open log, or a new one. A log is never continued after a restart (rule S4)."""
+        self._finish_full_writer()
         writer = self._writer
         if writer is None:
             log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1

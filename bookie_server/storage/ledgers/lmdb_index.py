@@ -48,6 +48,7 @@ from bookie_server.storage.ledgers.index import (
     IndexUpdate,
     RowsInRange,
 )
+from bookie_server.storage.ledgers.lmdb_pages import check_pages
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 
@@ -154,6 +155,7 @@ class LmdbIndex:
         # Any thread: never changed. LMDB has its own locks.
         self._path = path
         path.mkdir(mode=0o750, exist_ok=True)
+        check_pages(path)
         with _translated(path):
             self._env = lmdb.open(
                 str(path), map_size=map_bytes, max_dbs=4, max_readers=_READERS_MAX, mode=0o640

@@ -122,6 +122,18 @@ class ZooKeeperStore:
         self._identity.learn(path, data)
         return Versioned(data, stat.version)
 
+    async def get_latest(self, path: str) -> Versioned[bytes]:
+        data, stat = await self._get(check_path(path), self._session.deadline(), after_sync=True)
+        self._identity.learn(path, data)
+        return Versioned(data, stat.version)
+
+    async def is_own(self, path: str) -> bool:
+        _, stat = await self._get(check_path(path), self._session.deadline(), after_sync=True)
+        known = self._client.client_id
+        if known is None:  # offline again, so nobody can tell
+            raise MetadataUnavailableError(f"metadata node {path!r}: the connection broke again")
+        return stat.ephemeralOwner == known[0]
+
     async def children(self, path: str) -> list[str]:
         target = self.address.absolute(check_path(path))
         try:
@@ -129,6 +141,16 @@ class ZooKeeperStore:
         except NotFoundError:
             return []
         return sorted(names)
+
+    async def listing(self, path: str) -> Versioned[list[str]]:
+        target = self.address.absolute(check_path(path))
+        try:
+            names, stat = await self._read(
+                path, lambda: self._client.get_children_async(target, include_data=True)
+            )
+        except NotFoundError:
+            return Versioned([], -1)
+        return Versioned(sorted(names), stat.cversion)
 
     async def create(
         self, path: str, data: bytes, *, ephemeral: bool = False, make_parents: bool = True

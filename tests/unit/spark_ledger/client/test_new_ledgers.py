@@ -20,10 +20,12 @@ def test_metadata_say_what_was_asked_for() -> None:
         stored = await client.ledger_metadata(plain.ledger_id)
         assert stored.quorums == Quorums(3, 2, 1)
         assert stored.custom_metadata == {"app": "x"}
-        assert (stored.digest_type, stored.access_key_hash) == (DigestType.CRC32C, b"")
+        assert stored.digest_type is DigestType.CRC32C and not stored.has_password
+        assert len(stored.incarnation) == 16 and stored.access_key_hash, "every ledger has a key"
         protected = await client.ledger_metadata(secret.ledger_id)
         assert protected.digest_type is DigestType.HMAC_SHA256, "a CRC can be made by anybody"
-        assert protected.access_key_hash
+        assert protected.access_key_hash and protected.has_password
+        assert protected.incarnation != stored.incarnation
         assert stored.creation_token != protected.creation_token
 
     run(test)

@@ -61,6 +61,32 @@ def test_ledger_golden_bytes() -> None:
     assert decode_ledger(PATH, LedgerId(7), GOLDEN) == LEDGER
 
 
+MADE_NOW = LEDGER.with_changes(incarnation=bytes(range(16)))
+GOLDEN_NOW = (
+    GOLDEN.replace(b'"format_version":1', b'"format_version":2')[:-1]
+    + b',"incarnation":"AAECAwQFBgcICQoLDA0ODw=="}'
+)
+
+
+def test_ledger_with_an_incarnation_has_a_later_format() -> None:
+    assert encode_ledger(MADE_NOW) == GOLDEN_NOW
+    assert decode_ledger(PATH, LedgerId(7), GOLDEN_NOW) == MADE_NOW
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GOLDEN_NOW.replace(b'"format_version":2', b'"format_version":1'),
+        GOLDEN.replace(b'"format_version":1', b'"format_version":2'),
+        GOLDEN_NOW.replace(b"AAECAwQFBgcICQoLDA0ODw==", b""),
+        GOLDEN_NOW.replace(b"AAECAwQFBgcICQoLDA0ODw==", b"AAECAwQFBgcICQoLDA0O"),
+    ],
+)
+def test_ledger_with_a_wrong_incarnation_is_damaged(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match="incarnation"):
+        decode_ledger(PATH, LedgerId(7), data)
+
+
 def change(**fields: object) -> bytes:
     return msgspec.json.encode(msgspec.json.decode(GOLDEN) | fields)
 
@@ -106,7 +132,7 @@ def test_missing_field_is_damage() -> None:
 
 def test_later_format_asks_for_an_upgrade() -> None:
     with pytest.raises(ConfigurationError, match="upgrade") as caught:
-        decode_ledger(PATH, LedgerId(7), change(format_version=2, extra=1))
+        decode_ledger(PATH, LedgerId(7), change(format_version=3, extra=1))
     assert PATH in str(caught.value)
 
 

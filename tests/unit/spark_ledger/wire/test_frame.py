@@ -24,8 +24,8 @@ from spark_ledger.wire.frame import (
 )
 from tests.frames import open_frame, seal
 
-DIGESTS = [Crc32cDigest(), HmacDigest(b"k" * 32)]
-every_digest = pytest.mark.parametrize("digest", DIGESTS, ids=["crc32c", "hmac"])
+DIGESTS = [Crc32cDigest(), Crc32cDigest(b"c" * 32), HmacDigest(b"k" * 32)]
+every_digest = pytest.mark.parametrize("digest", DIGESTS, ids=["crc32c-v1", "crc32c", "hmac"])
 
 
 def test_golden_bytes() -> None:
@@ -163,6 +163,46 @@ def test_the_keys_of_a_password_never_change() -> None:
     assert mac.hex() == "7b3fe6f7693975f8fbb105d628ae51a648a734148855ba808e12b41e74545532"
     kept = "2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683"
     assert access_key_hash(b"key").hex() == kept
+
+
+@pytest.mark.parametrize("password", [b"", b"secret"])
+def test_keys_of_an_incarnation(password: bytes) -> None:
+    one, other = bytes(16), b"\1" + bytes(15)
+    access, digest_key = derive_keys(password, 7, one)
+    assert len(access) == len(digest_key) == 32 and access != digest_key
+    others = [
+        derive_keys(password, 7, other),
+        derive_keys(password, 8, one),
+        derive_keys(password + b"x", 7, one),
+        derive_keys(password, 7),
+    ]
+    assert all(access != found[0] and digest_key != found[1] for found in others)
+
+
+def test_the_keys_of_an_incarnation_never_change() -> None:
+    access, digest_key = derive_keys(b"", 7, bytes(range(16)))
+    assert access.hex() == "816db1cde95d1e481b6dcbcb2e1a812ede3ac4b9ad30e8ccd6ef87e4b409ab07"
+    assert digest_key.hex() == "46d955fb591164cf4705501d0341df12f2640ba9ced2f16a1e54cb95ae476d78"
+    assert (
+        derive_keys(b"secret", 7, bytes(range(16)))[0].hex()
+        == "930dcc95bbca515c326b57f87ec684c4147f030bfe819b2f3a7ab6bf619f34e8"
+    )
+
+
+@pytest.mark.parametrize("digest_type", DigestType)
+def test_frame_of_another_incarnation_is_refused(digest_type: DigestType) -> None:
+    """A closed ledger changed when its id was given again: the entries fitted both ledgers."""
+    password = b"secret" if digest_type is DigestType.HMAC_SHA256 else b""
+    older, newer = (
+        digest_for(digest_type, derive_keys(password, 7, incarnation)[1])
+        for incarnation in (bytes(16), b"\1" * 16)
+    )
+    frame = seal(older, 7, 3, 2, 1000, b"payload")
+    assert open_frame(older, 7, 3, frame).payload == b"payload"
+    with pytest.raises(DigestMismatchError):
+        open_frame(newer, 7, 3, frame)
+    entries, problem = open_run(newer, run_of(frame))
+    assert not entries and isinstance(problem, DigestMismatchError)
 
 
 def test_access_key_hash() -> None:

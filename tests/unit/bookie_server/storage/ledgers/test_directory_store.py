@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,8 +25,9 @@ from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import MIB
+from spark_ledger.limits import GIB, MIB
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
+from tests.unit.bookie_server.storage.ledger_map import read_ledger_map
 from tests.unit.bookie_server.storage.support import expected, make_run
 
 DIRECTORY = Path("/ledgers")
@@ -225,17 +227,77 @@ def test_a_flush_that_fails_early_keeps_the_log_that_the_index_names(
     check(store, {1, 2})
 
 
+def test_flush_of_more_than_a_log_holds_goes_on_in_the_next_log(store: DirectoryStore) -> None:
+    """A write cache may be larger than any log: offsets in the index have 32 bits."""
+    for entry_id in range(5):
+        add(store, [entry_id], size=70_000)
+    store.flush(mark(1))
+    assert log_ids(store._file_system, DIRECTORY) == [1, 2, 3, 4, 5]
+    for log_id in range(1, 6):
+        assert read_ledger_map(store._file_system, DIRECTORY, log_id) == {L: ANY}
+    rows = store.index.rows(L)
+    assert [row.location.log_id for row in rows] == [1, 2, 3, 4, 5]
+    for entry_id in range(5):
+        run = store.read(L, EntryId(entry_id), EntryId(entry_id), stride=1, max_bytes=MIB)
+        assert run is not None and {entry_id: run.frames} == expected(L, [entry_id], 70_000)
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_logs_that_a_failed_flush_filled_are_removed_unless_the_index_may_name_them(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    for entry_id in range(3):
+        add(store, [entry_id], size=70_000)
+    with monkeypatch.context() as patch:
+        if commits:
+            patch.setattr(MemoryIndex, "begin", failing_begin(MemoryIndex.begin))
+        else:
+            patch.setattr(
+                MemoryIndex, "begin", failing_begin(MemoryIndex.begin, "put_ledger_record")
+            )
+        with pytest.raises(OSError, match="no room"):
+            store.flush(mark(1))
+    assert log_ids(store._file_system, DIRECTORY) == ([1, 2, 3] if commits else [])
+    store.flush(mark(1))
+    assert log_ids(store._file_system, DIRECTORY)[-3:] == [4, 5, 6]
+    assert store.read(L, EntryId(2), EntryId(2), stride=1, max_bytes=MIB) is not None
+
+
+def test_blocks_at_the_largest_offsets_are_read_back(tmp_path: Path) -> None:
+    """The largest log that may be configured, with its last block behind that; no bytes between."""
+    store = DirectoryStore(
+        PosixFileSystem(),
+        tmp_path,
+        LmdbIndex(tmp_path / "index", map_bytes=MIB),
+        entry_log_bytes=2 * GIB,
+        block_cache_bytes=MIB,
+    )
+    add(store, [0])
+    store.flush(mark(1))
+    assert store._writer is not None
+    store._writer._size = store._writer._written = 2 * GIB - 4096
+    for entry_id in range(1, 5):
+        add(store, [entry_id], size=4 * MIB)
+    store.flush(mark(2))
+    locations = [row.location for row in store.index.rows(L)]
+    assert [location.log_id for location in locations] == [1, 1, 2, 2, 2]
+    assert locations[1].offset == 2 * GIB - 4096
+    for entry_id in range(1, 5):
+        run = store.read(L, EntryId(entry_id), EntryId(entry_id), stride=1, max_bytes=MIB)
+        assert run is not None and {entry_id: run.frames} == expected(L, [entry_id], 4 * MIB)
+    store.close()
+
+
 def no_room(*_arguments: object) -> None:
     raise OSError("no room")
 
 
-def failing_begin(real: Callable[[MemoryIndex], object]) -> Callable[[MemoryIndex], object]:
-    def commit() -> None:
-        raise OSError("no room")
-
+def failing_begin(
+    real: Callable[[MemoryIndex], object], method: str = "commit"
+) -> Callable[[MemoryIndex], object]:
     def begin(index: MemoryIndex) -> object:
         update = real(index)
-        update.commit = commit  # type: ignore[attr-defined]
+        setattr(update, method, no_room)
         return update
 
     return begin

@@ -1,0 +1,192 @@
+"""Registrations of two sessions under one bookie id: nobody takes the place of another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+
+from spark_ledger.errors import BookieReplacedError
+from spark_ledger.metadata import bookies
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.codec import encode_bookie
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.types import BookieId, BookieInfo, BookieState
+
+B = BookieId("b")
+STATES = [state.value for state in BookieState]
+
+
+def bookie(address: str = "127.0.0.1:1", state: str = "writable") -> BookieInfo:
+    return BookieInfo(B, address, BookieState(state))
+
+
+async def leave_node(session: MemoryMetadataStore, state: str = "writable") -> None:
+    """What a process leaves behind that is dead, or only seems to be."""
+    data = encode_bookie(bookie("127.0.0.1:9", state))
+    await session.create(f"bookies/{state}/b", data, ephemeral=True)
+
+
+async def soon(work: Coroutine[None, None, None]) -> None:
+    async with asyncio.timeout(10):
+        await work
+
+
+async def until_replaced(told: list[str]) -> None:
+    async with asyncio.timeout(10):
+        while not told:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_register_over_node_of_another_session_leaves_it_alone(state: str) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        await leave_node(tree.open_session(), state)
+        registry = BookieRegistry(tree.open_session())
+        with pytest.raises(BookieReplacedError, match="another process is registered as bookie"):
+            await registry.register(bookie("127.0.0.1:2"))
+        assert await registry.list() == [bookie("127.0.0.1:9", state)]
+        await registry.deregister()
+        assert await registry.list() == [bookie("127.0.0.1:9", state)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_wait_ends_when_the_other_session_ends(
+    state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def main() -> None:
+        tree = MemoryTree()
+        dead = tree.open_session()
+        await leave_node(dead, state)
+        registry = BookieRegistry(tree.open_session())
+        waiting = asyncio.create_task(registry.wait_until_vacant(B))
+        await asyncio.sleep(0.02)
+        assert not waiting.done() and "waiting until it ends (20 s more at most)" in caplog.text
+        dead.expire()
+        await soon(asyncio.wait_for(waiting, None))
+        await registry.register(bookie("127.0.0.1:2"))
+        assert await registry.list() == [bookie("127.0.0.1:2")]
+
+    asyncio.run(main())
+
+
+def test_wait_for_a_session_that_lives_on_ends_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bookies, "REGISTRATION_MARGIN_S", 0.05)
+
+    async def main() -> None:
+        tree = MemoryTree()
+        await leave_node(tree.open_session())
+        registry = BookieRegistry(tree.open_session(), session_timeout_s=0.05)
+        with pytest.raises(BookieReplacedError, match=r"not gone within 0\.1 s .*stop the other"):
+            await soon(registry.wait_until_vacant(B))
+        assert tree.children("bookies/writable") == ["b"]
+
+    asyncio.run(main())
+
+
+def test_wait_with_a_free_place_does_not_wait() -> None:
+    async def main() -> None:
+        await soon(BookieRegistry(MemoryTree().open_session()).wait_until_vacant(B))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lost", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
+def test_node_of_a_lost_reply_is_own(lost: Outcome) -> None:
+    """Created with older words, then asked for again: it is found, kept and brought up to date."""
+
+    async def main() -> None:
+        tree, outcomes = MemoryTree(), [lost, lost]
+
+        def interpose(name: str, _path: str) -> Fault:
+            return Fault(outcomes.pop() if name == "create" and outcomes else Outcome.NORMAL)
+
+        registry = BookieRegistry(tree.open_session(interpose=interpose))
+        await registry.register(bookie("127.0.0.1:1"))
+        assert await registry.list() == [bookie("127.0.0.1:1")]
+        await registry.register(bookie("127.0.0.1:2"))
+        assert await registry.list() == [bookie("127.0.0.1:2")]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_replaced_registration_is_told_and_left_alone(state: str) -> None:
+    """Somebody deletes the node, and another process registers before this one can."""
+
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        store = tree.open_session()
+        registry = BookieRegistry(store, on_replaced=told.append)
+        await registry.register(bookie())
+        tree.end_session(store._session)
+        await leave_node(tree.open_session(), state)
+        await until_replaced(told)
+        assert "another process is registered as bookie 'b'" in told[0]
+        await registry.deregister()
+        assert tree.children(f"bookies/{state}") == ["b"]
+
+    asyncio.run(main())
+
+
+def test_deleted_registration_is_made_again() -> None:
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        registry = BookieRegistry(tree.open_session(), on_replaced=told.append)
+        await registry.register(bookie())
+        await tree.open_session().delete("bookies/writable/b")
+        async with asyncio.timeout(10):
+            while not tree.children("bookies/writable"):
+                await asyncio.sleep(0.005)
+        assert await registry.list() == [bookie()] and not told
+
+    asyncio.run(main())
+
+
+def test_own_node_of_a_lost_session_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookies, "REGISTER_RETRY_DELAY_S", 0.005)
+
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        store = tree.open_session()
+        registry = BookieRegistry(store, on_replaced=told.append)
+        await registry.register(bookie())
+        before, store._session = store._session, tree.new_session_id()
+        registry._on_session_lost()  # a server has not noticed yet that the old session is over
+        await asyncio.sleep(0.05)
+        assert not told and not registry.registered
+        tree.end_session(before)
+        async with asyncio.timeout(10):
+            while not registry.registered:
+                await asyncio.sleep(0.005)
+        assert await store.is_own("bookies/writable/b") and not told
+
+    asyncio.run(main())
+
+
+def test_another_process_in_place_of_a_lost_session_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bookies, "REGISTER_RETRY_DELAY_S", 0.005)
+    monkeypatch.setattr(bookies, "REGISTRATION_MARGIN_S", 0.05)
+
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        store = tree.open_session()
+        registry = BookieRegistry(store, on_replaced=told.append, session_timeout_s=0.05)
+        await registry.register(bookie())
+        tree.end_session(store._session)
+        await leave_node(tree.open_session())
+        store.expire()
+        await until_replaced(told)
+        assert tree.children("bookies/writable") == ["b"]
+
+    asyncio.run(main())
