@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from bookie_server.bookie import Bookie
+from bookie_server.first_contact import LedgerKeys, NoLedgers
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import INDEX_NAME, check_cookies, lock_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
@@ -34,13 +35,15 @@ def open_bookie(
     *,
     post: Post,
     on_fatal: Callable[[str], None],
+    keys: LedgerKeys | None = None,
     file_system: FileSystem | None = None,
     open_index: OpenIndex | None = None,
     threads: bool = True,
 ) -> Bookie:
     """Lock and check the directories, replay the journal, and be ready to serve.
 
-    ``post`` runs a callable on the service thread. ``on_fatal`` is called through it when the
+    ``post`` runs a callable on the service thread. Without ``keys`` no new ledger is taken.
+    ``on_fatal`` is called through it when the
     journal has failed or a storage thread has ended: the process must exit. Without
     ``threads`` the caller drives ``commit_pending`` and ``flush``.
 
@@ -51,7 +54,7 @@ def open_bookie(
     make_index = open_index or partial(LmdbIndex, map_bytes=config.index_map_bytes)
     with ExitStack() as undo:
         try:
-            bookie = _open(config, files, make_index, post, on_fatal, undo)
+            bookie = _open(config, files, make_index, post, on_fatal, keys or NoLedgers(), undo)
         except OSError as error:
             raise ConfigurationError(f"the storage cannot be opened: {error}") from error
         undo.pop_all()
@@ -66,6 +69,7 @@ def _open(
     make_index: OpenIndex,
     post: Post,
     on_fatal: Callable[[str], None],
+    keys: LedgerKeys,
     undo: ExitStack,
 ) -> Bookie:
     """Put the parts together; ``undo`` gets what takes them apart if a later one fails."""
@@ -112,7 +116,7 @@ def _open(
         on_fatal=lambda message: post(partial(on_fatal, message)),
     )
     storage.flush()
-    bookie = Bookie(journal, storage, locks, post)
+    bookie = Bookie(journal, storage, locks, post, keys)
     return bookie
 
 

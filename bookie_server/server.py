@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
+from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
@@ -162,7 +163,7 @@ class BookieServer:
             loop.add_signal_handler(signal_number, self._stop.set)
         async with AsyncExitStack() as closing:
             store = await self._identify(closing)
-            self._bookie = await self._open_bookie()
+            self._bookie = await self._open_bookie(MetadataKeys(store))
             closing.push_async_callback(self._close_bookie)
             registry = self._registry(store)
             await self._unless_stopped(registry.wait_until_vacant(BookieId(self._cookie.bookie_id)))
@@ -230,7 +231,7 @@ class BookieServer:
                 raise _Stopped
         raise AssertionError("the attempts have no end")
 
-    async def _open_bookie(self) -> Bookie:
+    async def _open_bookie(self, keys: MetadataKeys) -> Bookie:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
 
@@ -240,7 +241,9 @@ class BookieServer:
         storage = self._config.storage_config(
             BookieId(self._cookie.bookie_id), self._cookie.cluster_id
         )
-        bookie = await asyncio.to_thread(open_bookie, storage, post=post, on_fatal=self._on_fatal)
+        bookie = await asyncio.to_thread(
+            open_bookie, storage, post=post, on_fatal=self._on_fatal, keys=keys
+        )
         logger.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
 
