@@ -150,6 +150,7 @@ class BookieServer:
         self._replaced = ""  # who else is this bookie
         # Service thread only.
         self._stop: asyncio.Event
+        self._announced: Registration | None = None
 
     async def run(self) -> int:
         """Start, serve, stop.
@@ -179,6 +180,7 @@ class BookieServer:
             listener, admin_address = self._bind_admin()
             registration = self._registration(registry, address, admin_address)
             closing.push_async_callback(self._withdraw, registration)
+            self._announced = registration
             await registration.start()
             await server.serve()  # nothing is answered before others can see who answers
             self._tell_ready(address, admin_address)
@@ -240,7 +242,13 @@ class BookieServer:
         storage = self._config.storage_config(
             BookieId(self._cookie.bookie_id), self._cookie.cluster_id
         )
-        bookie = await asyncio.to_thread(open_bookie, storage, post=post, on_fatal=self._on_fatal)
+        bookie = await asyncio.to_thread(
+            open_bookie,
+            storage,
+            post=post,
+            on_fatal=self._on_fatal,
+            on_state_changed=self._on_state_changed,
+        )
         logger.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
 
@@ -297,6 +305,7 @@ class BookieServer:
             ),
             state=self._state,
             free_bytes=lambda: free_bytes(self._config),
+            reason=self._why_read_only,
         )
 
     def _tell_ready(self, address: str, admin_address: str) -> None:
@@ -336,8 +345,17 @@ class BookieServer:
         self._stop.set()
 
     def _state(self) -> BookieState:
-        """READ_ONLY after a failure: entries that cannot be flushed would fill the memory."""
-        return BookieState.READ_ONLY if self._bookie.failure else BookieState.WRITABLE
+        """READ_ONLY after a failure, as entries that cannot be flushed would fill the memory, and
+        while the disks are full."""
+        return BookieState.READ_ONLY if self._why_read_only() else BookieState.WRITABLE
+
+    def _why_read_only(self) -> str:
+        return self._bookie.failure or self._bookie.disks.reason
+
+    def _on_state_changed(self) -> None:
+        """A disk became full, or has room again: what is registered follows at once."""
+        if self._announced is not None:
+            self._announced.refresh_soon()
 
     def _describe(self) -> Description:
         stats = self._bookie.stats()
@@ -364,6 +382,15 @@ class BookieServer:
             "append_bytes_in_flight": storage.append_bytes_in_flight,
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
+            "read_only": storage.disks.reason,
+            "directories": {
+                name: {**state.space._asdict(), "full": state.reason}
+                for name, state in zip(
+                    storage.directories,
+                    (storage.disks.journal, *storage.disks.ledgers),
+                    strict=True,
+                )
+            },
         }
 
     def _exposition(self) -> bytes:
