@@ -378,7 +378,7 @@ class Bookie:
         return decision
 
     def _refuses_for_room(self, done: Done) -> bool:
-        """Refuse what the journal has no room for, before memory is changed by it (rule S13)."""
+        """Refuse what the journal has no room for, before memory is changed by it (rule S14)."""
         no_room = self._journal.no_room
         if no_room:
             done(*refuse_for_space(no_room))

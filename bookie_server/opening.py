@@ -27,6 +27,7 @@ from bookie_server.storage.ledgers.index import Index
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +43,15 @@ def open_bookie(
     file_system: FileSystem | None = None,
     open_index: OpenIndex | None = None,
     threads: bool = True,
+    open_logs_max: int = BOOKIE_OPEN_LOGS_MAX,
 ) -> Bookie:
     """Lock and check the directories, replay the journal, and be ready to serve.
 
     ``post`` runs a callable on the service thread. ``on_fatal`` is called through it when the
     journal has failed or a storage thread has ended: the process must exit.
     ``on_state_changed`` is called through it when a disk became full, or has room again. Without
-    ``threads`` the caller drives ``commit_pending`` and ``flush``.
+    ``threads`` the caller drives ``commit_pending`` and ``flush``. ``open_logs_max``: entry logs
+    that stay open for readers, of each directory.
 
     Raises CorruptionError if what is stored is damaged, ConfigurationError if the directories are
     not this bookie's or not usable. Then everything is closed and unlocked again.
@@ -57,7 +60,9 @@ def open_bookie(
     make_index = open_index or partial(LmdbIndex, map_bytes=config.index_map_bytes)
     with ExitStack() as undo:
         try:
-            bookie = _open(config, files, make_index, post, on_fatal, on_state_changed, undo)
+            bookie = _open(
+                config, files, make_index, post, on_fatal, on_state_changed, undo, open_logs_max
+            )
         except OSError as error:
             raise ConfigurationError(f"the storage cannot be opened: {error}") from error
         undo.pop_all()
@@ -74,6 +79,7 @@ def _open(
     on_fatal: Callable[[str], None],
     on_state_changed: Callable[[], None],
     undo: ExitStack,
+    open_logs_max: int,
 ) -> Bookie:
     """Put the parts together; ``undo`` gets what takes them apart if a later one fails."""
     for directory in config.directories:
@@ -90,7 +96,7 @@ def _open(
         cluster_id=config.cluster_id,
     )
     stores = [
-        _store(files, directory, make_index, config, undo)
+        _store(files, directory, make_index, config, undo, open_logs_max)
         for directory in config.ledger_directories
     ]
     end = replay_journal(
@@ -133,7 +139,6 @@ def _open(
         storage=storage,
         on_changed=lambda: post(on_state_changed),
     )
-    disks.check()
     bookie = Bookie(journal, storage, disks, locks, post)
     return bookie
 
@@ -161,6 +166,7 @@ def _store(
     make_index: OpenIndex,
     config: StorageConfig,
     undo: ExitStack,
+    open_logs_max: int,
 ) -> DirectoryStore:
     index = make_index(directory / INDEX_NAME)
     undo.callback(index.close)
@@ -171,4 +177,5 @@ def _store(
         entry_log_bytes=config.entry_log_bytes,
         entry_log_cached_bytes=config.entry_log_cached_bytes,
         block_cache_bytes=config.block_cache_bytes // len(config.ledger_directories),
+        open_logs_max=open_logs_max,
     )

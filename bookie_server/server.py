@@ -26,11 +26,12 @@ from typing import Final, NamedTuple
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
+from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
+from bookie_server.identity import Identity
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
-    check_identity,
     format_new,
     free_bytes,
     is_formatted,
@@ -39,8 +40,10 @@ from bookie_server.registration import (
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.storage.cookie import Cookie
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import (
     BookieReplacedError,
     ConfigurationError,
@@ -144,11 +147,13 @@ class BookieServer:
         self._started_at = time.monotonic()
         self._bookie: Bookie
         self._cookie: Cookie
+        self._identity: Identity  # of the service thread
         # Changed by the service thread; the pool reads them.
         self._metrics = ServiceMetrics()
         self._fatal = ""  # why the storage failed for good
         self._replaced = ""  # who else is this bookie
         # Service thread only.
+        self._descriptors: Share
         self._stop: asyncio.Event
         self._announced: Registration | None = None
 
@@ -158,6 +163,7 @@ class BookieServer:
         Raises ConfigurationError, CorruptionError or another LedgerError if it cannot start.
         """
         self._stop = asyncio.Event()
+        self._descriptors = share_out(raise_limit(), len(self._config.ledger_directories))
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._stop.set)
@@ -165,8 +171,11 @@ class BookieServer:
             store = await self._identify(closing)
             self._bookie = await self._open_bookie()
             closing.push_async_callback(self._close_bookie)
+            closing.push_async_callback(self._release)
             registry = self._registry(store)
             await self._unless_stopped(registry.wait_until_vacant(BookieId(self._cookie.bookie_id)))
+            await self._identity.claim()
+            self._identity.watch(self._on_replaced)
             service = BookieService(
                 self._bookie,
                 BookieId(self._cookie.bookie_id),
@@ -174,7 +183,12 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
-            server = GrpcServer(service, self._metrics)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard.start()
+            closing.callback(guard.stop)
+            server = GrpcServer(
+                service, self._metrics, connections_max=self._descriptors.connections
+            )
             address = self._bind(server)
             closing.push_async_callback(self._finish_calls, service, server)
             listener, admin_address = self._bind_admin()
@@ -205,8 +219,14 @@ class BookieServer:
         if make_new:
             self._cookie = await format_new(self._config, store)
             logger.info("formatted bookie %s", self._cookie.bookie_id)
-        else:
-            await check_identity(self._cookie, store)
+        self._identity = Identity(
+            self._cookie,
+            [self._config.journal_directory, *self._config.ledger_directories],
+            store,
+            PosixFileSystem(),
+            on_disk=_in_daemon_thread,
+        )
+        await self._identity.check()
         return store
 
     async def _connect(self) -> MetadataStore:
@@ -248,6 +268,7 @@ class BookieServer:
             post=post,
             on_fatal=self._on_fatal,
             on_state_changed=self._on_state_changed,
+            open_logs_max=self._descriptors.open_logs,
         )
         logger.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
@@ -415,6 +436,17 @@ class BookieServer:
         if not silent:
             service.drain()
         await server.stop(0.0 if silent else self._config.drain_timeout_s)
+
+    async def _release(self) -> None:
+        """Note a clean stop, after the last answer and while the directories are locked."""
+        if self._fatal or self._replaced or not self._identity.is_claimed:
+            await self._identity.close()
+            return
+        try:
+            async with asyncio.timeout(BOOKIE_WITHDRAW_TIMEOUT_S):
+                await self._identity.release()
+        except TimeoutError:
+            logger.warning("the stop is not noted in time; the next start finds the one before")
 
     async def _close_bookie(self) -> None:
         """Flush and close, in a thread that may be left behind when a disk does not answer."""

@@ -92,7 +92,7 @@ class DiskWatch:
         self._wanted = threading.Event()
         # Replaced whole under _check_lock; any thread reads.
         unknown = DiskStates(UNKNOWN, (UNKNOWN,) * (len(directories) - 1), "")
-        self._states = self._ask(unknown, ("",) * len(directories))
+        self._states = self._ask(unknown, self._refusals())
         # Service thread only.
         self._bytes_since = 0
         # The thread that checks: what was full was tried again, with an outcome to be looked at.
@@ -128,7 +128,7 @@ class DiskWatch:
         """Look now; any thread. What waits for space is tried again once there may be some."""
         with self._check_lock:
             before = self._states
-            refusals = (self._journal.space_refusal, *self._storage.space_refusals)
+            refusals = self._refusals()
             now = self._ask(before, refusals)
             self._states = now
         if not now.journal.above_marks and refusals[0]:
@@ -149,6 +149,10 @@ class DiskWatch:
             if not any(_reasons(now)):
                 logger.warning("there is room on all disks again")
             self._on_changed()
+
+    def _refusals(self) -> tuple[str, ...]:
+        """Why the last attempts to store something found no space, by directory."""
+        return (self._journal.space_refusal, *self._storage.space_refusals)
 
     def _ask(self, before: DiskStates, refusals: tuple[str, ...]) -> DiskStates:
         """The states now; ``refusals`` are the journal's first, as the directories are."""

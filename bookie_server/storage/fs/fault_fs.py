@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bookie_server.core.disk_space import Space
 from bookie_server.storage.fs.memory_fs import MemoryFile
-from bookie_server.storage.fs.vfs import File, FileSystem, Lock, check_aligned
+from bookie_server.storage.fs.vfs import File, FileIdentity, FileSystem, Lock, check_aligned
 
 
 class Operation(NamedTuple):
@@ -89,6 +89,9 @@ class FaultFileSystem:
 
     def space(self, directory: Path) -> Space:
         return self._inner.space(directory)
+
+    def identity(self, path: Path) -> FileIdentity:
+        return self._inner.identity(path)
 
     def lock(self, path: Path) -> Lock:
         return self._inner.lock(path)

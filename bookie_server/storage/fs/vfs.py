@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from bookie_server.core.disk_space import Space
 
@@ -76,6 +76,14 @@ class Lock(Protocol):
         """Give the lock back; another process may take it."""
 
 
+class FileIdentity(NamedTuple):
+    """Which file or directory a name stands for: no other one that is there now has the same, and
+    none that comes later has the same time of birth (0: the file system does not tell)."""
+
+    inode: int
+    born_ns: int
+
+
 class FileSystem(Protocol):
     """Files and directories by absolute path."""
 
@@ -105,6 +113,9 @@ class FileSystem(Protocol):
 
     def space(self, directory: Path) -> Space:
         """What the disk under a directory says of its size and of what is free."""
+
+    def identity(self, path: Path) -> FileIdentity:
+        """Which file or directory this is; FileNotFoundError when there is none."""
 
     def lock(self, path: Path) -> Lock:
         """Take an exclusive lock on a file, made if need be; BlockingIOError when it is held."""

@@ -11,7 +11,7 @@ marked them clean, and it reports that only once: a second sync would succeed an
 nothing is retried, every waiter and every later append gets IO_ERROR, and the process has to
 restart and read back what the disk really holds.
 
-A disk without room for the next file is no failure (rule S13). Nothing was written, so nothing can
+A disk without room for the next file is no failure (rule S14). Nothing was written, so nothing can
 be lost: who waits is refused with READ_ONLY, what was appended is kept in its order, because memory
 has it already (rule S2), and is written first once there is room.
 

@@ -102,7 +102,7 @@ def replay_journal(
 
 def _flush(store: DirectoryStore, end: Mark, full: list[DirectoryStore]) -> None:
     """Store what was applied. On a full disk it stays in memory, and the journal keeps it: all of
-    it was in memory before the restart as well, so there is room (rule S13)."""
+    it was in memory before the restart as well, so there is room (rule S14)."""
     try:
         store.flush(end)
     except OSError as error:

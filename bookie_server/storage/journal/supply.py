@@ -4,7 +4,7 @@ Making a file takes blocks and several syncs, and it is the only thing of a jour
 can refuse: a batch goes into blocks that its file has already.
 
 A prepared file has all its blocks already, so a journal on a full disk still has a next file: what
-recoveries store and fence goes on (rule S13). An old file that no directory needs becomes such a
+recoveries store and fence goes on (rule S14). An old file that no directory needs becomes such a
 file as well; both are *spares*.
 """
 

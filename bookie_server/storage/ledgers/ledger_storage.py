@@ -182,7 +182,7 @@ class LedgerStorage:
         """One checkpoint of all directories; any thread.
 
         A directory that meets a full disk keeps everything in memory and journal, and is flushed
-        again by the next call (rule S13). Raises OSError or CorruptionError of the first that
+        again by the next call (rule S14). Raises OSError or CorruptionError of the first that
         fails; the others are flushed all the same.
         """
         started = time.perf_counter()
