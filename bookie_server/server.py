@@ -41,6 +41,7 @@ from bookie_server.relocation import relocate
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.storage.cookie import Cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
@@ -192,6 +193,9 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard.start()
+            closing.callback(guard.stop)
             server = GrpcServer(
                 service, self._metrics, connections_max=self._descriptors.connections
             )
