@@ -91,7 +91,8 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """At start the metadata store is tried for this long."""
 
     session_timeout_s: Seconds = 10.0
-    """Others see the bookie as gone after this long without a sign of life."""
+    """Others see the bookie as gone after this long without a sign of life; a start after a kill
+    waits for that."""
 
     drain_timeout_s: Seconds = 10.0
     """At stop, calls in flight get this long to finish."""

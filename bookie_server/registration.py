@@ -100,11 +100,9 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
         raise
 
 
-async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCookie, int]:
-    """Compare the directories' identity with the cluster's; the cluster's cookie and its version.
-
-    Raises ConfigurationError if they differ, otherwise what the metadata store raises.
-    """
+async def check_cluster(cookie: Cookie, store: MetadataStore) -> None:
+    """Check that the store is that of the directories' cluster. Raises ConfigurationError if not,
+    otherwise what the metadata store raises."""
     try:
         cluster_id = await read_cluster(store)
     except NotFoundError as error:
@@ -116,6 +114,14 @@ async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCo
             f"bookie {cookie.bookie_id} belongs to cluster {cookie.cluster_id}, but `metadata` "
             f"names cluster {cluster_id}: correct it, or the directories"
         )
+
+
+async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCookie, int]:
+    """Compare the directories' identity with the cluster's; the cluster's cookie and its version.
+
+    Raises ConfigurationError if they differ, otherwise what the metadata store raises.
+    """
+    await check_cluster(cookie, store)
     bookie_id = BookieId(cookie.bookie_id)
     try:
         node = await store.get_latest(cookie_path(bookie_id))

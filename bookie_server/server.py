@@ -17,12 +17,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
@@ -37,6 +37,7 @@ from bookie_server.registration import (
     is_formatted,
     local_cookie,
 )
+from bookie_server.relocation import relocate
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
@@ -66,6 +67,8 @@ from spark_ledger.version import __version__
 from spark_ledger.wire.allocator import keep_freed_memory
 
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -118,16 +121,24 @@ def format_bookie(config: BookieConfig) -> Cookie:
     store cannot be reached.
     """
 
-    async def make() -> Cookie:
-        store = await open_store(
-            config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
-        )
-        try:
-            return await format_new(config, store)
-        finally:
-            await store.close()
+    return asyncio.run(_with_store(config, format_new))
 
-    return asyncio.run(make())
+
+def relocate_bookie(config: BookieConfig) -> str:
+    """See ``relocation``; raises the same, and MetadataUnavailableError."""
+    return asyncio.run(_with_store(config, relocate))
+
+
+async def _with_store(
+    config: BookieConfig, work: Callable[[BookieConfig, MetadataStore], Awaitable[T]]
+) -> T:
+    store = await open_store(
+        config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
+    )
+    try:
+        return await work(config, store)
+    finally:
+        await store.close()
 
 
 class BookieServer:
