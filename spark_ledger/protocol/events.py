@@ -104,6 +104,11 @@ class Tick(NamedTuple):
     """
 
 
+class ConsumerReady(NamedTuple):
+    """Entries are taken again after they were not for a while. Silence counts from here: nobody was
+    asked for anything meanwhile."""
+
+
 class LastConfirmedAnswer(NamedTuple):
     """A bookie's last add confirmed. Answers ``ReadLastConfirmed``.
 
@@ -161,6 +166,7 @@ Event = (
     | Close
     | Abandon
     | Tick
+    | ConsumerReady
     | LastConfirmedAnswer
     | EntriesRead
     | ReadEnded
