@@ -13,6 +13,7 @@ import msgspec
 
 from bookie_server.storage.config import StorageConfig
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import BOOKIE_MEMORY_BYTES
 from spark_ledger.types import BookieId
 
 _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, checked by msgspec
@@ -77,11 +78,16 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rack: Annotated[str, msgspec.Meta(pattern="^/.+")] = "/default-rack"
     """Failure domain: a path with a leading slash."""
 
+    memory_bytes: Bytes = BOOKIE_MEMORY_BYTES
+    """What the process may take, the write cache included; near it, clients that keep the bookie
+    waiting are cut."""
+
     metadata_wait_s: Seconds = 60.0
     """At start the metadata store is tried for this long."""
 
     session_timeout_s: Seconds = 10.0
-    """Others see the bookie as gone after this long without a sign of life."""
+    """Others see the bookie as gone after this long without a sign of life; a start after a kill
+    waits for that."""
 
     drain_timeout_s: Seconds = 10.0
     """At stop, calls in flight get this long to finish."""

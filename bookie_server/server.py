@@ -17,31 +17,34 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
+from bookie_server.identity import Identity
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
-    check_identity,
     format_new,
     free_bytes,
     is_formatted,
     local_cookie,
 )
+from bookie_server.relocation import relocate
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.storage.cookie import Cookie
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import (
     BookieReplacedError,
     ConfigurationError,
@@ -64,6 +67,8 @@ from spark_ledger.version import __version__
 from spark_ledger.wire.allocator import keep_freed_memory
 
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -116,16 +121,24 @@ def format_bookie(config: BookieConfig) -> Cookie:
     store cannot be reached.
     """
 
-    async def make() -> Cookie:
-        store = await open_store(
-            config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
-        )
-        try:
-            return await format_new(config, store)
-        finally:
-            await store.close()
+    return asyncio.run(_with_store(config, format_new))
 
-    return asyncio.run(make())
+
+def relocate_bookie(config: BookieConfig) -> str:
+    """See ``relocation``; raises the same, and MetadataUnavailableError."""
+    return asyncio.run(_with_store(config, relocate))
+
+
+async def _with_store(
+    config: BookieConfig, work: Callable[[BookieConfig, MetadataStore], Awaitable[T]]
+) -> T:
+    store = await open_store(
+        config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
+    )
+    try:
+        return await work(config, store)
+    finally:
+        await store.close()
 
 
 class BookieServer:
@@ -145,6 +158,7 @@ class BookieServer:
         self._started_at = time.monotonic()
         self._bookie: Bookie
         self._cookie: Cookie
+        self._identity: Identity  # of the service thread
         # Changed by the service thread; the pool reads them.
         self._metrics = ServiceMetrics()
         self._fatal = ""  # why the storage failed for good
@@ -167,8 +181,11 @@ class BookieServer:
             store = await self._identify(closing)
             self._bookie = await self._open_bookie()
             closing.push_async_callback(self._close_bookie)
+            closing.push_async_callback(self._release)
             registry = self._registry(store)
             await self._unless_stopped(registry.wait_until_vacant(BookieId(self._cookie.bookie_id)))
+            await self._identity.claim()
+            self._identity.watch(self._on_replaced)
             service = BookieService(
                 self._bookie,
                 BookieId(self._cookie.bookie_id),
@@ -176,6 +193,9 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard.start()
+            closing.callback(guard.stop)
             server = GrpcServer(
                 service, self._metrics, connections_max=self._descriptors.connections
             )
@@ -208,8 +228,14 @@ class BookieServer:
         if make_new:
             self._cookie = await format_new(self._config, store)
             logger.info("formatted bookie %s", self._cookie.bookie_id)
-        else:
-            await check_identity(self._cookie, store)
+        self._identity = Identity(
+            self._cookie,
+            [self._config.journal_directory, *self._config.ledger_directories],
+            store,
+            PosixFileSystem(),
+            on_disk=_in_daemon_thread,
+        )
+        await self._identity.check()
         return store
 
     async def _connect(self) -> MetadataStore:
@@ -399,6 +425,17 @@ class BookieServer:
         if not silent:
             service.drain()
         await server.stop(0.0 if silent else self._config.drain_timeout_s)
+
+    async def _release(self) -> None:
+        """Note a clean stop, after the last answer and while the directories are locked."""
+        if self._fatal or self._replaced or not self._identity.is_claimed:
+            await self._identity.close()
+            return
+        try:
+            async with asyncio.timeout(BOOKIE_WITHDRAW_TIMEOUT_S):
+                await self._identity.release()
+        except TimeoutError:
+            logger.warning("the stop is not noted in time; the next start finds the one before")
 
     async def _close_bookie(self) -> None:
         """Flush and close, in a thread that may be left behind when a disk does not answer."""

@@ -218,6 +218,23 @@ class BookieInfo:
         return self.bookie_id
 
 
+class BookieStart(NamedTuple):
+    """One start of a bookie: its number, and random letters that tell it from a copy's start."""
+
+    counter: int
+    nonce: str
+
+
+class DirectoryPlace(NamedTuple):
+    """Which directory it is: a copy has other inodes, or other times of birth (0: not known)."""
+
+    path: str
+    inode: int
+    born_ns: int
+    cookie_inode: int
+    cookie_born_ns: int
+
+
 class BookieStatus(IntEnum):
     """A bookie's answer to one request. Numbers are those of ``bookie.proto``.
 

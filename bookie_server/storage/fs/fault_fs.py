@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bookie_server.storage.fs.memory_fs import MemoryFile
-from bookie_server.storage.fs.vfs import File, FileSystem, Lock, check_aligned
+from bookie_server.storage.fs.vfs import File, FileIdentity, FileSystem, Lock, check_aligned
 
 
 class Operation(NamedTuple):
@@ -85,6 +85,9 @@ class FaultFileSystem:
     def sync_directory(self, path: Path) -> None:
         self.check("sync_directory", path)
         self._inner.sync_directory(path)
+
+    def identity(self, path: Path) -> FileIdentity:
+        return self._inner.identity(path)
 
     def lock(self, path: Path) -> Lock:
         return self._inner.lock(path)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bookie_server.storage.fs.vfs import File, Lock, check_aligned
+from bookie_server.storage.fs.vfs import File, FileIdentity, Lock, check_aligned
 
 CRASH_BLOCK_BYTES: Final = 512
 """The unit that a disk writes wholly or not at all."""
@@ -23,7 +23,8 @@ CRASH_BLOCK_BYTES: Final = 512
 class _Inode:
     """Bytes as programs see them and as the disk holds them, and what a sync would write."""
 
-    def __init__(self, data: bytes | bytearray = b"") -> None:
+    def __init__(self, data: bytes | bytearray = b"", number: int = 0) -> None:
+        self.number = number
         self.data = bytearray(data)
         self.durable = bytearray(data)
         self.dirty: list[tuple[int, int]] = []
@@ -44,7 +45,7 @@ class _Inode:
 
     def after_crash(self, choose: random.Random | None) -> _Inode:
         if choose is None or self.data == self.durable:
-            return _Inode(self.durable)
+            return _Inode(self.durable, self.number)
         size = choose.choice((len(self.data), len(self.durable)))
         mixed = bytearray(self.durable[:size].ljust(size, b"\0"))
         for start in range(0, size, CRASH_BLOCK_BYTES):
@@ -52,7 +53,7 @@ class _Inode:
             block = bytes(self.data[start:end]).ljust(end - start, b"\0")
             if block != mixed[start:end] and choose.random() < 0.5:
                 mixed[start:end] = block
-        return _Inode(bytes(mixed))
+        return _Inode(bytes(mixed), self.number)
 
 
 def _resize(data: bytearray, size: int) -> None:
@@ -77,7 +78,8 @@ class _Change:
 class _Directory:
     """Names as programs see them, as the disk holds them, and the changes between."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
         self.entries: dict[str, _Inode] = {}
         self.durable: dict[str, _Inode] = {}
         self.unsynced: list[_Change] = []
@@ -170,13 +172,15 @@ class MemoryFileSystem:
     def __init__(self) -> None:
         self._directories: dict[str, _Directory] = {}
         self._locks: set[str] = set()
+        self._numbered = 0
+        """Files and directories are numbered as they are made."""
 
     def create(self, path: Path, *, direct: bool = False) -> File:
         parent, name = _split(path)
         directory = self._directory(parent)
         if name in directory.entries:
             raise FileExistsError(errno.EEXIST, "file exists", str(path))
-        inode = _Inode()
+        inode = _Inode(number=self._next_number())
         directory.change({name: inode})
         return MemoryFile(path, inode, direct=direct)
 
@@ -210,13 +214,18 @@ class MemoryFileSystem:
             return
         for directory in (*reversed(path.parents), path):
             if str(directory) not in self._directories:
-                self._directories[str(directory)] = _Directory()
+                self._directories[str(directory)] = _Directory(self._next_number())
                 place, name = _split(directory)
                 if name:
                     self._directories[place].below.add(name)
 
     def sync_directory(self, path: Path) -> None:
         self._directory(str(path)).sync()
+
+    def identity(self, path: Path) -> FileIdentity:
+        directory = self._directories.get(str(path))
+        number = self._inode(path).number if directory is None else directory.number
+        return FileIdentity(number, number)
 
     def lock(self, path: Path) -> Lock:
         self._directory(_split(path)[0])
@@ -232,14 +241,27 @@ class MemoryFileSystem:
         survivors: dict[int, _Inode] = {}
         for path in sorted(self._directories, key=lambda path: path.split("/")):
             directory = self._directories[path]
-            copied = clone._directories[path] = _Directory()
+            copied = clone._directories[path] = _Directory(directory.number)
             copied.below = set(directory.below)
             for name, inode in sorted(directory.after_crash(choose).items()):
                 if id(inode) not in survivors:
                     survivors[id(inode)] = inode.after_crash(choose)
                 copied.entries[name] = survivors[id(inode)]
             copied.sync()
+        clone._numbered = self._numbered
         return clone
+
+    def copy(self) -> MemoryFileSystem:
+        """A copy of everything that programs see now, by other files and directories."""
+        made = MemoryFileSystem()
+        made._numbered = self._numbered
+        for path, directory in self._directories.items():
+            copied = made._directories[path] = _Directory(made._next_number())
+            copied.below = set(directory.below)
+            for name, inode in directory.entries.items():
+                copied.entries[name] = _Inode(inode.data, made._next_number())
+            copied.sync()
+        return made
 
     def damage(self, path: Path, offset: int, content: bytes) -> None:
         """Overwrite stored bytes, as a failing disk does."""
@@ -255,6 +277,10 @@ class MemoryFileSystem:
         inode.dirty = [(start, min(end, size)) for start, end in inode.dirty]
         _resize(inode.data, size)
         inode.sync()
+
+    def _next_number(self) -> int:
+        self._numbered += 1
+        return self._numbered
 
     def _directory(self, path: str) -> _Directory:
         try:

@@ -16,7 +16,8 @@ from bookie_server.storage.fs.direct_file import (
     DirectTransfers,
     turn_direct,
 )
-from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, File, Lock
+from bookie_server.storage.fs.file_identity import file_identity
+from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, File, FileIdentity, Lock
 from spark_ledger.limits import KIB
 
 logger = logging.getLogger(__name__)
@@ -195,6 +196,9 @@ class PosixFileSystem:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def identity(self, path: Path) -> FileIdentity:
+        return file_identity(path)
 
     def lock(self, path: Path) -> Lock:
         if not os.access(path.parent, os.W_OK | os.X_OK):

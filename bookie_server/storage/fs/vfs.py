@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 DIRECT_ALIGNMENT: Final = 4096
 """Disks write sectors of 512 or 4096 bytes, and take nothing else from memory directly."""
@@ -62,6 +62,14 @@ class Lock(Protocol):
         """Give the lock back; another process may take it."""
 
 
+class FileIdentity(NamedTuple):
+    """Which file or directory a name stands for: no other one that is there now has the same, and
+    none that comes later has the same time of birth (0: the file system does not tell)."""
+
+    inode: int
+    born_ns: int
+
+
 class FileSystem(Protocol):
     """Files and directories by absolute path."""
 
@@ -88,6 +96,9 @@ class FileSystem(Protocol):
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory durable."""
+
+    def identity(self, path: Path) -> FileIdentity:
+        """Which file or directory this is; FileNotFoundError when there is none."""
 
     def lock(self, path: Path) -> Lock:
         """Take an exclusive lock on a file, made if need be; BlockingIOError when it is held."""
