@@ -415,14 +415,7 @@ class BookieServer:
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
             "read_only": storage.disks.reason,
-            "directories": {
-                name: {**state.space._asdict(), "full": state.reason}
-                for name, state in zip(
-                    storage.directories,
-                    (storage.disks.journal, *storage.disks.ledgers),
-                    strict=True,
-                )
-            },
+            "directories": storage.disks.by_name(storage.directories),
         }
 
     def _exposition(self) -> bytes:

@@ -111,7 +111,6 @@ def _storage(storage: StorageStats) -> Iterator[Metric]:
 
 
 def _directories(storage: StorageStats) -> Iterator[Metric]:
-    states = (storage.disks.journal, *storage.disks.ledgers)
     size = GaugeMetricFamily(
         "bookie_directory_size_bytes", "Size of the disk of a directory.", labels=["directory"]
     )
@@ -121,7 +120,7 @@ def _directories(storage: StorageStats) -> Iterator[Metric]:
     full = GaugeMetricFamily(
         "bookie_directory_full", "1 while it takes no adds of writers.", labels=["directory"]
     )
-    for name, state in zip(storage.directories, states, strict=True):
+    for name, state in storage.disks.by_name(storage.directories).items():
         size.add_metric([name], state.space.size_bytes)
         free.add_metric([name], state.space.free_bytes)
         full.add_metric([name], int(bool(state.reason)))

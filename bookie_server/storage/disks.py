@@ -40,6 +40,10 @@ class DiskStates(NamedTuple):
     ledgers: tuple[DirectoryState, ...]
     reason: str
 
+    def by_name(self, names: tuple[str, ...]) -> dict[str, DirectoryState]:
+        """Each directory's state, under its name; the journal's comes first."""
+        return dict(zip(names, (self.journal, *self.ledgers), strict=True))
+
 
 def ask_disk(
     file_system: FileSystem,
