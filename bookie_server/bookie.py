@@ -23,7 +23,8 @@ from functools import partial
 from typing import NamedTuple
 
 from bookie_server.core.admission import Admission, BytesInFlight, admit, refuse_for_failed_flush
-from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.core.disk_space import refuse_for_space
+from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.core.transitions import (
     Accepted,
     Step,
@@ -36,6 +37,7 @@ from bookie_server.duplicates import refuse_other_bytes
 from bookie_server.first_contact import FirstContacts, LedgerKeys
 from bookie_server.reads import list_entries, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
+from bookie_server.storage.disks import DiskStates, DiskWatch
 from bookie_server.storage.fs.vfs import Lock
 from bookie_server.storage.journal.changes import encode_change
 from bookie_server.storage.journal.journal import Journal, JournalStats, Post
@@ -59,6 +61,8 @@ class StorageStats:
     append_bytes_in_flight: int
     adds_waiting: int
     failure: str
+    disks: DiskStates
+    directories: tuple[str, ...]
 
 
 class _Add(NamedTuple):
@@ -80,6 +84,7 @@ class Bookie:
         self,
         journal: Journal,
         storage: LedgerStorage,
+        disks: DiskWatch,
         locks: Sequence[Lock],
         post: Post,
         keys: LedgerKeys,
@@ -91,12 +96,14 @@ class Bookie:
         # Any thread: each says for its methods who may call them.
         self._journal = journal
         self._storage = storage
+        self._disks = disks
         self._post = post
         # Changed by the service thread; `stats` reads their sizes from any thread.
         self._bytes_in_flight = BytesInFlight()
         self._waiting: deque[_Add] = deque()
         # Service thread only.
         self._fences: dict[LedgerId, list[Done]] = {}  # in memory, and not durable yet
+        self._refused_fences: set[LedgerId] = set()  # in memory, and refused
         self._watchers = Watchers()
         self._first_contacts = FirstContacts(keys)
         # The thread that closes, when no other is left.
@@ -106,6 +113,7 @@ class Bookie:
         """Commit and flush on threads of their own from now on."""
         self._journal.start()
         self._storage.start()
+        self._disks.start()
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -135,12 +143,15 @@ class Bookie:
         self._bytes_in_flight.acquire(size)
         answer = partial(self._answer, size, done)
         self._admit(_Add(run, access_key, recovery, last_add_confirmed, answer))
+        self._disks.wrote(size)
 
     def _admit(self, add: _Add) -> None:
         admission = admit(
+            recovery=add.recovery,
+            disk_full=self._disks.reason(add.run.ledger_id),
             is_full=self._storage.is_full(add.run.ledger_id),
             others_wait=bool(self._waiting),
-            flush_failure=self._storage.failure,
+            flush_failure=self._flush_refusal(add.run.ledger_id),
         )
         if isinstance(admission, Refusal):
             add.done(*admission)
@@ -172,15 +183,20 @@ class Bookie:
         )
         if accepted is None:
             return
-        if accepted.steps:
-            self._fences[ledger_id] = [done]
-            self._perform(accepted.steps, partial(self._fenced, ledger_id))
-        elif ledger_id in self._fences:
+        steps = accepted.steps
+        if not steps and ledger_id in self._refused_fences:
+            # It holds in memory, and its record waits for room behind others. Once more is safe,
+            # and its completion says when the fence is durable.
+            steps = (Step(accepted.record, Change(ledger_id, fenced=True)),)
+        if ledger_id in self._fences:
             # The fence is in memory and not on the disk: a second recovery that was told so now
             # would trust a fence which a power cut can still take back.
             self._fences[ledger_id].append(done)
-        else:
+        elif not steps:
             done(BookieStatus.OK, "")
+        elif not self._refuses_for_room(done):
+            self._fences[ledger_id] = [done]
+            self._perform(steps, partial(self._fenced, ledger_id))
 
     def write_last_confirmed(
         self,
@@ -217,6 +233,8 @@ class Bookie:
             return
         if not accepted.steps:
             done(BookieStatus.OK, "")
+            return
+        if self._refuses_for_room(done):
             return
         self._perform(accepted.steps, done)
         if accepted.lac_advanced:
@@ -265,12 +283,22 @@ class Bookie:
             self._bytes_in_flight.count,
             len(self._waiting),
             self.failure,
+            self.disks,
+            self._disks.names,
         )
 
     @property
     def failure(self) -> str:
-        """Why nothing can be stored any more, or for now; "" when all is well; any thread."""
+        """Why nothing can be stored any more, or for now; "" when all is well; any thread.
+
+        A full disk is no failure, see ``disks``.
+        """
         return self._journal.failure or self._storage.failure or ""
+
+    @property
+    def disks(self) -> DiskStates:
+        """How full the disks are, and whether adds of writers are taken; any thread."""
+        return self._disks.states
 
     # -- driving and closing -------------------------------------------------------------------
 
@@ -280,8 +308,15 @@ class Bookie:
 
     def flush(self) -> None:
         """One checkpoint; any thread. Raises OSError or CorruptionError if it fails."""
-        self._storage.flush()
+        try:
+            self._storage.flush()
+        finally:
+            self._disks.check()
         self._post(self.on_flushed)
+
+    def check_disks(self) -> None:
+        """Look at the disks now, for callers without threads."""
+        self._disks.check()
 
     def on_flushed(self) -> None:
         """A flush has ended, well or not: adds that wait go on, are refused, or wait for the next.
@@ -289,10 +324,10 @@ class Bookie:
         They go on in the order in which they came, and stop at the first for which there is no room
         (rule P3).
         """
-        failure = self._storage.failure
         while self._waiting:
-            if failure is not None:
-                self._waiting.popleft().done(*refuse_for_failed_flush(failure))
+            refusal = self._flush_refusal(self._waiting[0].run.ledger_id)
+            if refusal is not None:
+                self._waiting.popleft().done(*refusal)
             elif self._storage.is_full(self._waiting[0].run.ledger_id):
                 self._storage.request_flush()
                 return
@@ -311,6 +346,7 @@ class Bookie:
         self._first_contacts.close()
         while self._waiting:
             self._waiting.popleft().done(BookieStatus.IO_ERROR, "the bookie is shutting down")
+        self._disks.stop()
         self._journal.close()
         try:
             self._storage.close()
@@ -340,7 +376,7 @@ class Bookie:
             # Through admission again: the room that there was may be taken by now.
             again=lambda known: self._admit(add._replace(in_metadata=known)),
         )
-        if accepted is None:
+        if accepted is None or self._refuses_for_room(add.done):
             return
         if run.first_entry <= accepted.held_up_to:
             conflict = refuse_other_bytes(self._storage, run, accepted.held_up_to)
@@ -389,6 +425,20 @@ class Bookie:
             return None
         return decision
 
+    def _refuses_for_room(self, done: Done) -> bool:
+        """Refuse what the journal has no room for, before memory is changed by it (rule S14)."""
+        no_room = self._journal.no_room
+        if no_room:
+            done(*refuse_for_space(no_room))
+        return bool(no_room)
+
+    def _flush_refusal(self, ledger_id: LedgerId) -> Refusal | None:
+        """The answer to an add that would have to wait for a flush, if the last one failed."""
+        failure = self._storage.flush_failure(ledger_id)
+        if failure is not None:
+            return refuse_for_failed_flush(failure.message, disk_full=failure.no_space)
+        return None
+
     def _perform(self, steps: Sequence[Step], done: Done) -> None:
         """Keep and journal each step; ``done`` is told of the last one.
 
@@ -404,6 +454,11 @@ class Bookie:
         done(status, message)
 
     def _fenced(self, ledger_id: LedgerId, status: BookieStatus, message: str) -> None:
+        # A refused fence is in memory, and not durable: nobody may be told that it is there.
+        if status is BookieStatus.OK:
+            self._refused_fences.discard(ledger_id)
+        else:
+            self._refused_fences.add(ledger_id)
         for done in self._fences.pop(ledger_id):
             done(status, message)
         self._watchers.notify(ledger_id)

@@ -9,6 +9,7 @@ name, or a bookie that was removed from the cluster never answers for data it do
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import shutil
@@ -16,14 +17,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-import msgspec
-
 from bookie_server.config import BookieConfig
 from bookie_server.storage.cookie import COOKIE_NAME, Cookie, check_cookies, format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
+    CorruptionError,
     LedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -33,26 +33,16 @@ from spark_ledger.limits import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry, check_bookie_id
 from spark_ledger.metadata.cluster import ensure_cluster, read_cluster
+from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cookie, encode_cookie
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
 logger = logging.getLogger(__name__)
 
+REASON_CHARACTERS_MAX: Final = 300
+"""A sentence with a path; a node of the metadata store has no room for a log."""
+
 _FREE_SPACE_CHANGE: Final = 0.05
 """Free space is announced again when it has moved by this share; placement needs no more."""
-
-
-class MetadataCookie(msgspec.Struct, frozen=True):
-    """The cookie that the metadata store keeps of each bookie id, so that none is formatted twice.
-
-    ``incarnation`` is random and read only by the format that wrote it: after a lost reply it tells
-    this format's cookie from that of another bookie with the same id.
-    """
-
-    cluster_id: str
-    bookie_id: str
-    journal_directory: str
-    ledger_directories: tuple[str, ...]
-    incarnation: str
 
 
 def is_formatted(config: BookieConfig) -> bool:
@@ -83,7 +73,7 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     bookie_id = check_bookie_id(config.bookie_id or f"bookie-{secrets.token_hex(8)}")
     cluster_id = await ensure_cluster(store)
     registry = BookieRegistry(store)
-    cookie = MetadataCookie(
+    cookie = BookieCookie(
         cluster_id,
         bookie_id,
         str(config.journal_directory),
@@ -91,7 +81,7 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
         secrets.token_hex(8),
     )
     try:
-        await registry.create_cookie(bookie_id, msgspec.json.encode(cookie))
+        await registry.create_cookie(bookie_id, encode_cookie(cookie))
     except ConflictError as error:
         raise ConfigurationError(
             f"bookie id {bookie_id!r} is taken in this cluster: choose another bookie_id"
@@ -110,11 +100,9 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
         raise
 
 
-async def check_identity(cookie: Cookie, store: MetadataStore) -> None:
-    """Compare the directories' identity with the cluster's.
-
-    Raises ConfigurationError if they differ, otherwise what the metadata store raises.
-    """
+async def check_cluster(cookie: Cookie, store: MetadataStore) -> None:
+    """Check that the store is that of the directories' cluster. Raises ConfigurationError if not,
+    otherwise what the metadata store raises."""
     try:
         cluster_id = await read_cluster(store)
     except NotFoundError as error:
@@ -126,19 +114,26 @@ async def check_identity(cookie: Cookie, store: MetadataStore) -> None:
             f"bookie {cookie.bookie_id} belongs to cluster {cookie.cluster_id}, but `metadata` "
             f"names cluster {cluster_id}: correct it, or the directories"
         )
+
+
+async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCookie, int]:
+    """Compare the directories' identity with the cluster's; the cluster's cookie and its version.
+
+    Raises ConfigurationError if they differ, otherwise what the metadata store raises.
+    """
+    await check_cluster(cookie, store)
     bookie_id = BookieId(cookie.bookie_id)
     try:
-        node = await BookieRegistry(store).get_cookie(bookie_id)
-        known = msgspec.json.decode(node.value, type=MetadataCookie)
+        node = await store.get_latest(cookie_path(bookie_id))
+        known = decode_cookie(bookie_id, node.value)
     except NotFoundError as error:
         raise ConfigurationError(
             f"bookie {bookie_id} was removed from its cluster, or its format never finished: "
-            "empty its directories and format it again"
+            "empty its directories and format it again. If ZooKeeper was restored from a backup "
+            "that is older than this bookie, run `ledger bookie relocate --config FILE` instead"
         ) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(
-            f"the cluster's cookie of bookie {bookie_id} cannot be read: {error}"
-        ) from error
+    except CorruptionError as error:
+        raise ConfigurationError(str(error)) from error
     here = (cookie.journal_directory, *cookie.ledger_directories)
     there = (known.journal_directory, *known.ledger_directories)
     if here != there:
@@ -146,6 +141,7 @@ async def check_identity(cookie: Cookie, store: MetadataStore) -> None:
             f"bookie {bookie_id} was formatted in {', '.join(here)}, but the cluster knows it in "
             f"{', '.join(there)}: another bookie may have the same name"
         )
+    return known, node.version
 
 
 class Registration:
@@ -161,11 +157,14 @@ class Registration:
         *,
         state: Callable[[], BookieState],
         free_bytes: Callable[[], int],
+        reason: Callable[[], str] = lambda: "",
     ) -> None:
         self._registry = registry
         self._info = info
         self._state = state
         self._free_bytes = free_bytes
+        self._reason = reason
+        self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -173,9 +172,21 @@ class Registration:
 
         Raises what the metadata store raises.
         """
-        self._info = replace(self._info, state=self._state(), free_bytes=self._free_bytes())
+        self._info = self._now()
         await self._registry.register(self._info)
         self._task = asyncio.get_running_loop().create_task(self._refresh())
+
+    def refresh_soon(self) -> None:
+        """Announce what has changed at once, and not at the next interval."""
+        self._wanted.set()
+
+    def _now(self) -> BookieInfo:
+        return replace(
+            self._info,
+            state=self._state(),
+            free_bytes=self._free_bytes(),
+            reason=self._reason()[:REASON_CHARACTERS_MAX],
+        )
 
     async def stop(self) -> None:
         """Withdraw. A store that cannot be reached is no error: the session ends by itself."""
@@ -190,21 +201,25 @@ class Registration:
 
     async def _refresh(self) -> None:
         while True:
-            await asyncio.sleep(BOOKIE_REFRESH_INTERVAL_S)
-            state, free_bytes = self._state(), self._free_bytes()
-            moved = abs(free_bytes - self._info.free_bytes) > (
-                _FREE_SPACE_CHANGE * max(free_bytes, self._info.free_bytes)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BOOKIE_REFRESH_INTERVAL_S):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            info = self._now()
+            moved = abs(info.free_bytes - self._info.free_bytes) > (
+                _FREE_SPACE_CHANGE * max(info.free_bytes, self._info.free_bytes)
             )
-            if state is self._info.state and not moved:
+            # The numbers in a reason change all the time: it is news when it comes or goes.
+            is_same = (info.state, bool(info.reason)) == (self._info.state, bool(self._info.reason))
+            if is_same and not moved:
                 continue
-            info = replace(self._info, state=state, free_bytes=free_bytes)
             try:
                 await self._registry.register(info)
             except (RetryableError, OutcomeUnknownError, ConflictError) as error:
                 logger.warning("the registration is not up to date: %s", error)
                 continue
-            if state is not self._info.state:
-                logger.warning("this bookie is %s now", state.value)
+            if info.state is not self._info.state:
+                logger.warning("this bookie is %s now", info.state.value)
             self._info = info
 
 

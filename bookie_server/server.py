@@ -17,31 +17,35 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
+from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
+from bookie_server.identity import Identity
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
-    check_identity,
     format_new,
     free_bytes,
     is_formatted,
     local_cookie,
 )
+from bookie_server.relocation import relocate
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.storage.cookie import Cookie
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import (
     BookieReplacedError,
     ConfigurationError,
@@ -64,6 +68,8 @@ from spark_ledger.version import __version__
 from spark_ledger.wire.allocator import keep_freed_memory
 
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -116,16 +122,24 @@ def format_bookie(config: BookieConfig) -> Cookie:
     store cannot be reached.
     """
 
-    async def make() -> Cookie:
-        store = await open_store(
-            config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
-        )
-        try:
-            return await format_new(config, store)
-        finally:
-            await store.close()
+    return asyncio.run(_with_store(config, format_new))
 
-    return asyncio.run(make())
+
+def relocate_bookie(config: BookieConfig) -> str:
+    """See ``relocation``; raises the same, and MetadataUnavailableError."""
+    return asyncio.run(_with_store(config, relocate))
+
+
+async def _with_store(
+    config: BookieConfig, work: Callable[[BookieConfig, MetadataStore], Awaitable[T]]
+) -> T:
+    store = await open_store(
+        config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
+    )
+    try:
+        return await work(config, store)
+    finally:
+        await store.close()
 
 
 class BookieServer:
@@ -145,12 +159,15 @@ class BookieServer:
         self._started_at = time.monotonic()
         self._bookie: Bookie
         self._cookie: Cookie
+        self._identity: Identity  # of the service thread
         # Changed by the service thread; the pool reads them.
         self._metrics = ServiceMetrics()
         self._fatal = ""  # why the storage failed for good
         self._replaced = ""  # who else is this bookie
         # Service thread only.
+        self._descriptors: Share
         self._stop: asyncio.Event
+        self._announced: Registration | None = None
 
     async def run(self) -> int:
         """Start, serve, stop.
@@ -158,6 +175,7 @@ class BookieServer:
         Raises ConfigurationError, CorruptionError or another LedgerError if it cannot start.
         """
         self._stop = asyncio.Event()
+        self._descriptors = share_out(raise_limit(), len(self._config.ledger_directories))
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._stop.set)
@@ -165,8 +183,11 @@ class BookieServer:
             store = await self._identify(closing)
             self._bookie = await self._open_bookie(MetadataKeys(store))
             closing.push_async_callback(self._close_bookie)
+            closing.push_async_callback(self._release)
             registry = self._registry(store)
             await self._unless_stopped(registry.wait_until_vacant(BookieId(self._cookie.bookie_id)))
+            await self._identity.claim()
+            self._identity.watch(self._on_replaced)
             service = BookieService(
                 self._bookie,
                 BookieId(self._cookie.bookie_id),
@@ -174,12 +195,18 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
-            server = GrpcServer(service, self._metrics)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard.start()
+            closing.callback(guard.stop)
+            server = GrpcServer(
+                service, self._metrics, connections_max=self._descriptors.connections
+            )
             address = self._bind(server)
             closing.push_async_callback(self._finish_calls, service, server)
             listener, admin_address = self._bind_admin()
             registration = self._registration(registry, address, admin_address)
             closing.push_async_callback(self._withdraw, registration)
+            self._announced = registration
             await registration.start()
             await server.serve()  # nothing is answered before others can see who answers
             self._tell_ready(address, admin_address)
@@ -204,8 +231,14 @@ class BookieServer:
         if make_new:
             self._cookie = await format_new(self._config, store)
             logger.info("formatted bookie %s", self._cookie.bookie_id)
-        else:
-            await check_identity(self._cookie, store)
+        self._identity = Identity(
+            self._cookie,
+            [self._config.journal_directory, *self._config.ledger_directories],
+            store,
+            PosixFileSystem(),
+            on_disk=_in_daemon_thread,
+        )
+        await self._identity.check()
         return store
 
     async def _connect(self) -> MetadataStore:
@@ -242,7 +275,13 @@ class BookieServer:
             BookieId(self._cookie.bookie_id), self._cookie.cluster_id
         )
         bookie = await asyncio.to_thread(
-            open_bookie, storage, post=post, on_fatal=self._on_fatal, keys=keys
+            open_bookie,
+            storage,
+            post=post,
+            on_fatal=self._on_fatal,
+            on_state_changed=self._on_state_changed,
+            keys=keys,
+            open_logs_max=self._descriptors.open_logs,
         )
         logger.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
@@ -300,6 +339,7 @@ class BookieServer:
             ),
             state=self._state,
             free_bytes=lambda: free_bytes(self._config),
+            reason=self._why_read_only,
         )
 
     def _tell_ready(self, address: str, admin_address: str) -> None:
@@ -339,8 +379,17 @@ class BookieServer:
         self._stop.set()
 
     def _state(self) -> BookieState:
-        """READ_ONLY after a failure: entries that cannot be flushed would fill the memory."""
-        return BookieState.READ_ONLY if self._bookie.failure else BookieState.WRITABLE
+        """READ_ONLY after a failure, as entries that cannot be flushed would fill the memory, and
+        while the disks are full."""
+        return BookieState.READ_ONLY if self._why_read_only() else BookieState.WRITABLE
+
+    def _why_read_only(self) -> str:
+        return self._bookie.failure or self._bookie.disks.reason
+
+    def _on_state_changed(self) -> None:
+        """A disk became full, or has room again: what is registered follows at once."""
+        if self._announced is not None:
+            self._announced.refresh_soon()
 
     def _describe(self) -> Description:
         stats = self._bookie.stats()
@@ -367,6 +416,8 @@ class BookieServer:
             "append_bytes_in_flight": storage.append_bytes_in_flight,
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
+            "read_only": storage.disks.reason,
+            "directories": storage.disks.by_name(storage.directories),
         }
 
     def _exposition(self) -> bytes:
@@ -391,6 +442,17 @@ class BookieServer:
         if not silent:
             service.drain()
         await server.stop(0.0 if silent else self._config.drain_timeout_s)
+
+    async def _release(self) -> None:
+        """Note a clean stop, after the last answer and while the directories are locked."""
+        if self._fatal or self._replaced or not self._identity.is_claimed:
+            await self._identity.close()
+            return
+        try:
+            async with asyncio.timeout(BOOKIE_WITHDRAW_TIMEOUT_S):
+                await self._identity.release()
+        except TimeoutError:
+            logger.warning("the stop is not noted in time; the next start finds the one before")
 
     async def _close_bookie(self) -> None:
         """Flush and close, in a thread that may be left behind when a disk does not answer."""

@@ -68,6 +68,19 @@ METADATA_READS_IN_FLIGHT_MAX: Final = 64
 LEDGER_ID_BLOCK: Final = 64
 """Ledger ids taken per round trip. Unused ones are lost when a client ends; ids are plentiful."""
 
+LEDGER_ID_BLOCK_MAX: Final = 4096
+"""The largest block: each one that is used up soon is followed by one of twice its size."""
+
+LEDGER_ID_BLOCK_S: Final = 10.0
+"""A client that needs the next block within this time takes a larger one."""
+
+LEDGER_ID_PAUSE_S: Final = 0.05
+"""The longest pause before a client that lost the id counter to another tries again; it doubles
+each time. Ten clients or so can take their blocks within it."""
+
+LEDGER_ID_PAUSE_S_MAX: Final = 2.0
+"""The longest pause of all: a thousand clients find room within it."""
+
 REGISTRATION_MARGIN_S: Final = 10.0
 """A starting bookie waits for its predecessor's session to end: its timeout, and this much more.
 The server rounds timeouts up to its ticks, and counts anew when its leader changes."""
@@ -79,7 +92,15 @@ REGISTER_RETRY_DELAY_S: Final = 0.2
 """Pause between attempts of a bookie to register again after a lost session."""
 
 DIRECTORY_REFRESH_S: Final = 30.0
-"""A client reads the list of bookies again this often: watches are hints, and free space drifts."""
+"""A client looks at the list of bookies again about this often: watches are hints."""
+
+DIRECTORY_REFRESHES_OF_ALL: Final = 10
+"""Within this many of these looks every registration is read once more, a share each time: free
+space drifts. A client of 300 bookies reads one registration a second."""
+
+DIRECTORY_JITTER_S: Final = 0.2
+"""A client that hears of a change of the bookies waits up to this long before it reads: all clients
+hear of it in the same moment, and a rack that restarts is many changes."""
 
 ZOOKEEPER_CONNECT_ATTEMPT_S: Final = 2.5
 """About how long a server may take to accept a session, before it is tried again. One that is just
@@ -102,6 +123,13 @@ ZOOKEEPER_RESTART_DELAY_S: Final = 0.5
 APPEND_MESSAGE_BYTES_TARGET: Final = 1 * MIB
 """A sender puts what is queued into one message up to this; it amortises one gRPC message."""
 
+APPEND_MESSAGE_ADDS_MAX: Final = 4_096
+"""Adds of one message: of many small ones, more would keep a bookie busy with one client."""
+
+REQUEST_BYTES_MAX: Final = 64 * KIB
+"""A request that carries no entries: some numbers and an access key. A bookie decodes no longer
+one, whatever gRPC lets through."""
+
 MESSAGE_BYTES_MAX: Final = ENTRY_PAYLOAD_BYTES_MAX + 1 * MIB
 """gRPC message size both ways: the largest entry, its frame, and room for the fields around it."""
 
@@ -121,8 +149,9 @@ WRITER_QUEUED_BYTES_FACTOR: Final = 4
 producer that waits for room can pass that bound with one batch and does not come near this one; a
 producer that never waits would fill the memory without it (rule P11)."""
 
-BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 128 * MIB
-"""Append bytes a bookie holds before they are durable; then it stops reading its streams."""
+BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
+"""Append bytes a bookie holds before they are durable; then it stops reading its streams. Twice
+what one writer may have in flight, and a third of a second of a fast disk."""
 
 READ_CHUNKS_AHEAD_MAX: Final = 4
 """Chunks (of about 1 MiB) that are read before the consumer has taken the first."""
@@ -134,11 +163,85 @@ BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
 stored. A stream with more of them has been failing for days: it is ended, its client starts afresh.
 """
 
+BOOKIE_MALFORMED_ADDS_MAX: Final = 16
+"""On one append stream. Each is answered; a client that sends more of them is not one of ours."""
+
 BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
 """Results that wait for a client which does not read them; then its stream is not read either."""
 
-BOOKIE_CALLS_MAX: Final = 10_000
-"""Calls at once, long polls and append streams included; more are refused by gRPC."""
+BOOKIE_APPEND_STREAMS_MAX: Final = 2_048
+"""A client has one per bookie. Each kind of call has a bound of its own, so that many of one kind
+never refuse another."""
+
+BOOKIE_FENCES_MAX: Final = 1_024
+"""Reads of recoveries, too: they fence with their first question."""
+
+BOOKIE_READS_MAX: Final = 1_024
+"""Far more than are served at once; the rest wait in a row, and hold no data."""
+
+BOOKIE_LONG_POLLS_MAX: Final = 4_096
+"""Readers at the tail of a ledger. Above it a client asks again later."""
+
+BOOKIE_CONFIRMS_MAX: Final = 1_024
+"""Writers that tell the last add confirmed as they become idle, and readers that ask for it."""
+
+BOOKIE_LISTS_MAX: Final = 64
+"""Each may be long."""
+
+BOOKIE_DESCRIBES_MAX: Final = 64
+"""People, probes and tools that ask how a bookie does."""
+
+BOOKIE_RECEIVING_MAX: Final = 1_024
+"""Calls whose request has not arrived as a whole: with honest clients it comes with the call."""
+
+BOOKIE_LEFTOVERS_MAX: Final = 1_024
+"""Calls that are answered, and whose clients do not read even a few bytes."""
+
+BOOKIE_CONNECTION_SHARE: Final = 4
+"""One connection may have one in so many of the calls of a kind, so that others have theirs."""
+
+BOOKIE_CALLS_MAX: Final = 12_000
+"""Calls at once in gRPC, which refuses without a look at the kind: above the sum of the bounds."""
+
+BOOKIE_RECEIVE_S: Final = 5.0
+"""A request of a few bytes that is not there by then will not come."""
+
+BOOKIE_ANSWER_BYTES_MAX: Final = 64 * MIB
+"""Bytes read for clients and not sent yet: at a gigabyte per second, a few network round trips."""
+
+BOOKIE_UNREAD_GRACE_S: Final = 1.0
+"""While others wait for memory, an answer that its client has not read for so long is cut; the
+client asks again for what it lacks. One that reads takes its part within milliseconds."""
+
+BOOKIE_UNREAD_S: Final = 30.0
+"""An answer that its client has not read for so long is cut in any case. Consumers pause, and ask
+again afterwards."""
+
+BOOKIE_MEMORY_BYTES: Final = 512 * MIB
+"""Default of a bookie's memory budget: the write cache takes half of it."""
+
+BOOKIE_MEMORY_HIGH: Final = 0.75
+"""Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
+and an idle interpreter take two thirds."""
+
+BOOKIE_MEMORY_CRITICAL: Final = 0.85
+"""Share from which on a client is cut that keeps a bookie waiting for a moment."""
+
+BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
+"""How often a bookie looks at its memory: gRPC takes in about 30 MiB in this time."""
+
+BOOKIE_CONNECTIONS_MAX: Final = 10_000
+"""Connections of clients at once, fewer where the limit of open files is lower. Each client has one
+to each bookie; further ones are closed at once, and their clients try again later."""
+
+BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
+"""Scrapers and health checks are few; further connections to the admin port are closed at once."""
+
+BOOKIE_HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""A connection that says nothing for this long is closed: it would take a client's place."""
+
+BOOKIE_OPEN_LOGS_MAX: Final = 256
+"""Entry logs of one directory that stay open for readers; of more the one used last is closed."""
 
 BOOKIE_READ_THREADS: Final = 4
 """Reads wait for the disk or copy memory; both leave the interpreter's lock to others."""
@@ -172,6 +275,26 @@ SLOW_BOOKIE_GRACE_S: Final = 1.0
 REPLACEMENT_RETRY_S: Final = 1.0
 """A failed bookie that nobody could replace is looked at again after this long."""
 
+BOOKIE_RETURN_DELAY_S: Final = 10.0
+"""A bookie that failed twice stays away from its place in an ensemble for this long, then twice as
+long each time; it has to work for as long to begin afresh. Each return costs a metadata write and
+a fragment, and a bookie whose disk hangs answers probes as if it were well: with this there are
+three of them in a minute (rule P10)."""
+
+BOOKIE_RETURN_DELAY_S_MAX: Final = 120.0
+"""Longest of these pauses: a bookie that was mended is used again after at most this long."""
+
+STALLED_BOOKIES_WAIT_S: Final = 30.0
+"""How long a writer waits for bookies that are alive and acknowledge nothing, when it cannot do
+without them: to give them up would end the ledger. Disks that stall all at once (a storage network
+that fails over, a host that is moved) are back in less (rule P11)."""
+
+BUSY_RETRY_S: Final = 0.05
+"""First pause before a bookie that said it is busy is sent the same again; it doubles."""
+
+BUSY_RETRY_S_MAX: Final = 1.0
+"""Longest of these pauses: what a bookie refuses as busy is small work for it."""
+
 WRITER_CLOSE_GRACE_S: Final = 0.25
 """A closing writer lets the slowest replica catch up for so long, to leave WQ copies behind."""
 
@@ -191,7 +314,26 @@ TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
 READ_TIMEOUT_S: Final = 10.0
-"""One read request to one bookie."""
+"""A bookie that brings nothing of what it was asked for within this time is silent. The time that
+a reader takes over what it has been brought does not count. Busy bookies are asked again for so
+long."""
+
+READ_CALL_S_MAX: Final = 600.0
+"""One read request in all: a bookie wants a bound from every caller. 64 MiB at 1 Mbit/s."""
+
+READ_PARK_S: Final = 1.0
+"""A consumer that has taken nothing for this long has stopped: the call is ended, and what it held
+at the bookie is free. When the consumer goes on, the rest is asked for again."""
+
+BUSY_PAUSE_S: Final = 0.1
+"""A bookie that says that it is busy is asked again after about this long; it doubles each time."""
+
+BUSY_PAUSE_S_MAX: Final = 2.0
+"""The longest of these pauses: a bookie that has room again gets its readers back soon."""
+
+LOOP_LATE_S: Final = 0.1
+"""An event loop that is this late stood still, because somebody computed on it. What has arrived is
+looked at before anybody is called silent."""
 
 SPECULATIVE_READ_DELAY_S: Final = 0.5
 """Without an answer for this long the next replica is asked too."""

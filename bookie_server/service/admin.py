@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import BOOKIE_ADMIN_CONNECTIONS_MAX
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -37,6 +38,13 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+class _Closing(asyncio.Protocol):
+    """Closes a connection for which there is no descriptor to spare (see ``descriptors``)."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 class AdminServer:
     """Serves on a bound socket. Its methods belong to the service thread.
 
@@ -57,6 +65,7 @@ class AdminServer:
         self._metrics = metrics
         self._is_healthy = is_healthy
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Load the HTTP library and serve."""
@@ -86,10 +95,20 @@ class AdminServer:
             application, access_log=None, handle_signals=False, shutdown_timeout=1.0
         )
         await self._runner.setup()
-        await web.SockSite(self._runner, self._listener).start()
+        accepts = self._runner.server
+        assert accepts is not None, "it is there after the setup"
+
+        def protocol() -> asyncio.BaseProtocol:
+            is_full = len(accepts.connections) >= BOOKIE_ADMIN_CONNECTIONS_MAX
+            return _Closing() if is_full else accepts()
+
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(protocol, sock=self._listener)
 
     async def stop(self) -> None:
         """Close the port."""
+        if self._server is not None:
+            self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
         self._listener.close()

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
+from bookie_server.service.cutting import know_calls
 from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.interceptors import MetricsInterceptor
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import BOOKIE_CALLS_MAX
+from spark_ledger.limits import (
+    BOOKIE_CALLS_MAX,
+    BOOKIE_CONNECTIONS_MAX,
+    BOOKIE_HANDSHAKE_TIMEOUT_S,
+)
 from spark_ledger.wire.codec import SERVICE_NAME
 from spark_ledger.wire.options import transfer_options
 
 
-def server_options() -> list[tuple[str, int]]:
+def server_options(connections_max: int = BOOKIE_CONNECTIONS_MAX) -> list[tuple[str, int]]:
     """grpc options of a bookie: sizes, and permission for the keepalive probes of clients."""
     return [
         *transfer_options(),
@@ -28,6 +35,9 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
+        # Each takes a descriptor, and the storage needs some (see ``descriptors``).
+        ("grpc.max_allowed_incoming_connections", connections_max),
+        ("grpc.server_handshake_timeout_ms", int(BOOKIE_HANDSHAKE_TIMEOUT_S * 1000)),
         # Two bookies on one port would each get some of the connections.
         ("grpc.so_reuseport", 0),
     ]
@@ -36,9 +46,16 @@ def server_options() -> list[tuple[str, int]]:
 class GrpcServer:
     """Serves one BookieService. Made and used on the service thread."""
 
-    def __init__(self, service: BookieService, metrics: ServiceMetrics) -> None:
+    def __init__(
+        self,
+        service: BookieService,
+        metrics: ServiceMetrics,
+        *,
+        connections_max: int = BOOKIE_CONNECTIONS_MAX,
+    ) -> None:
+        """Of more than ``connections_max`` connections the newest are closed at once."""
         self._server = grpc.aio.server(
-            options=server_options(),
+            options=server_options(connections_max),
             interceptors=[MetricsInterceptor(metrics)],
             maximum_concurrent_rpcs=BOOKIE_CALLS_MAX,
         )
@@ -60,6 +77,7 @@ class GrpcServer:
 
     async def serve(self) -> None:
         """Answer calls at the bound address."""
+        know_calls(asyncio.get_running_loop())
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Final
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.protocol.events import AddAcknowledged, AddFailed, Event, OpenAppender
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, Appender
 from spark_ledger.types import BookieStatus, LedgerId
+
+_NO_SUSPICION: Final = (BookieStatus.FENCED, BookieStatus.TOO_MANY_REQUESTS)
+"""What says nothing against the bookie: a fence is about the ledger, and who is busy is well."""
 
 
 class Appenders:
@@ -63,6 +67,6 @@ class Appenders:
         if result.status is BookieStatus.OK:
             self._feed(AddAcknowledged(bookie_index, result.bookie_id, result.last_entry))
             return
-        if result.status is not BookieStatus.FENCED:  # which is about the ledger, not the bookie
+        if result.status not in _NO_SUSPICION:
             self._context.suspect(result.bookie_id)
         self._feed(AddFailed(bookie_index, result.bookie_id, result.status, result.message))

@@ -30,6 +30,7 @@ from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.protocol.events import (
+    BookiesChosen,
     ChooseBookies,
     MetadataConflict,
     MetadataFailed,
@@ -93,10 +94,11 @@ class ClientContext:
         """What ``new_ensemble`` lacked a moment ago, and what to do."""
         return shortage(self.directory.all(), count, silent=self.suspects.now())
 
-    async def replacements(self, command: ChooseBookies) -> dict[int, BookieId]:
+    async def replacements(self, command: ChooseBookies) -> BookiesChosen:
         """Bookies for the failed members of an ensemble, as far as there are any (rule P10).
 
-        Others are preferred. A failed bookie that answers again may return to its own index.
+        Others are preferred. A failed bookie that answers again may return to its own index, and a
+        silent one that answers is reported as alive (rule P11). All are asked side by side.
         """
         taken = set(command.members)
         found: dict[int, BookieId] = {}
@@ -106,15 +108,16 @@ class ClientContext:
                 found[bookie_index] = chosen[0]
                 taken.add(chosen[0])
         writable = {info.bookie_id for info in self.directory.writable()}
-        own = {
-            bookie_id: bookie_index
-            for bookie_index, bookie_id in command.failed.items()
-            if bookie_index not in found and bookie_id in writable
-        }
-        async with aclosing(self.suspects.answering(own)) as answering:
+        back = {b: i for i, b in command.failed.items() if i not in found and b in writable}
+        silent = {b: i for i, b in command.silent.items() if i not in found}
+        alive: set[int] = set()
+        async with aclosing(self.suspects.answering({*back, *silent})) as answering:
             async for bookie_id in answering:
-                found[own[bookie_id]] = bookie_id
-        return found
+                if bookie_id in back:
+                    found[back[bookie_id]] = bookie_id
+                else:
+                    alive.add(silent[bookie_id])
+        return BookiesChosen(found, frozenset(alive))
 
     async def _choose(
         self, count: int, *, exclude: frozenset[BookieId], ask_now: bool

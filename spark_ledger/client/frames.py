@@ -13,10 +13,11 @@ from spark_ledger.wire.frame import HEADER_BYTES, Digest, seal_heads
 
 
 class FrameStore:
-    """Frames by entry id, from the first one that is not confirmed.
+    """Frames by entry id, from the first one that is not confirmed, or that a bookie still owes.
 
     Sent runs live on in the transport until they are acknowledged; frames are kept here because
-    an ensemble change sends everything behind the last add confirmed once more.
+    an ensemble change sends everything behind the last add confirmed once more, and a bookie that
+    was busy everything that it has not acknowledged.
     """
 
     def __init__(self, metadata: LedgerMetadata, digest: Digest, *, first_entry: int = 0) -> None:
@@ -53,25 +54,26 @@ class FrameStore:
         self._parts.extend(chain.from_iterable((frame, b"") for frame in frames))
         self._sizes.extend(map(len, frames))
 
-    def release(self, last: EntryId) -> int:
-        """Forget frames up to ``last``; how many there were."""
+    def release(self, last: int) -> None:
+        """Forget frames up to ``last``, if they are still kept."""
         count = last + 1 - self._first
+        if count <= 0:
+            return
         self._released += count
-        assert count >= 0 and self._released <= len(self._sizes), "only kept entries are released"
+        assert self._released <= len(self._sizes), "only kept entries are released"
         if 2 * self._released >= len(self._sizes):
             del self._parts[: 2 * self._released]
             del self._sizes[: self._released]
             self._released = 0
             self._cached, self._cached_runs = None, []  # memory: nobody asks for them again
         self._first = last + 1
-        return count
 
     def runs(self, bookie_index: int, first: int, last: int) -> list[EntryRun]:
         """The entries ``first..last`` of one bookie as runs of about a message's size.
 
         With E == WQ every bookie gets the same runs: they are made once.
         """
-        assert first >= self._first, "confirmed entries are never sent again"
+        assert first >= self._first, "what every bookie holds is never sent again"
         start = first - self._first + self._released
         if self._quorums.ensemble_size != self._quorums.write_quorum:
             ids = entries_of_index(bookie_index, first, last, self._quorums)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 from collections.abc import Mapping
@@ -66,11 +67,20 @@ class LedgerClient:
 
     @classmethod
     async def over(
-        cls, store: MetadataStore, transport: Transport | None, config: ClientConfig | None = None
+        cls,
+        store: MetadataStore,
+        transport: Transport | None,
+        config: ClientConfig | None = None,
+        *,
+        draw: random.Random | None = None,
     ) -> Self:
-        """A client over a store and a transport (gRPC when None), both of which it then owns."""
+        """A client over a store and a transport (gRPC when None), both of which it then owns.
+
+        ``draw`` is for whatever it does at random: choosing bookies, and when to try again.
+        """
+        draw = draw or random.Random()  # noqa: S311 - no secret comes from it
         await ensure_cluster(store)
-        directory = BookieDirectory(BookieRegistry(store))
+        directory = BookieDirectory(BookieRegistry(store), draw)
         await directory.start()
         if transport is None:
             # grpc is loaded here and not above: importing spark_ledger shall not cost it.
@@ -80,10 +90,11 @@ class LedgerClient:
         return cls(
             ClientContext(
                 store=store,
-                ledgers=LedgerStore(store),
+                ledgers=LedgerStore(store, draw),
                 directory=directory,
                 transport=transport,
                 config=config or ClientConfig(),
+                random=draw,
             )
         )
 
@@ -203,7 +214,7 @@ class LedgerClient:
 
     async def list_bookies(self) -> list[BookieInfo]:
         """The bookies that are registered now."""
-        await self._context.directory.refresh()
+        await self._context.directory.refresh(all_again=True)
         return self._context.directory.all()
 
     async def close(self) -> None:

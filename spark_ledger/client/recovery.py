@@ -12,7 +12,6 @@ from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.events import (
-    BookiesChosen,
     CancelRead,
     ChooseBookies,
     CloseAppender,
@@ -207,7 +206,7 @@ class Recovery:
         self._appenders.send(command.bookie_index, runs)
 
     async def _choose(self, command: ChooseBookies) -> Event:
-        return BookiesChosen(await self._context.replacements(command))
+        return await self._context.replacements(command)
 
     async def _write_metadata(self, command: WriteMetadata) -> Event:
         return await self._context.write_metadata(command)

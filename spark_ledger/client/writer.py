@@ -31,7 +31,6 @@ from spark_ledger.protocol.events import (
     Abandon,
     AnnounceLastConfirmed,
     Append,
-    BookiesChosen,
     ChooseBookies,
     Close,
     CloseAppender,
@@ -45,7 +44,7 @@ from spark_ledger.protocol.events import (
     SendEntries,
     WriteMetadata,
 )
-from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import Digest
 
 
@@ -77,6 +76,8 @@ class LedgerWriter:
         self._access_key = access_key
         self._loop = asyncio.get_running_loop()
         config = context.config
+        self.bytes_in_flight_max = config.bytes_in_flight_max
+        """The bound that ``wait_for_room`` keeps."""
         self._machine = AppendMachine(
             ledger.value,
             ledger.version,
@@ -88,6 +89,8 @@ class LedgerWriter:
             ),
         )
         self._frames = FrameStore(ledger.value, digest)
+        self._confirmed_to: int = NO_ENTRY
+        """The last entry whose fate was told."""
         self._pending: deque[Completion] = deque()
         """Fates of the entries that the machine knows and has not confirmed, in entry order."""
         self._queue: list[bytes] = []
@@ -97,7 +100,7 @@ class LedgerWriter:
         self.has_room = True
         """Whether another append would stay within the bound on bytes in flight. A plain flag, so
         that other threads may look at it."""
-        self._room_bytes = self._machine.bytes_in_flight_max
+        self._room_bytes = self.bytes_in_flight_max
         """What the queue may hold, given what the machine has in flight."""
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._progress: asyncio.Event = asyncio.Event()
@@ -157,11 +160,6 @@ class LedgerWriter:
         """Whether nothing more can be appended."""
         return self._closing is not None or self._machine.error is not None
 
-    @property
-    def bytes_in_flight_max(self) -> int:
-        """The bound that ``wait_for_room`` keeps."""
-        return self._machine.bytes_in_flight_max
-
     # -- appending ---------------------------------------------------------------------------------
 
     async def append(self, payload: bytes) -> EntryId:
@@ -214,7 +212,7 @@ class LedgerWriter:
     def _check_accepts(self) -> None:
         self.check_open()
         # Who ignores ``wait_for_room`` must not fill the memory either (rule P11).
-        if self._queue_bytes > WRITER_QUEUED_BYTES_FACTOR * self._machine.bytes_in_flight_max:
+        if self._queue_bytes > WRITER_QUEUED_BYTES_FACTOR * self.bytes_in_flight_max:
             raise TooManyRequestsError(
                 f"ledger {self.ledger_id}: {self._queue_bytes} bytes wait already; "
                 "await wait_for_room() between appends"
@@ -294,12 +292,12 @@ class LedgerWriter:
                 raise AssertionError(f"not a command of a writer: {command!r}")
 
     def _confirm(self, last: EntryId) -> None:
-        first = last + 1 - self._frames.release(last)
         pending = self._pending
-        for entry_id in range(first, last + 1):
+        for entry_id in range(self._confirmed_to + 1, last + 1):
             completion = pending.popleft()
             if not completion.done():
                 completion.set_result(entry_id)
+        self._confirmed_to = last
 
     def _fail_entries(self, error: LedgerError) -> None:
         failed = [*self._pending, *self._queue_completions]
@@ -308,12 +306,12 @@ class LedgerWriter:
         _fail(failed, error)
 
     async def _choose(self, command: ChooseBookies) -> Event:
-        found = await self._context.replacements(command)
+        chosen = await self._context.replacements(command)
         self._context.use(self._counted, -1)
-        for bookie_index, bookie_id in found.items():
+        for bookie_index, bookie_id in chosen.replacements.items():
             self._counted[bookie_index] = bookie_id
         self._context.use(self._counted, +1)
-        return BookiesChosen(found)
+        return chosen
 
     async def _write_metadata(self, command: WriteMetadata) -> Event:
         return await self._context.write_metadata(command)
@@ -335,7 +333,9 @@ class LedgerWriter:
     def _on_progress(self) -> None:
         self._progress.set()
         machine = self._machine
-        self._room_bytes = machine.bytes_in_flight_max - machine.bytes_in_flight
+        # A busy bookie is sent once more what it has not acknowledged, confirmed or not.
+        self._frames.release(min(machine.held_by_all, machine.last_add_confirmed))
+        self._room_bytes = self.bytes_in_flight_max - machine.bytes_in_flight
         self.has_room = self._queue_bytes < self._room_bytes
         if self._waiting_for_room and (self.has_room or self.is_closed):
             waiting, self._waiting_for_room = self._waiting_for_room, []

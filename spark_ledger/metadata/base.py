@@ -88,6 +88,13 @@ class MetadataStore(Protocol):
     async def children(self, path: str) -> list[str]:
         """Names of the children, sorted. A missing node has none."""
 
+    async def listing(self, path: str) -> Versioned[list[str]]:
+        """The children, with a number that grows by one with each child that comes or goes.
+
+        Whoever has seen the list before reads only what changed: if the numbers differ by more than
+        the names do, a child was replaced by another of its name. A missing node has none, and -1.
+        """
+
     async def create(
         self, path: str, data: bytes, *, ephemeral: bool = False, make_parents: bool = True
     ) -> None:

@@ -314,7 +314,7 @@ class BookieRegistry:
         found: dict[BookieId, BookieInfo] = {}
         for state in (BookieState.WRITABLE, BookieState.READ_ONLY):
             names = await self._store.children(f"{BOOKIES_PATH}/{state.value}")
-            infos = await asyncio.gather(*(self._read_listed(state, name) for name in names))
+            infos = await asyncio.gather(*(self.read_listed(state, name) for name in names))
             found.update((info.bookie_id, info) for info in infos if info is not None)
         return [found[bookie_id] for bookie_id in sorted(found)]
 
@@ -347,7 +347,13 @@ class BookieRegistry:
         # The path decides about the state; the data inside may be older.
         return replace(decode_bookie(path, bookie_id, node.value), state=state)
 
-    async def _read_listed(self, state: BookieState, name: str) -> BookieInfo | None:
+    async def names(self, state: BookieState) -> Versioned[BookieIds]:
+        """Who is registered in one state, with the number of changes; see ``store.listing``."""
+        found = await self._store.listing(f"{BOOKIES_PATH}/{state.value}")
+        return Versioned([BookieId(name) for name in found.value], found.version)
+
+    async def read_listed(self, state: BookieState, name: str) -> BookieInfo | None:
+        """One registration; None if it is gone, or cannot be read."""
         try:
             return await self._read(state, BookieId(name))
         except (CorruptionError, ConfigurationError) as error:

@@ -7,6 +7,7 @@ has more than ten thousand children. Its version is the token of the compare-and
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,25 +20,18 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.limits import (
-    LEDGER_ID_BLOCK,
     METADATA_ATTEMPTS,
     METADATA_READS_IN_FLIGHT_MAX,
 )
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.codec import (
-    CounterNode,
     decode_ledger,
-    decode_node,
     encode_ledger,
-    encode_node,
 )
+from spark_ledger.metadata.ledger_ids import LedgerIds
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 LEDGERS_PATH: Final = "ledgers"
-COUNTER_PATH: Final = "ledger-id-counter"
-
-FIRST_LEDGER_ID: Final = 1
-
 _NAME: Final = re.compile(r"L(\d{4})")
 
 
@@ -52,20 +46,13 @@ def ledger_path(ledger_id: LedgerId) -> str:
 class LedgerStore:
     """Ledgers in a metadata store. One per client, on its loop."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, draw: random.Random | None = None) -> None:
         self._store = store
-        self._next_id = 0
-        self._block_end = 0
-        self._counter_lock = asyncio.Lock()
+        self._ids = LedgerIds(store, draw or random.Random())  # noqa: S311 - jitter
 
     async def new_ledger_id(self) -> LedgerId:
         """An id that no other ledger has or had. Ids of one client ascend, with gaps."""
-        async with self._counter_lock:
-            if self._next_id == self._block_end:
-                self._next_id = await self._take_block()
-                self._block_end = self._next_id + LEDGER_ID_BLOCK
-            self._next_id += 1
-            return LedgerId(self._next_id - 1)
+        return await self._ids.take()
 
     async def create(self, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
         """Make a ledger known. Nothing may be sent to a bookie before this returned.
@@ -188,31 +175,6 @@ class LedgerStore:
                 *(self._store.children(f"{LEDGERS_PATH}/{name}") for name in part)
             )
         return found
-
-    async def _take_block(self) -> int:
-        """First id of a block that is ours. Losing a block to a lost reply costs only its ids."""
-        unknown = 0
-        while True:
-            try:
-                node = await self._store.get(COUNTER_PATH)
-            except NotFoundError:
-                first, version = FIRST_LEDGER_ID, None
-            else:
-                first = decode_node(CounterNode, COUNTER_PATH, node.value).next_id
-                version = node.version
-            data = encode_node(CounterNode(next_id=first + LEDGER_ID_BLOCK, token=uuid.uuid4().hex))
-            try:
-                if version is None:
-                    await self._store.create(COUNTER_PATH, data)
-                else:
-                    await self._store.put(COUNTER_PATH, data, version)
-                return first
-            except ConflictError:
-                continue  # another client took this block, so the system makes progress
-            except OutcomeUnknownError:
-                unknown += 1
-                if unknown == METADATA_ATTEMPTS:
-                    raise
 
 
 def _no_such_ledger(ledger_id: LedgerId) -> NoSuchLedgerError:

@@ -45,6 +45,7 @@ class _Node:
     data: bytes
     version: int = 0
     owner: int | None = None  # the session an ephemeral node belongs to
+    changes: int = 0  # children that came or went
 
 
 class Outcome(Enum):
@@ -104,6 +105,11 @@ class MemoryTree:
     def children(self, path: str) -> list[str]:
         with self.lock:
             return sorted(self._children.get(path, ()))
+
+    def listing(self, path: str) -> Versioned[list[str]]:
+        with self.lock:
+            node = self._nodes.get(path)
+            return Versioned(self.children(path), -1 if node is None else node.changes)
 
     def apply(self, operations: Sequence[Operation], *, owner: int | None = None) -> None:
         """All of the operations, or none; ``owner`` makes created nodes ephemeral."""
@@ -190,8 +196,11 @@ class MemoryTree:
         self._replace(path, after)
 
     def _replace(self, path: str, node: _Node | None) -> None:
-        name = path.rpartition("/")[2]
-        siblings = self._children[parent_of(path)]
+        name, parent = path.rpartition("/")[2], parent_of(path)
+        siblings = self._children[parent]
+        if (node is None) is (path in self._nodes):
+            above = self._nodes[parent]
+            self._nodes[parent] = replace(above, changes=above.changes + 1)
         if node is None:
             del self._nodes[path], self._children[path]
             siblings.discard(name)
@@ -232,6 +241,10 @@ class MemoryMetadataStore:
     async def children(self, path: str) -> list[str]:
         check_path(path)
         return await self._read("children", path, lambda: self.tree.children(path))
+
+    async def listing(self, path: str) -> Versioned[list[str]]:
+        check_path(path)
+        return await self._read("children", path, lambda: self.tree.listing(path))
 
     async def create(
         self, path: str, data: bytes, *, ephemeral: bool = False, make_parents: bool = True

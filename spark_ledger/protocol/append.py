@@ -1,15 +1,8 @@
 """The writer of a ledger: ids, confirmation in order, ensemble changes, close.
 
-In short (the numbers are those of the rules in README.md beside this file):
-
-* An entry is confirmed when all before it are, AQ bookies of its write set hold it, no ensemble
-  change is in progress, and its ensemble is the one in the metadata (rule P4).
-* A bookie that fails is replaced from LAC + 1 on: choose, compare-and-set, forget what the replaced
-  members acknowledged, resend, and only then confirm again, also when nothing could be replaced
-  (rules P7 and P8).
-* Without a replacement the writer goes on while AQ is in reach and looks again later (rule P10).
-* Failures with nothing pending wait for the next add (rule P9).
-* A writer that finds its ledger taken over withdraws; it never overrides (rule P18).
+An entry is confirmed in order, by AQ bookies of the ensemble that is in the metadata, and not while
+a change of it is being written (rule P4). A bookie that fails is replaced from LAC + 1 on (rules P7
+and P8); without a replacement the writer goes on while AQ is in reach (rule P10).
 """
 
 from __future__ import annotations
@@ -45,7 +38,13 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.protocol.lengths import Lengths
 from spark_ledger.protocol.replication import Replication
-from spark_ledger.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
+from spark_ledger.types import (
+    NO_ENTRY,
+    BookieId,
+    EntryId,
+    LedgerMetadata,
+    LedgerState,
+)
 
 _ENDING: Final = (Phase.CLOSING, Phase.CLOSED)
 """The phases in which no entry is taken or confirmed any more."""
@@ -57,8 +56,8 @@ class AppendMachine:
     With L = ``last_add_confirmed`` and P = ``last_add_pushed``, after every event:
 
         -1 <= L <= P = the last entry pushed to the members
-        L never goes back, and moves in WRITING only              (rules P4 and P5)
-        WRITING  =>  the members are the last ensemble in the metadata,
+        L never goes back, and moves in WRITING and CHOOSING only (rules P4 and P5)
+        WRITING or CHOOSING  =>  the members are the last ensemble in the metadata,
                      and its first entry is at most L + 1          (rules P4 and P7)
         CLOSING or CLOSED  <=>  an error stopped the writer, or the application closes it
     """
@@ -85,7 +84,7 @@ class AppendMachine:
             metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
         )
         self._lengths = Lengths()
-        self._announced: int = NO_ENTRY
+        self._announced: EntryId = NO_ENTRY
         """The last add confirmed that bookies were told of, by an entry or on its own."""
         self._last_append_at = now
         self._replacements: dict[int, BookieId] = {}
@@ -158,11 +157,6 @@ class AppendMachine:
         return self.bytes_in_flight < self._limits.bytes_in_flight_max
 
     @property
-    def bytes_in_flight_max(self) -> int:
-        """The bound that ``has_room`` keeps."""
-        return self._limits.bytes_in_flight_max
-
-    @property
     def is_idle(self) -> bool:
         """Nothing to wait for: no tick is needed until the next event."""
         if self._phase is Phase.CLOSED:
@@ -179,16 +173,14 @@ class AppendMachine:
         ticks then, and not before: what ``_on_tick`` comes to look at has to be named here."""
         if self._phase in _ENDING:
             return None
-        limits, replication = self._limits, self._replication
+        limits = self._limits
         silence_s = limits.add_timeout_s if self.has_room else limits.slow_bookie_grace_s
-        silent_at, also_at = replication.next_silence(silence_s), None
+        due = [self._replication.next_silence(silence_s)]
         if self._last_add_pushed > self._last_add_confirmed:
-            also_at = replication.next_retry()
+            due.append(self._replication.next_retry())
         elif self._announced < self._last_add_confirmed:
-            also_at = self._last_append_at + limits.explicit_lac_delay_s
-        if silent_at is None or also_at is None:
-            return also_at if silent_at is None else silent_at
-        return min(silent_at, also_at)
+            due.append(self._last_append_at + limits.explicit_lac_delay_s)
+        return min((at for at in due if at is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
@@ -256,15 +248,19 @@ class AppendMachine:
         return self._confirm()
 
     def _confirm(self) -> list[Command]:
-        """Move LAC as far as the acknowledgements allow; never during an ensemble change.
+        """Move LAC as far as the acknowledgements allow; never while an ensemble change is written.
 
-        The new fragment starts at LAC + 1 as of when the change began (rule P7). Were LAC to move
-        meanwhile, entries confirmed on the old bookies would belong to a fragment that names others
-        (apache/bookkeeper #4651).
+        The new fragment starts at LAC + 1 as of when it was computed (rule P7). Were LAC to move
+        from then on, entries confirmed on the old bookies would belong to a fragment that names
+        others (apache/bookkeeper #4651). While bookies are only being looked for nothing is
+        computed yet: what members that stay hold is confirmed, whatever a probe takes (rule P4).
         """
-        if self._phase is not Phase.WRITING:
+        if self._phase is Phase.WRITING:
+            end = self._replication.confirmed_end()
+        elif self._phase is Phase.CHOOSING:
+            end = self._replication.confirmed_by_live()
+        else:
             return []
-        end = self._replication.confirmed_end()
         if end <= self._last_add_confirmed:
             return []  # LAC never goes back (rule P5): after a change members start from LAC again
         assert end <= self._last_add_pushed, "Only entries that were added are confirmed."
@@ -277,9 +273,10 @@ class AppendMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self._phase in _ENDING:
             return []  # its appenders are closed; only the metadata store has a say now
-        if not self._replication.fail(
-            event.bookie_index, event.bookie_id, now, self._limits.replacement_retry_s
-        ):
+        excused = self._replication.excuse(event, now)
+        if excused is not None:
+            return excused
+        if not self._replication.fail(event, now, self._limits.replacement_retry_s):
             return []  # not a member any more: what it says of the ledger may be long out of date
         closing: list[Command] = [CloseAppender(event.bookie_index)]
         refusal = append_errors.refusal(self._metadata.ledger_id, event)
@@ -287,26 +284,31 @@ class AppendMachine:
             return closing + self._stop(refusal)
         return closing + self._change_if_needed(now)
 
-    def _change_if_needed(self, now: float) -> list[Command]:
-        """Start an ensemble change, if a bookie has failed and entries are waiting."""
+    def _change_if_needed(self, now: float, silent: tuple[int, ...] = ()) -> list[Command]:
+        """Start an ensemble change, if a bookie has failed and entries are waiting.
+
+        ``silent`` have not failed, and cannot be spared: others are looked for (rule P11).
+        """
         if self._phase is not Phase.WRITING:
             return []
         if self._last_add_pushed == self._last_add_confirmed:
             # Nothing waits for the bookie. The next add deals with it (rule P9); a change now would
             # write metadata for a fragment that may never get an entry.
             return []
-        if self._replication.failed_due(now):
+        if silent or self._replication.failed_due(now):
             self._enter(Phase.CHOOSING)
-            return [self._replication.choose(now)]
-        if self._replication.can_confirm():
-            return []  # rule P10: go on with fewer copies, look again later
+            return [self._replication.choose(now, silent)]
+        if self._replication.can_confirm():  # rule P10: go on with fewer copies, look again later
+            return []
         return self._give_up("no other writable bookie can replace them")
 
     def _on_chosen(self, event: BookiesChosen, now: float) -> list[Command]:
         if self._phase is not Phase.CHOOSING:
             return []
-        self._replacements = self._replication.chosen(event, now, self._limits.replacement_retry_s)
-        return self._write_change(now) if self._replacements else self._end_change(now)
+        self._replacements, closing = self._replication.chosen(
+            event, now, self._limits.replacement_retry_s
+        )
+        return closing + (self._write_change(now) if self._replacements else self._end_change(now))
 
     def _write_change(self, now: float) -> list[Command]:
         """Write the new ensemble, from LAC + 1 on, into the metadata (rule P7)."""
@@ -350,8 +352,8 @@ class AppendMachine:
         The close is safe without asking anybody: what is confirmed is on AQ bookies, and what is
         not was promised to nobody (rule P10).
         """
-        end = self._last_add_confirmed
-        self._error = append_errors.ensemble_lost(self._metadata, self._replication, end, reason)
+        end, members = self._last_add_confirmed, self._replication
+        self._error = append_errors.cannot_go_on(self._metadata, members, end, reason)
         return [FailEntries(self._error), *self._write_closed()]
 
     def _stop(self, error: LedgerError) -> list[Command]:
@@ -436,9 +438,8 @@ class AppendMachine:
     def _on_abandon(self, event: Abandon) -> list[Command]:
         """End now, whatever is in progress; the ledger stays open for a recovery to close.
 
-        Nothing is written: a close from here could race with a change that is in flight. Appenders
-        are not closed one by one, because the shell that gives this event ends with all of them.
-        The first error stays: it says what happened to the ledger, this one only to the client.
+        Nothing is written: a close from here could race with a change that is in flight. The shell
+        closes all appenders. The first error stays: this one says only what the client did.
         """
         if self._error is None:
             self._error = event.error
@@ -478,13 +479,15 @@ class AppendMachine:
         if self._phase in _ENDING:
             return []
         limits, replication = self._limits, self._replication
-        silent = set(replication.silent_indexes(now, limits.add_timeout_s))
+        commands = replication.resume(now)
+        failing, asked = replication.silence(now, limits.add_timeout_s, limits.stalled_wait_s)
         if not self.has_room:
             # Slow is not failed (rule P11), until it stops producers: then the bookies that the
             # ack quorum can do without are given up early.
-            silent.update(replication.spare_indexes(now, limits.slow_bookie_grace_s))
-        commands = replication.fail_silent(sorted(silent), now, limits.replacement_retry_s)
-        commands += self._change_if_needed(now)  # one change for all of them
+            failing.update(replication.spare_indexes(now, limits.slow_bookie_grace_s))
+        retry_s, wait_s = limits.replacement_retry_s, limits.stalled_wait_s
+        commands += replication.fail_silent(failing, now, retry_s, wait_s)
+        commands += self._change_if_needed(now, asked)  # one change for all of them
         idle = (
             self._last_add_pushed == self._last_add_confirmed
             and now - self._last_append_at >= limits.explicit_lac_delay_s
@@ -492,8 +495,6 @@ class AppendMachine:
         if idle and self._announced < self._last_add_confirmed:
             # Entries carry the LAC of when they were sent, so without this the last ones stay
             # invisible to readers for as long as the writer has nothing to add (rule P5).
-            self._announced = self._last_add_confirmed
-            commands.append(
-                AnnounceLastConfirmed(self._last_add_confirmed, replication.live_bookies)
-            )
+            self._announced = end = self._last_add_confirmed
+            commands.append(AnnounceLastConfirmed(end, replication.live_bookies))
         return commands

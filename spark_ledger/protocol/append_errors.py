@@ -1,6 +1,6 @@
 """What a writer tells its application when it stops: one function for each reason.
 
-An error says what is known of the entries. Only ``EnsembleLostError`` names a final end, because
+An error says what is known of the entries. Only those of ``cannot_go_on`` name a final end, because
 only then does the writer close the ledger itself; all others leave entries in flight whose fate a
 recovery decides (rule P18), so none of them may sound as if nothing had been stored.
 """
@@ -24,25 +24,40 @@ from spark_ledger.types import BookieStatus, EntryId, LedgerId, LedgerMetadata
 def refusal(ledger_id: LedgerId, event: AddFailed) -> LedgerError | None:
     """Why this failure is about the ledger and not about the bookie; None if it is not.
 
-    A writer that took such an answer for an ordinary failure would replace the bookies that refuse
-    it, and go on behind the back of the recovery that fenced them (rules P12 and P20).
+    A writer that took a fence for an ordinary failure would replace the bookies that refuse it, and
+    go on behind the back of the recovery that fenced them (rule P12). A bookie that refuses the
+    password is one bad bookie: this client made the ledger, so its password is right (rule P20).
     """
     bookie = f"ledger {ledger_id}: bookie {event.bookie_id}"
     if event.status is BookieStatus.FENCED:
         return FencedError(f"{bookie} says that another client has fenced the ledger")
-    if event.status is BookieStatus.UNAUTHORIZED:
-        return UnauthorizedError(f"{bookie} refuses the ledger's password {event.message}".rstrip())
     return None
 
 
-def ensemble_lost(
+def describe(replication: Replication) -> str:
+    """The bookies that failed, each with how it failed."""
+    return ", ".join(
+        f"{member.bookie_id} ({member.status.name.lower()}{member.reason and ': '}{member.reason})"
+        for member in sorted(replication.failed_members, key=lambda member: member.bookie_id)
+    )
+
+
+def cannot_go_on(
     metadata: LedgerMetadata, replication: Replication, end: EntryId, reason: str
-) -> EnsembleLostError:
-    """Failed bookies cannot be replaced (rule P10); the ledger is closed at ``end``."""
-    failed = ", ".join(sorted(replication.failed_bookies))
+) -> LedgerError:
+    """Failed bookies cannot be replaced (rule P10); the ledger is closed at ``end``.
+
+    If those that refuse the password are too many already, that is what there is to say (rule P20).
+    """
+    name, failed = f"ledger {metadata.ledger_id} ({metadata.quorums})", describe(replication)
+    if not replication.suffices_without(replication.failed_with(BookieStatus.UNAUTHORIZED)):
+        return UnauthorizedError(
+            f"{name}: bookies {failed} refuse the ledger's password, and {reason}; the ledger ends "
+            f"at entry {end}. Another client may have used its id before: write to a new ledger"
+        )
     return EnsembleLostError(
-        f"ledger {metadata.ledger_id} ({metadata.quorums}): bookies {failed} failed and {reason}; "
-        f"the ledger ends at entry {end}. Start bookies, then write to a new ledger"
+        f"{name}: bookies {failed} failed and {reason}; the ledger ends at entry {end}. Start "
+        "bookies, then write to a new ledger"
     )
 
 

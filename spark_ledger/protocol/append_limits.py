@@ -12,6 +12,7 @@ from spark_ledger.limits import (
     EXPLICIT_LAC_DELAY_S,
     REPLACEMENT_RETRY_S,
     SLOW_BOOKIE_GRACE_S,
+    STALLED_BOOKIES_WAIT_S,
     WRITER_BYTES_IN_FLIGHT_MAX,
 )
 
@@ -29,3 +30,4 @@ class AppendLimits:
     bytes_in_flight_max: int = WRITER_BYTES_IN_FLIGHT_MAX
     replacement_retry_s: float = REPLACEMENT_RETRY_S
     explicit_lac_delay_s: float = EXPLICIT_LAC_DELAY_S
+    stalled_wait_s: float = STALLED_BOOKIES_WAIT_S

@@ -20,7 +20,8 @@ from spark_ledger.protocol.events import (
 
 
 class Phase(Enum):
-    """What the writer is doing. CHOOSING and CHANGING are one ensemble change: LAC stays."""
+    """What the writer is doing. CHOOSING and CHANGING are one ensemble change; LAC stays while it
+    is CHANGING."""
 
     WRITING = auto()
     CHOOSING = auto()

@@ -52,9 +52,13 @@ class AddFailed(NamedTuple):
 
 
 class BookiesChosen(NamedTuple):
-    """Replacements for indexes, as far as there are any. Answers ``ChooseBookies``."""
+    """Replacements for indexes, as far as there are any. Answers ``ChooseBookies``.
+
+    ``answering``: those of ``silent`` whose bookie answers a probe.
+    """
 
     replacements: Mapping[int, BookieId]
+    answering: frozenset[int] = frozenset()
 
 
 class MetadataWritten(NamedTuple):
@@ -102,6 +106,11 @@ class Tick(NamedTuple):
     Machines keep no timers: what is due follows from the time that comes with the event, so a late
     tick delays things and changes nothing else.
     """
+
+
+class ConsumerReady(NamedTuple):
+    """Entries are taken again after they were not for a while. Silence counts from here: nobody was
+    asked for anything meanwhile."""
 
 
 class LastConfirmedAnswer(NamedTuple):
@@ -161,6 +170,7 @@ Event = (
     | Close
     | Abandon
     | Tick
+    | ConsumerReady
     | LastConfirmedAnswer
     | EntriesRead
     | ReadEnded
@@ -217,11 +227,13 @@ class ChooseBookies(NamedTuple):
     """Find bookies for indexes: not ``members``, and one of ``failed`` only if it works again.
 
     A failed bookie may return to its own index (rule P10), never to another: ``failed`` says which.
+    Those of ``silent`` have not failed (rule P11): who is not replaced is asked for a sign of life.
     """
 
     indexes: tuple[int, ...]
     members: frozenset[BookieId]
     failed: Mapping[int, BookieId]
+    silent: Mapping[int, BookieId]
 
 
 class WriteMetadata(NamedTuple):

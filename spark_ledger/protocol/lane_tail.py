@@ -91,6 +91,13 @@ class LaneTail:
         )
         return is_not_written(denials, metadata.quorums)
 
+    def needs_refused(self, metadata: LedgerMetadata) -> bool:
+        """Whether denials by the bookies that refuse the password would settle the next entry."""
+        answers = [a for a in self._answers.values() if a.entry_id == self._next_entry]
+        denials = sum(a.status.is_denial for a in answers)
+        refusals = sum(a.status is BookieStatus.UNAUTHORIZED for a in self._answers.values())
+        return refusals > 0 and is_not_written(denials + refusals, metadata.quorums)
+
     def describe(self, metadata: LedgerMetadata) -> str:
         """Who said what of the next entry, for an error message."""
         bookies = metadata.last_fragment.bookies

@@ -33,6 +33,8 @@ class LastConfirmedRead:
         self._answered: set[int] = set()
         self._highest: int = NO_ENTRY
         self._last_problem = ""
+        self._refused = False
+        """Whether a bookie refused the password."""
         self._result: EntryId | None = None
         self._error: LedgerError | None = None
 
@@ -66,9 +68,6 @@ class LastConfirmedRead:
         self._answered.add(event.bookie_index)
         quorums, name = self._metadata.quorums, f"ledger {self._metadata.ledger_id}"
         bookie_id = self._metadata.last_fragment.bookies[event.bookie_index]
-        if event.status is BookieStatus.UNAUTHORIZED:
-            self._error = UnauthorizedError(f"{name}: bookie {bookie_id} refuses the password")
-            return True
         if event.status is BookieStatus.OK:
             self._highest = max(self._highest, event.last_add_confirmed)
         if event.status is BookieStatus.OK or event.status.is_denial:
@@ -76,6 +75,9 @@ class LastConfirmedRead:
             # bookie will store nothing of the old writer from now on (rule P12).
             self._known.add(event.bookie_index)
         else:
+            # One that refuses the password too: the client has compared it with the metadata, so
+            # it is one bad bookie as long as the others suffice (rule P20).
+            self._refused |= event.status is BookieStatus.UNAUTHORIZED
             self._last_problem = f"bookie {bookie_id}: {event.status.name.lower()} {event.message}"
         if is_covered(frozenset(self._known), quorums):
             # Never below the last fragment: what is before it was confirmed when the fragment was
@@ -86,6 +88,12 @@ class LastConfirmedRead:
             return True
         if len(self._answered) == quorums.ensemble_size:
             kind = RecoveryError if self._fence else BookieUnavailableError
+            if self._refused:
+                self._error = UnauthorizedError(
+                    f"{name} ({quorums}): bookies refuse the ledger's password, and the others do "
+                    f"not suffice to know its end; the last problem was {self._last_problem}"
+                )
+                return True
             self._error = kind(
                 f"{name} ({quorums}): too few bookies answer to know its end; the last problem was "
                 f"{self._last_problem.strip()}. Start them and open the ledger again"

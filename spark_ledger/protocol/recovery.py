@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from spark_ledger.errors import FencedError, LedgerError, RecoveryError, UnauthorizedError
-from spark_ledger.limits import ADD_TIMEOUT_S
+from spark_ledger.errors import FencedError, LedgerError
+from spark_ledger.limits import ADD_TIMEOUT_S, STALLED_BOOKIES_WAIT_S
+from spark_ledger.protocol import recovery_errors
 from spark_ledger.protocol.ensemble import (
     closed,
     entry_range,
@@ -62,7 +63,6 @@ from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.recovery_phases import TRANSITIONS, Phase
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import (
-    BookieStatus,
     EntryId,
     Fragment,
     LedgerMetadata,
@@ -273,14 +273,6 @@ class RecoveryMachine:
     def _on_read_ended(self, event: ReadEnded, now: float) -> list[Command]:
         if self._phase is not Phase.READING:
             return []
-        if event.status is BookieStatus.UNAUTHORIZED:
-            # The password is the ledger's, so the other bookies refuse it too (rule P20). Going on
-            # would end in "too few answers", which hides what is wrong.
-            return self._failed(
-                UnauthorizedError(
-                    f"ledger {self._metadata.ledger_id}: a bookie refuses the password"
-                )
-            )
         if self._tails[event.lane].on_ended(event) and self._end is None:
             return [self._read(event.lane, event.bookie_index)]
         return self._find_end(now)
@@ -295,7 +287,9 @@ class RecoveryMachine:
             return self._end_if_complete()
         tail = min(self._tails, key=lambda tail: tail.next_entry)
         if not tail.is_settled(self._metadata):
-            return [] if tail.is_waiting else self._failed(self._unknown_end(tail))
+            if tail.is_waiting:
+                return []
+            return self._failed(recovery_errors.unknown_end(self._metadata, tail))
         self._end = tail.next_entry - 1
         assert self._end >= self._start, "What a bookie knew to be confirmed is never cut off."
         commands: list[Command] = [
@@ -304,15 +298,6 @@ class RecoveryMachine:
             for bookie_index in tail.reading
         ]
         return commands + self._write_back(now) + self._end_if_complete()
-
-    def _unknown_end(self, tail: LaneTail) -> RecoveryError:
-        """All replicas have answered and do not suffice. Cutting the ledger here might lose a
-        confirmed entry, so the ledger stays as it is until more bookies are back (rule P14)."""
-        return RecoveryError(
-            f"ledger {self._metadata.ledger_id} ({self._metadata.quorums}): too few bookies tell "
-            f"whether entry {tail.next_entry} was written ({tail.describe(self._metadata)}). Start "
-            "them and open the ledger again"
-        )
 
     # -- writing back ------------------------------------------------------------------------------
 
@@ -350,20 +335,15 @@ class RecoveryMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self._replication is None or self._phase is not Phase.READING:
             return []  # all is stored: only the metadata store has a say now
-        if not self._replication.fail(
-            event.bookie_index, event.bookie_id, now, self._add_timeout_s
-        ):
+        excused = self._replication.excuse(event, now)
+        if excused is not None:
+            return excused
+        # FENCED is an ordinary failure here: adds of a recovery pass the fence (rule P12), so a
+        # bookie that answers so is broken, and the ledger's end does not depend on it. So is one
+        # that refuses the password, which was compared with the metadata before (rule P20).
+        if not self._replication.fail(event, now, self._add_timeout_s):
             return []
         commands: list[Command] = [CloseAppender(event.bookie_index)]
-        # FENCED is an ordinary failure here: adds of a recovery pass the fence (rule P12), so a
-        # bookie that answers so is broken, and the ledger's end does not depend on it.
-        if event.status is BookieStatus.UNAUTHORIZED:
-            return commands + self._failed(
-                UnauthorizedError(
-                    f"ledger {self._metadata.ledger_id}: bookie {event.bookie_id} refuses the "
-                    "password"
-                )
-            )
         return commands + self._replace_failed(now)
 
     def _replace_failed(self, now: float) -> list[Command]:
@@ -381,19 +361,13 @@ class RecoveryMachine:
             return [replication.choose(now)]
         if replication.can_confirm():
             return []
-        return self._failed(
-            RecoveryError(
-                f"ledger {self._metadata.ledger_id} ({self._metadata.quorums}): too few writable "
-                "bookies to store its end. Start bookies and open the ledger again"
-            )
-        )
+        return self._failed(recovery_errors.not_stored(self._metadata, replication))
 
     def _on_chosen(self, event: BookiesChosen, now: float) -> list[Command]:
         replication = self._replication
         if replication is None or not replication.is_choosing:
             return []
-        replacements = replication.chosen(event, now, self._add_timeout_s)
-        commands: list[Command] = []
+        replacements, commands = replication.chosen(event, now, self._add_timeout_s)
         if replacements:
             # In memory only, until the closing compare-and-set (rule P16). Were the new ensemble
             # stored now and this client to die, the next recovery would ask bookies that have
@@ -401,7 +375,7 @@ class RecoveryMachine:
             bookies = replace_bookies(replication.bookies, replacements)
             first = EntryId(self._last_add_confirmed + 1)
             self._fragments = with_ensemble(self._fragments, first, bookies)
-            commands = replication.install(replacements, self._last_add_confirmed, now)
+            commands += replication.install(replacements, self._last_add_confirmed, now)
         if not replication.failed_due(now):
             commands += self._confirm()  # also what bookies stored before they failed
         return commands + self._replace_failed(now)
@@ -477,8 +451,13 @@ class RecoveryMachine:
         replication, silence_s = self._replication, self._add_timeout_s
         if replication is None or self._phase is not Phase.READING:
             return []
-        silent = replication.silent_indexes(now, silence_s)  # rule P11
-        return replication.fail_silent(silent, now, silence_s) + self._replace_failed(now)
+        commands = replication.resume(now)
+        silent = {  # rule P11
+            *replication.silent_indexes(now, silence_s),
+            *replication.owing_indexes(now, STALLED_BOOKIES_WAIT_S),
+        }
+        commands += replication.fail_silent(silent, now, silence_s, 0.0)
+        return commands + self._replace_failed(now)
 
     def _failed(self, error: LedgerError) -> list[Command]:
         return self._ended(Failed(error))

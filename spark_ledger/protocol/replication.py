@@ -8,9 +8,12 @@ confirmed, so nobody asks this bookie about them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from spark_ledger.limits import BOOKIE_RETURN_DELAY_S, BUSY_RETRY_S, BUSY_RETRY_S_MAX
 from spark_ledger.protocol.events import (
+    AddFailed,
     BookiesChosen,
     ChooseBookies,
     CloseAppender,
@@ -18,37 +21,13 @@ from spark_ledger.protocol.events import (
     OpenAppender,
     SendEntries,
 )
+from spark_ledger.protocol.member import EnsembleMember
 from spark_ledger.protocol.quorum import (
     can_confirm,
     confirmed_end,
     last_entry_of_index,
 )
-from spark_ledger.types import BookieId, EntryId, Quorums
-
-
-class EnsembleMember:
-    """A bookie at one index of the ensemble. Replaced as a whole, never given another bookie.
-
-    With C the last add confirmed when the bookie was installed, and P the last entry pushed:
-
-        C <= acked_to <= sent_to <= P
-        failed  =>  sent_to does not grow
-
-    ``acked_to`` never goes back while the bookie stands here; a new member starts at C, which is
-    how its predecessor's acknowledgements are forgotten (rule P8).
-    """
-
-    __slots__ = ("acked_to", "bookie_id", "failed", "retry_at", "sent_to", "silent_since")
-
-    def __init__(self, bookie_id: BookieId, last_confirmed: int, now: float) -> None:
-        self.bookie_id = bookie_id
-        self.acked_to = last_confirmed
-        self.sent_to = last_confirmed
-        self.failed = False
-        self.retry_at = now
-        """A failed member without a replacement: when to look for one again."""
-        self.silent_since = now
-        """When the bookie last had nothing to answer, or answered."""
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, Quorums
 
 
 class Replication:
@@ -59,7 +38,7 @@ class Replication:
 
         L <= P
         acked_to(i) <= sent_to(i) <= P                    for every index i
-        not failed(i)  =>  sent_to(i) >= w(i)             whoever lives is sent all of its own
+        not failed(i), not paused(i)  =>  sent_to(i) >= w(i)   whoever lives is sent all of its own
         confirmed_end() = max e: every entry up to e is
             acknowledged by AQ members of its write set   L never passes it
 
@@ -78,8 +57,12 @@ class Replication:
         self._last_pushed = last_confirmed
         self._asked: tuple[int, ...] = ()
         """The indexes for which replacements are being looked for; empty if none are."""
-        self._failed_before: set[BookieId] = set()
-        """Bookies that failed and have acknowledged nothing since."""
+        self._asked_silent: tuple[int, ...] = ()
+        """Those of them whose bookie has not failed: it is silent, and cannot be spared."""
+        self._asked_at = now
+        """When that was asked."""
+        self._failures: dict[BookieId, int] = {}
+        """How often a bookie failed since it last worked for as long as a failure keeps it away."""
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -104,9 +87,18 @@ class Replication:
         return frozenset(index for index, member in enumerate(self._members) if member.failed)
 
     @property
-    def failed_bookies(self) -> tuple[BookieId, ...]:
-        """The bookies that failed and have not been replaced, in index order."""
-        return tuple(member.bookie_id for member in self._members if member.failed)
+    def failed_members(self) -> tuple[EnsembleMember, ...]:
+        """The members that failed and have not been replaced, in index order."""
+        return tuple(member for member in self._members if member.failed)
+
+    def failed_with(self, status: BookieStatus) -> frozenset[int]:
+        """The indexes whose bookie failed in this way."""
+        members = enumerate(self._members)
+        return frozenset(i for i, member in members if member.failed and member.status is status)
+
+    def suffices_without(self, indexes: Collection[int]) -> bool:
+        """Whether every write set has AQ members outside of these indexes."""
+        return can_confirm(frozenset(indexes), self._quorums)
 
     @property
     def is_choosing(self) -> bool:
@@ -122,12 +114,17 @@ class Replication:
         acked = [member.acked_to for member in self._members]
         return confirmed_end(acked, self._last_pushed, self._quorums)
 
+    def confirmed_by_live(self) -> EntryId:
+        """The same by members that have not failed: those stay, whatever is being changed."""
+        acked = [NO_ENTRY if member.failed else member.acked_to for member in self._members]
+        return confirmed_end(acked, self._last_pushed, self._quorums)
+
     def held_by_all_live(self) -> int:
         """The highest entry up to which no live member owes an acknowledgement."""
         held = self._last_pushed
         for member in self._members:
-            if member.acked_to < held and member.sent_to > member.acked_to and not member.failed:
-                held = member.acked_to
+            if member.held_to < held and not member.failed and self._owes(member):
+                held = member.held_to
         assert held <= self._last_pushed, "Nobody holds what does not exist."
         return held
 
@@ -145,10 +142,10 @@ class Replication:
         for index, member in enumerate(self._members):
             if member.failed:
                 continue  # its appender is closed; a replacement is sent all that is unconfirmed
+            if member.paused_until is not None:
+                continue  # it is sent everything once it is asked again
             if not self._owes(member):
-                # Silence counts from the first entry owed (rule P11): a bookie that was asked
-                # nothing for an hour has not been silent for an hour.
-                member.silent_since = now
+                member.starts_to_owe(first, now)
             commands.extend(self._send(index, first))
         self._check()
         return commands
@@ -162,62 +159,141 @@ class Replication:
             return False
         if last > member.sent_to:
             return False  # a bookie cannot hold what was never sent to it
-        member.acked_to = last
-        member.silent_since = now
-        self._failed_before.discard(bookie_id)
+        member.acknowledge(last, now)
+        if now - member.installed_at >= BOOKIE_RETURN_DELAY_S:
+            self._failures.pop(bookie_id, None)
         return True
 
     # -- failures ----------------------------------------------------------------------------------
 
-    def fail(self, index: int, bookie_id: BookieId, now: float, retry_s: float) -> bool:
+    def excuse(self, event: AddFailed, now: float) -> list[Command] | None:
+        """What to do instead of failing the bookie, if its answer is no failure (rule P11)."""
+        if event.status is BookieStatus.TOO_MANY_REQUESTS:
+            return self._pause(event.bookie_index, event.bookie_id, now)
+        if event.status is BookieStatus.STALLED:
+            # It may store all the same, and be needed. The next look at the clock decides about it
+            # as about one that has been silent.
+            member = self._members[event.bookie_index]
+            if member.bookie_id == event.bookie_id and not member.failed:
+                member.stall()
+            return []
+        return None
+
+    def fail(self, event: AddFailed, now: float, retry_s: float) -> bool:
         """A bookie failed. False: it no longer stands at the index, or was known to have failed.
 
         A replacement is due at once, but only after ``retry_s`` when the bookie has failed before
-        and done nothing since: it was the last resort, so the next choice would be no better, and
-        a bookie that answers yet refuses to store would be chosen again as fast as it can refuse.
+        and done nothing since.
         """
-        member = self._members[index]
+        member, bookie_id = self._members[event.bookie_index], event.bookie_id
         if member.bookie_id != bookie_id or member.failed:
             return False
-        member.failed = True
-        member.retry_at = now + retry_s if bookie_id in self._failed_before else now
-        self._failed_before.add(bookie_id)
+        failures = self._failures.get(bookie_id, 0)
+        member.fail(event.status, event.message, failures, now, retry_s)
+        self._failures[bookie_id] = failures + 1
+        if not self.can_confirm():  # nothing goes on: look again for all that may come back early
+            for other in self._members:
+                if other.failed and other.may_come_back_early:
+                    other.retry_at = min(other.retry_at, now)
         return True
 
-    def fail_silent(self, indexes: Sequence[int], now: float, retry_s: float) -> list[Command]:
-        """Members that said nothing for too long fail, all in one step, so that one ensemble
-        change replaces them all (rule P11)."""
+    def fail_silent(
+        self, indexes: Iterable[int], now: float, retry_s: float, wait_s: float
+    ) -> list[Command]:
+        """Members that acknowledge nothing for too long fail, all in one step, so that one ensemble
+        change replaces them all (rule P11). ``wait_s``: see ``silence``."""
         commands: list[Command] = []
-        for index in indexes:
-            failed = self.fail(index, self._members[index].bookie_id, now, retry_s)
+        for index in sorted(indexes):
+            member = self._members[index]
+            member.hopeless = now - member.owing_since >= wait_s
+            status = BookieStatus.STALLED if member.stalled else BookieStatus.TIMEOUT
+            failed = self.fail(AddFailed(index, member.bookie_id, status), now, retry_s)
             assert failed, "Only a live member is silent."
             commands.append(CloseAppender(index))
         return commands
 
+    def _pause(self, index: int, bookie_id: BookieId, now: float) -> list[Command]:
+        """A bookie said that it is busy: nothing was decided, so the same is sent to it later, and
+        it has not failed (rule P11)."""
+        member = self._members[index]
+        if member.bookie_id != bookie_id or member.failed or member.paused_until is not None:
+            return []
+        pause_s = min(BUSY_RETRY_S * 2**member.pauses, BUSY_RETRY_S_MAX)
+        # Up to half as long again, so that writers which were refused together come back apart:
+        # what they have pushed differs, and is as good as chance here.
+        member.pause(now + pause_s * (1 + self._last_pushed * 0.618034 % 1 / 2), now)
+        return [CloseAppender(index)]
+
+    def resume(self, now: float) -> list[Command]:
+        """Send busy bookies, after their pause, what they have not acknowledged."""
+        commands: list[Command] = []
+        for index, member in enumerate(self._members):
+            if member.paused_until is not None and member.paused_until <= now:
+                member.paused_until = None
+                commands.append(OpenAppender(index, member.bookie_id))
+                commands.extend(self._send(index, member.held_to + 1))
+        if commands:
+            self._check()
+        return commands
+
     def retry_now(self, now: float) -> None:
-        """Look for replacements of all failed members now, however recently it was tried."""
+        """Look for replacements of all failed members now, however recently it was tried, and let
+        them return: without them nothing can be stored."""
         for member in self._members:
             member.retry_at = min(member.retry_at, now)
+            member.return_at = min(member.return_at, now)
 
     def silent_indexes(self, now: float, silence_s: float) -> list[int]:
         """Live members that owe an acknowledgement and have given none for so long (rule P11)."""
         return [
             index
             for index, member in enumerate(self._members)
-            if not member.failed and self._owes(member) and now - member.silent_since >= silence_s
+            if self._is_asked(member) and now - member.silent_since >= silence_s
         ]
 
+    def owing_indexes(self, now: float, wait_s: float) -> list[int]:
+        """Live members that have acknowledged nothing for so long, whatever else they said."""
+        return [
+            index
+            for index, member in enumerate(self._members)
+            if self._is_asked(member) and now - member.owing_since >= wait_s
+        ]
+
+    def silence(
+        self, now: float, timeout_s: float, wait_s: float
+    ) -> tuple[set[int], tuple[int, ...]]:
+        """The silent members that fail now, and those for which a replacement is looked for first.
+
+        Silent members fail if the others suffice without all of them. If not, others may take
+        their places, and who is alive is waited for, but not for longer than ``wait_s`` (rule P11).
+        """
+        silent = self.silent_indexes(now, timeout_s)
+        hopeless = self._unexcused(self.owing_indexes(now, wait_s), now)
+        if can_confirm(self.failed_indexes.union(silent, hopeless), self._quorums):
+            return {*self._unexcused(silent, now), *hopeless}, ()
+        waiting = [index for index in silent if index not in hopeless]
+        return set(hopeless), tuple(self._unexcused(waiting, now))
+
+    def _unexcused(self, indexes: Iterable[int], now: float) -> list[int]:
+        """Without those that were found to be alive a moment ago."""
+        return [index for index in indexes if self._members[index].excused_until <= now]
+
     def next_silence(self, silence_s: float) -> float | None:
-        """When a member will be silent for so long if it goes on saying nothing."""
-        since: float | None = None  # a loop: this runs after each event of a writer
+        """When a member will be silent for so long if it goes on saying nothing, or a busy one is
+        to be sent its entries again."""
+        due: float | None = None  # a loop: this runs after each event of a writer
         for member in self._members:
-            if (
-                member.sent_to > member.acked_to
-                and not member.failed
-                and (since is None or member.silent_since < since)
-            ):
-                since = member.silent_since
-        return None if since is None else since + silence_s
+            if member.failed:
+                continue
+            if member.paused_until is not None:
+                at = member.paused_until
+            elif member.sent_to > member.acked_to:
+                at = max(member.silent_since + silence_s, member.excused_until)
+            else:
+                continue
+            if due is None or at < due:
+                due = at
+        return due
 
     def next_retry(self) -> float | None:
         """When a replacement of a failed member should be looked for."""
@@ -231,7 +307,9 @@ class Replication:
         together, because each alone may be spared where all of them may not (rule P11).
         """
         silent = self.silent_indexes(now, silence_s)
-        return silent if can_confirm(self.failed_indexes.union(silent), self._quorums) else []
+        if not can_confirm(self.failed_indexes.union(silent), self._quorums):
+            return []
+        return self._unexcused(silent, now)
 
     # -- replacing ---------------------------------------------------------------------------------
 
@@ -241,33 +319,65 @@ class Replication:
             i for i, member in enumerate(self._members) if member.failed and member.retry_at <= now
         )
 
-    def choose(self, now: float) -> ChooseBookies:
-        """Ask for replacements of every failed member that is due."""
+    def choose(self, now: float, silent: tuple[int, ...] = ()) -> ChooseBookies:
+        """Ask for replacements of every failed member that is due, and of these silent ones."""
         due = self.failed_due(now)
         assert self.failed_indexes.issuperset(due), "Only failed members are replaced."
-        assert due, "Replacements are looked for when a member has failed and is due."
+        assert not self.failed_indexes.intersection(silent), "Who failed is not silent."
+        assert due or silent, "Replacements are looked for when a member is due."
         assert not self._asked, "One question for replacements is open at a time."
-        self._asked = due
+        self._asked, self._asked_silent, self._asked_at = (*due, *silent), silent, now
+        members = self._members
         return ChooseBookies(
-            indexes=due,
-            members=frozenset(member.bookie_id for member in self._members),
-            failed={index: self._members[index].bookie_id for index in due},
+            indexes=self._asked,
+            members=frozenset(member.bookie_id for member in members),
+            failed={i: members[i].bookie_id for i in due if self._may_return(members[i], now)},
+            silent={i: members[i].bookie_id for i in silent},
         )
 
-    def chosen(self, event: BookiesChosen, now: float, retry_s: float) -> dict[int, BookieId]:
-        """Take in the answer: the replacements that still apply, by index.
+    def _may_return(self, member: EnsembleMember, now: float) -> bool:
+        """Whether a failed bookie may have its own index back, if nobody else takes it (rule P10).
+
+        It stays away for a while. But where the ledger would end without it, it may come back at
+        once, if it has worked here, or was given up for being silent: neither can go round in a
+        circle faster than it takes to work, or to be silent.
+        """
+        if member.return_at <= now:
+            return True
+        return not self.can_confirm() and member.may_come_back_early
+
+    def chosen(
+        self, event: BookiesChosen, now: float, retry_s: float
+    ) -> tuple[dict[int, BookieId], list[Command]]:
+        """Take in the answer: the replacements that still apply, by index, and what to close.
 
         Members for which none was found are looked at again after ``retry_s`` (rule P10). A
         replacement is for a member that failed: nobody else may be exchanged, because the new
         bookie has nothing and the old one's copies would be forgotten (rule P8).
         """
         assert self._asked, "Bookies were chosen that nobody asked for."
+        commands = self._judge_silent(event, now, retry_s)
         for index in self._asked:
             if index not in event.replacements:
                 self._members[index].retry_at = now + retry_s
-        self._asked = ()
+        self._asked, self._asked_silent = (), ()
         failed = self.failed_indexes
-        return {i: bookie for i, bookie in event.replacements.items() if i in failed}
+        return {i: bookie for i, bookie in event.replacements.items() if i in failed}, commands
+
+    def _judge_silent(self, event: BookiesChosen, now: float, retry_s: float) -> list[Command]:
+        """A silent member that cannot be spared fails if another bookie can take its place, or if
+        it does not even answer a probe. Else it is waited for (rule P11)."""
+        judged = [
+            index
+            for index in self._asked_silent
+            if not self._members[index].failed
+            and self._owes(self._members[index])
+            and self._members[index].silent_since < self._asked_at  # it has said nothing meanwhile
+        ]
+        lost = [i for i in judged if i in event.replacements or i not in event.answering]
+        for index in judged:
+            self._members[index].excused_until = now + retry_s
+        return self.fail_silent(lost, now, retry_s, math.inf)
 
     def install(
         self, replacements: Mapping[int, BookieId], last_confirmed: int, now: float
@@ -307,14 +417,19 @@ class Replication:
         return [SendEntries(index, EntryId(first), EntryId(last))]
 
     def _owes(self, member: EnsembleMember) -> bool:
-        """Whether entries were sent to the bookie that it has not acknowledged."""
-        return member.sent_to > member.acked_to
+        """Whether the bookie has not acknowledged what it was sent, or will be once its pause is
+        over."""
+        return member.paused_until is not None or member.sent_to > member.acked_to
+
+    def _is_asked(self, member: EnsembleMember) -> bool:
+        """Whether entries are under way to the bookie, and it has not failed."""
+        return not member.failed and member.paused_until is None and self._owes(member)
 
     def _check(self) -> None:
         """The invariants of the class; a few comparisons, whatever the number of entries."""
         for index, member in enumerate(self._members):
             assert member.acked_to <= member.sent_to, "A member holds more than it was sent."
             assert member.sent_to <= self._last_pushed, "A member was sent what does not exist."
-            if not member.failed:
+            if not member.failed and member.paused_until is None:
                 due = last_entry_of_index(index, self._last_pushed, self._quorums)
                 assert member.sent_to >= due, "A live member was not sent an entry of its own."

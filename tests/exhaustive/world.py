@@ -484,7 +484,7 @@ class _Draft:
         for bookie_index in message.indexes:
             if free:
                 replacements[bookie_index] = free.pop(0)
-            elif failed[bookie_index] in up:
+            elif failed.get(bookie_index) in up:
                 replacements[bookie_index] = failed[bookie_index]
         return BookiesChosen(replacements)
 

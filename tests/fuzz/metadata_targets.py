@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pyarrow as pa
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.metadata import codec as ledgers
+from spark_ledger.metadata.cookies import BookieCookie, decode_cookie, encode_cookie
 from spark_ledger.stream.commit.summary_format import decode_summary, encode_summary
 from spark_ledger.stream.format import codec as streams
 from spark_ledger.stream.model import Commit, Head, Segment, SinkRecord, StreamConfig
 from spark_ledger.types import (
     BookieId,
     BookieInfo,
+    BookieStart,
     DigestType,
+    DirectoryPlace,
     Dlsn,
     EntryId,
     Fragment,
@@ -60,6 +64,9 @@ def _ledger_nodes() -> list[Target]:
     bookie = BookieInfo(BookieId("bookie-1"), "host:3181", rack="/r", free_bytes=5)
     cluster = ledgers.encode_node(ledgers.ClusterNode(cluster_id="a cluster"))
     counter = ledgers.encode_node(ledgers.CounterNode(next_id=5, token="t"))
+    place = DirectoryPlace("/j", 5, 6, 7, 8)
+    cookie = BookieCookie("a cluster", "bookie-1", "/j", ("/l",), "made")
+    started = msgspec.structs.replace(cookie, start=BookieStart(3, "ab"), places=(place,))
     nodes = [ledgers.encode_ledger(open_ledger), ledgers.encode_ledger(closed)]
 
     def decode_ledger(data: bytes) -> object:
@@ -69,6 +76,8 @@ def _ledger_nodes() -> list[Target]:
         _target("ledger node", nodes, decode_ledger, 40_000),
         _target("bookie node", [ledgers.encode_bookie(bookie)],
                 lambda d: ledgers.decode_bookie(PATH, BookieId("bookie-1"), d), 20_000),
+        _target("bookie's cookie", [encode_cookie(cookie), encode_cookie(started)],
+                lambda d: decode_cookie(BookieId("bookie-1"), d), 10_000),
         _target("cluster node", [cluster],
                 lambda d: ledgers.decode_node(ledgers.ClusterNode, PATH, d), 10_000),
         _target("ledger id counter", [counter],

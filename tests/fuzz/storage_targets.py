@@ -31,10 +31,11 @@ from bookie_server.storage.ledgers.lmdb_index import (
     _sealed,
 )
 from bookie_server.storage.records import RecordType
+from bookie_server.storage.start_record import RECORD_NAME, read_start, write_start
 from spark_ledger.errors import ConfigurationError, CorruptionError, DigestMismatchError
 from spark_ledger.limits import KIB
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import EntryId, LedgerId
+from spark_ledger.types import BookieStart, EntryId, LedgerId
 from spark_ledger.wire.frame import Crc32cDigest, HmacDigest, open_run
 from tests.frames import open_frame, seal
 from tests.fuzz.target import Target, only_what_was_written, written_again_it_is_the_same
@@ -61,6 +62,7 @@ def storage_targets() -> list[Target]:
         *_entry_log(),
         *_index(),
         _cookie(),
+        _start_record(),
     ]
 
 
@@ -284,3 +286,20 @@ def _cookie() -> Target:
 
     errors = (CorruptionError, ConfigurationError)
     return Target("cookie", corpus, parse, errors, 20_000, is_text=True)
+
+
+def _start_record() -> Target:
+    files, path = formatted(), JOURNAL / RECORD_NAME
+    place = read_start(files, JOURNAL).place
+    corpus = []
+    for current, pending in ((None, BookieStart(1, "aa")), (BookieStart(9, "bb"), None)):
+        write_start(files, JOURNAL, place=place, current=current, pending=pending)
+        corpus.append(_content(files, path))
+
+    def parse(data: bytes) -> object:
+        disk = formatted()
+        disk.create(path).pwritev([data], 0)
+        return read_start(disk, JOURNAL)
+
+    errors = (CorruptionError, ConfigurationError)
+    return Target("start record", corpus, parse, errors, 20_000, is_text=True)

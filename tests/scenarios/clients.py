@@ -248,9 +248,11 @@ class Client:
     # -- metadata ----------------------------------------------------------------------------------
 
     def _choose(self, command: ChooseBookies) -> None:
-        text = "who can replace " + ", ".join(
-            f"{bookie} (index {index})" for index, bookie in command.failed.items()
-        )
+        asked = [f"{bookie} (index {index})" for index, bookie in command.failed.items()]
+        asked += [f"{bookie} (index {i}, silent)" for i, bookie in command.silent.items()]
+        known = {*command.failed, *command.silent}
+        asked += [f"who stays away from index {i}" for i in command.indexes if i not in known]
+        text = "who can replace " + ", ".join(asked)
         self.message(
             REGISTRY, "choose", text, lambda: self._chosen(command), lambda: self._chosen(None)
         )
@@ -259,18 +261,24 @@ class Client:
         """A registered bookie that is no member, one that never failed us first; else the failed
         one, if it is back."""
         replacements: dict[int, BookieId] = {}
+        writable = self.world.writable()
         if command is not None:
             self._failed_before.update(command.failed.values())
-            writable = self.world.writable()
             free = [name for name in writable if name not in command.members]
             free.sort(key=self._failed_before.__contains__)
             for bookie_index in command.indexes:
                 if free:
                     replacements[bookie_index] = free.pop(0)
-                elif command.failed[bookie_index] in writable:
+                elif command.failed.get(bookie_index) in writable:
                     replacements[bookie_index] = command.failed[bookie_index]
-        told = ", ".join(f"{bookie} for index {index}" for index, bookie in replacements.items())
-        self._answer(REGISTRY, "choose", told or "nobody", BookiesChosen(replacements))
+        told = [f"{bookie} for index {index}" for index, bookie in replacements.items()]
+        silent = command.silent if command is not None else {}
+        answering = frozenset(
+            i for i, bookie in silent.items() if bookie in writable and i not in replacements
+        )
+        told += [f"{silent[index]} is alive" for index in sorted(answering)]
+        answer = BookiesChosen(replacements, answering)
+        self._answer(REGISTRY, "choose", ", ".join(told) or "nobody", answer)
 
     def _write_metadata(self, command: WriteMetadata) -> None:
         wanted = command.metadata

@@ -25,7 +25,6 @@ from tests.history.values import value
 from tests.sim.loop import Process
 from tests.sim.options import LedgerPlan
 from tests.sim.transport import SimTransport
-from tests.sim.zookeeper import BulkRegistry
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -84,13 +83,12 @@ class Client:
         while True:
             store = self.world.zookeeper.connect(self.process)
             try:
-                client = await LedgerClient.over(store, transport, CONFIG)
+                draw = self.world.random_for(f"placement {self.name}")
+                client = await LedgerClient.over(store, transport, CONFIG, draw=draw)
             except LedgerError:
                 await store.close()
                 await asyncio.sleep(0.1)
             else:
-                client._context.directory._registry = BulkRegistry(store)
-                client._context.random = self.world.random_for(f"placement {self.name}")
                 return client
 
     def open(

@@ -11,8 +11,6 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from typing import TypeVar
 
 from spark_ledger.errors import (
@@ -22,10 +20,8 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.metadata.base import Create, Delete, Operation, Put, Watch, check_path
-from spark_ledger.metadata.bookies import BOOKIES_PATH, BookieRegistry
-from spark_ledger.metadata.codec import decode_bookie
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
-from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
+from spark_ledger.types import Versioned
 from tests.sim.base import SimBase
 from tests.sim.loop import Process
 
@@ -233,34 +229,6 @@ class SimStore(MemoryMetadataStore):
 
     def _delay(self) -> float:
         return self.world.delay()
-
-
-class BulkRegistry(BookieRegistry):
-    """Lists bookies as the real registry does, but with one read: a task for each bookie, client
-    and change would take a tenth of the time of a schedule."""
-
-    def __init__(self, store: SimStore) -> None:
-        super().__init__(store)
-        self._sim = store
-
-    async def list(self) -> list[BookieInfo]:
-        found: dict[str, BookieInfo] = {}
-        for state in (BookieState.WRITABLE, BookieState.READ_ONLY):
-            folder = f"{BOOKIES_PATH}/{state.value}"
-            for name in await self._sim.children(folder):
-                path = f"{folder}/{name}"
-                with suppress(NotFoundError):
-                    if self._sim.zookeeper.is_unreachable(self._sim.process):
-                        node = await self._sim.get(path)
-                    else:
-                        node = self._sim.tree.get(path)
-                    found[name] = _decoded(path, BookieId(name), node.value, state)
-        return [found[name] for name in sorted(found)]
-
-
-@functools.lru_cache(maxsize=4096)
-def _decoded(path: str, bookie_id: BookieId, data: bytes, state: BookieState) -> BookieInfo:
-    return replace(decode_bookie(path, bookie_id, data), state=state)
 
 
 class SimZookeeper:

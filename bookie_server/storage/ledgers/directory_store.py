@@ -31,7 +31,7 @@ from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import KIB
+from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX, KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
@@ -62,6 +62,7 @@ class DirectoryStore:
         entry_log_bytes: int,
         entry_log_cached_bytes: int = 0,
         block_cache_bytes: int,
+        open_logs_max: int = BOOKIE_OPEN_LOGS_MAX,
     ) -> None:
         assert entry_log_bytes > 0, f"entry logs of {entry_log_bytes} bytes hold nothing"
         remove_unfinished(file_system, directory)
@@ -72,7 +73,12 @@ class DirectoryStore:
         self._file_system = file_system
         self._entry_log_bytes = entry_log_bytes
         self._entry_log_cached_bytes = entry_log_cached_bytes
-        self._reader = EntryLogReader(file_system, directory, direct=entry_log_cached_bytes == 0)
+        self._reader = EntryLogReader(
+            file_system,
+            directory,
+            direct=entry_log_cached_bytes == 0,
+            open_logs_max=open_logs_max,
+        )
         self._blocks = BlockCache(block_cache_bytes)
         # Changed under _lock. ``ledger_record`` reads _ledger_records without it: the dict is
         # replaced whole or gets single items, and what leaves it is in the index already. Dirty

@@ -53,7 +53,7 @@ from bookie_server.storage.records import (
     parse_header,
 )
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import MIB
+from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX, MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import LedgerId
 
@@ -74,8 +74,6 @@ _WRITE_BYTES: Final = 8 * MIB
 _DROP_BYTES: Final = 4 * MIB
 """Old bytes are dropped from the page cache in pieces of this size or more."""
 _ZEROS: Final = bytes(DIRECT_ALIGNMENT)
-_OPEN_LOGS_MAX: Final = 256
-"""Open files of one directory; beyond that the least recently used one is closed."""
 
 
 def log_path(directory: Path, log_id: int) -> Path:
@@ -219,12 +217,22 @@ class EntryLogReader:
     by its last reader, when Python frees it.
     """
 
-    def __init__(self, file_system: FileSystem, directory: Path, *, direct: bool = True) -> None:
-        """``direct``: read past the page cache, as the logs were written."""
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        *,
+        direct: bool = True,
+        open_logs_max: int = BOOKIE_OPEN_LOGS_MAX,
+    ) -> None:
+        """``direct``: read past the page cache, as the logs were written. Of more than
+        ``open_logs_max`` open files the least recently used one is closed."""
+        assert open_logs_max >= 1, "the log that is read is open"
         # Any thread: never changed.
         self._file_system = file_system
         self._directory = directory
         self._direct = direct
+        self._open_logs_max = open_logs_max
         # Protected by _lock: the open files, least recently used first.
         self._lock = Lock()
         self._files: OrderedDict[int, File] = OrderedDict()
@@ -279,9 +287,9 @@ class EntryLogReader:
                 ) from error
             _check_head(file, log_id)
             self._files[log_id] = file
-            if len(self._files) > _OPEN_LOGS_MAX:
+            if len(self._files) > self._open_logs_max:
                 self._files.popitem(last=False)  # closed once the last reader lets it go
-            assert len(self._files) <= _OPEN_LOGS_MAX, "one file is opened at a time"
+            assert len(self._files) <= self._open_logs_max, "one file is opened at a time"
             return file
 
 

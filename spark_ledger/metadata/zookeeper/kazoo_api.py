@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, overload
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -13,6 +13,10 @@ class Stat(Protocol):
 
     @property
     def version(self) -> int: ...
+    @property
+    def cversion(self) -> int:
+        """Grows by one with each child that comes or goes."""
+
     @property
     def ephemeralOwner(self) -> int:
         """The session that the node ends with; 0 for a node that stays."""
@@ -68,9 +72,18 @@ class Client(Protocol):
 
     def sync_async(self, path: str) -> Result[str]: ...
     def get_async(self, path: str) -> Result[tuple[bytes, Stat]]: ...
+    @overload
     def get_children_async(
         self, path: str, watch: Callable[[Event], None] | None = None
     ) -> Result[list[str]]: ...
+    @overload
+    def get_children_async(
+        self,
+        path: str,
+        watch: Callable[[Event], None] | None = None,
+        *,
+        include_data: Literal[True],
+    ) -> Result[tuple[list[str], Stat]]: ...
     def exists_async(
         self, path: str, watch: Callable[[Event], None] | None = None
     ) -> Result[Stat | None]: ...

@@ -142,6 +142,16 @@ class ZooKeeperStore:
             return []
         return sorted(names)
 
+    async def listing(self, path: str) -> Versioned[list[str]]:
+        target = self.address.absolute(check_path(path))
+        try:
+            names, stat = await self._read(
+                path, lambda: self._client.get_children_async(target, include_data=True)
+            )
+        except NotFoundError:
+            return Versioned([], -1)
+        return Versioned(sorted(names), stat.cversion)
+
     async def create(
         self, path: str, data: bytes, *, ephemeral: bool = False, make_parents: bool = True
     ) -> None:

@@ -1,13 +1,18 @@
-"""No two clients get the same id, also if the store misjudges a write whose reply was lost."""
+"""No two clients get the same id, also after lost replies, and many of them cause no storm."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+
+import pytest
 
 from spark_ledger.errors import ConflictError
-from spark_ledger.limits import LEDGER_ID_BLOCK
+from spark_ledger.limits import LEDGER_ID_BLOCK, LEDGER_ID_BLOCK_MAX
+from spark_ledger.metadata.codec import CounterNode, decode_node
+from spark_ledger.metadata.ledger_ids import COUNTER_PATH
 from spark_ledger.metadata.ledgers import LedgerStore
-from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree
 
 
 class Forgetful(MemoryMetadataStore):
@@ -53,3 +58,58 @@ def test_id_block_after_lost_reply_is_given_to_one_client() -> None:
 
     for taken_before in (0, 1):
         asyncio.run(scenario(taken_before))
+
+
+def test_many_clients_that_start_at_once_cost_a_few_requests_each() -> None:
+    """200 of them took 20,100 reads and as many writes when they tried again at once."""
+
+    async def main() -> None:
+        tree, requests = MemoryTree(), 0
+
+        def interpose(_name: str, _path: str) -> Fault:
+            nonlocal requests
+            requests += 1
+            return Fault(delay_s=0.001)
+
+        clients = [
+            LedgerStore(tree.open_session(interpose=interpose), random.Random(seed))
+            for seed in range(100)
+        ]
+        ids = await asyncio.gather(*(client.new_ledger_id() for client in clients))
+        assert len(set(ids)) == len(clients)
+        assert requests <= 16 * len(clients)
+
+    asyncio.run(main())
+
+
+def test_client_that_needs_many_ids_takes_larger_and_larger_blocks() -> None:
+    async def main() -> None:
+        tree, writes = MemoryTree(), 0
+
+        def interpose(name: str, _path: str) -> Fault:
+            nonlocal writes
+            writes += name in ("put", "create")
+            return Fault()
+
+        client = LedgerStore(tree.open_session(interpose=interpose))
+        ids = [await client.new_ledger_id() for _ in range(10_000)]
+        assert ids == sorted(set(ids))
+        assert writes <= 10
+        counter = tree.get(COUNTER_PATH)
+        taken = decode_node(CounterNode, COUNTER_PATH, counter.value).next_id
+        assert taken - ids[-1] <= LEDGER_ID_BLOCK_MAX
+
+    asyncio.run(main())
+
+
+def test_client_that_needs_few_ids_takes_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        client = LedgerStore(tree.open_session())
+        ids = [await client.new_ledger_id() for _ in range(5 * LEDGER_ID_BLOCK)]
+        counter = tree.get(COUNTER_PATH)
+        taken = decode_node(CounterNode, COUNTER_PATH, counter.value).next_id
+        assert taken == ids[-1] + 1
+
+    monkeypatch.setattr("spark_ledger.metadata.ledger_ids.LEDGER_ID_BLOCK_S", 0.0)
+    asyncio.run(main())

@@ -58,7 +58,6 @@ def test_misuse_by_the_shell_is_refused() -> None:
 
 def test_bytes_in_flight_are_those_of_the_slowest_live_bookie() -> None:
     writer = Writer()
-    assert writer.machine.bytes_in_flight_max == 100
     writer.add(9)
     for index in (0, 1):
         writer.ack(index, 8)

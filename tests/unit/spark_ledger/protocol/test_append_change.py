@@ -85,7 +85,7 @@ def test_without_a_replacement_it_goes_on_and_looks_again_later() -> None:
     writer.fail(1)
     writer.ack(0, 0)
     writer.ack(2, 0)
-    assert writer.choose() == [ConfirmEntries(EntryId(0))]
+    assert writer.choose() == []
     assert not only(writer.add(), ChooseBookies)
     assert one(writer.tick(1.0), ChooseBookies).indexes == (1,)
 
@@ -118,7 +118,7 @@ def test_too_few_bookies_end_the_ledger_at_its_confirmed_end() -> None:
     writer.choose()
     commands = writer.choose()
     error = one(commands, FailEntries).error
-    assert isinstance(error, NotEnoughBookiesError) and "b1, b2" in str(error)
+    assert isinstance(error, NotEnoughBookiesError) and "b1 (unavailable), b2" in str(error)
     closing = one(commands, WriteMetadata).metadata
     assert closing.is_closed and closing.last_entry_id == 0 and closing.length == 10
     assert writer.written(closing) == [], "nobody asked for it"
@@ -133,8 +133,7 @@ def test_add_below_ack_quorum_looks_for_replacements_once_more() -> None:
     writer.ack(0, 0)
     writer.ack(2, 0)
     writer.fail(2)
-    writer.choose()
-    assert one(writer.choose(), ConfirmEntries).last == 0
+    assert not writer.choose(), "entry 0 was confirmed while a bookie was looked for"
     assert one(writer.add(), ChooseBookies).indexes == (1, 2)
     assert one(writer.choose(i1="b3"), WriteMetadata)
 
@@ -168,11 +167,54 @@ def test_fenced_stops_the_writer() -> None:
     assert one(writer.close(), Done)
 
 
-def test_unauthorized_stops_the_writer() -> None:
+def test_one_bookie_that_refuses_the_password_is_replaced() -> None:
+    """Any client may be the first to speak of a ledger's id to a bookie; one that was told another
+    key is one bad bookie, and not the end (rule P20)."""
     writer = Writer()
     writer.add()
-    error = one(writer.fail(0, BookieStatus.UNAUTHORIZED), FailEntries).error
-    assert isinstance(error, UnauthorizedError)
+    asked = one(writer.fail(0, BookieStatus.UNAUTHORIZED), ChooseBookies)
+    assert asked.indexes == (0,) and asked.failed == {}, "it would refuse again: not at once"
+    writer.ack(1, 0)
+    assert one(writer.ack(2, 0), ConfirmEntries).last == 0
+    assert one(writer.choose(i0="b3"), WriteMetadata)
+
+
+def test_so_many_refuse_the_password_that_the_rest_does_not_suffice() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(0, BookieStatus.UNAUTHORIZED)
+    writer.fail(1, BookieStatus.UNAUTHORIZED)
+    writer.choose()
+    error = one(writer.choose(), FailEntries).error
+    assert isinstance(error, UnauthorizedError) and "b0 (unauthorized), b1" in str(error)
+
+
+@pytest.mark.parametrize("waits", [1, 5])
+def test_what_members_that_stay_hold_is_confirmed_while_a_replacement_is_chosen(waits: int) -> None:
+    """A probe of a hung bookie takes a second; nothing waits for it (rule P4)."""
+    writer = Writer()
+    writer.add()
+    writer.fail(1)
+    writer.ack(0, 0)
+    assert writer.ack(2, 0) == [ConfirmEntries(EntryId(0))]
+    for entry in range(1, waits):
+        writer.add()
+        writer.ack(0, entry)
+        assert writer.ack(2, entry) == [ConfirmEntries(EntryId(entry))]
+    wanted = one(writer.choose(i1="b3"), WriteMetadata).metadata
+    assert wanted.last_fragment.first_entry == waits, "computed when the choice is known (rule P7)"
+    writer.add()
+    writer.ack(0, waits)
+    assert writer.ack(2, waits) == [], "not while it is written"
+
+
+def test_what_a_failed_bookie_holds_is_not_confirmed_while_a_replacement_is_chosen() -> None:
+    writer = Writer()
+    writer.add()
+    writer.ack(1, 0)
+    writer.fail(1)
+    assert writer.ack(0, 0) == []
+    assert writer.choose() == [ConfirmEntries(EntryId(0))], "it stays in the metadata"
 
 
 def test_fenced_while_a_change_is_written() -> None:

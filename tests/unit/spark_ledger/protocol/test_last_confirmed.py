@@ -82,9 +82,18 @@ def test_coverage_in_spite_of_a_silent_bookie() -> None:
     assert round_.result == 3
 
 
-def test_a_wrong_password_ends_it_at_once() -> None:
+def test_one_refusal_of_the_password_is_an_unknown_answer() -> None:
     round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=True)
-    assert round_.answer(told(1, BookieStatus.UNAUTHORIZED))
+    assert not round_.answer(told(1, BookieStatus.UNAUTHORIZED))
+    assert not round_.answer(told(0, OK))
+    assert round_.answer(told(2, OK)) and round_.result is not None
+
+
+def test_too_many_refusals_of_the_password_are_the_error() -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=True)
+    assert not round_.answer(told(1, BookieStatus.UNAUTHORIZED))
+    assert not round_.answer(told(0, BookieStatus.UNAVAILABLE))
+    assert round_.answer(told(2, OK))
     assert isinstance(round_.error, UnauthorizedError)
 
 

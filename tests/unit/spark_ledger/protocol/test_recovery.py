@@ -119,7 +119,9 @@ def test_fencing_without_coverage_fails() -> None:
 
 
 def test_a_wrong_password_when_fencing() -> None:
-    assert isinstance(error_of(Recoverer().lac(0, -1, REFUSED)), UnauthorizedError)
+    recoverer = Recoverer()
+    assert recoverer.lac(0, -1, REFUSED) == [] and recoverer.lac(1, -1, REFUSED) == []
+    assert isinstance(error_of(recoverer.lac(2, -1)), UnauthorizedError)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -210,7 +212,15 @@ def test_bookie_that_ends_reads_without_entries_is_unknown() -> None:
 def test_a_wrong_password_when_reading() -> None:
     recoverer = Recoverer()
     recoverer.fenced()
-    assert isinstance(error_of(recoverer.end(0, REFUSED, 0)), UnauthorizedError)
+    assert recoverer.end(0, REFUSED, 0) == [] and recoverer.end(1, REFUSED, 0) == []
+    assert isinstance(error_of(recoverer.end(2, NO, 0)), UnauthorizedError)
+
+
+def test_one_bookie_that_refuses_the_password_does_not_end_a_recovery() -> None:
+    recoverer = Recoverer()
+    recoverer.fenced(3)
+    assert recoverer.end(0, REFUSED, 4) == [] and recoverer.end(1, NO, 4) == []
+    assert one(recoverer.end(2, NO, 4), ReadLength)
 
 
 def striped() -> Recoverer:

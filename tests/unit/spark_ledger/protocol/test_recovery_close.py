@@ -152,8 +152,12 @@ def test_event_after_the_end_changes_nothing(late: Event, reading: bool) -> None
     recoverer = Recoverer()
     if reading:
         recoverer.fenced()
-        one(recoverer.end(0, BookieStatus.UNAUTHORIZED, 0), Failed)
+        for index in (0, 1):
+            recoverer.end(index, BookieStatus.UNAUTHORIZED, 0)
+        one(recoverer.end(2, BookieStatus.UNAUTHORIZED, 0), Failed)
     else:
-        one(recoverer.lac(0, -1, BookieStatus.UNAUTHORIZED), Failed)
+        for index in (0, 1):
+            recoverer.lac(index, -1, BookieStatus.UNAUTHORIZED)
+        one(recoverer.lac(2, -1, BookieStatus.UNAUTHORIZED), Failed)
     assert recoverer.machine.handle(late, 100.0) == []
     assert recoverer.machine.phase is Phase.ENDED

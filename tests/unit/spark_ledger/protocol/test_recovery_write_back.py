@@ -87,7 +87,11 @@ def test_replacement_that_keeps_refusing_fails_the_recovery() -> None:
 
 
 def test_a_wrong_password_when_writing_back() -> None:
-    assert isinstance(error_of(found_one().fail(1, "b1", REFUSED)), UnauthorizedError)
+    recoverer = found_one()
+    assert one(recoverer.fail(1, "b1", REFUSED), ChooseBookies).failed == {}
+    recoverer.fail(2, "b2", REFUSED)
+    recoverer.choose()
+    assert isinstance(error_of(recoverer.choose()), UnauthorizedError)
 
 
 def test_a_failure_with_nothing_to_write_waits() -> None:

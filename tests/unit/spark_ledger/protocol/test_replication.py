@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ledger.protocol.events import CloseAppender, Command, OpenAppender, SendEntries
+from spark_ledger.protocol.events import (
+    AddFailed,
+    CloseAppender,
+    Command,
+    OpenAppender,
+    SendEntries,
+)
 from spark_ledger.protocol.replication import Replication
-from spark_ledger.types import BookieId, EntryId, Quorums
+from spark_ledger.types import BookieId, BookieStatus, EntryId, Quorums
 from tests.unit.spark_ledger.protocol.ledgers import ids
 
 B0, B1, B2, B3 = ids("b0 b1 b2 b3")
@@ -14,6 +20,10 @@ B0, B1, B2, B3 = ids("b0 b1 b2 b3")
 
 def make(e: int = 3, wq: int = 3, aq: int = 2, last: int = -1) -> Replication:
     return Replication(Quorums(e, wq, aq), ids("b0 b1 b2")[:e], last, 0.0)
+
+
+def down(bookie_index: int, bookie_id: BookieId) -> AddFailed:
+    return AddFailed(bookie_index, bookie_id, BookieStatus.UNAVAILABLE)
 
 
 def send(bookie_index: int, first: int, last: int) -> SendEntries:
@@ -62,13 +72,13 @@ def test_answers_that_change_nothing() -> None:
 
 def test_a_bookie_fails_once() -> None:
     replication = make()
-    assert replication.fail(1, B1, 5.0, 1.0)
-    assert not replication.fail(1, B1, 5.0, 1.0)
-    assert not replication.fail(0, B3, 5.0, 1.0), "not in this bookie_index"
+    assert replication.fail(down(1, B1), 5.0, 1.0)
+    assert not replication.fail(down(1, B1), 5.0, 1.0)
+    assert not replication.fail(down(0, B3), 5.0, 1.0), "not in this bookie_index"
     assert replication.failed_indexes == {1} and replication.live_bookies == (B0, B2)
     assert replication.failed_due(5.0) == (1,) and replication.failed_due(4.9) == ()
     assert replication.can_confirm()
-    assert replication.fail(2, B2, 5.0, 1.0)
+    assert replication.fail(down(2, B2), 5.0, 1.0)
     assert not replication.can_confirm()
     assert replication.push(0, 5.0) == [send(0, 0, 0)], "failed indexes are left out"
 
@@ -76,9 +86,9 @@ def test_a_bookie_fails_once() -> None:
 def test_a_bookie_that_fails_again_is_retried_later() -> None:
     replication = make()
     replication.push(0, 0.0)
-    replication.fail(1, B1, 5.0, 1.0)
+    replication.fail(down(1, B1), 5.0, 1.0)
     replication.install({1: B1}, -1, 5.0)
-    replication.fail(1, B1, 5.0, 1.0)
+    replication.fail(down(1, B1), 5.0, 1.0)
     assert replication.failed_due(5.9) == () and replication.failed_due(6.0) == (1,)
     replication.retry_now(5.5)
     assert replication.failed_due(5.5) == (1,)
@@ -87,10 +97,10 @@ def test_a_bookie_that_fails_again_is_retried_later() -> None:
 def test_a_bookie_that_acknowledges_is_as_good_as_new() -> None:
     replication = make()
     replication.push(0, 0.0)
-    replication.fail(1, B1, 5.0, 1.0)
+    replication.fail(down(1, B1), 5.0, 1.0)
     replication.install({1: B1}, -1, 5.0)
     assert replication.acknowledge(1, B1, 0, 5.0)
-    replication.fail(1, B1, 5.0, 1.0)
+    replication.fail(down(1, B1), 5.0, 1.0)
     assert replication.failed_due(5.0) == (1,)
 
 
@@ -99,7 +109,7 @@ def test_replaced_members_forget_and_are_sent_what_is_not_confirmed() -> None:
     replication.push(4, 0.0)
     for index, bookie in enumerate((B0, B1)):
         replication.acknowledge(index, bookie, 4, 0.0)
-    replication.fail(1, B1, 1.0, 1.0)
+    replication.fail(down(1, B1), 1.0, 1.0)
     assert replication.install({1: B3}, 2, 1.0) == [OpenAppender(1, B3), send(1, 3, 4)]
     assert replication.bookies == (B0, B3, B2) and replication.failed_indexes == frozenset()
     assert replication.confirmed_end() == 2
@@ -111,7 +121,7 @@ def test_replaced_members_forget_and_are_sent_what_is_not_confirmed() -> None:
 def test_a_replacement_without_entries_of_its_own_is_sent_nothing() -> None:
     replication = make(3, 1, 1)
     replication.push(0, 0.0)
-    replication.fail(1, B1, 0.0, 1.0)
+    replication.fail(down(1, B1), 0.0, 1.0)
     assert replication.install({1: B3}, -1, 0.0) == [OpenAppender(1, B3)]
 
 
@@ -121,7 +131,7 @@ def test_held_by_all_live() -> None:
     replication.push(4, 0.0)
     replication.acknowledge(0, B0, 4, 0.0)
     replication.acknowledge(1, B1, 2, 0.0)
-    replication.fail(2, B2, 0.0, 1.0)
+    replication.fail(down(2, B2), 0.0, 1.0)
     assert replication.held_by_all_live() == 2
     replication.acknowledge(1, B1, 4, 0.0)
     assert replication.held_by_all_live() == 4
@@ -135,7 +145,7 @@ def test_silence_counts_from_when_something_was_owed() -> None:
     replication.acknowledge(0, B0, 0, 104.0)
     replication.push(1, 104.0)
     assert replication.silent_indexes(105.0, 5.0) == [1, 2], "the clock of 1 and 2 goes on"
-    replication.fail(1, B1, 105.0, 1.0)
+    replication.fail(down(1, B1), 105.0, 1.0)
     assert replication.silent_indexes(105.0, 5.0) == [2]
     assert replication.silent_indexes(109.0, 5.0) == [0, 2]
 
@@ -146,7 +156,7 @@ def test_spare_is_who_is_not_needed_for_the_ack_quorum() -> None:
     replication.acknowledge(0, B0, 0, 0.0)
     replication.acknowledge(1, B1, 0, 0.5)
     assert replication.spare_indexes(1.0, 1.0) == [2]
-    replication.fail(1, B1, 1.0, 1.0)
+    replication.fail(down(1, B1), 1.0, 1.0)
     assert replication.spare_indexes(1.0, 1.0) == []
 
 

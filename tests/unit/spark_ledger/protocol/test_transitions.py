@@ -26,7 +26,7 @@ from spark_ledger.protocol.events import (
 from spark_ledger.protocol.read import ReadMachine
 from spark_ledger.protocol.recovery import RecoveryMachine
 from spark_ledger.types import BookieStatus, EntryId, LedgerMetadata, LedgerState
-from tests.unit.spark_ledger.protocol.append_driver import Writer, change_of_index_1
+from tests.unit.spark_ledger.protocol.append_driver import LIMITS, Writer, change_of_index_1
 from tests.unit.spark_ledger.protocol.ledgers import fragment, ledger, one
 from tests.unit.spark_ledger.protocol.reader_driver import DOWN, Reader
 from tests.unit.spark_ledger.protocol.recovery_driver import (
@@ -142,7 +142,7 @@ def choose_again() -> None:
 def give_up() -> None:
     """Runs in which too few bookies are left."""
     writer_whose_bookie_1_returned().fail(1)
-    writer_whose_bookie_1_returned().tick(5.0)
+    writer_whose_bookie_1_returned().tick(LIMITS.stalled_wait_s)
     writer = choosing()
     writer.fail(2)
     writer.choose()
@@ -258,7 +258,9 @@ def learn_the_end() -> None:
 
 def fail_to_learn_the_end() -> None:
     """Runs that end READING without knowing the end, or without storing what was found."""
-    reading().end(0, BookieStatus.UNAUTHORIZED, 0)
+    refused = reading()
+    for index in (0, 1, 2):
+        refused.end(index, BookieStatus.UNAUTHORIZED, 0)
     striped = Recoverer(ledger((3, 2, 2), (0, "b0 b1 b2"), state=LedgerState.IN_RECOVERY))
     striped.fenced()
     for index in (1, 2):
@@ -277,7 +279,9 @@ def test_recovery_takes_every_change_of_its_table(taken: set[Change]) -> None:
     Recoverer(OPEN).conflict(CLOSED_EMPTY)
     Recoverer(OPEN).conflict(MARKED)
     metadata_failed(Recoverer(OPEN))
-    Recoverer(MARKED).lac(0, -1, BookieStatus.UNAUTHORIZED)
+    refused = Recoverer(MARKED)
+    for index in (0, 1, 2):
+        refused.lac(index, -1, BookieStatus.UNAUTHORIZED)
     learn_the_end()
     fail_to_learn_the_end()
     unreadable = LengthUnknown(NoSuchEntryError("entry 3"))
@@ -311,6 +315,10 @@ def test_reader_takes_every_change_of_its_table(taken: set[Change]) -> None:
     speculating().bring(2, 5, 1.0)
     speculating().bring(2, 9, 1.0)
     speculating().end(2, DOWN, now=1.0)
+    busy = Reader()
+    for index in (1, 2, 0):
+        busy.end(index, BookieStatus.TOO_MANY_REQUESTS)
+    busy.tick(1.0)
     assert taken == changes_of(read_phases)
 
 

@@ -218,14 +218,13 @@ def test_abandoned_log_is_removed_only_on_request(files: MemoryFileSystem) -> No
     assert log_ids(files, DIRECTORY) == [2]
 
 
-def test_open_files_are_bounded(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bookie_server.storage.ledgers.entry_log._OPEN_LOGS_MAX", 2)
+def test_open_files_are_bounded(files: MemoryFileSystem) -> None:
     locations = []
     for log_id in (1, 2, 3):
         writer = EntryLogWriter(files, DIRECTORY, log_id)
         locations.append(put(writer, make_run(log_id, [0])))
         writer.finish()
-    reader = EntryLogReader(files, DIRECTORY)
+    reader = EntryLogReader(files, DIRECTORY, open_logs_max=2)
     for location in locations * 2:
         assert reader.read(location).ledger_id == LedgerId(location.log_id)
         assert len(reader._files) <= 2

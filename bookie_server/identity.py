@@ -1,0 +1,282 @@
+"""The right of one process to be its bookie: claimed at its start, watched, given back at its stop.
+
+Each start has a number, of which the directories and the cluster's cookie take note in four steps,
+so that a crash between two of them leaves what the next start recognises, and a copy of the
+directories is recognised as one (rule S13):
+
+1. every directory: start n + 1 is pending
+2. the cluster's cookie, by compare-and-set: start n + 1, not confirmed
+3. every directory: start n + 1 is current
+4. the cluster's cookie: confirmed; only then does the bookie serve
+
+A clean stop takes the same steps, so that a copy made while the bookie ran is older than it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bookie_server.core.identity import (
+    DirectoryStart,
+    KnownStart,
+    Standing,
+    check_places,
+    check_starts,
+    next_counter,
+    standing,
+)
+from bookie_server.registration import check_identity
+from bookie_server.storage.cookie import Cookie
+from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.start_record import read_start, write_start
+from spark_ledger.errors import (
+    BookieReplacedError,
+    ConfigurationError,
+    ConflictError,
+    LedgerError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryableError,
+)
+from spark_ledger.limits import METADATA_ATTEMPTS, REGISTER_RETRY_DELAY_S
+from spark_ledger.metadata.base import MetadataStore, Watch
+from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cookie, encode_cookie
+from spark_ledger.types import BookieId, BookieStart, DirectoryPlace
+
+OnDisk = Callable[[Callable[[], None]], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
+
+_DISK_IS_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+async def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+class Identity:
+    """One process's claim to a bookie. Belongs to the service thread."""
+
+    def __init__(
+        self,
+        cookie: Cookie,
+        directories: Sequence[Path],
+        store: MetadataStore,
+        files: FileSystem,
+        *,
+        on_disk: OnDisk = _at_once,
+        is_moved: bool = False,
+    ) -> None:
+        """``directories``: the journal's, then the ledgers', as configured. ``on_disk`` runs a
+        piece of disk work. ``is_moved``: the directories may be others than at the last start."""
+        self._cookie = cookie
+        self._bookie_id = BookieId(cookie.bookie_id)
+        self._formatted = (cookie.journal_directory, *cookie.ledger_directories)
+        self._directories = directories
+        self._store = store
+        self._files = files
+        self._on_disk = on_disk
+        self._is_moved = is_moved
+        self._watch: Watch | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.is_claimed = False
+        self.start: BookieStart | None = None
+        """The start that was claimed; None on a full disk that never noted one."""
+
+    async def check(self) -> None:
+        """Check that these directories may serve, before anything in them is changed.
+
+        Raises ConfigurationError if they are a copy, or if they or the cluster's cookie are older
+        than the other; CorruptionError, or what the metadata store raises.
+        """
+        cookie, _ = await check_identity(self._cookie, self._store)
+        self._check(_known(cookie), self._read())
+
+    async def claim(self) -> bool:
+        """Take note of a new start, everywhere. This process holds the locks of the directories.
+
+        False if a disk is full: then the bookie serves under the start that all have noted.
+        Raises as ``check``, and BookieReplacedError if another process claims the bookie too.
+        """
+        cookie, version = await check_identity(self._cookie, self._store)
+        known, directories = _known(cookie), self._read()
+        self._check(known, directories)
+        new = BookieStart(next_counter(known, directories), secrets.token_hex(8))
+        self.start = known.start
+        is_noted = await self._note_pending(known, directories, new)
+        if is_noted:
+            await self._take(cookie, version, directories, new)
+        self.is_claimed = True
+        return is_noted
+
+    async def _take(
+        self,
+        cookie: BookieCookie,
+        version: int,
+        directories: Sequence[DirectoryStart],
+        new: BookieStart,
+    ) -> None:
+        """Steps 2 to 4."""
+        begun = msgspec.structs.replace(
+            cookie,
+            start=new,
+            is_confirmed=False,
+            places=tuple(directory.place for directory in directories),
+            accepts_newer=False,
+        )
+        version = await self._put(begun, version, before=cookie.start)
+        self.start = new
+        if not await self._note_current(directories, new):
+            return
+        confirmed = msgspec.structs.replace(begun, is_confirmed=True)
+        await self._put(confirmed, version, before=new)
+        logger.info("start %d of bookie %s", new.counter, self._bookie_id)
+
+    async def release(self) -> None:
+        """After a clean stop: take note of it like of a start, so that what was copied before is
+        older. Raises nothing: without the note, the next start finds the one before."""
+        await self.close()
+        try:
+            await self.claim()
+        except (LedgerError, OSError) as error:
+            logger.warning("the stop is not noted in the cluster's cookie: %s", error)
+
+    def watch(self, on_replaced: Callable[[str], None]) -> None:
+        """From now on call back, with a sentence, if another process claims this bookie."""
+        changed = asyncio.Event()
+        changed.set()
+        self._watch = self._store.watch(cookie_path(self._bookie_id), changed.set)
+        self._task = asyncio.get_running_loop().create_task(self._follow(changed, on_replaced))
+
+    async def close(self) -> None:
+        """Stop watching."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # -- the directories ---------------------------------------------------------------------------
+
+    def _read(self) -> list[DirectoryStart]:
+        try:
+            return [read_start(self._files, directory) for directory in self._directories]
+        except OSError as error:
+            raise ConfigurationError(f"the start record cannot be read: {error}") from error
+
+    def _check(self, known: KnownStart, directories: Sequence[DirectoryStart]) -> None:
+        check_starts(self._bookie_id, known, directories)
+        if not self._is_moved:
+            check_places(self._bookie_id, known, directories, self._formatted)
+
+    async def _note_pending(
+        self, known: KnownStart, directories: Sequence[DirectoryStart], new: BookieStart
+    ) -> bool:
+        """Step 1. What an interrupted start has left pending becomes current in the same write:
+        a directory never forgets the start that the cluster knows."""
+        for path, directory in zip(self._directories, directories, strict=True):
+            was_interrupted = directory.current != known.start and directory.pending == known.start
+            current = known.start if was_interrupted else directory.current
+            if not await self._write(path, directory.place, current=current, pending=new):
+                return False
+        return True
+
+    async def _note_current(self, directories: Sequence[DirectoryStart], new: BookieStart) -> bool:
+        """Step 3. Where it fails the start stays pending and is not confirmed, which will do."""
+        for path, directory in zip(self._directories, directories, strict=True):
+            if not await self._write(path, directory.place, current=new, pending=None):
+                return False
+        return True
+
+    async def _write(
+        self,
+        directory: Path,
+        place: DirectoryPlace,
+        *,
+        current: BookieStart | None,
+        pending: BookieStart | None,
+    ) -> bool:
+        """Replace a directory's record; False if its disk is full."""
+
+        def write() -> None:
+            write_start(self._files, directory, place=place, current=current, pending=pending)
+
+        try:
+            await self._on_disk(write)
+        except OSError as error:
+            if error.errno not in _DISK_IS_FULL:
+                raise ConfigurationError(f"the start cannot be noted: {error}") from error
+            logger.warning("the start is not noted in %s, whose disk is full", directory)
+            return False
+        return True
+
+    # -- the cluster's cookie ----------------------------------------------------------------------
+
+    async def _put(self, cookie: BookieCookie, version: int, *, before: BookieStart | None) -> int:
+        """Replace a cookie that says ``before``; its new version."""
+        path, data = cookie_path(self._bookie_id), encode_cookie(cookie)
+        for _ in range(METADATA_ATTEMPTS):
+            try:
+                return await self._store.put(path, data, version)
+            except (ConflictError, OutcomeUnknownError):
+                node = await self._store.get_latest(path)
+            if node.value == data:
+                return node.version
+            version = node.version
+            if decode_cookie(self._bookie_id, node.value).start != before:
+                raise BookieReplacedError(
+                    f"another process has started as bookie {self._bookie_id!r} in this moment: "
+                    "one of the two runs on a copy of the directories"
+                )
+        raise OutcomeUnknownError(f"nobody can tell whether cookie {path!r} was written")
+
+    async def _follow(self, changed: asyncio.Event, on_replaced: Callable[[str], None]) -> None:
+        was_older = False
+        while True:
+            await changed.wait()
+            changed.clear()
+            try:
+                verdict, there = await self._look()
+            except RetryableError:
+                await asyncio.sleep(REGISTER_RETRY_DELAY_S)
+                changed.set()
+                continue
+            except LedgerError:
+                logger.exception("the cluster's cookie of this bookie cannot be read")
+                continue
+            if verdict is Standing.REPLACED:
+                on_replaced(
+                    f"another process has started as bookie {self._bookie_id!r} (start "
+                    f"{there.counter if there else 0}, this is start "
+                    f"{self.start.counter if self.start else 0}): one of the two runs on a copy of "
+                    "the directories"
+                )
+                return
+            is_older = verdict is Standing.CLUSTER_IS_OLDER
+            if is_older and not was_older:
+                logger.error(
+                    "the cluster's cookie of bookie %s is older than this process: ZooKeeper was "
+                    "restored from a backup; run `ledger cluster restored`",
+                    self._bookie_id,
+                )
+            was_older = is_older
+
+    async def _look(self) -> tuple[Standing, BookieStart | None]:
+        try:
+            node = await self._store.get_latest(cookie_path(self._bookie_id))
+        except NotFoundError:
+            return standing(self.start, None), None
+        known = _known(decode_cookie(self._bookie_id, node.value))
+        return standing(self.start, known), known.start
+
+
+def _known(cookie: BookieCookie) -> KnownStart:
+    return KnownStart(cookie.start, cookie.is_confirmed, cookie.places, cookie.accepts_newer)

@@ -1,0 +1,87 @@
+"""The cluster's cookie of each bookie: that its id is taken, where it is, and its last start.
+
+It stays when the bookie is gone. A bookie writes its own with compare-and-set, at each start and
+each clean stop (rule S13 of ``bookie_server/storage/README.md``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError, OutcomeUnknownError
+from spark_ledger.limits import METADATA_ATTEMPTS
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import COOKIES_PATH, check_bookie_id
+from spark_ledger.types import BookieId, BookieStart, DirectoryPlace
+
+
+class BookieCookie(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the metadata store keeps of a bookie id, so that none is formatted twice.
+
+    ``incarnation`` is random and read only by the format that wrote it: after a lost reply it tells
+    this format's cookie from that of another bookie with the same id.
+    """
+
+    cluster_id: str
+    bookie_id: str
+    journal_directory: str
+    ledger_directories: tuple[str, ...]
+    incarnation: str
+    start: BookieStart | None = None
+    """The last start; None before the first."""
+
+    is_confirmed: bool = True
+    """Whether all directories have noted that start as theirs."""
+
+    places: tuple[DirectoryPlace, ...] = ()
+    """The directories at that start: the journal's, then the ledgers'."""
+
+    accepts_newer: bool = False
+    """The cluster was restored from a backup, and the bookie may know later starts than this."""
+
+
+def cookie_path(bookie_id: BookieId) -> str:
+    return f"{COOKIES_PATH}/{check_bookie_id(bookie_id)}"
+
+
+def encode_cookie(cookie: BookieCookie) -> bytes:
+    return msgspec.json.encode(cookie)
+
+
+def decode_cookie(bookie_id: BookieId, data: bytes) -> BookieCookie:
+    """Raises CorruptionError, which names the bookie."""
+    try:
+        return msgspec.json.decode(data, type=BookieCookie)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptionError(
+            f"the cluster's cookie of bookie {bookie_id} cannot be read: {error}"
+        ) from error
+
+
+async def accept_newer_starts(store: MetadataStore) -> list[BookieId]:
+    """After the store was restored from a backup: let each bookie start once although it knows
+    later starts than its cookie. Returns the bookies. To repeat it is safe.
+
+    Raises CorruptionError if a cookie cannot be read, and what the metadata store raises.
+    """
+    bookie_ids = [BookieId(name) for name in await store.children(COOKIES_PATH)]
+    return [each for each in bookie_ids if await _accept_newer_starts(store, each)]
+
+
+async def _accept_newer_starts(store: MetadataStore, bookie_id: BookieId) -> bool:
+    path = cookie_path(bookie_id)
+    for attempt in range(METADATA_ATTEMPTS):
+        try:
+            node = await store.get_latest(path)
+            cookie = decode_cookie(bookie_id, node.value)
+            if not cookie.accepts_newer:
+                changed = msgspec.structs.replace(cookie, accepts_newer=True)
+                await store.put(path, encode_cookie(changed), node.version)
+        except NotFoundError:
+            return False
+        except (ConflictError, OutcomeUnknownError):
+            if attempt == METADATA_ATTEMPTS - 1:
+                raise
+        else:
+            return True
+    raise AssertionError("the last attempt returns or raises")

@@ -1,0 +1,91 @@
+"""Ledger ids: taken from one counter in blocks, by compare-and-set, without a storm.
+
+A client that loses the counter to another waits before it tries again, at random and for twice as
+long after each loss: were all to try at once, n clients would need n * n requests for n blocks. A
+client that uses up its blocks quickly takes larger ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from typing import Final
+
+from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
+from spark_ledger.limits import (
+    LEDGER_ID_BLOCK,
+    LEDGER_ID_BLOCK_MAX,
+    LEDGER_ID_BLOCK_S,
+    LEDGER_ID_PAUSE_S,
+    LEDGER_ID_PAUSE_S_MAX,
+    METADATA_ATTEMPTS,
+)
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.codec import CounterNode, decode_node, encode_node
+from spark_ledger.types import LedgerId
+
+COUNTER_PATH: Final = "ledger-id-counter"
+
+FIRST_LEDGER_ID: Final = 1
+
+
+class LedgerIds:
+    """The ids of one client, on its loop. They ascend, with gaps."""
+
+    def __init__(self, store: MetadataStore, draw: random.Random) -> None:
+        self._store = store
+        self._draw = draw
+        self._next = 0
+        self._block_end = 0
+        self._block = LEDGER_ID_BLOCK // 2
+        """How many ids were taken last; the first block doubles it."""
+        self._taken_at = asyncio.get_running_loop().time()
+        self._lock = asyncio.Lock()
+
+    async def take(self) -> LedgerId:
+        """An id that no other ledger has or had.
+
+        Raises MetadataUnavailableError, OutcomeUnknownError if no attempt brought a reply.
+        """
+        async with self._lock:
+            if self._next == self._block_end:
+                await self._take_block()
+            self._next += 1
+            return LedgerId(self._next - 1)
+
+    async def _take_block(self) -> None:
+        now = asyncio.get_running_loop().time()
+        is_busy = now - self._taken_at < LEDGER_ID_BLOCK_S
+        count = min(2 * self._block, LEDGER_ID_BLOCK_MAX) if is_busy else LEDGER_ID_BLOCK
+        self._next = await self._claim(count)
+        self._block_end = self._next + count
+        self._block, self._taken_at = count, now
+
+    async def _claim(self, count: int) -> int:
+        """The first of ``count`` ids that are ours. A block lost to a lost reply costs only ids."""
+        unknown, pause_s = 0, LEDGER_ID_PAUSE_S
+        while True:
+            try:
+                node = await self._store.get(COUNTER_PATH)
+            except NotFoundError:
+                first, version = FIRST_LEDGER_ID, None
+            else:
+                first = decode_node(CounterNode, COUNTER_PATH, node.value).next_id
+                version = node.version
+            # The token: two clients that write equal bytes over one version may both succeed.
+            data = encode_node(CounterNode(next_id=first + count, token=uuid.uuid4().hex))
+            try:
+                if version is None:
+                    await self._store.create(COUNTER_PATH, data)
+                else:
+                    await self._store.put(COUNTER_PATH, data, version)
+                return first
+            except ConflictError:
+                # Another client took this block, so the system makes progress: leave it room.
+                await asyncio.sleep(self._draw.uniform(0.0, pause_s))
+                pause_s = min(2 * pause_s, LEDGER_ID_PAUSE_S_MAX)
+            except OutcomeUnknownError:
+                unknown += 1
+                if unknown == METADATA_ATTEMPTS:
+                    raise

@@ -1,0 +1,187 @@
+"""Which directories may serve, and what a running bookie is, by the cluster's cookie."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie_server.core.identity import (
+    DirectoryStart,
+    KnownStart,
+    Standing,
+    check_places,
+    check_starts,
+    next_counter,
+    standing,
+)
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.types import BookieStart, DirectoryPlace
+
+ONE, TWO, OTHER, THREE = (
+    BookieStart(1, "a"),
+    BookieStart(2, "b"),
+    BookieStart(2, "x"),
+    BookieStart(3, "c"),
+)
+HERE = DirectoryPlace("/j", 10, 100, 11, 101)
+
+
+def directory(
+    current: BookieStart | None,
+    pending: BookieStart | None = None,
+    *,
+    place: DirectoryPlace = HERE,
+    noted: DirectoryPlace | None = HERE,
+) -> DirectoryStart:
+    return DirectoryStart(place, noted, current, pending)
+
+
+@pytest.mark.parametrize(
+    ("known", "known_directory"),
+    [
+        (KnownStart(None, is_confirmed=True), directory(None)),
+        (KnownStart(None, is_confirmed=True), directory(None, ONE)),
+        (KnownStart(TWO, is_confirmed=True), directory(TWO)),
+        (KnownStart(TWO, is_confirmed=True), directory(TWO, THREE)),
+        (KnownStart(TWO, is_confirmed=False), directory(TWO)),
+        (KnownStart(TWO, is_confirmed=False), directory(ONE, TWO)),
+        (KnownStart(ONE, is_confirmed=False), directory(None, ONE)),
+        (KnownStart(TWO, is_confirmed=True, accepts_newer=True), directory(THREE)),
+        (KnownStart(TWO, is_confirmed=True, accepts_newer=True), directory(OTHER)),
+        (KnownStart(None, is_confirmed=True, accepts_newer=True), directory(ONE)),
+    ],
+)
+def test_directory_that_knows_the_last_start_may_serve(
+    known: KnownStart, known_directory: DirectoryStart
+) -> None:
+    check_starts("b", known, [directory(known.start), known_directory])
+
+
+@pytest.mark.parametrize(
+    ("known", "refused", "message"),
+    [
+        (
+            KnownStart(THREE, is_confirmed=True),
+            directory(TWO),
+            "/j of bookie b is an older copy: it knows start 2, and the cluster start 3",
+        ),
+        (
+            KnownStart(TWO, is_confirmed=True),
+            directory(ONE, TWO),
+            "older copy: it knows start 1, and the cluster start 2",
+        ),
+        (
+            KnownStart(TWO, is_confirmed=False),
+            directory(ONE, OTHER),
+            "older copy",
+        ),
+        (
+            KnownStart(TWO, is_confirmed=True),
+            directory(OTHER),
+            "is a copy: its start 2 is not the one that the cluster knows",
+        ),
+        (
+            KnownStart(ONE, is_confirmed=True),
+            directory(None),
+            "knows no start of bookie b, and the cluster knows start 1: it is an older copy",
+        ),
+        (
+            KnownStart(ONE, is_confirmed=True),
+            directory(None, ONE),
+            "knows no start",
+        ),
+        (
+            KnownStart(TWO, is_confirmed=True),
+            directory(THREE),
+            "knows start 3, and the cluster only start 2: ZooKeeper was restored .*"
+            "`ledger cluster restored`",
+        ),
+        (
+            KnownStart(None, is_confirmed=True),
+            directory(ONE),
+            "knows start 1, and the cluster only start 0: ZooKeeper was restored",
+        ),
+        (
+            KnownStart(THREE, is_confirmed=True, accepts_newer=True),
+            directory(TWO),
+            "older copy",
+        ),
+    ],
+)
+def test_directory_that_does_not_is_refused(
+    known: KnownStart, refused: DirectoryStart, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_starts("b", known, [directory(known.start), refused])
+
+
+def moved(**changes: object) -> DirectoryPlace:
+    return HERE._replace(**changes)  # type: ignore[arg-type]
+
+
+def known_in(*places: DirectoryPlace, accepts_newer: bool = False) -> KnownStart:
+    return KnownStart(TWO, is_confirmed=True, places=places, accepts_newer=accepts_newer)
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "noted"),
+    [
+        (known_in(), HERE, HERE),
+        (known_in(HERE), HERE, HERE),
+        (known_in(), HERE, None),
+        (known_in(moved(born_ns=0)), HERE, moved(cookie_born_ns=0)),
+        (known_in(HERE), moved(born_ns=0, cookie_born_ns=0), HERE),
+        (known_in(moved(path="/old"), accepts_newer=True), HERE, HERE),
+    ],
+)
+def test_directory_where_it_was_may_serve(
+    known: KnownStart, now: DirectoryPlace, noted: DirectoryPlace | None
+) -> None:
+    check_places("b", known, [directory(TWO, place=now, noted=noted)], ["/j"])
+
+
+@pytest.mark.parametrize("field", ["inode", "born_ns", "cookie_inode", "cookie_born_ns"])
+def test_directory_that_was_copied_into_place_is_refused(field: str) -> None:
+    now = moved(**{field: 77})
+    for known, noted in ((known_in(), HERE), (known_in(HERE), now)):
+        with pytest.raises(ConfigurationError, match=r"/j is not the one .* copied, or restored"):
+            check_places("b", known, [directory(TWO, place=now, noted=noted)], ["/j"])
+
+
+def test_directory_elsewhere_is_refused() -> None:
+    now = moved(path="/copy")
+    for known, noted in ((known_in(), HERE), (known_in(HERE), now)):
+        with pytest.raises(ConfigurationError, match=r"/copy was /j when .* `ledger bookie relo"):
+            check_places("b", known, [directory(TWO, place=now, noted=noted)], ["/j"])
+    with pytest.raises(ConfigurationError, match="/copy was made as /j for bookie b"):
+        check_places("b", known_in(), [directory(None, place=now, noted=None)], ["/j"])
+
+
+def test_next_start_is_above_all_that_anybody_noted() -> None:
+    nothing = KnownStart(None, is_confirmed=True)
+    assert next_counter(nothing, [directory(None)]) == 1
+    assert next_counter(nothing, [directory(None), directory(None, THREE)]) == 4
+    assert next_counter(KnownStart(TWO, is_confirmed=True), [directory(TWO, THREE)]) == 4
+    assert next_counter(KnownStart(THREE, is_confirmed=True), [directory(TWO)]) == 4
+
+
+@pytest.mark.parametrize(
+    ("own", "there", "verdict"),
+    [
+        (TWO, TWO, Standing.OURS),
+        (None, None, Standing.OURS),
+        (TWO, OTHER, Standing.REPLACED),
+        (TWO, THREE, Standing.REPLACED),
+        (None, ONE, Standing.REPLACED),
+        (TWO, ONE, Standing.CLUSTER_IS_OLDER),
+        (TWO, None, Standing.CLUSTER_IS_OLDER),
+    ],
+)
+def test_running_bookie_is_replaced_by_a_later_start_only(
+    own: BookieStart | None, there: BookieStart | None, verdict: Standing
+) -> None:
+    assert standing(own, KnownStart(there, is_confirmed=True)) is verdict
+
+
+def test_running_bookie_without_a_cookie_is_not_replaced() -> None:
+    assert standing(TWO, None) is Standing.CLUSTER_IS_OLDER
+    assert standing(None, None) is Standing.CLUSTER_IS_OLDER
