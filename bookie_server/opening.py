@@ -151,8 +151,7 @@ def _open(
         storage=storage,
         on_changed=lambda: post(on_state_changed),
     )
-    bookie = Bookie(journal, storage, disks, locks, post, keys)
-    return bookie
+    return (bookie := Bookie(journal, storage, disks, locks, post, keys))
 
 
 def _is_journal_full(files: FileSystem, config: StorageConfig) -> bool:
