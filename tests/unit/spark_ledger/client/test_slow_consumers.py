@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -39,7 +39,9 @@ class Wire:
         self._honest = client._context.transport.read
         client._context.transport.read = self._read  # type: ignore[method-assign]
 
-    async def _read(self, bookie_id: str, *args: Any, **named: Any) -> AsyncIterator[ReadChunk]:
+    async def _read(
+        self, bookie_id: str, *args: Any, **named: Any
+    ) -> AsyncGenerator[ReadChunk, None]:
         self.asked.append(bookie_id)
         self.open[bookie_id] += 1
         try:
