@@ -38,6 +38,16 @@ that sends more than its ``jute.maxbuffer`` (1 MiB less a byte), names and ACLs 
 SESSION_TIMEOUT_S: Final = 10.0
 """A client silent for this long loses its ephemeral nodes. The server bounds it to 2-20 ticks."""
 
+FIRST_CONTACT_TIMEOUT_S: Final = 3.0
+"""A bookie looks up the key of a ledger that it has no record of for this long, then it says that
+it is busy. Below the time after which a writer takes it for silent."""
+FIRST_CONTACT_LOOKUPS_MAX: Final = 64
+"""Keys that a bookie looks up at a time: some 10,000 new ledgers per second, and a stranger who
+asks for ledgers that do not exist puts no more load on ZooKeeper."""
+FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
+"""Ledgers whose first request waits; beyond it a bookie is busy. Entries that wait count as in
+flight."""
+
 METADATA_ATTEMPTS: Final = 3
 """How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
 ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger
@@ -313,7 +323,26 @@ TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
 READ_TIMEOUT_S: Final = 10.0
-"""One read request to one bookie."""
+"""A bookie that brings nothing of what it was asked for within this time is silent. The time that
+a reader takes over what it has been brought does not count. Busy bookies are asked again for so
+long."""
+
+READ_CALL_S_MAX: Final = 600.0
+"""One read request in all: a bookie wants a bound from every caller. 64 MiB at 1 Mbit/s."""
+
+READ_PARK_S: Final = 1.0
+"""A consumer that has taken nothing for this long has stopped: the call is ended, and what it held
+at the bookie is free. When the consumer goes on, the rest is asked for again."""
+
+BUSY_PAUSE_S: Final = 0.1
+"""A bookie that says that it is busy is asked again after about this long; it doubles each time."""
+
+BUSY_PAUSE_S_MAX: Final = 2.0
+"""The longest of these pauses: a bookie that has room again gets its readers back soon."""
+
+LOOP_LATE_S: Final = 0.1
+"""An event loop that is this late stood still, because somebody computed on it. What has arrived is
+looked at before anybody is called silent."""
 
 SPECULATIVE_READ_DELAY_S: Final = 0.5
 """Without an answer for this long the next replica is asked too."""
