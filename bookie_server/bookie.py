@@ -34,6 +34,7 @@ from bookie_server.core.transitions import (
     on_last_confirmed,
 )
 from bookie_server.duplicates import refuse_other_bytes
+from bookie_server.first_contact import FirstContacts, LedgerKeys
 from bookie_server.reads import list_entries, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.disks import DiskStates, DiskWatch
@@ -72,6 +73,8 @@ class _Add(NamedTuple):
     recovery: bool
     last_add_confirmed: EntryId
     done: Done
+    in_metadata: bytes | None = None
+    """The key's hash in the metadata; None if nobody had to look yet."""
 
 
 class Bookie:
@@ -84,10 +87,11 @@ class Bookie:
         disks: DiskWatch,
         locks: Sequence[Lock],
         post: Post,
+        keys: LedgerKeys,
     ) -> None:
         """Use ``opening.open_bookie``. All of these belong to the bookie now: ``close`` ends them.
 
-        ``post`` runs a callable on the service thread.
+        ``post`` runs a callable on the service thread. ``keys`` are asked there.
         """
         # Any thread: each says for its methods who may call them.
         self._journal = journal
@@ -101,6 +105,7 @@ class Bookie:
         self._fences: dict[LedgerId, list[Done]] = {}  # in memory, and not durable yet
         self._refused_fences: set[LedgerId] = set()  # in memory, and refused
         self._watchers = Watchers()
+        self._first_contacts = FirstContacts(keys)
         # The thread that closes, when no other is left.
         self._locks = tuple(locks)
 
@@ -136,15 +141,18 @@ class Bookie:
             done(BookieStatus.BAD_REQUEST, f"{message} are too many for one run")
             return
         self._bytes_in_flight.acquire(size)
-        add = _Add(run, access_key, recovery, last_add_confirmed, partial(self._answer, size, done))
-        admission = admit(
-            recovery=recovery,
-            disk_full=self._disks.reason(run.ledger_id),
-            is_full=self._storage.is_full(run.ledger_id),
-            others_wait=bool(self._waiting),
-            flush_failure=self._flush_refusal(run.ledger_id),
-        )
+        answer = partial(self._answer, size, done)
+        self._admit(_Add(run, access_key, recovery, last_add_confirmed, answer))
         self._disks.wrote(size)
+
+    def _admit(self, add: _Add) -> None:
+        admission = admit(
+            recovery=add.recovery,
+            disk_full=self._disks.reason(add.run.ledger_id),
+            is_full=self._storage.is_full(add.run.ledger_id),
+            others_wait=bool(self._waiting),
+            flush_failure=self._flush_refusal(add.run.ledger_id),
+        )
         if isinstance(admission, Refusal):
             add.done(*admission)
         elif admission is Admission.WAIT:
@@ -161,8 +169,18 @@ class Bookie:
 
         Works for ledgers never heard of (rule P12).
         """
-        key_hash = access_key_hash(access_key)
-        accepted = self._decide(ledger_id, lambda now: on_fence(now, ledger_id, key_hash), done)
+        self._fence(ledger_id, access_key_hash(access_key), done, None)
+
+    def _fence(
+        self, ledger_id: LedgerId, key_hash: bytes, done: Done, in_metadata: bytes | None
+    ) -> None:
+        accepted = self._decide(
+            ledger_id,
+            lambda now: on_fence(now, ledger_id, key_hash, in_metadata=in_metadata),
+            done,
+            in_metadata=in_metadata,
+            again=partial(self._fence, ledger_id, key_hash, done),
+        )
         if accepted is None:
             return
         steps = accepted.steps
@@ -190,10 +208,26 @@ class Bookie:
     ) -> None:
         """Learn the last add confirmed from an idle writer; it never goes back."""
         key_hash = access_key_hash(access_key)
+        self._write_last_confirmed(ledger_id, last_add_confirmed, key_hash, done, None)
+
+    def _write_last_confirmed(
+        self,
+        ledger_id: LedgerId,
+        last_add_confirmed: EntryId,
+        key_hash: bytes,
+        done: Done,
+        in_metadata: bytes | None,
+    ) -> None:
         accepted = self._decide(
             ledger_id,
-            lambda now: on_last_confirmed(now, ledger_id, key_hash, last_add_confirmed),
+            lambda now: on_last_confirmed(
+                now, ledger_id, key_hash, last_add_confirmed, in_metadata=in_metadata
+            ),
             done,
+            in_metadata=in_metadata,
+            again=partial(
+                self._write_last_confirmed, ledger_id, last_add_confirmed, key_hash, done
+            ),
         )
         if accepted is None:
             return
@@ -309,6 +343,7 @@ class Bookie:
 
         Raises OSError or CorruptionError if the last flush fails.
         """
+        self._first_contacts.close()
         while self._waiting:
             self._waiting.popleft().done(BookieStatus.IO_ERROR, "the bookie is shutting down")
         self._disks.stop()
@@ -334,8 +369,12 @@ class Bookie:
                 recovery=add.recovery,
                 last_entry=run.last_entry,
                 last_add_confirmed=add.last_add_confirmed,
+                in_metadata=add.in_metadata,
             ),
             add.done,
+            in_metadata=add.in_metadata,
+            # Through admission again: the room that there was may be taken by now.
+            again=lambda known: self._admit(add._replace(in_metadata=known)),
         )
         if accepted is None or self._refuses_for_room(add.done):
             return
@@ -356,8 +395,12 @@ class Bookie:
         ledger_id: LedgerId,
         rule: Callable[[LedgerRecord | None], Accepted | Refusal],
         done: Done,
+        *,
+        in_metadata: bytes | None,
+        again: Callable[[bytes], None],
     ) -> Accepted | None:
-        """What a rule says of the ledger's record as it is now; None if ``done`` was called.
+        """What a rule says of the ledger's record as it is now; None if ``done`` was called, or
+        ``again`` will be, with the hash in the metadata.
 
         Once the journal has failed nothing is decided: a change would stay in memory for ever and
         be served to readers, though no restart could bring it back (rule S3).
@@ -370,6 +413,11 @@ class Bookie:
             ledger_record = self._storage.ledger_record(ledger_id)
         except (OSError, CorruptionError) as error:
             done(BookieStatus.IO_ERROR, str(error))
+            return None
+        if in_metadata is None and (
+            ledger_record is None or self._first_contacts.is_waiting(ledger_id)
+        ):
+            self._first_contacts.wait(ledger_id, partial(_resume, again, done))
             return None
         decision = rule(ledger_record)
         if isinstance(decision, Refusal):
@@ -414,6 +462,14 @@ class Bookie:
         for done in self._fences.pop(ledger_id):
             done(status, message)
         self._watchers.notify(ledger_id)
+
+
+def _resume(again: Callable[[bytes], None], done: Done, answer: bytes | Refusal) -> None:
+    """Go on with a request whose ledger's key was looked up."""
+    if isinstance(answer, Refusal):
+        done(*answer)
+    else:
+        again(answer)
 
 
 def _ignored(_status: BookieStatus, _message: str) -> None:

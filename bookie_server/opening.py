@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from bookie_server.bookie import Bookie
+from bookie_server.first_contact import LedgerKeys, NoLedgers
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import INDEX_NAME, check_cookies, lock_directories
 from bookie_server.storage.disks import DiskWatch, ask_disk
@@ -39,6 +40,7 @@ def open_bookie(
     *,
     post: Post,
     on_fatal: Callable[[str], None],
+    keys: LedgerKeys | None = None,
     on_state_changed: Callable[[], None] = lambda: None,
     file_system: FileSystem | None = None,
     open_index: OpenIndex | None = None,
@@ -47,8 +49,9 @@ def open_bookie(
 ) -> Bookie:
     """Lock and check the directories, replay the journal, and be ready to serve.
 
-    ``post`` runs a callable on the service thread. ``on_fatal`` is called through it when the
-    journal has failed or a storage thread has ended: the process must exit.
+    ``post`` runs a callable on the service thread. Without ``keys`` no new ledger is taken.
+    ``on_fatal`` is called through ``post`` when the journal has failed or a storage thread has
+    ended: the process must exit.
     ``on_state_changed`` is called through it when a disk became full, or has room again. Without
     ``threads`` the caller drives ``commit_pending`` and ``flush``. ``open_logs_max``: entry logs
     that stay open for readers, of each directory.
@@ -61,7 +64,15 @@ def open_bookie(
     with ExitStack() as undo:
         try:
             bookie = _open(
-                config, files, make_index, post, on_fatal, on_state_changed, undo, open_logs_max
+                config,
+                files,
+                make_index,
+                post,
+                on_fatal,
+                on_state_changed,
+                keys or NoLedgers(),
+                undo,
+                open_logs_max,
             )
         except OSError as error:
             raise ConfigurationError(f"the storage cannot be opened: {error}") from error
@@ -78,6 +89,7 @@ def _open(
     post: Post,
     on_fatal: Callable[[str], None],
     on_state_changed: Callable[[], None],
+    keys: LedgerKeys,
     undo: ExitStack,
     open_logs_max: int,
 ) -> Bookie:
@@ -139,8 +151,7 @@ def _open(
         storage=storage,
         on_changed=lambda: post(on_state_changed),
     )
-    bookie = Bookie(journal, storage, disks, locks, post)
-    return bookie
+    return (bookie := Bookie(journal, storage, disks, locks, post, keys))
 
 
 def _is_journal_full(files: FileSystem, config: StorageConfig) -> bool:

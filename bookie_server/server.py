@@ -29,6 +29,7 @@ from bookie_server.config import BookieConfig
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
 from bookie_server.identity import Identity
+from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
@@ -180,7 +181,7 @@ class BookieServer:
             loop.add_signal_handler(signal_number, self._stop.set)
         async with AsyncExitStack() as closing:
             store = await self._identify(closing)
-            self._bookie = await self._open_bookie()
+            self._bookie = await self._open_bookie(MetadataKeys(store))
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
             registry = self._registry(store)
@@ -263,7 +264,7 @@ class BookieServer:
                 raise _Stopped
         raise AssertionError("the attempts have no end")
 
-    async def _open_bookie(self) -> Bookie:
+    async def _open_bookie(self, keys: MetadataKeys) -> Bookie:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
 
@@ -279,6 +280,7 @@ class BookieServer:
             post=post,
             on_fatal=self._on_fatal,
             on_state_changed=self._on_state_changed,
+            keys=keys,
             open_logs_max=self._descriptors.open_logs,
         )
         logger.info("storage opened in %.2f s", time.monotonic() - started)
