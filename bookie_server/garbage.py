@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from spark_ledger.limits import (
@@ -49,10 +50,19 @@ class Collector:
         gc.set_threshold(*self._before[:2], _NEVER)
         self._last = self._clock()
 
-    def run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tick at intervals until ``stop``."""
+    @contextmanager
+    def running(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Start, tick at intervals, and stop."""
+        self.start()
+        self._run(loop)
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         self.tick()
-        self._timer = loop.call_later(BOOKIE_COLLECT_INTERVAL_S, self.run, loop)
+        self._timer = loop.call_later(BOOKIE_COLLECT_INTERVAL_S, self._run, loop)
 
     def tick(self) -> None:
         """Look for old garbage, if that is quick by now, or was put off for long."""

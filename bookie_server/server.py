@@ -182,11 +182,8 @@ class BookieServer:
             loop.add_signal_handler(signal_number, self._stop.set)
         async with AsyncExitStack() as closing:
             store = await self._identify(closing)
-            collector = Collector(lambda: self._bookie.objects_held)
-            collector.start()
-            closing.callback(collector.stop)
             self._bookie = await self._open_bookie(MetadataKeys(store))
-            collector.run(loop)
+            closing.enter_context(Collector(lambda: self._bookie.objects_held).running(loop))
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
             registry = self._registry(store)

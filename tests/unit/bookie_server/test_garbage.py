@@ -103,12 +103,14 @@ def test_timer_ticks_until_it_is_stopped() -> None:
     async def main() -> None:
         world = World()
         loop = asyncio.get_running_loop()
-        with full_walks() as walks:
-            world.now = BOOKIE_COLLECT_INTERVAL_S
-            world.collector.run(loop)
+        with world.collector.running(loop):
+            timer = world.collector._timer
+            assert timer is not None and not timer.cancelled()
+            with full_walks() as walks:
+                world.now += BOOKIE_COLLECT_INTERVAL_S
+                world.collector._run(loop)
             assert len(walks) == 1
-        assert world.collector._timer is not None
-        world.collector.stop()
-        assert world.collector._timer.cancelled()
+            timer.cancel()
+        assert world.collector._timer is not None and world.collector._timer.cancelled()
 
     asyncio.run(main())
