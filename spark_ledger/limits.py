@@ -38,6 +38,16 @@ that sends more than its ``jute.maxbuffer`` (1 MiB less a byte), names and ACLs 
 SESSION_TIMEOUT_S: Final = 10.0
 """A client silent for this long loses its ephemeral nodes. The server bounds it to 2-20 ticks."""
 
+FIRST_CONTACT_TIMEOUT_S: Final = 3.0
+"""A bookie looks up the key of a ledger that it has no record of for this long, then it says that
+it is busy. Below the time after which a writer takes it for silent."""
+FIRST_CONTACT_LOOKUPS_MAX: Final = 64
+"""Keys that a bookie looks up at a time: some 10,000 new ledgers per second, and a stranger who
+asks for ledgers that do not exist puts no more load on ZooKeeper."""
+FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
+"""Ledgers whose first request waits; beyond it a bookie is busy. Entries that wait count as in
+flight."""
+
 METADATA_ATTEMPTS: Final = 3
 """How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
 ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger
@@ -233,6 +243,15 @@ BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
 BOOKIE_HANDSHAKE_TIMEOUT_S: Final = 10.0
 """A connection that says nothing for this long is closed: it would take a client's place."""
 
+BOOKIE_COLLECT_INTERVAL_S: Final = 60.0
+"""Between two searches of a bookie for old cyclic garbage."""
+
+BOOKIE_COLLECT_OBJECTS_MAX: Final = 150_000
+"""A search among so many objects of the storage takes about 20 ms; with more it is put off."""
+
+BOOKIE_COLLECT_OVERDUE_S: Final = 3600.0
+"""A bookie that was busy all the time searches all the same: a second in an hour."""
+
 BOOKIE_OPEN_LOGS_MAX: Final = 256
 """Entry logs of one directory that stay open for readers; of more the one used last is closed."""
 
@@ -303,11 +322,44 @@ MACHINE_TICK_S_MAX: Final = 1.0
 """Between two looks of a busy machine at the clock at most, whatever time it names: what it forgot
 to name is this late. Ten thousand machines cost a tenth of a core with it."""
 
+LAC_DISPUTE_S: Final = 0.2
+"""A reader that asks for the last add confirmed waits so long for bookies that may support what one
+alone says. Enough for those that work; one that is silent delays an open by no more than this."""
+
+TAIL_FIRST_LOOK_S: Final = 1.0
+"""A tail begins with the newest metadata if they come within this time, else with those it has."""
+
+TAIL_RETRY_DELAY_S_MAX: Final = 2.0
+"""The longest pause before a tail tries again to read metadata that it could not read."""
+
+TAIL_METADATA_WAIT_S: Final = 300.0
+"""A tail that can deliver nothing more without new metadata waits for them so long: longer than a
+restart of all ZooKeeper servers, and an error before a human would wonder."""
+
 TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
 READ_TIMEOUT_S: Final = 10.0
-"""One read request to one bookie."""
+"""A bookie that brings nothing of what it was asked for within this time is silent. The time that
+a reader takes over what it has been brought does not count. Busy bookies are asked again for so
+long."""
+
+READ_CALL_S_MAX: Final = 600.0
+"""One read request in all: a bookie wants a bound from every caller. 64 MiB at 1 Mbit/s."""
+
+READ_PARK_S: Final = 1.0
+"""A consumer that has taken nothing for this long has stopped: the call is ended, and what it held
+at the bookie is free. When the consumer goes on, the rest is asked for again."""
+
+BUSY_PAUSE_S: Final = 0.1
+"""A bookie that says that it is busy is asked again after about this long; it doubles each time."""
+
+BUSY_PAUSE_S_MAX: Final = 2.0
+"""The longest of these pauses: a bookie that has room again gets its readers back soon."""
+
+LOOP_LATE_S: Final = 0.1
+"""An event loop that is this late stood still, because somebody computed on it. What has arrived is
+looked at before anybody is called silent."""
 
 SPECULATIVE_READ_DELAY_S: Final = 0.5
 """Without an answer for this long the next replica is asked too."""

@@ -108,6 +108,11 @@ class Tick(NamedTuple):
     """
 
 
+class ConsumerReady(NamedTuple):
+    """Entries are taken again after they were not for a while. Silence counts from here: nobody was
+    asked for anything meanwhile."""
+
+
 class LastConfirmedAnswer(NamedTuple):
     """A bookie's last add confirmed. Answers ``ReadLastConfirmed``.
 
@@ -165,6 +170,7 @@ Event = (
     | Close
     | Abandon
     | Tick
+    | ConsumerReady
     | LastConfirmedAnswer
     | EntriesRead
     | ReadEnded
