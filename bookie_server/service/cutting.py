@@ -43,6 +43,8 @@ def know_calls(loop: asyncio.AbstractEventLoop) -> None:
     if loop.get_task_factory() is _make_task:
         return
     loop.set_task_factory(_make_task)
+    if isinstance(vars(sys.modules[_GRPC])["traceback"], _Silent):
+        return  # once in a process
     sys.unraisablehook = partial(_ignore_second_end, sys.unraisablehook)
     sys.excepthook = partial(_ignore_its_headline, sys.excepthook)
     logging.getLogger(_GRPC).addFilter(_is_no_cancellation)
