@@ -24,6 +24,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Directory = Annotated[str, msgspec.Meta(min_length=1)]
 Bytes = Annotated[int, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +62,10 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     entry_log_cached_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["entry_log_cached_bytes"]
     block_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["block_cache_bytes"]
     index_map_bytes: Bytes = _DEFAULTS["index_map_bytes"]
+    disk_high_water_mark: Share = _DEFAULTS["disk_high_water_mark"]
+    disk_low_water_mark: Share = _DEFAULTS["disk_low_water_mark"]
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["disk_reserve_bytes"]
+    disk_check_interval_s: Seconds = _DEFAULTS["disk_check_interval_s"]
 
 
 class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,6 +29,7 @@ from bookie_server.config import BookieConfig
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
 from bookie_server.identity import Identity
+from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
@@ -166,6 +167,7 @@ class BookieServer:
         # Service thread only.
         self._descriptors: Share
         self._stop: asyncio.Event
+        self._announced: Registration | None = None
 
     async def run(self) -> int:
         """Start, serve, stop.
@@ -179,7 +181,7 @@ class BookieServer:
             loop.add_signal_handler(signal_number, self._stop.set)
         async with AsyncExitStack() as closing:
             store = await self._identify(closing)
-            self._bookie = await self._open_bookie()
+            self._bookie = await self._open_bookie(MetadataKeys(store))
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
             registry = self._registry(store)
@@ -204,6 +206,7 @@ class BookieServer:
             listener, admin_address = self._bind_admin()
             registration = self._registration(registry, address, admin_address)
             closing.push_async_callback(self._withdraw, registration)
+            self._announced = registration
             await registration.start()
             await server.serve()  # nothing is answered before others can see who answers
             self._tell_ready(address, admin_address)
@@ -261,7 +264,7 @@ class BookieServer:
                 raise _Stopped
         raise AssertionError("the attempts have no end")
 
-    async def _open_bookie(self) -> Bookie:
+    async def _open_bookie(self, keys: MetadataKeys) -> Bookie:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
 
@@ -276,6 +279,8 @@ class BookieServer:
             storage,
             post=post,
             on_fatal=self._on_fatal,
+            on_state_changed=self._on_state_changed,
+            keys=keys,
             open_logs_max=self._descriptors.open_logs,
         )
         logger.info("storage opened in %.2f s", time.monotonic() - started)
@@ -334,6 +339,7 @@ class BookieServer:
             ),
             state=self._state,
             free_bytes=lambda: free_bytes(self._config),
+            reason=self._why_read_only,
         )
 
     def _tell_ready(self, address: str, admin_address: str) -> None:
@@ -373,8 +379,17 @@ class BookieServer:
         self._stop.set()
 
     def _state(self) -> BookieState:
-        """READ_ONLY after a failure: entries that cannot be flushed would fill the memory."""
-        return BookieState.READ_ONLY if self._bookie.failure else BookieState.WRITABLE
+        """READ_ONLY after a failure, as entries that cannot be flushed would fill the memory, and
+        while the disks are full."""
+        return BookieState.READ_ONLY if self._why_read_only() else BookieState.WRITABLE
+
+    def _why_read_only(self) -> str:
+        return self._bookie.failure or self._bookie.disks.reason
+
+    def _on_state_changed(self) -> None:
+        """A disk became full, or has room again: what is registered follows at once."""
+        if self._announced is not None:
+            self._announced.refresh_soon()
 
     def _describe(self) -> Description:
         stats = self._bookie.stats()
@@ -401,6 +416,8 @@ class BookieServer:
             "append_bytes_in_flight": storage.append_bytes_in_flight,
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
+            "read_only": storage.disks.reason,
+            "directories": storage.disks.status(storage.directories),
         }
 
     def _exposition(self) -> bytes:

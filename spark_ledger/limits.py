@@ -38,6 +38,16 @@ that sends more than its ``jute.maxbuffer`` (1 MiB less a byte), names and ACLs 
 SESSION_TIMEOUT_S: Final = 10.0
 """A client silent for this long loses its ephemeral nodes. The server bounds it to 2-20 ticks."""
 
+FIRST_CONTACT_TIMEOUT_S: Final = 3.0
+"""A bookie looks up the key of a ledger that it has no record of for this long, then it says that
+it is busy. Below the time after which a writer takes it for silent."""
+FIRST_CONTACT_LOOKUPS_MAX: Final = 64
+"""Keys that a bookie looks up at a time: some 10,000 new ledgers per second, and a stranger who
+asks for ledgers that do not exist puts no more load on ZooKeeper."""
+FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
+"""Ledgers whose first request waits; beyond it a bookie is busy. Entries that wait count as in
+flight."""
+
 METADATA_ATTEMPTS: Final = 3
 """How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
 ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger

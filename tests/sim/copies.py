@@ -48,6 +48,9 @@ class Arrival:
         """What the disk holds while a copy is in its place."""
         self.rivals: list[Process] = []
         self._zookeeper = zookeeper
+        self._rivals = 0
+        if node.world.options.copies:
+            self._found()
 
     # -- a schedule without copies -----------------------------------------------------------------
 
@@ -56,7 +59,7 @@ class Arrival:
         node = self.node
 
         async def register() -> None:
-            registry = BookieRegistry(self._zookeeper.connect(process))
+            registry = BookieRegistry(self._zookeeper.stores[process.name])
             while True:
                 try:
                     await registry.register(self._info())
@@ -70,7 +73,7 @@ class Arrival:
 
     # -- a schedule with copies --------------------------------------------------------------------
 
-    def found(self) -> None:
+    def _found(self) -> None:
         """Make the cluster's cookie of the bookie, as its format did."""
         tree, node = self._zookeeper.tree, self.node
         nodes = {CLUSTER_PATH: encode_node(ClusterNode(cluster_id="sim"))}
@@ -168,8 +171,8 @@ class Arrival:
     def start_rival(self, files: MemoryFileSystem, kind: str) -> None:
         """Start another process on a copy of the disk, on a machine of its own."""
         node = self.node
-        node.rivals += 1
-        process = Process(f"{node.name}~{node.rivals}")
+        self._rivals += 1
+        process = Process(f"{node.name}~{self._rivals}")
         self.rivals.append(process)
 
         async def arrive() -> None:

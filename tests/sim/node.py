@@ -32,6 +32,7 @@ from spark_ledger.wire.frame import frame_last_add_confirmed
 from tests.sim.base import SimBase
 from tests.sim.copies import Arrival
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
+from tests.sim.keys import SimKeys
 from tests.sim.loop import Process
 from tests.sim.witness import Witness
 
@@ -71,10 +72,6 @@ class BookieNode:
         self.fenced: set[LedgerId] = set()
         """Ledgers whose fence it has answered."""
         self.arrival = Arrival(self, zookeeper)
-        self.rivals = 0
-        """Copies of its disk that were started, ever."""
-        if world.options.copies:
-            self.arrival.found()
         self._zookeeper = zookeeper
         self._witness = witness
         self._draw: random.Random = world.random_for(f"node {bookie_id}")
@@ -104,6 +101,7 @@ class BookieNode:
             return
         bookie = self.open(process, files)
         if bookie is not None:
+            self._zookeeper.connect(process)
             self.serve(process, bookie)
             self.arrival.register(process)
 
@@ -125,6 +123,7 @@ class BookieNode:
                 config,
                 post=partial(self._post, process),
                 on_fatal=partial(self._fatal, process),
+                keys=SimKeys(self._zookeeper, process, self._go_on),
                 file_system=files,
                 open_index=lambda path: MemoryIndex(files, path),
                 threads=False,
@@ -213,6 +212,11 @@ class BookieNode:
             return None
 
     # -- disk --------------------------------------------------------------------------------------
+
+    def _go_on(self, work: Callable[[], None]) -> None:
+        """Run requests that waited for a ledger's key."""
+        self.guarded(work)
+        self._commit_later()
 
     def _commit_later(self) -> None:
         if not self._commit_due and self.process is not None:
@@ -392,8 +396,7 @@ class BookieNode:
 
     def refuse_reader(self, ledger_id: LedgerId, access_key: bytes) -> Refusal | None:
         """See ``bookie_api.refuse_reader``."""
-        assert self.bookie is not None, "a dead process hears nothing"
-        return refuse_reader(self.bookie, ledger_id, access_key)
+        return refuse_reader(self.bookie, ledger_id, access_key) if self.bookie else None
 
     def read(
         self, ledger_id: LedgerId, first: EntryId, last: EntryId, stride: int, limit: int
