@@ -1,8 +1,8 @@
 """Finding the last add confirmed: from the bookies of the last fragment, with coverage.
 
 Used to open a ledger that is not closed, with or without fencing, and to end a long poll. A bookie
-knows the LAC that the last frame it stored carries, or that the writer announced: a hint that
-never lies, but lags (rule P5).
+knows the LAC that the last frame it stored carries, or that the writer announced: a hint that lags,
+and that a stranger or a broken bookie may have made up (rule P5).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class LastConfirmedRead:
         self._known: set[int] = set()
         self._answered: set[int] = set()
         self._highest: int = NO_ENTRY
+        self._told: set[int] = set()
         self._last_problem = ""
         self._refused = False
         """Whether a bookie refused the password."""
@@ -42,6 +43,17 @@ class LastConfirmedRead:
     def result(self) -> EntryId | None:
         """The last add confirmed, once the round is over and found it."""
         return self._result
+
+    @property
+    def floor(self) -> EntryId:
+        """Everything up to here is confirmed, whatever bookies say: it was when the last fragment
+        was made, and bookies that joined with it know no older LAC (rule P15)."""
+        return EntryId(self._metadata.last_fragment.first_entry - 1)
+
+    @property
+    def hints(self) -> list[EntryId]:
+        """What bookies take for confirmed beyond the floor, highest first. Nothing is proved."""
+        return [EntryId(hint) for hint in sorted(self._told, reverse=True) if hint > self.floor]
 
     @property
     def error(self) -> LedgerError | None:
@@ -70,6 +82,7 @@ class LastConfirmedRead:
         bookie_id = self._metadata.last_fragment.bookies[event.bookie_index]
         if event.status is BookieStatus.OK:
             self._highest = max(self._highest, event.last_add_confirmed)
+            self._told.add(event.last_add_confirmed)
         if event.status is BookieStatus.OK or event.status.is_denial:
             # "I do not know the ledger" is an answer too: fencing works on unknown ledgers, so the
             # bookie will store nothing of the old writer from now on (rule P12).
@@ -80,10 +93,7 @@ class LastConfirmedRead:
             self._refused |= event.status is BookieStatus.UNAUTHORIZED
             self._last_problem = f"bookie {bookie_id}: {event.status.name.lower()} {event.message}"
         if is_covered(frozenset(self._known), quorums):
-            # Never below the last fragment: what is before it was confirmed when the fragment was
-            # made, and bookies that joined with it know no older LAC (rule P15).
-            floor = self._metadata.last_fragment.first_entry - 1
-            self._result = EntryId(max(self._highest, floor))
+            self._result = EntryId(max(self._highest, self.floor))
             assert self._known <= self._answered, "An answer counts that never came."
             return True
         if len(self._answered) == quorums.ensemble_size:

@@ -463,7 +463,11 @@ class _Draft:
     def _ask_length(self, message: AskLength, number: int) -> list[Event]:
         _, bookie = self._bookie(message.bookies[0])
         if bookie.up and message.entry_id in bookie.entries:
-            return [LengthRead(ENTRY_BYTES * (message.entry_id + 1))]
+            return [
+                LengthRead(
+                    ENTRY_BYTES * (message.entry_id + 1), EntryId(self.frames[message.entry_id])
+                )
+            ]
         if len(message.bookies) == 1:
             return [LengthUnknown(NoSuchEntryError("nobody has it"))]
         self._put(number, message._replace(bookies=message.bookies[1:]))
