@@ -20,15 +20,18 @@ def main(arguments: list[str] | None = None) -> int:
     )
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     from bookie_server.config import load
-    from bookie_server.server import format_bookie, run
-    from spark_ledger.errors import ConfigurationError, LedgerError
+    from bookie_server.server import format_bookie, relocate_bookie, run
+    from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 
     try:
         config = load(options.config)
         if options.format_only:
             print(f"formatted {format_bookie(config).bookie_id}")
             return EXIT_OK
-    except ConfigurationError as error:
+        if options.relocate:
+            print(relocate_bookie(config))
+            return EXIT_OK
+    except (ConfigurationError, CorruptionError) as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
     except LedgerError as error:
@@ -53,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--format-only", action="store_true", help="make a new bookie and exit without serving"
+    )
+    parser.add_argument(
+        "--relocate", action="store_true", help="say that the directories were moved, and exit"
     )
     parser.add_argument(
         "--ready-file", type=Path, help="write a JSON file here once the bookie serves"

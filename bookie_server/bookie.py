@@ -23,7 +23,8 @@ from functools import partial
 from typing import NamedTuple
 
 from bookie_server.core.admission import Admission, BytesInFlight, admit, refuse_for_failed_flush
-from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.core.disk_space import refuse_for_space
+from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.core.transitions import (
     Accepted,
     Step,
@@ -33,8 +34,10 @@ from bookie_server.core.transitions import (
     on_last_confirmed,
 )
 from bookie_server.duplicates import refuse_other_bytes
+from bookie_server.first_contact import FirstContacts, LedgerKeys
 from bookie_server.reads import list_entries, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
+from bookie_server.storage.disks import DiskStates, DiskWatch
 from bookie_server.storage.fs.vfs import Lock
 from bookie_server.storage.journal.changes import encode_change
 from bookie_server.storage.journal.journal import Journal, JournalStats, Post
@@ -58,6 +61,8 @@ class StorageStats:
     append_bytes_in_flight: int
     adds_waiting: int
     failure: str
+    disks: DiskStates
+    directories: tuple[str, ...]
 
 
 class _Add(NamedTuple):
@@ -68,6 +73,8 @@ class _Add(NamedTuple):
     recovery: bool
     last_add_confirmed: EntryId
     done: Done
+    in_metadata: bytes | None = None
+    """The key's hash in the metadata; None if nobody had to look yet."""
 
 
 class Bookie:
@@ -77,23 +84,28 @@ class Bookie:
         self,
         journal: Journal,
         storage: LedgerStorage,
+        disks: DiskWatch,
         locks: Sequence[Lock],
         post: Post,
+        keys: LedgerKeys,
     ) -> None:
         """Use ``opening.open_bookie``. All of these belong to the bookie now: ``close`` ends them.
 
-        ``post`` runs a callable on the service thread.
+        ``post`` runs a callable on the service thread. ``keys`` are asked there.
         """
         # Any thread: each says for its methods who may call them.
         self._journal = journal
         self._storage = storage
+        self._disks = disks
         self._post = post
         # Changed by the service thread; `stats` reads their sizes from any thread.
         self._bytes_in_flight = BytesInFlight()
         self._waiting: deque[_Add] = deque()
         # Service thread only.
         self._fences: dict[LedgerId, list[Done]] = {}  # in memory, and not durable yet
+        self._refused_fences: set[LedgerId] = set()  # in memory, and refused
         self._watchers = Watchers()
+        self._first_contacts = FirstContacts(keys)
         # The thread that closes, when no other is left.
         self._locks = tuple(locks)
 
@@ -101,6 +113,7 @@ class Bookie:
         """Commit and flush on threads of their own from now on."""
         self._journal.start()
         self._storage.start()
+        self._disks.start()
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -128,11 +141,17 @@ class Bookie:
             done(BookieStatus.BAD_REQUEST, f"{message} are too many for one run")
             return
         self._bytes_in_flight.acquire(size)
-        add = _Add(run, access_key, recovery, last_add_confirmed, partial(self._answer, size, done))
+        answer = partial(self._answer, size, done)
+        self._admit(_Add(run, access_key, recovery, last_add_confirmed, answer))
+        self._disks.wrote(size)
+
+    def _admit(self, add: _Add) -> None:
         admission = admit(
-            is_full=self._storage.is_full(run.ledger_id),
+            recovery=add.recovery,
+            disk_full=self._disks.reason(add.run.ledger_id),
+            is_full=self._storage.is_full(add.run.ledger_id),
             others_wait=bool(self._waiting),
-            flush_failure=self._storage.failure,
+            flush_failure=self._flush_refusal(add.run.ledger_id),
         )
         if isinstance(admission, Refusal):
             add.done(*admission)
@@ -150,19 +169,34 @@ class Bookie:
 
         Works for ledgers never heard of (rule P12).
         """
-        key_hash = access_key_hash(access_key)
-        accepted = self._decide(ledger_id, lambda now: on_fence(now, ledger_id, key_hash), done)
+        self._fence(ledger_id, access_key_hash(access_key), done, None)
+
+    def _fence(
+        self, ledger_id: LedgerId, key_hash: bytes, done: Done, in_metadata: bytes | None
+    ) -> None:
+        accepted = self._decide(
+            ledger_id,
+            lambda now: on_fence(now, ledger_id, key_hash, in_metadata=in_metadata),
+            done,
+            in_metadata=in_metadata,
+            again=partial(self._fence, ledger_id, key_hash, done),
+        )
         if accepted is None:
             return
-        if accepted.steps:
-            self._fences[ledger_id] = [done]
-            self._perform(accepted.steps, partial(self._fenced, ledger_id))
-        elif ledger_id in self._fences:
+        steps = accepted.steps
+        if not steps and ledger_id in self._refused_fences:
+            # It holds in memory, and its record waits for room behind others. Once more is safe,
+            # and its completion says when the fence is durable.
+            steps = (Step(accepted.record, Change(ledger_id, fenced=True)),)
+        if ledger_id in self._fences:
             # The fence is in memory and not on the disk: a second recovery that was told so now
             # would trust a fence which a power cut can still take back.
             self._fences[ledger_id].append(done)
-        else:
+        elif not steps:
             done(BookieStatus.OK, "")
+        elif not self._refuses_for_room(done):
+            self._fences[ledger_id] = [done]
+            self._perform(steps, partial(self._fenced, ledger_id))
 
     def write_last_confirmed(
         self,
@@ -174,15 +208,33 @@ class Bookie:
     ) -> None:
         """Learn the last add confirmed from an idle writer; it never goes back."""
         key_hash = access_key_hash(access_key)
+        self._write_last_confirmed(ledger_id, last_add_confirmed, key_hash, done, None)
+
+    def _write_last_confirmed(
+        self,
+        ledger_id: LedgerId,
+        last_add_confirmed: EntryId,
+        key_hash: bytes,
+        done: Done,
+        in_metadata: bytes | None,
+    ) -> None:
         accepted = self._decide(
             ledger_id,
-            lambda now: on_last_confirmed(now, ledger_id, key_hash, last_add_confirmed),
+            lambda now: on_last_confirmed(
+                now, ledger_id, key_hash, last_add_confirmed, in_metadata=in_metadata
+            ),
             done,
+            in_metadata=in_metadata,
+            again=partial(
+                self._write_last_confirmed, ledger_id, last_add_confirmed, key_hash, done
+            ),
         )
         if accepted is None:
             return
         if not accepted.steps:
             done(BookieStatus.OK, "")
+            return
+        if self._refuses_for_room(done):
             return
         self._perform(accepted.steps, done)
         if accepted.lac_advanced:
@@ -231,12 +283,22 @@ class Bookie:
             self._bytes_in_flight.count,
             len(self._waiting),
             self.failure,
+            self.disks,
+            self._disks.names,
         )
 
     @property
     def failure(self) -> str:
-        """Why nothing can be stored any more, or for now; "" when all is well; any thread."""
+        """Why nothing can be stored any more, or for now; "" when all is well; any thread.
+
+        A full disk is no failure, see ``disks``.
+        """
         return self._journal.failure or self._storage.failure or ""
+
+    @property
+    def disks(self) -> DiskStates:
+        """How full the disks are, and whether adds of writers are taken; any thread."""
+        return self._disks.states
 
     # -- driving and closing -------------------------------------------------------------------
 
@@ -246,8 +308,15 @@ class Bookie:
 
     def flush(self) -> None:
         """One checkpoint; any thread. Raises OSError or CorruptionError if it fails."""
-        self._storage.flush()
+        try:
+            self._storage.flush()
+        finally:
+            self._disks.check()
         self._post(self.on_flushed)
+
+    def check_disks(self) -> None:
+        """Look at the disks now, for callers without threads."""
+        self._disks.check()
 
     def on_flushed(self) -> None:
         """A flush has ended, well or not: adds that wait go on, are refused, or wait for the next.
@@ -255,10 +324,10 @@ class Bookie:
         They go on in the order in which they came, and stop at the first for which there is no room
         (rule P3).
         """
-        failure = self._storage.failure
         while self._waiting:
-            if failure is not None:
-                self._waiting.popleft().done(*refuse_for_failed_flush(failure))
+            refusal = self._flush_refusal(self._waiting[0].run.ledger_id)
+            if refusal is not None:
+                self._waiting.popleft().done(*refusal)
             elif self._storage.is_full(self._waiting[0].run.ledger_id):
                 self._storage.request_flush()
                 return
@@ -274,8 +343,10 @@ class Bookie:
 
         Raises OSError or CorruptionError if the last flush fails.
         """
+        self._first_contacts.close()
         while self._waiting:
             self._waiting.popleft().done(BookieStatus.IO_ERROR, "the bookie is shutting down")
+        self._disks.stop()
         self._journal.close()
         try:
             self._storage.close()
@@ -298,10 +369,14 @@ class Bookie:
                 recovery=add.recovery,
                 last_entry=run.last_entry,
                 last_add_confirmed=add.last_add_confirmed,
+                in_metadata=add.in_metadata,
             ),
             add.done,
+            in_metadata=add.in_metadata,
+            # Through admission again: the room that there was may be taken by now.
+            again=lambda known: self._admit(add._replace(in_metadata=known)),
         )
-        if accepted is None:
+        if accepted is None or self._refuses_for_room(add.done):
             return
         if run.first_entry <= accepted.held_up_to:
             conflict = refuse_other_bytes(self._storage, run, accepted.held_up_to)
@@ -320,8 +395,12 @@ class Bookie:
         ledger_id: LedgerId,
         rule: Callable[[LedgerRecord | None], Accepted | Refusal],
         done: Done,
+        *,
+        in_metadata: bytes | None,
+        again: Callable[[bytes], None],
     ) -> Accepted | None:
-        """What a rule says of the ledger's record as it is now; None if ``done`` was called.
+        """What a rule says of the ledger's record as it is now; None if ``done`` was called, or
+        ``again`` will be, with the hash in the metadata.
 
         Once the journal has failed nothing is decided: a change would stay in memory for ever and
         be served to readers, though no restart could bring it back (rule S3).
@@ -335,11 +414,30 @@ class Bookie:
         except (OSError, CorruptionError) as error:
             done(BookieStatus.IO_ERROR, str(error))
             return None
+        if in_metadata is None and (
+            ledger_record is None or self._first_contacts.is_waiting(ledger_id)
+        ):
+            self._first_contacts.wait(ledger_id, partial(_resume, again, done))
+            return None
         decision = rule(ledger_record)
         if isinstance(decision, Refusal):
             done(*decision)
             return None
         return decision
+
+    def _refuses_for_room(self, done: Done) -> bool:
+        """Refuse what the journal has no room for, before memory is changed by it (rule S14)."""
+        no_room = self._journal.no_room
+        if no_room:
+            done(*refuse_for_space(no_room))
+        return bool(no_room)
+
+    def _flush_refusal(self, ledger_id: LedgerId) -> Refusal | None:
+        """The answer to an add that would have to wait for a flush, if the last one failed."""
+        failure = self._storage.flush_failure(ledger_id)
+        if failure is not None:
+            return refuse_for_failed_flush(failure.message, disk_full=failure.no_space)
+        return None
 
     def _perform(self, steps: Sequence[Step], done: Done) -> None:
         """Keep and journal each step; ``done`` is told of the last one.
@@ -356,9 +454,22 @@ class Bookie:
         done(status, message)
 
     def _fenced(self, ledger_id: LedgerId, status: BookieStatus, message: str) -> None:
+        # A refused fence is in memory, and not durable: nobody may be told that it is there.
+        if status is BookieStatus.OK:
+            self._refused_fences.discard(ledger_id)
+        else:
+            self._refused_fences.add(ledger_id)
         for done in self._fences.pop(ledger_id):
             done(status, message)
         self._watchers.notify(ledger_id)
+
+
+def _resume(again: Callable[[bytes], None], done: Done, answer: bytes | Refusal) -> None:
+    """Go on with a request whose ledger's key was looked up."""
+    if isinstance(answer, Refusal):
+        done(*answer)
+    else:
+        again(answer)
 
 
 def _ignored(_status: BookieStatus, _message: str) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from bookie_server.storage.config import StorageConfig
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import BOOKIE_MEMORY_BYTES
 from spark_ledger.types import BookieId
 
 _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, checked by msgspec
@@ -23,6 +24,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Directory = Annotated[str, msgspec.Meta(min_length=1)]
 Bytes = Annotated[int, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +62,10 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     entry_log_cached_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["entry_log_cached_bytes"]
     block_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["block_cache_bytes"]
     index_map_bytes: Bytes = _DEFAULTS["index_map_bytes"]
+    disk_high_water_mark: Share = _DEFAULTS["disk_high_water_mark"]
+    disk_low_water_mark: Share = _DEFAULTS["disk_low_water_mark"]
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["disk_reserve_bytes"]
+    disk_check_interval_s: Seconds = _DEFAULTS["disk_check_interval_s"]
 
 
 class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,11 +83,16 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rack: Annotated[str, msgspec.Meta(pattern="^/.+")] = "/default-rack"
     """Failure domain: a path with a leading slash."""
 
+    memory_bytes: Bytes = BOOKIE_MEMORY_BYTES
+    """What the process may take, the write cache included; near it, clients that keep the bookie
+    waiting are cut."""
+
     metadata_wait_s: Seconds = 60.0
     """At start the metadata store is tried for this long."""
 
     session_timeout_s: Seconds = 10.0
-    """Others see the bookie as gone after this long without a sign of life."""
+    """Others see the bookie as gone after this long without a sign of life; a start after a kill
+    waits for that."""
 
     drain_timeout_s: Seconds = 10.0
     """At stop, calls in flight get this long to finish."""

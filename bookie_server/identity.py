@@ -100,10 +100,10 @@ class Identity:
         cookie, _ = await check_identity(self._cookie, self._store)
         self._check(_known(cookie), self._read())
 
-    async def claim(self) -> None:
+    async def claim(self) -> bool:
         """Take note of a new start, everywhere. This process holds the locks of the directories.
 
-        If a disk is full, the bookie serves under the start that all have noted.
+        False if a disk is full: then the bookie serves under the start that all have noted.
         Raises as ``check``, and BookieReplacedError if another process claims the bookie too.
         """
         cookie, version = await check_identity(self._cookie, self._store)
@@ -111,9 +111,11 @@ class Identity:
         self._check(known, directories)
         new = BookieStart(next_counter(known, directories), secrets.token_hex(8))
         self.start = known.start
-        if await self._note_pending(known, directories, new):
+        is_noted = await self._note_pending(known, directories, new)
+        if is_noted:
             await self._take(cookie, version, directories, new)
         self.is_claimed = True
+        return is_noted
 
     async def _take(
         self,

@@ -8,16 +8,19 @@ The first flush comes last: it moves the checkpoint marks to the new file, and f
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from bookie_server.bookie import Bookie
+from bookie_server.first_contact import LedgerKeys, NoLedgers
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import INDEX_NAME, check_cookies, lock_directories
+from bookie_server.storage.disks import DiskWatch, ask_disk
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
-from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.fs.vfs import FileSystem, is_no_space
 from bookie_server.storage.journal.journal import Journal, Post
 from bookie_server.storage.journal.replay import replay_journal
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
@@ -27,6 +30,8 @@ from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX
 
+logger = logging.getLogger(__name__)
+
 OpenIndex = Callable[[Path], Index]
 
 
@@ -35,6 +40,8 @@ def open_bookie(
     *,
     post: Post,
     on_fatal: Callable[[str], None],
+    keys: LedgerKeys | None = None,
+    on_state_changed: Callable[[], None] = lambda: None,
     file_system: FileSystem | None = None,
     open_index: OpenIndex | None = None,
     threads: bool = True,
@@ -42,8 +49,10 @@ def open_bookie(
 ) -> Bookie:
     """Lock and check the directories, replay the journal, and be ready to serve.
 
-    ``post`` runs a callable on the service thread. ``on_fatal`` is called through it when the
-    journal has failed or a storage thread has ended: the process must exit. Without
+    ``post`` runs a callable on the service thread. Without ``keys`` no new ledger is taken.
+    ``on_fatal`` is called through ``post`` when the journal has failed or a storage thread has
+    ended: the process must exit.
+    ``on_state_changed`` is called through it when a disk became full, or has room again. Without
     ``threads`` the caller drives ``commit_pending`` and ``flush``. ``open_logs_max``: entry logs
     that stay open for readers, of each directory.
 
@@ -54,7 +63,17 @@ def open_bookie(
     make_index = open_index or partial(LmdbIndex, map_bytes=config.index_map_bytes)
     with ExitStack() as undo:
         try:
-            bookie = _open(config, files, make_index, post, on_fatal, undo, open_logs_max)
+            bookie = _open(
+                config,
+                files,
+                make_index,
+                post,
+                on_fatal,
+                on_state_changed,
+                keys or NoLedgers(),
+                undo,
+                open_logs_max,
+            )
         except OSError as error:
             raise ConfigurationError(f"the storage cannot be opened: {error}") from error
         undo.pop_all()
@@ -69,6 +88,8 @@ def _open(
     make_index: OpenIndex,
     post: Post,
     on_fatal: Callable[[str], None],
+    on_state_changed: Callable[[], None],
+    keys: LedgerKeys,
     undo: ExitStack,
     open_logs_max: int,
 ) -> Bookie:
@@ -86,11 +107,10 @@ def _open(
         bookie_id=config.bookie_id,
         cluster_id=config.cluster_id,
     )
-    stores: list[DirectoryStore] = []
-    for directory in config.ledger_directories:
-        index = make_index(directory / INDEX_NAME)
-        undo.callback(index.close)
-        stores.append(_store(files, directory, index, config, open_logs_max))
+    stores = [
+        _store(files, directory, make_index, config, undo, open_logs_max)
+        for directory in config.ledger_directories
+    ]
     end = replay_journal(
         files,
         config.journal_directory,
@@ -105,24 +125,62 @@ def _open(
         batch_bytes_max=config.journal_batch_bytes_max,
         post=post,
         on_fatal=on_fatal,
+        saves_room=_is_journal_full(files, config),
     )
     undo.callback(journal.close)
+
+    def flushed() -> None:  # on the thread that only `start` starts
+        disks.check_soon()
+        post(bookie.on_flushed)
+
     storage = LedgerStorage(
         stores,
         journal,
         write_cache_bytes=config.write_cache_bytes,
         flush_interval_s=config.flush_interval_s,
-        on_flushed=lambda: post(bookie.on_flushed),  # of the thread that only `start` starts
+        on_flushed=flushed,
         on_fatal=lambda message: post(partial(on_fatal, message)),
     )
-    storage.flush()
-    bookie = Bookie(journal, storage, locks, post)
-    return bookie
+    _flush_first(storage)
+    disks = DiskWatch(
+        files,
+        config.directories,
+        config.water_marks,
+        config.disk_check_interval_s,
+        journal=journal,
+        storage=storage,
+        on_changed=lambda: post(on_state_changed),
+    )
+    return (bookie := Bookie(journal, storage, disks, locks, post, keys))
+
+
+def _is_journal_full(files: FileSystem, config: StorageConfig) -> bool:
+    """Whether the journal's disk is above its mark: then a file is begun when it is needed, as
+    restarts would use the prepared ones up."""
+    return bool(ask_disk(files, config.journal_directory, config.water_marks).reason)
+
+
+def _flush_first(storage: LedgerStorage) -> None:
+    """Move the marks to the new journal file, and free the old ones; not on a full disk."""
+    try:
+        storage.flush()
+    except OSError as error:
+        if not is_no_space(error):
+            raise
+        # Memory and journal have it: what is stored is served, and the next flush tries again.
+        logger.warning("the first flush found no space, it is tried again: %s", error)
 
 
 def _store(
-    files: FileSystem, directory: Path, index: Index, config: StorageConfig, open_logs_max: int
+    files: FileSystem,
+    directory: Path,
+    make_index: OpenIndex,
+    config: StorageConfig,
+    undo: ExitStack,
+    open_logs_max: int,
 ) -> DirectoryStore:
+    index = make_index(directory / INDEX_NAME)
+    undo.callback(index.close)
     return DirectoryStore(
         files,
         directory,

@@ -9,6 +9,7 @@ name, or a bookie that was removed from the cluster never answers for data it do
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import shutil
@@ -36,6 +37,9 @@ from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cook
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
 logger = logging.getLogger(__name__)
+
+REASON_CHARACTERS_MAX: Final = 300
+"""A sentence with a path; a node of the metadata store has no room for a log."""
 
 _FREE_SPACE_CHANGE: Final = 0.05
 """Free space is announced again when it has moved by this share; placement needs no more."""
@@ -96,11 +100,9 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
         raise
 
 
-async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCookie, int]:
-    """Compare the directories' identity with the cluster's; the cluster's cookie and its version.
-
-    Raises ConfigurationError if they differ, otherwise what the metadata store raises.
-    """
+async def check_cluster(cookie: Cookie, store: MetadataStore) -> None:
+    """Check that the store is that of the directories' cluster. Raises ConfigurationError if not,
+    otherwise what the metadata store raises."""
     try:
         cluster_id = await read_cluster(store)
     except NotFoundError as error:
@@ -112,6 +114,14 @@ async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCo
             f"bookie {cookie.bookie_id} belongs to cluster {cookie.cluster_id}, but `metadata` "
             f"names cluster {cluster_id}: correct it, or the directories"
         )
+
+
+async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCookie, int]:
+    """Compare the directories' identity with the cluster's; the cluster's cookie and its version.
+
+    Raises ConfigurationError if they differ, otherwise what the metadata store raises.
+    """
+    await check_cluster(cookie, store)
     bookie_id = BookieId(cookie.bookie_id)
     try:
         node = await store.get_latest(cookie_path(bookie_id))
@@ -147,11 +157,14 @@ class Registration:
         *,
         state: Callable[[], BookieState],
         free_bytes: Callable[[], int],
+        reason: Callable[[], str] = lambda: "",
     ) -> None:
         self._registry = registry
         self._info = info
         self._state = state
         self._free_bytes = free_bytes
+        self._reason = reason
+        self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -159,9 +172,21 @@ class Registration:
 
         Raises what the metadata store raises.
         """
-        self._info = replace(self._info, state=self._state(), free_bytes=self._free_bytes())
+        self._info = self._now()
         await self._registry.register(self._info)
         self._task = asyncio.get_running_loop().create_task(self._refresh())
+
+    def refresh_soon(self) -> None:
+        """Announce what has changed at once, and not at the next interval."""
+        self._wanted.set()
+
+    def _now(self) -> BookieInfo:
+        return replace(
+            self._info,
+            state=self._state(),
+            free_bytes=self._free_bytes(),
+            reason=self._reason()[:REASON_CHARACTERS_MAX],
+        )
 
     async def stop(self) -> None:
         """Withdraw. A store that cannot be reached is no error: the session ends by itself."""
@@ -176,21 +201,25 @@ class Registration:
 
     async def _refresh(self) -> None:
         while True:
-            await asyncio.sleep(BOOKIE_REFRESH_INTERVAL_S)
-            state, free_bytes = self._state(), self._free_bytes()
-            moved = abs(free_bytes - self._info.free_bytes) > (
-                _FREE_SPACE_CHANGE * max(free_bytes, self._info.free_bytes)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BOOKIE_REFRESH_INTERVAL_S):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            info = self._now()
+            moved = abs(info.free_bytes - self._info.free_bytes) > (
+                _FREE_SPACE_CHANGE * max(info.free_bytes, self._info.free_bytes)
             )
-            if state is self._info.state and not moved:
+            # The numbers in a reason change all the time: it is news when it comes or goes.
+            is_same = (info.state, bool(info.reason)) == (self._info.state, bool(self._info.reason))
+            if is_same and not moved:
                 continue
-            info = replace(self._info, state=state, free_bytes=free_bytes)
             try:
                 await self._registry.register(info)
             except (RetryableError, OutcomeUnknownError, ConflictError) as error:
                 logger.warning("the registration is not up to date: %s", error)
                 continue
-            if state is not self._info.state:
-                logger.warning("this bookie is %s now", state.value)
+            if info.state is not self._info.state:
+                logger.warning("this bookie is %s now", info.state.value)
             self._info = info
 
 

@@ -17,18 +17,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
 from bookie_server.identity import Identity
+from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
     Registration,
@@ -37,9 +38,11 @@ from bookie_server.registration import (
     is_formatted,
     local_cookie,
 )
+from bookie_server.relocation import relocate
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.storage.cookie import Cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
@@ -65,6 +68,8 @@ from spark_ledger.version import __version__
 from spark_ledger.wire.allocator import keep_freed_memory
 
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -117,16 +122,24 @@ def format_bookie(config: BookieConfig) -> Cookie:
     store cannot be reached.
     """
 
-    async def make() -> Cookie:
-        store = await open_store(
-            config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
-        )
-        try:
-            return await format_new(config, store)
-        finally:
-            await store.close()
+    return asyncio.run(_with_store(config, format_new))
 
-    return asyncio.run(make())
+
+def relocate_bookie(config: BookieConfig) -> str:
+    """See ``relocation``; raises the same, and MetadataUnavailableError."""
+    return asyncio.run(_with_store(config, relocate))
+
+
+async def _with_store(
+    config: BookieConfig, work: Callable[[BookieConfig, MetadataStore], Awaitable[T]]
+) -> T:
+    store = await open_store(
+        config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
+    )
+    try:
+        return await work(config, store)
+    finally:
+        await store.close()
 
 
 class BookieServer:
@@ -154,6 +167,7 @@ class BookieServer:
         # Service thread only.
         self._descriptors: Share
         self._stop: asyncio.Event
+        self._announced: Registration | None = None
 
     async def run(self) -> int:
         """Start, serve, stop.
@@ -167,7 +181,7 @@ class BookieServer:
             loop.add_signal_handler(signal_number, self._stop.set)
         async with AsyncExitStack() as closing:
             store = await self._identify(closing)
-            self._bookie = await self._open_bookie()
+            self._bookie = await self._open_bookie(MetadataKeys(store))
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
             registry = self._registry(store)
@@ -181,6 +195,9 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard.start()
+            closing.callback(guard.stop)
             server = GrpcServer(
                 service, self._metrics, connections_max=self._descriptors.connections
             )
@@ -189,6 +206,7 @@ class BookieServer:
             listener, admin_address = self._bind_admin()
             registration = self._registration(registry, address, admin_address)
             closing.push_async_callback(self._withdraw, registration)
+            self._announced = registration
             await registration.start()
             await server.serve()  # nothing is answered before others can see who answers
             self._tell_ready(address, admin_address)
@@ -246,7 +264,7 @@ class BookieServer:
                 raise _Stopped
         raise AssertionError("the attempts have no end")
 
-    async def _open_bookie(self) -> Bookie:
+    async def _open_bookie(self, keys: MetadataKeys) -> Bookie:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
 
@@ -261,6 +279,8 @@ class BookieServer:
             storage,
             post=post,
             on_fatal=self._on_fatal,
+            on_state_changed=self._on_state_changed,
+            keys=keys,
             open_logs_max=self._descriptors.open_logs,
         )
         logger.info("storage opened in %.2f s", time.monotonic() - started)
@@ -319,6 +339,7 @@ class BookieServer:
             ),
             state=self._state,
             free_bytes=lambda: free_bytes(self._config),
+            reason=self._why_read_only,
         )
 
     def _tell_ready(self, address: str, admin_address: str) -> None:
@@ -358,8 +379,17 @@ class BookieServer:
         self._stop.set()
 
     def _state(self) -> BookieState:
-        """READ_ONLY after a failure: entries that cannot be flushed would fill the memory."""
-        return BookieState.READ_ONLY if self._bookie.failure else BookieState.WRITABLE
+        """READ_ONLY after a failure, as entries that cannot be flushed would fill the memory, and
+        while the disks are full."""
+        return BookieState.READ_ONLY if self._why_read_only() else BookieState.WRITABLE
+
+    def _why_read_only(self) -> str:
+        return self._bookie.failure or self._bookie.disks.reason
+
+    def _on_state_changed(self) -> None:
+        """A disk became full, or has room again: what is registered follows at once."""
+        if self._announced is not None:
+            self._announced.refresh_soon()
 
     def _describe(self) -> Description:
         stats = self._bookie.stats()
@@ -386,6 +416,8 @@ class BookieServer:
             "append_bytes_in_flight": storage.append_bytes_in_flight,
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
+            "read_only": storage.disks.reason,
+            "directories": storage.disks.by_name(storage.directories),
         }
 
     def _exposition(self) -> bytes:

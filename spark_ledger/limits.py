@@ -38,6 +38,16 @@ that sends more than its ``jute.maxbuffer`` (1 MiB less a byte), names and ACLs 
 SESSION_TIMEOUT_S: Final = 10.0
 """A client silent for this long loses its ephemeral nodes. The server bounds it to 2-20 ticks."""
 
+FIRST_CONTACT_TIMEOUT_S: Final = 3.0
+"""A bookie looks up the key of a ledger that it has no record of for this long, then it says that
+it is busy. Below the time after which a writer takes it for silent."""
+FIRST_CONTACT_LOOKUPS_MAX: Final = 64
+"""Keys that a bookie looks up at a time: some 10,000 new ledgers per second, and a stranger who
+asks for ledgers that do not exist puts no more load on ZooKeeper."""
+FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
+"""Ledgers whose first request waits; beyond it a bookie is busy. Entries that wait count as in
+flight."""
+
 METADATA_ATTEMPTS: Final = 3
 """How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
 ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger
@@ -113,6 +123,13 @@ ZOOKEEPER_RESTART_DELAY_S: Final = 0.5
 APPEND_MESSAGE_BYTES_TARGET: Final = 1 * MIB
 """A sender puts what is queued into one message up to this; it amortises one gRPC message."""
 
+APPEND_MESSAGE_ADDS_MAX: Final = 4_096
+"""Adds of one message: of many small ones, more would keep a bookie busy with one client."""
+
+REQUEST_BYTES_MAX: Final = 64 * KIB
+"""A request that carries no entries: some numbers and an access key. A bookie decodes no longer
+one, whatever gRPC lets through."""
+
 MESSAGE_BYTES_MAX: Final = ENTRY_PAYLOAD_BYTES_MAX + 1 * MIB
 """gRPC message size both ways: the largest entry, its frame, and room for the fields around it."""
 
@@ -132,8 +149,9 @@ WRITER_QUEUED_BYTES_FACTOR: Final = 4
 producer that waits for room can pass that bound with one batch and does not come near this one; a
 producer that never waits would fill the memory without it (rule P11)."""
 
-BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 128 * MIB
-"""Append bytes a bookie holds before they are durable; then it stops reading its streams."""
+BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
+"""Append bytes a bookie holds before they are durable; then it stops reading its streams. Twice
+what one writer may have in flight, and a third of a second of a fast disk."""
 
 READ_CHUNKS_AHEAD_MAX: Final = 4
 """Chunks (of about 1 MiB) that are read before the consumer has taken the first."""
@@ -145,11 +163,72 @@ BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
 stored. A stream with more of them has been failing for days: it is ended, its client starts afresh.
 """
 
+BOOKIE_MALFORMED_ADDS_MAX: Final = 16
+"""On one append stream. Each is answered; a client that sends more of them is not one of ours."""
+
 BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
 """Results that wait for a client which does not read them; then its stream is not read either."""
 
-BOOKIE_CALLS_MAX: Final = 10_000
-"""Calls at once, long polls and append streams included; more are refused by gRPC."""
+BOOKIE_APPEND_STREAMS_MAX: Final = 2_048
+"""A client has one per bookie. Each kind of call has a bound of its own, so that many of one kind
+never refuse another."""
+
+BOOKIE_FENCES_MAX: Final = 1_024
+"""Reads of recoveries, too: they fence with their first question."""
+
+BOOKIE_READS_MAX: Final = 1_024
+"""Far more than are served at once; the rest wait in a row, and hold no data."""
+
+BOOKIE_LONG_POLLS_MAX: Final = 4_096
+"""Readers at the tail of a ledger. Above it a client asks again later."""
+
+BOOKIE_CONFIRMS_MAX: Final = 1_024
+"""Writers that tell the last add confirmed as they become idle, and readers that ask for it."""
+
+BOOKIE_LISTS_MAX: Final = 64
+"""Each may be long."""
+
+BOOKIE_DESCRIBES_MAX: Final = 64
+"""People, probes and tools that ask how a bookie does."""
+
+BOOKIE_RECEIVING_MAX: Final = 1_024
+"""Calls whose request has not arrived as a whole: with honest clients it comes with the call."""
+
+BOOKIE_LEFTOVERS_MAX: Final = 1_024
+"""Calls that are answered, and whose clients do not read even a few bytes."""
+
+BOOKIE_CONNECTION_SHARE: Final = 4
+"""One connection may have one in so many of the calls of a kind, so that others have theirs."""
+
+BOOKIE_CALLS_MAX: Final = 12_000
+"""Calls at once in gRPC, which refuses without a look at the kind: above the sum of the bounds."""
+
+BOOKIE_RECEIVE_S: Final = 5.0
+"""A request of a few bytes that is not there by then will not come."""
+
+BOOKIE_ANSWER_BYTES_MAX: Final = 64 * MIB
+"""Bytes read for clients and not sent yet: at a gigabyte per second, a few network round trips."""
+
+BOOKIE_UNREAD_GRACE_S: Final = 1.0
+"""While others wait for memory, an answer that its client has not read for so long is cut; the
+client asks again for what it lacks. One that reads takes its part within milliseconds."""
+
+BOOKIE_UNREAD_S: Final = 30.0
+"""An answer that its client has not read for so long is cut in any case. Consumers pause, and ask
+again afterwards."""
+
+BOOKIE_MEMORY_BYTES: Final = 512 * MIB
+"""Default of a bookie's memory budget: the write cache takes half of it."""
+
+BOOKIE_MEMORY_HIGH: Final = 0.75
+"""Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
+and an idle interpreter take two thirds."""
+
+BOOKIE_MEMORY_CRITICAL: Final = 0.85
+"""Share from which on a client is cut that keeps a bookie waiting for a moment."""
+
+BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
+"""How often a bookie looks at its memory: gRPC takes in about 30 MiB in this time."""
 
 BOOKIE_CONNECTIONS_MAX: Final = 10_000
 """Connections of clients at once, fewer where the limit of open files is lower. Each client has one
@@ -235,7 +314,26 @@ TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
 READ_TIMEOUT_S: Final = 10.0
-"""One read request to one bookie."""
+"""A bookie that brings nothing of what it was asked for within this time is silent. The time that
+a reader takes over what it has been brought does not count. Busy bookies are asked again for so
+long."""
+
+READ_CALL_S_MAX: Final = 600.0
+"""One read request in all: a bookie wants a bound from every caller. 64 MiB at 1 Mbit/s."""
+
+READ_PARK_S: Final = 1.0
+"""A consumer that has taken nothing for this long has stopped: the call is ended, and what it held
+at the bookie is free. When the consumer goes on, the rest is asked for again."""
+
+BUSY_PAUSE_S: Final = 0.1
+"""A bookie that says that it is busy is asked again after about this long; it doubles each time."""
+
+BUSY_PAUSE_S_MAX: Final = 2.0
+"""The longest of these pauses: a bookie that has room again gets its readers back soon."""
+
+LOOP_LATE_S: Final = 0.1
+"""An event loop that is this late stood still, because somebody computed on it. What has arrived is
+looked at before anybody is called silent."""
 
 SPECULATIVE_READ_DELAY_S: Final = 0.5
 """Without an answer for this long the next replica is asked too."""

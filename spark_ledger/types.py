@@ -191,8 +191,9 @@ class Entry(NamedTuple):
 class BookieState(StrEnum):
     """What a registered bookie says of its storage.
 
-    READ_ONLY: its last flush failed, or its journal did and its process is about to end. It is not
-    chosen for new ledgers and ensemble changes. It still takes any add for which it has room.
+    READ_ONLY: its disks are full, its last flush failed, or its journal did and its process is
+    about to end. It is not chosen for new ledgers and ensemble changes. With full disks it refuses
+    adds of writers, and goes on with reads, fences and what a recovery stores.
 
     Equals its text: ``info.state == "writable"``.
     """
@@ -211,6 +212,8 @@ class BookieInfo:
     rack: str = "/default-rack"
     free_bytes: int = 0
     admin_address: str = ""
+    reason: str = ""
+    """Why it is read-only, a sentence for people; empty while it is writable."""
 
     @property
     def id(self) -> BookieId:
@@ -239,6 +242,7 @@ class BookieStatus(IntEnum):
     """A bookie's answer to one request. Numbers are those of ``bookie.proto``.
 
     The last two are never sent: a client's transport reports them when no answer came.
+    READ_ONLY says that a disk is full: nothing was stored, and other bookies may have room.
     TOO_MANY_REQUESTS says "busy": nothing was decided, and the same may be asked again later.
     STALLED says that the bookie's journal has not synced for too long: what it was asked to store
     may become durable yet. ENTRY_CONFLICT says that it holds other bytes under the entry's id.

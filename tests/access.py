@@ -16,5 +16,6 @@ def key_status(bookie: Bookie, ledger_id: int, access_key: bytes) -> BookieStatu
         record = bookie._storage.ledger_record(LedgerId(ledger_id))
     except (OSError, CorruptionError):
         return BookieStatus.IO_ERROR
-    decision = on_fence(record, LedgerId(ledger_id), access_key_hash(access_key))
+    key_hash = access_key_hash(access_key)
+    decision = on_fence(record, LedgerId(ledger_id), key_hash, in_metadata=key_hash)
     return decision.status if isinstance(decision, Refusal) else BookieStatus.OK

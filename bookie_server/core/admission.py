@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from bookie_server.core.disk_space import refuse_for_space
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.types import BookieStatus
 
@@ -18,8 +19,19 @@ class Admission(Enum):
     """There will be room once the flush that is running has ended."""
 
 
-def admit(*, is_full: bool, others_wait: bool, flush_failure: str | None) -> Admission | Refusal:
+def admit(
+    *,
+    recovery: bool,
+    disk_full: str,
+    is_full: bool,
+    others_wait: bool,
+    flush_failure: Refusal | None,
+) -> Admission | Refusal:
     """Whether an add may go on.
+
+    A disk above its high water mark (``disk_full`` says which) takes no adds of writers: they go on
+    with other bookies. What a recovery copies is let into the reserve, because it may be the last
+    copy, and so little that a reserve is enough for it.
 
     Adds of one ledger keep their order, because an acknowledgement covers all entries before it
     (rule P3). So an add waits behind others even if there is room for it by now. When the last
@@ -27,16 +39,23 @@ def admit(*, is_full: bool, others_wait: bool, flush_failure: str | None) -> Adm
     client can go on with other bookies. While there is room a failed flush refuses nobody: the
     journal still makes adds durable, and the next flush may work.
     """
+    if disk_full and not recovery:
+        return refuse_for_space(disk_full)
     if not (is_full or others_wait):
         return Admission.ADD
     if flush_failure is not None:
-        return refuse_for_failed_flush(flush_failure)
+        return flush_failure
     return Admission.WAIT
 
 
-def refuse_for_failed_flush(failure: str) -> Refusal:
-    """The answer to an add that cannot wait for room."""
+def refuse_for_failed_flush(failure: str, *, disk_full: bool) -> Refusal:
+    """The answer to an add that cannot wait for room.
+
+    A full disk is no fault of the bookie: READ_ONLY, as above. Anything else is.
+    """
     assert failure, "it says what failed"
+    if disk_full:
+        return refuse_for_space(f"disk full: {failure}")
     return Refusal(BookieStatus.IO_ERROR, f"flush fails: {failure}")
 
 

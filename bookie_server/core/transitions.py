@@ -1,7 +1,8 @@
 """What a request does to a ledger record: the request is refused, or the record grows. Pure.
 
 Each function takes the ledger record as it is (None for a ledger never heard of) and a request. It
-returns a ``Refusal``, or ``Accepted`` with what has to be kept and journalled. The caller keeps
+returns a ``Refusal``, or ``Accepted`` with what has to be kept and journalled. ``in_metadata`` is
+the hash of the ledger's key in the metadata, and needed only without a record. The caller keeps
 first and journals second (rule S2), and answers once the journal is synced (rules S1 and P3).
 
 Nothing comes between a decision and its change. All requests run on one thread, and the record in
@@ -54,6 +55,7 @@ def on_add(
     recovery: bool,
     last_entry: EntryId,
     last_add_confirmed: EntryId,
+    in_metadata: bytes | None = None,
 ) -> Accepted | Refusal:
     """Decide the add of a run that ends with ``last_entry``.
 
@@ -61,7 +63,7 @@ def on_add(
     found (rule P16), so its adds must pass (rule P12); what keeps others from passing for a
     recovery is the access key.
     """
-    contact = _contact(record, ledger_id, key_hash)
+    contact = _contact(record, ledger_id, key_hash, in_metadata)
     if isinstance(contact, Refusal):
         return contact
     before = contact.record
@@ -76,7 +78,11 @@ def on_add(
 
 
 def on_fence(
-    record: LedgerRecord | None, ledger_id: LedgerId, key_hash: bytes
+    record: LedgerRecord | None,
+    ledger_id: LedgerId,
+    key_hash: bytes,
+    *,
+    in_metadata: bytes | None = None,
 ) -> Accepted | Refusal:
     """Decide a fence.
 
@@ -84,7 +90,7 @@ def on_fence(
     could arrive here after a recovery has been told that there are none. Accepted without steps
     means that the fence is there. It need not be durable yet: the caller knows which are in flight.
     """
-    contact = _contact(record, ledger_id, key_hash)
+    contact = _contact(record, ledger_id, key_hash, in_metadata)
     if isinstance(contact, Refusal):
         return contact
     if contact.record.fenced:
@@ -96,7 +102,12 @@ def on_fence(
 
 
 def on_last_confirmed(
-    record: LedgerRecord | None, ledger_id: LedgerId, key_hash: bytes, last_add_confirmed: EntryId
+    record: LedgerRecord | None,
+    ledger_id: LedgerId,
+    key_hash: bytes,
+    last_add_confirmed: EntryId,
+    *,
+    in_metadata: bytes | None = None,
 ) -> Accepted | Refusal:
     """Decide the explicit last add confirmed of an idle writer.
 
@@ -104,7 +115,7 @@ def on_last_confirmed(
     writer had confirmed before. At most the last entry held here is kept: whoever may write to a
     ledger, or finds one without a password, must not leave a number behind that no entry reaches.
     """
-    contact = _contact(record, ledger_id, key_hash)
+    contact = _contact(record, ledger_id, key_hash, in_metadata)
     if isinstance(contact, Refusal):
         return contact
     last_add_confirmed = min(last_add_confirmed, contact.record.last_entry)
@@ -121,7 +132,8 @@ def end_of_ledger(record: LedgerRecord | None, ledger_id: LedgerId, key_hash: by
     if record is None:
         message = f"ledger {ledger_id} is not known here"
         return LedgerEnd.without_end(BookieStatus.NO_SUCH_LEDGER, message)
-    if key_hash and (refusal := _refuse_key(record, ledger_id, key_hash)) is not None:
+    refusal = _refuse_key(record.access_key_hash, ledger_id, key_hash) if key_hash else None
+    if refusal is not None:
         return LedgerEnd.without_end(*refusal)
     return LedgerEnd(
         BookieStatus.OK, record.last_add_confirmed, record.last_entry, record.fenced, ""
@@ -129,29 +141,36 @@ def end_of_ledger(record: LedgerRecord | None, ledger_id: LedgerId, key_hash: by
 
 
 def _contact(
-    record: LedgerRecord | None, ledger_id: LedgerId, key_hash: bytes
+    record: LedgerRecord | None, ledger_id: LedgerId, key_hash: bytes, in_metadata: bytes | None
 ) -> Accepted | Refusal:
-    """Check the key of a request that may change something, or learn it from the first one.
+    """Check the key of a request that may change something, or learn it at the first contact.
 
-    The first contact decides the key (rule P20): a bookie does not read the metadata, and whoever
-    made the ledger is the first to use it. The key is a step of its own and comes before what the
+    The first contact is compared with the metadata (rule P20): otherwise whoever came first would
+    own the ledger here, with any key. The key is a step of its own and comes before what the
     request itself changes. So neither a crash nor a checkpoint leaves an entry or a fence on the
-    disk without the key that protects it. A ledger without a password needs no step: its record
-    says so by an empty hash, and so does no record at all.
+    disk without the key that protects it. A ledger without a key, of an older version, needs no
+    step: its record says so by an empty hash, and so does no record at all.
     """
     assert len(key_hash) in (0, KEY_HASH_BYTES), "the hash of a key, and not the key"
-    if record is None:
-        if not key_hash:
-            return Accepted(LedgerRecord())
-        return _then(Accepted(LedgerRecord()), Change(ledger_id, access_key_hash=key_hash))
-    return _refuse_key(record, ledger_id, key_hash) or Accepted(record)
+    if record is not None:
+        return _refuse_key(record.access_key_hash, ledger_id, key_hash) or Accepted(record)
+    assert in_metadata is not None, "the first contact is compared with the metadata (rule P20)"
+    refusal = _refuse_key(in_metadata, ledger_id, key_hash)
+    if refusal is not None:
+        return refusal
+    if not key_hash:
+        return Accepted(LedgerRecord())
+    return _then(Accepted(LedgerRecord()), Change(ledger_id, access_key_hash=key_hash))
 
 
-def _refuse_key(record: LedgerRecord, ledger_id: LedgerId, key_hash: bytes) -> Refusal | None:
+def _refuse_key(known: bytes, ledger_id: LedgerId, key_hash: bytes) -> Refusal | None:
     """Refusal of the wrong key. Compared in constant time: the first bytes tell nothing."""
-    if hmac.compare_digest(record.access_key_hash, key_hash):
+    if hmac.compare_digest(known, key_hash):
         return None
-    message = f"ledger {ledger_id}: wrong password, or a password is missing or not expected"
+    message = (
+        f"ledger {ledger_id}: wrong password, or a password is missing or not expected, or this is "
+        "another ledger with the same id"
+    )
     return Refusal(BookieStatus.UNAUTHORIZED, message)
 
 

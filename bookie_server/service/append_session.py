@@ -14,18 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import deque
 from functools import partial
+from typing import Final
 
 import grpc
 import grpc.aio
 
 from bookie_server.service.context import CallContext
+from bookie_server.service.cutting import current_call, cut
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.bookie_api import BookieApi, Refusal
 from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits import (
-    BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
+    APPEND_MESSAGE_BYTES_TARGET,
+    BOOKIE_MALFORMED_ADDS_MAX,
     BOOKIE_REFUSED_APPENDERS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
 )
@@ -36,21 +41,33 @@ from spark_ledger.wire.frame import frame_last_add_confirmed
 
 logger = logging.getLogger(__name__)
 
+_TURN_S: Final = 0.005
+"""A stream decodes a message for so long; then other streams and calls have their turn."""
+
+_EXPECTED_FOR_S: Final = 0.05
+"""A stream that may read on has read its next message by then, or its client has none."""
+
 
 class AppendGate:
-    """Holds back the reading of all streams while the bookie has too many bytes in flight."""
+    """Holds back the reading of all streams while the bookie has too many bytes in flight.
 
-    def __init__(self, bookie: BookieApi) -> None:
+    Streams wait in a row. Each that goes on is counted for a moment with what it is expected to
+    read: a thousand that were let go together would each read a message before one is counted.
+    """
+
+    def __init__(self, bookie: BookieApi, bytes_max: int) -> None:
         # Everything here belongs to the service thread.
         self._bookie = bookie
-        self._waiting: list[asyncio.Future[None]] = []
+        self._bytes_max = bytes_max
+        self._bytes_expected = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._check_is_due = False
 
-    async def wait(self) -> None:
-        """Return once the bookie takes more."""
-        while self._bookie.append_bytes_in_flight > BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX:
+    async def wait(self, expected_bytes: int) -> None:
+        """Return once the bookie takes more; ``expected_bytes`` is what the next message has."""
+        if self._waiting or self._is_closed():
             turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            self._waiting.append((turn, expected_bytes))
             await turn
 
     def completed(self) -> None:
@@ -59,14 +76,24 @@ class AppendGate:
             self._check_is_due = True
             asyncio.get_running_loop().call_soon(self._check)
 
+    def _is_closed(self) -> bool:
+        bytes_in_flight = self._bookie.append_bytes_in_flight
+        return bytes_in_flight + self._bytes_expected > self._bytes_max
+
     def _check(self) -> None:
         self._check_is_due = False
-        if self._bookie.append_bytes_in_flight > BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX:
-            return
-        for turn in self._waiting:
-            if not turn.done():
-                turn.set_result(None)
-        self._waiting.clear()
+        while self._waiting and not self._is_closed():
+            turn, expected_bytes = self._waiting.popleft()
+            if turn.done():
+                continue  # its stream has ended
+            turn.set_result(None)
+            self._bytes_expected += expected_bytes
+            loop = asyncio.get_running_loop()
+            loop.call_later(_EXPECTED_FOR_S, self._arrived, expected_bytes)
+
+    def _arrived(self, expected_bytes: int) -> None:
+        self._bytes_expected -= expected_bytes
+        self.completed()
 
 
 class _AppenderState:
@@ -103,12 +130,6 @@ def _stop_reading(reader: asyncio.Task[object], writer: asyncio.Task[None]) -> N
         reader.cancel()
 
 
-def _current_task() -> asyncio.Task[object]:
-    task = asyncio.current_task()
-    assert task is not None, "grpc runs a handler in a task of its own"
-    return task
-
-
 class AppendSession:
     """Serves one Append call from start to end.
 
@@ -136,14 +157,25 @@ class AppendSession:
         self._refused = 0  # appenders
         self._ended = False  # reading has ended, and answers go on
         self._draining = False
-        self._task = _current_task()
+        self._is_waiting = True  # for its client or for room, so that a drain may interrupt it
+        self._was_interrupted = False
+        self._idle_since: float | None = None
+        self._malformed = 0  # adds
+        self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
+        self._call = current_call()
+        task = asyncio.current_task()
+        assert task is not None, "grpc runs a handler in a task of its own"
+        self._task: asyncio.Task[object] = task
         self._wake = asyncio.Event()
         self._sent = asyncio.Event()
 
     def drain(self) -> None:
         """Read no more; the call ends once what was read is answered."""
-        if not (self._draining or self._ended):
-            self._draining = True
+        if self._draining or self._ended:
+            return
+        self._draining = True
+        if self._is_waiting:
+            self._was_interrupted = True
             self._task.cancel()
 
     async def run(self) -> None:
@@ -157,7 +189,7 @@ class AppendSession:
             try:
                 await self._read_all()
             except asyncio.CancelledError:
-                if not self._draining:
+                if not self._was_interrupted:
                     raise
                 self._task.uncancel()
             self._ended = True
@@ -167,27 +199,66 @@ class AppendSession:
             writer.cancel()
             await asyncio.wait([writer])
 
+    def cut_if_idle(self, older_than_s: float) -> bool:
+        """End the call if its client has sent no whole message for so long and waits for nothing;
+        whether that was so. It may have sent half of one, which gRPC holds."""
+        now = asyncio.get_running_loop().time()
+        if self._pending or self._idle_since is None or now - self._idle_since < older_than_s:
+            return False
+        cut(self._call)
+        return True
+
     async def _read_all(self) -> None:
-        while True:
-            await self._gate.wait()
+        while not self._draining:
+            self._is_waiting = True
+            await self._gate.wait(self._message_bytes)
             while len(self._changed) > BOOKIE_UNSENT_RESULTS_MAX:
                 self._sent.clear()
                 await self._sent.wait()
+            self._idle_since = asyncio.get_running_loop().time()
             data = await self._context.read()
+            self._idle_since = None
+            self._is_waiting = False
             if data is grpc.aio.EOF:
                 return
             assert isinstance(data, bytes), "Append has no deserializer"
+            self._message_bytes = len(data)
             await self._take(data)
 
     async def _take(self, data: bytes) -> None:
-        try:
-            adds = decode_append_request(data)
-        except MalformedMessageError as error:
-            await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        now = time.perf_counter()
-        with self._bookie.batch():
-            for add in adds:
-                self._add(add, now)
+        """Hand the adds of a message to the bookie, and let others have a turn now and then."""
+        adds = decode_append_request(data)
+        began = time.perf_counter()
+        while True:
+            turn: list[ReceivedAdd] = []
+            ends_at = time.perf_counter() + _TURN_S
+            try:
+                for add in adds:
+                    turn.append(add)
+                    if time.perf_counter() > ends_at:
+                        break
+                else:
+                    ends_at = math.inf
+                error = ""
+            except MalformedMessageError as malformed:
+                error = str(malformed)
+            with self._bookie.batch():
+                for add in turn:
+                    self._add(add, began)
+            if error:
+                await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, error)
+            await self._check_refusals()
+            if ends_at == math.inf:
+                return
+            await asyncio.sleep(0)
+
+    async def _check_refusals(self) -> None:
+        """End a stream that is mostly refused: what it sends costs the bookie, and is not kept."""
+        if self._malformed > BOOKIE_MALFORMED_ADDS_MAX:
+            await self._context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{self._malformed} adds of this stream were malformed",
+            )
         if self._refused > BOOKIE_REFUSED_APPENDERS_MAX:
             await self._context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -203,6 +274,7 @@ class AppendSession:
             return  # runs behind a refused one are dropped, as the client expects
         refusal = self._refusal
         if add.error:
+            self._malformed += 1
             refusal = Refusal(BookieStatus.BAD_REQUEST, f"ledger {run.ledger_id}: {add.error}")
         elif run.ledger_id != appender.ledger_id:
             message = f"ledger {run.ledger_id} on an appender of ledger {appender.ledger_id}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
+from bookie_server.service.cutting import know_calls
 from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.interceptors import MetricsInterceptor
 from bookie_server.service.metrics import ServiceMetrics
@@ -74,6 +77,7 @@ class GrpcServer:
 
     async def serve(self) -> None:
         """Answer calls at the bound address."""
+        know_calls(asyncio.get_running_loop())
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 

@@ -21,15 +21,22 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from bookie_server.service.append_session import AppendGate, AppendSession
+from bookie_server.service.calls import AnswerRoom, CallLimits, Kind
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
 from spark_ledger.bookie_api import BookieApi, Done, LedgerEnd, Refusal, refuse_reader
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import (
+    BOOKIE_ANSWER_BYTES_MAX,
+    BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
     BOOKIE_RANGES_PER_MESSAGE,
     BOOKIE_READ_THREADS,
+    BOOKIE_RECEIVE_S,
+    BOOKIE_UNREAD_GRACE_S,
+    BOOKIE_UNREAD_S,
     LONG_POLL_S_MAX,
+    REQUEST_BYTES_MAX,
 )
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -73,11 +80,17 @@ class BookieService:
         self._bookie_id = bookie_id
         self._describe = describe
         self._metrics = metrics
-        self._gate = AppendGate(bookie)
+        self._gate = AppendGate(bookie, BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
+        self._limits = CallLimits()
+        self._answers = AnswerRoom(
+            BOOKIE_ANSWER_BYTES_MAX, grace_s=BOOKIE_UNREAD_GRACE_S, unread_s=BOOKIE_UNREAD_S
+        )
         self._sessions: set[AppendSession] = set()
         self._polls: set[asyncio.Event] = set()
         self._is_draining = False
         self._pool = ThreadPoolExecutor(BOOKIE_READ_THREADS, thread_name_prefix="bookie-read")
+        # Of its own: who asks how a bookie does must not wait behind those who keep it busy.
+        self._describing = ThreadPoolExecutor(1, thread_name_prefix="bookie-describe")
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """All methods, for ``grpc.aio.Server.add_generic_rpc_handlers``."""
@@ -87,26 +100,26 @@ class BookieService:
                 "Append": grpc.stream_stream_rpc_method_handler(
                     self.append, None, pb.AppendResponse.SerializeToString
                 ),
-                "Read": grpc.unary_stream_rpc_method_handler(
-                    _decoded(self.read, pb.ReadRequest), None, None
+                "Read": grpc.stream_stream_rpc_method_handler(
+                    self._received(self.read, pb.ReadRequest), None, None
                 ),
-                "ReadLastConfirmed": grpc.unary_unary_rpc_method_handler(
-                    _decoded(self.read_last_confirmed, pb.ReadLastConfirmedRequest),
+                "ReadLastConfirmed": grpc.stream_unary_rpc_method_handler(
+                    self._received(self.read_last_confirmed, pb.ReadLastConfirmedRequest),
                     None,
                     pb.ReadLastConfirmedResponse.SerializeToString,
                 ),
-                "WriteLastConfirmed": grpc.unary_unary_rpc_method_handler(
-                    _decoded(self.write_last_confirmed, pb.WriteLastConfirmedRequest),
+                "WriteLastConfirmed": grpc.stream_unary_rpc_method_handler(
+                    self._received(self.write_last_confirmed, pb.WriteLastConfirmedRequest),
                     None,
                     pb.WriteLastConfirmedResponse.SerializeToString,
                 ),
-                "ListEntries": grpc.unary_stream_rpc_method_handler(
-                    _decoded(self.list_entries, pb.ListEntriesRequest),
+                "ListEntries": grpc.stream_stream_rpc_method_handler(
+                    self._received(self.list_entries, pb.ListEntriesRequest),
                     None,
                     pb.ListEntriesResponse.SerializeToString,
                 ),
-                "Describe": grpc.unary_unary_rpc_method_handler(
-                    _decoded(self.describe, pb.DescribeRequest),
+                "Describe": grpc.stream_unary_rpc_method_handler(
+                    self._received(self.describe, pb.DescribeRequest),
                     None,
                     pb.DescribeResponse.SerializeToString,
                 ),
@@ -121,57 +134,88 @@ class BookieService:
         for poll in list(self._polls):
             poll.set()
 
+    def relieve(self, waited_s: float) -> int:
+        """Cut the calls whose clients have kept us waiting for so long; how many."""
+        idle = sum(session.cut_if_idle(waited_s) for session in list(self._sessions))
+        unread = self._answers.cut_unread(waited_s)
+        return idle + unread + self._limits.cut_receiving(waited_s)
+
     def close(self) -> None:
         """Wait for reads in the pool. Call after the gRPC server has stopped."""
         self._pool.shutdown(wait=True)
+        self._describing.shutdown(wait=True)
 
     # -- handlers ----------------------------------------------------------------------------------
 
     async def append(self, _requests: AsyncIterator[bytes], context: CallContext) -> None:
         """One client's stream of adds."""
-        session = AppendSession(
-            self._bookie,
-            context,
-            gate=self._gate,
-            metrics=self._metrics,
-            refusal=self._wrong_bookie(context),
-        )
-        self._metrics.append_streams += 1
-        self._sessions.add(session)
-        try:
-            if self._is_draining:
-                session.drain()
-            await session.run()
-        finally:
-            self._sessions.discard(session)
-            self._metrics.append_streams -= 1
+        with self._limits.admitted(Kind.APPEND, context.peer()) as busy:
+            if busy is not None:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy.message)
+            session = AppendSession(
+                self._bookie,
+                context,
+                gate=self._gate,
+                metrics=self._metrics,
+                refusal=self._wrong_bookie(context),
+            )
+            self._metrics.append_streams += 1
+            self._sessions.add(session)
+            try:
+                if self._is_draining:
+                    session.drain()
+                await session.run()
+            finally:
+                self._sessions.discard(session)
+                self._metrics.append_streams -= 1
 
     async def read(self, request: pb.ReadRequest, context: CallContext) -> None:
         """A range of entries; with ``fence`` the ledger is fenced first."""
         started = time.perf_counter()
-        refusal = self._refusal(context, read_request_error(request))
-        if refusal is None and request.fence:
-            refusal = await self._fence(request)
-        elif refusal is None:
-            ledger_id = LedgerId(request.ledger_id)
-            refusal = refuse_reader(self._bookie, ledger_id, request.access_key)
-        if refusal is not None:
-            status, message = refusal
-            self._metrics.read_ended(status, 0, time.perf_counter() - started)
-            await context.write(encode_read_end(status, EntryId(request.first_entry), message))
-            return
-        work = RangeRead(self._bookie, request)
-        loop = asyncio.get_running_loop()
-        while not work.ended:
-            for encoded in await loop.run_in_executor(self._pool, work.next_messages):
-                await context.write(encoded)
+        kind = Kind.FENCE if request.fence else Kind.READ
+        with self._limits.admitted(kind, context.peer()) as busy:
+            refusal = busy or self._refusal(context, read_request_error(request))
+            if refusal is None and request.fence:
+                refusal = await self._fence(request)
+            elif refusal is None:
+                ledger_id = LedgerId(request.ledger_id)
+                refusal = refuse_reader(self._bookie, ledger_id, request.access_key)
+            if refusal is not None:
+                status, message = refusal
+                self._metrics.read_ended(status, 0, time.perf_counter() - started)
+                await context.write(encode_read_end(status, EntryId(request.first_entry), message))
+                return
+            work = RangeRead(self._bookie, request)
+            while not work.ended:
+                await self._write_part(work, context)
         self._metrics.read_ended(work.status, work.bytes_read, time.perf_counter() - started)
+
+    async def _write_part(self, work: RangeRead, context: CallContext) -> None:
+        """Read the next part of a range when there is room for it, and write it."""
+        await self._answers.reserve()
+        loop = asyncio.get_running_loop()
+        try:
+            messages = await loop.run_in_executor(self._pool, work.next_messages)
+        except BaseException:
+            self._answers.give_back()
+            raise
+        with self._answers.hold(sum(map(len, messages))):
+            for encoded in messages:
+                await context.write(encoded)
 
     async def read_last_confirmed(
         self, request: pb.ReadLastConfirmedRequest, context: CallContext
     ) -> pb.ReadLastConfirmedResponse:
         """The end of a ledger as this bookie knows it, at once or when it has moved on."""
-        refusal = self._refusal(context, _ledger_error(request.ledger_id))
+        waits = Kind.POLL if request.wait_ms else Kind.CONFIRM
+        kind = Kind.FENCE if request.fence else waits
+        with self._limits.admitted(kind, context.peer()) as busy:
+            return await self._last_confirmed(request, context, busy)
+
+    async def _last_confirmed(
+        self, request: pb.ReadLastConfirmedRequest, context: CallContext, busy: Refusal | None
+    ) -> pb.ReadLastConfirmedResponse:
+        refusal = busy or self._refusal(context, _ledger_error(request.ledger_id))
         if refusal is None and request.fence:
             refusal = await self._fence(request)
         if refusal is not None:
@@ -194,40 +238,45 @@ class BookieService:
         self, request: pb.WriteLastConfirmedRequest, context: CallContext
     ) -> pb.WriteLastConfirmedResponse:
         """An idle writer's LAC."""
-        refusal = self._refusal(context, _ledger_error(request.ledger_id))
-        if refusal is None:
-            status, message = await _answer(
-                lambda done: self._bookie.write_last_confirmed(
-                    LedgerId(request.ledger_id),
-                    EntryId(request.last_add_confirmed),
-                    access_key=request.access_key,
-                    done=done,
+        with self._limits.admitted(Kind.CONFIRM, context.peer()) as busy:
+            refusal = busy or self._refusal(context, _ledger_error(request.ledger_id))
+            if refusal is None:
+                refusal = await _answer(
+                    lambda done: self._bookie.write_last_confirmed(
+                        LedgerId(request.ledger_id),
+                        EntryId(request.last_add_confirmed),
+                        access_key=request.access_key,
+                        done=done,
+                    )
                 )
-            )
-        else:
-            status, message = refusal
+        status, message = refusal
         return pb.WriteLastConfirmedResponse(status=status_to_wire(status), message=message)
 
     async def list_entries(self, request: pb.ListEntriesRequest, context: CallContext) -> None:
         """Ranges of the entries held here."""
-        refusal = self._refusal(context, _ledger_error(request.ledger_id))
-        found = refusal or await self._entry_ranges(LedgerId(request.ledger_id))
-        if isinstance(found, Refusal):
-            await context.write(
-                pb.ListEntriesResponse(status=status_to_wire(found.status), message=found.message)
-            )
-            return
-        for start in range(0, len(found), BOOKIE_RANGES_PER_MESSAGE):
-            response = pb.ListEntriesResponse()
-            for first, last in found[start : start + BOOKIE_RANGES_PER_MESSAGE]:
-                response.ranges.add(first_entry=first, last_entry=last)
-            await context.write(response)
+        with self._limits.admitted(Kind.LIST, context.peer()) as busy:
+            refusal = busy or self._refusal(context, _ledger_error(request.ledger_id))
+            found = refusal or await self._entry_ranges(LedgerId(request.ledger_id))
+            if isinstance(found, Refusal):
+                status, message = found
+                await context.write(
+                    pb.ListEntriesResponse(status=status_to_wire(status), message=message)
+                )
+                return
+            for start in range(0, len(found), BOOKIE_RANGES_PER_MESSAGE):
+                await self._answers.reserve()
+                response = pb.ListEntriesResponse()
+                for first, last in found[start : start + BOOKIE_RANGES_PER_MESSAGE]:
+                    response.ranges.add(first_entry=first, last_entry=last)
+                with self._answers.hold(response.ByteSize()):
+                    await context.write(response)
 
     async def describe(
         self, _request: pb.DescribeRequest, context: CallContext
     ) -> pb.DescribeResponse:
         """Who this bookie is and how it does."""
-        description = self._refusal(context, "") or await self._description()
+        with self._limits.admitted(Kind.DESCRIBE, context.peer()) as busy:
+            description = busy or self._refusal(context, "") or await self._description()
         if isinstance(description, Refusal):
             return pb.DescribeResponse(
                 status=status_to_wire(description.status),
@@ -247,6 +296,35 @@ class BookieService:
         )
 
     # -- parts -------------------------------------------------------------------------------------
+
+    def _received(
+        self, handler: Callable[[_Request, CallContext], Awaitable[_Result]], kind: type[_Request]
+    ) -> Callable[[AsyncIterator[bytes], CallContext], Awaitable[_Result]]:
+        """The handler over the one message of a request, which is received here and not by grpc:
+        so it is bounded how many are on their way, and for how long. Bytes that are no message end
+        the call with INVALID_ARGUMENT; grpc itself would log a traceback.
+        """
+
+        async def handle(_requests: AsyncIterator[bytes], context: CallContext) -> _Result:
+            try:
+                async with asyncio.timeout(BOOKIE_RECEIVE_S):
+                    with self._limits.receiving():
+                        data = await context.read()
+            except TimeoutError:
+                message = f"no request arrived within {BOOKIE_RECEIVE_S:g} s"
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+            if not isinstance(data, bytes):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+            if len(data) > REQUEST_BYTES_MAX:
+                message = f"a request of {len(data)} bytes: at most {REQUEST_BYTES_MAX} are allowed"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+            try:
+                request = kind.FromString(data)
+            except DecodeError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return await handler(request, context)
+
+        return handle
 
     def _wrong_bookie(self, context: CallContext) -> Refusal | None:
         """Refuse what was meant for the bookie that had this address before."""
@@ -272,7 +350,7 @@ class BookieService:
         """How the bookie does, unless its disk or index cannot say."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._pool, self._describe)
+            return await loop.run_in_executor(self._describing, self._describe)
         except (OSError, CorruptionError) as error:
             return Refusal(BookieStatus.IO_ERROR, str(error))
 
@@ -337,30 +415,13 @@ class BookieService:
         )
 
 
-def _decoded(
-    handler: Callable[[_Request, CallContext], Awaitable[_Result]], kind: type[_Request]
-) -> Callable[[bytes, CallContext], Awaitable[_Result]]:
-    """The handler over the message in a request's bytes. Bytes that are no message end the call
-    with INVALID_ARGUMENT; grpc itself would count them as a fault of ours, and log a traceback.
-    """
-
-    async def handle(data: bytes, context: CallContext) -> _Result:
-        try:
-            request = kind.FromString(data)
-        except DecodeError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return await handler(request, context)
-
-    return handle
-
-
-async def _answer(ask: Callable[[Done], None]) -> tuple[BookieStatus, str]:
-    """What the bookie calls back with."""
-    future: asyncio.Future[tuple[BookieStatus, str]] = asyncio.get_running_loop().create_future()
+async def _answer(ask: Callable[[Done], None]) -> Refusal:
+    """What the bookie calls back with; OK as well."""
+    future: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
 
     def done(status: BookieStatus, message: str) -> None:
         if not future.done():  # the caller may have gone
-            future.set_result((status, message))
+            future.set_result(Refusal(status, message))
 
     ask(done)
     return await future

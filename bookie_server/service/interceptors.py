@@ -8,7 +8,9 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from bookie_server.service.calls import Leftovers
 from bookie_server.service.context import CallContext
+from bookie_server.service.cutting import cut_current
 from bookie_server.service.metrics import ServiceMetrics
 
 _Request = TypeVar("_Request")
@@ -16,10 +18,15 @@ _Response = TypeVar("_Response")
 
 
 class MetricsInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of all services; see ``ServiceMetrics.calls``. Service thread only."""
+    """Wraps the handlers of all services; see ``ServiceMetrics.calls``. Service thread only.
+
+    grpc raises InternalError to a handler whose client has gone, and would log its traceback: any
+    client could fill the log. The call is ended instead.
+    """
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
+        self._leftovers = Leftovers()
 
     async def intercept_service(
         self,
@@ -36,6 +43,9 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary is not None:
             wrapped = self._counted(name, handler.unary_unary)
             return grpc.unary_unary_rpc_method_handler(wrapped, *coders)
+        if handler.stream_unary is not None:
+            wrapped = self._counted(name, handler.stream_unary)
+            return grpc.stream_unary_rpc_method_handler(wrapped, *coders)
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
                 self._counted_stream(name, handler.unary_stream), *coders
@@ -55,6 +65,8 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
                 answer = behaviour(request, context)
                 assert isinstance(answer, Awaitable), "handlers of an asyncio server are coroutines"
                 return await answer
+            except grpc.aio.InternalError:
+                raise cut_current() from None
             finally:
                 self._finished(name, context)
 
@@ -75,12 +87,15 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
                 else:
                     assert isinstance(answers, Awaitable), "neither a generator nor a coroutine"
                     await answers
+            except grpc.aio.InternalError:
+                raise cut_current() from None
             finally:
                 self._finished(name, context)
 
         return call
 
     def _finished(self, name: str, context: CallContext) -> None:
+        self._leftovers.handler_ended()
         self._metrics.calls_in_progress[name] -= 1
         code = context.code()
         text = code.name if isinstance(code, grpc.StatusCode) else str(code or "OK")

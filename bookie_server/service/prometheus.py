@@ -102,6 +102,29 @@ def _storage(storage: StorageStats) -> Iterator[Metric]:
         sum_value=ledgers.flush_time_s,
     )
     yield _gauge("bookie_storage_failed", "1 after a failure.", int(bool(storage.failure)))
+    yield _gauge(
+        "bookie_read_only",
+        "1 while all adds of writers are refused: disks are full.",
+        int(bool(storage.disks.reason)),
+    )
+    yield from _directories(storage)
+
+
+def _directories(storage: StorageStats) -> Iterator[Metric]:
+    size = GaugeMetricFamily(
+        "bookie_directory_size_bytes", "Size of the disk of a directory.", labels=["directory"]
+    )
+    free = GaugeMetricFamily(
+        "bookie_directory_free_bytes", "Free on the disk of a directory.", labels=["directory"]
+    )
+    full = GaugeMetricFamily(
+        "bookie_directory_full", "1 while it takes no adds of writers.", labels=["directory"]
+    )
+    for name, state in storage.disks.by_name(storage.directories).items():
+        size.add_metric([name], state.space.size_bytes)
+        free.add_metric([name], state.space.free_bytes)
+        full.add_metric([name], int(bool(state.reason)))
+    yield from (size, free, full)
 
 
 def _counter(name: str, help_text: str, value: float) -> Metric:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from bookie_server.core.disk_space import WaterMarks
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import GIB, KIB, MIB
 from spark_ledger.types import BookieId
@@ -25,6 +26,12 @@ class StorageConfig:
     ``entry_log_cached_bytes``: how much of a directory's newest entry log may stay in the page
     cache, for many readers that follow closely. 0: logs are written and read past the page cache,
     which costs the processor far less; the newest entries are in the write cache all the same.
+    ``disk_high_water_mark``: share of a disk from which on its directories take no adds of writers;
+    1 switches the share off. ``disk_low_water_mark``: share at which they take them again.
+    ``disk_reserve_bytes``: a directory with less free takes none either, whatever the share is. It
+    is what recoveries, fences and flushes use while the bookie is read-only, so it should hold the
+    write cache and a journal file.
+    ``disk_check_interval_s``: longest time between two looks at the disks.
     ``index_map_bytes``: address space of one directory's index, the most it can grow to; the file
     itself is as small as its content.
     """
@@ -41,6 +48,10 @@ class StorageConfig:
     entry_log_cached_bytes: int = 0
     block_cache_bytes: int = 32 * MIB
     index_map_bytes: int = 64 * GIB
+    disk_high_water_mark: float = 0.95
+    disk_low_water_mark: float = 0.90
+    disk_reserve_bytes: int = 512 * MIB
+    disk_check_interval_s: float = 2.0
 
     def __post_init__(self) -> None:
         if not self.ledger_directories:
@@ -69,8 +80,17 @@ class StorageConfig:
             raise ConfigurationError(
                 f"entry_log_bytes is {self.entry_log_bytes}: at most {2 * GIB} is allowed"
             )
-        if self.flush_interval_s <= 0:
-            raise ConfigurationError(f"flush_interval_s is {self.flush_interval_s}: must be > 0")
+        for name in ("flush_interval_s", "disk_check_interval_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: must be > 0")
+        assert self.water_marks, "making them checks them"
+
+    @property
+    def water_marks(self) -> WaterMarks:
+        """When a directory is full, and when not any more."""
+        return WaterMarks(
+            self.disk_high_water_mark, self.disk_low_water_mark, self.disk_reserve_bytes
+        )
 
     @property
     def directories(self) -> tuple[Path, ...]:

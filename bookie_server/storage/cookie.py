@@ -50,27 +50,23 @@ def format_directories(
     *,
     cluster_id: str,
     bookie_id: BookieId | None = None,
-    force: bool = False,
 ) -> Cookie:
     """Make the directories of a new, empty bookie, and return its journal's cookie.
 
-    ``bookie_id`` is made at random unless it is given. With ``force`` what the directories hold is
-    deleted. Raises ConfigurationError if a directory holds anything and ``force`` is not given, or
-    is in use; OSError if the disk fails.
+    ``bookie_id`` is made at random unless it is given. Raises ConfigurationError if a directory
+    holds anything or is in use; OSError if the disk fails.
     """
     roles = _roles(journal_directory, ledger_directories)
     for directory in roles:
         file_system.mkdir(directory)
         content = [name for name in file_system.list(directory) if name not in _NOT_OURS]
-        if content and not force:
+        if content:
             raise ConfigurationError(
                 f"directory {directory} is not empty (it holds {content[0]}): "
                 "choose another, or empty it if nothing in it is needed"
             )
     locks = lock_directories(file_system, list(roles))
     try:
-        for directory in roles:
-            _clear(file_system, directory)
         chosen = bookie_id or BookieId(f"bookie-{secrets.token_hex(8)}")
         for directory, role in roles.items():
             cookie = Cookie(
@@ -189,20 +185,3 @@ def _roles(journal_directory: Path, ledger_directories: Sequence[Path]) -> dict[
     if len(roles) != len(ledger_directories) + 1:
         raise ConfigurationError("journal and ledger directories must all be different")
     return roles
-
-
-def _clear(file_system: FileSystem, directory: Path) -> None:
-    index = directory / INDEX_NAME
-    if file_system.exists(index):
-        for name in file_system.list(index):
-            file_system.remove(index / name)
-        file_system.sync_directory(index)
-    names = [name for name in file_system.list(directory) if name not in _NOT_OURS]
-    # The cookie goes first, durably: a bookie that is only half there must not start.
-    names.sort(key=lambda name: name != COOKIE_NAME)
-    for name in names:
-        if name != INDEX_NAME:
-            file_system.remove(directory / name)
-            if name == COOKIE_NAME:
-                file_system.sync_directory(directory)
-    file_system.sync_directory(directory)

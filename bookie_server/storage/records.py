@@ -62,6 +62,8 @@ _FILE_VERSION: Final = 1
 RECORD_HEADER_BYTES: Final = _HEADER.size + _CRC.size
 BATCH_ALIGNMENT: Final = 4096
 FILE_HEADER_BYTES: Final = BATCH_ALIGNMENT
+TRAILER_BYTES: Final = RECORD_HEADER_BYTES + _TRAILER.size
+"""The trailer of a batch, header included."""
 BODY_BYTES_MAX: Final = BLOCK_BYTES_MAX
 """Longest body of any record; a larger length is damage, and nothing is allocated for it."""
 
@@ -176,7 +178,7 @@ def parse_file_end(data: bytes, sequence: int, seed: int) -> int | None:
 
 def batch_room(records_bytes: int) -> int:
     """Bytes of a file that a batch needs, with the block that stays free for the file's end."""
-    batch = records_bytes + RECORD_HEADER_BYTES + _TRAILER.size
+    batch = records_bytes + TRAILER_BYTES
     return batch + padding(batch) + BATCH_ALIGNMENT
 
 

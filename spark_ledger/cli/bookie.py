@@ -59,6 +59,24 @@ def format_bookie(config: Path) -> None:
 
 
 @group.command()
+@config_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def relocate(config: Path, yes: bool) -> None:
+    """Say that the directories were moved: they are the bookie's now, and no other copy is.
+
+    Needed after directories were copied to another disk or path. It is refused while the bookie is
+    registered, and for a copy that is older than the bookie's last start.
+    """
+    if not yes:
+        click.confirm(
+            f"The directories named in {config} become the bookie's. Every other copy of them, the "
+            "original included, is refused from then on. Go on?",
+            abort=True,
+        )
+    become_server("--config", str(config), "--log-level", "warning", "--relocate")
+
+
+@group.command()
 @click.argument("bookie_id")
 @common_options
 @click.pass_obj

@@ -26,7 +26,7 @@ def list_bookies(settings: Settings) -> None:
         print_json([_fields(bookie_id, info) for bookie_id, info in rows])
         return
     print_table(
-        ("bookie", "state", "address", "rack", "free#", "admin"),
+        ("bookie", "state", "address", "rack", "free#", "admin", "why"),
         (
             (
                 bookie_id,
@@ -35,9 +35,10 @@ def list_bookies(settings: Settings) -> None:
                 info.rack,
                 size_text(info.free_bytes),
                 info.admin_address,
+                info.reason,
             )
             if info
-            else (bookie_id, "down", "", "", "", "")
+            else (bookie_id, "down", "", "", "", "", "")
             for bookie_id, info in rows
         ),
     )
@@ -53,4 +54,5 @@ def _fields(bookie_id: str, info: BookieInfo | None) -> dict[str, object]:
         "rack": info.rack,
         "free_bytes": info.free_bytes,
         "admin_address": info.admin_address,
+        "reason": info.reason,
     }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import READ_CHUNKS_AHEAD_MAX, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits import READ_CHUNKS_AHEAD_MAX, READ_PARK_S, READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.protocol.events import (
     CancelRead,
     Command,
+    ConsumerReady,
     DeliverEntries,
     Done,
     EntriesRead,
@@ -69,6 +72,8 @@ class LaneReader:
             order=order,
             speculative_delay_s=context.config.speculative_read_delay_s,
             now=loop.time(),
+            patience_s=context.config.read_timeout_s,
+            jitter=context.random.random(),
         )
         self._reads: dict[int, asyncio.Task[None]] = {}
         self._fetched: dict[int, list[Entry]] = {}
@@ -76,6 +81,7 @@ class LaneReader:
         self._ready: deque[list[Entry]] = deque()
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
+        """Whether more is read ahead: not from when the bound is reached until half is taken."""
         self._room.set()
         self._ended = False
         self._error: LedgerError | None = None
@@ -98,9 +104,9 @@ class LaneReader:
             while True:
                 while self._ready:
                     chunk = self._ready.popleft()
-                    if len(self._ready) < READ_CHUNKS_AHEAD_MAX:
+                    if not self._room.is_set() and len(self._ready) <= READ_CHUNKS_AHEAD_MAX // 2:
                         self._room.set()
-                        self._machine_loop.keep_ticking()
+                        self._machine_loop.feed(ConsumerReady())
                     yield chunk
                 if self._error is not None:
                     raise self._error
@@ -152,7 +158,7 @@ class LaneReader:
         me = asyncio.current_task()
         expected = int(command.first)
         ended: ReadEnded | None = None
-        async for chunk in self._context.transport.read(
+        chunks = self._context.transport.read(
             command.bookie_id,
             self._ledger.ledger_id,
             command.first,
@@ -161,21 +167,26 @@ class LaneReader:
             max_bytes=READ_REQUEST_BYTES_MAX,
             access_key=self._access_key,
             timeout_s=self._context.config.read_timeout_s,
-        ):
-            if self._reads.get(command.bookie_index) is not me:
-                return
-            entries, ended = verify_chunk(
-                self._ledger.ledger_id, self._digest, command, expected, chunk
-            )
-            if entries:
-                expected = entries[-1].entry_id + command.stride
-                self._fetched[command.bookie_index] = entries
-                self._machine_loop.feed(
-                    EntriesRead(command.bookie_index, command.lane, EntryId(entries[-1].entry_id))
+        )
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if self._reads.get(command.bookie_index) is not me:
+                    return
+                entries, ended = verify_chunk(
+                    self._ledger.ledger_id, self._digest, command, expected, chunk
                 )
-            if ended is not None:
-                break
-            await self._room.wait()
+                if entries:
+                    last = entries[-1].entry_id
+                    expected = last + command.stride
+                    self._fetched[command.bookie_index] = entries
+                    self._machine_loop.feed(
+                        EntriesRead(command.bookie_index, command.lane, EntryId(last))
+                    )
+                if ended is not None or not await self._is_wanted_soon():
+                    break
+        # The call is over. A consumer that has stopped holds nothing at the bookie, however long;
+        # when it goes on, the machine asks for the rest.
+        await self._room.wait()
         if self._reads.get(command.bookie_index) is not me:
             return
         del self._reads[command.bookie_index]
@@ -185,6 +196,15 @@ class LaneReader:
                 command.bookie_index, command.lane, BookieStatus.OK, EntryId(expected), "early end"
             )
         )
+
+    async def _is_wanted_soon(self) -> bool:
+        """Wait for room; False if the consumer seems to have stopped."""
+        if self._room.is_set():
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READ_PARK_S):
+                await self._room.wait()
+        return self._room.is_set()
 
 
 def verify_chunk(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import MACHINE_TICK_S, MACHINE_TICK_S_MAX
+from spark_ledger.limits import LOOP_LATE_S, MACHINE_TICK_S, MACHINE_TICK_S_MAX
 from spark_ledger.protocol.events import Command, Event, Tick
 from spark_ledger.types import LedgerId
 
@@ -54,6 +54,8 @@ class MachineLoop:
         self.is_handling = False
         """Whether the machine is at work further up the stack: what is fed now waits its turn."""
         self._tick = timer.alarm(self._on_tick)
+        self._excused: float | None = None
+        """The deadline that was put off once, because the event loop stood still."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
@@ -97,8 +99,15 @@ class MachineLoop:
         self._tick.set_by(latest)
 
     def _on_tick(self) -> None:
-        if not self._stopped and self._busy():
-            self.feed(Tick())
+        if self._stopped or not self._busy():
+            return
+        now, due = self._loop.time(), self._machine.next_deadline
+        if now - self._tick.was_due > LOOP_LATE_S and due != self._excused:
+            # Nobody is silent whose answer was not looked at: let the loop take in what has come.
+            self._excused = due
+            self._tick.set_by(now + LOOP_LATE_S)
+            return
+        self.feed(Tick())
 
     # Any in a coroutine's type: what it is sent and yields is between it and the event loop.
 

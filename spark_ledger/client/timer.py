@@ -75,12 +75,14 @@ class Timer:
 class Alarm:
     """One caller's place in a Timer. It stands in one slot at most, and rings once when set."""
 
-    __slots__ = ("_callback", "_slot", "_timer")
+    __slots__ = ("_callback", "_slot", "_timer", "was_due")
 
     def __init__(self, timer: Timer, callback: Callable[[], None]) -> None:
         self._timer = timer
         self._callback = callback
         self._slot: int | None = None
+        self.was_due = 0.0
+        """The time that it was last set for, when it rings."""
 
     def set_by(self, at: float) -> None:
         """Ring at ``at`` at the latest: an alarm that is set for an earlier time stays."""
@@ -95,6 +97,7 @@ class Alarm:
     def ring(self) -> None:
         """The time has come, unless the alarm was cancelled on the way."""
         if self._slot is not None:
+            self.was_due = self._slot * TIMER_SLOT_S
             self._slot = None
             self._callback()
 

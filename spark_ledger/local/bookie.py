@@ -81,6 +81,10 @@ def write_config(directory: Path, bookie_id: str, metadata_uri: str, ports: Port
         f"ledger_directories = [{_quoted('ledgers')}]\n"
         f"journal_file_bytes = {64 * MIB}\n"
         f"write_cache_bytes = {96 * MIB}\n"
+        # On somebody's own machine a disk is often nearly full: only the reserve counts.
+        "disk_high_water_mark = 1.0\n"
+        "disk_low_water_mark = 1.0\n"
+        f"disk_reserve_bytes = {64 * MIB}\n"
     )
     return config
 

@@ -88,6 +88,7 @@ class BookieNode(_Node, frozen=True, kw_only=True):
     rack: str
     free_bytes: _Count
     admin_address: str
+    reason: str = ""
 
 
 class ClusterNode(_Node, frozen=True, kw_only=True):
@@ -230,6 +231,7 @@ def encode_bookie(info: BookieInfo) -> bytes:
             rack=info.rack,
             free_bytes=info.free_bytes,
             admin_address=info.admin_address,
+            reason=info.reason,
         )
     )
 
@@ -250,4 +252,5 @@ def decode_bookie(path: str, bookie_id: BookieId, data: bytes) -> BookieInfo:
         rack=node.rack,
         free_bytes=node.free_bytes,
         admin_address=node.admin_address,
+        reason=node.reason,
     )

@@ -10,7 +10,7 @@ import asyncio
 import random
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from spark_ledger.errors import (
@@ -84,12 +84,27 @@ class LedgerStore:
 
     async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
         """The metadata and their version. Raises NoSuchLedgerError, CorruptionError."""
+        return await self._read(ledger_id, self._store.get)
+
+    async def _read(
+        self, ledger_id: LedgerId, get: Callable[[str], Awaitable[Versioned[bytes]]]
+    ) -> Versioned[LedgerMetadata]:
         path = ledger_path(ledger_id)
         try:
-            node = await self._store.get(path)
+            node = await get(path)
         except NotFoundError as error:
             raise _no_such_ledger(ledger_id) from error
         return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
+
+    async def read_newest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        """As ``read``, but a server that lags behind does not make a new ledger a missing one.
+
+        A ledger that is found may have changed since.
+        """
+        try:
+            return await self.read(ledger_id)
+        except NoSuchLedgerError:
+            return await self._read(ledger_id, self._store.get_latest)
 
     async def compare_and_set(self, metadata: LedgerMetadata, version: int) -> int:
         """Replace the metadata if their version is ``version``; the new version (rule P6).

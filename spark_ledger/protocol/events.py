@@ -108,6 +108,11 @@ class Tick(NamedTuple):
     """
 
 
+class ConsumerReady(NamedTuple):
+    """Entries are taken again after they were not for a while. Silence counts from here: nobody was
+    asked for anything meanwhile."""
+
+
 class LastConfirmedAnswer(NamedTuple):
     """A bookie's last add confirmed. Answers ``ReadLastConfirmed``.
 
@@ -168,6 +173,7 @@ Event = (
     | Close
     | Abandon
     | Tick
+    | ConsumerReady
     | LastConfirmedAnswer
     | EntriesRead
     | ReadEnded

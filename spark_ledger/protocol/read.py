@@ -16,10 +16,12 @@ from spark_ledger.errors import (
     LedgerError,
     NoSuchEntryError,
 )
+from spark_ledger.limits import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, READ_TIMEOUT_S
 from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.protocol.events import (
     CancelRead,
     Command,
+    ConsumerReady,
     DeliverEntries,
     Done,
     EntriesRead,
@@ -44,6 +46,7 @@ class ReadMachine:
 
         READING      =>  one replica is asked
         SPECULATING  =>  several are
+        WAITING      =>  none is: each has said why not, and some only that they are busy
         n grows, and nothing below it is delivered again
         a replica in ``_problems`` could not bring n; it is not asked again before n is delivered
     """
@@ -56,7 +59,11 @@ class ReadMachine:
         order: Sequence[int],
         speculative_delay_s: float,
         now: float,
+        patience_s: float = READ_TIMEOUT_S,
+        jitter: float = 0.0,
     ) -> None:
+        """``patience_s`` bounds how long busy replicas are waited for; ``jitter``, from 0 to 1, is
+        this reader's share of randomness in when it asks them again."""
         lane, first = wanted.lane, wanted.first
         assert sorted(order) == sorted(lane.indexes), "The order names every replica once."
         assert lane.first_at_or_after(first) == first, "The first entry is one of the lane."
@@ -76,6 +83,14 @@ class ReadMachine:
         """Why replicas could not bring the entry that is next."""
         self._speculative_delay_s = speculative_delay_s
         self._progress_at = now
+        """When the last replica was asked, or brought something."""
+        self._patience_s = patience_s
+        self._delivered_at = now
+        """When the consumer was last brought something, or began to wait for it."""
+        self._pause_s = BUSY_PAUSE_S * (0.5 + jitter)
+        self._first_pause_s = self._pause_s
+        self._ask_again_at = now
+        """While WAITING: when the busy replicas are asked again."""
         self._slow_indexes: set[int] = set()
 
     @property
@@ -93,6 +108,8 @@ class ReadMachine:
         """The earliest time at which a tick may change something; None if none will."""
         if self._phase is Phase.ENDED:
             return None
+        if self._phase is Phase.WAITING:
+            return self._ask_again_at
         return self._progress_at + self._speculative_delay_s
 
     def start(self, now: float) -> list[Command]:
@@ -116,6 +133,9 @@ class ReadMachine:
                 return self._on_ended(event, now)
             case Tick():
                 return self._on_tick(now)
+            case ConsumerReady():
+                self._progress_at = self._delivered_at = now
+                return []
             case _:
                 raise AssertionError(f"not an event of a reader: {event!r}")
 
@@ -146,7 +166,8 @@ class ReadMachine:
         assert event.last_entry <= self._wanted.last, "A replica brings what it was asked for."
         assert (event.last_entry - self._next) % stride == 0, "A lane has every E-th entry only."
         first, self._next = self._next, event.last_entry + stride
-        self._progress_at = now
+        self._progress_at = self._delivered_at = now
+        self._pause_s = self._first_pause_s
         self._problems.clear()  # they were about an entry that is delivered now
         commands: list[Command] = [
             DeliverEntries(event.bookie_index, lane_index, EntryId(first), event.last_entry)
@@ -182,6 +203,12 @@ class ReadMachine:
         return self._ask_next(now)
 
     def _on_tick(self, now: float) -> list[Command]:
+        if self._phase is Phase.WAITING:
+            if now < self._ask_again_at:
+                return []
+            for index in self._busy():
+                del self._problems[index]
+            return self._ask_next(now)
         if now - self._progress_at < self._speculative_delay_s:
             return []
         # The silent replica is not given up: it may be the only one that has the entry. The next
@@ -197,8 +224,18 @@ class ReadMachine:
         """
         return [index for index in self._waiting if index not in self._problems]
 
+    def _busy(self) -> list[int]:
+        """Replicas that decided nothing: they have more to do than they take on."""
+        return [i for i, p in self._problems.items() if p.status is BookieStatus.TOO_MANY_REQUESTS]
+
     def _ask_next(self, now: float) -> list[Command]:
         candidates = self._candidates()
+        if not candidates and self._busy() and now - self._delivered_at < self._patience_s:
+            # To fail now would blame bookies that work; to ask at once would keep them busy.
+            self._enter(Phase.WAITING)
+            self._ask_again_at = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, BUSY_PAUSE_S_MAX)
+            return []
         if not candidates:
             return self._finish(Failed(self._failure()))
         index = candidates[0]

@@ -10,21 +10,27 @@ from spark_ledger.protocol.events import EntriesRead, ReadEnded, Tick
 
 
 class Phase(Enum):
-    """What the reader is doing: SPECULATING means that several replicas are asked at once."""
+    """What the reader is doing: SPECULATING means that several replicas are asked at once, WAITING
+    that none is, because those that may have the entry are busy."""
 
     READING = auto()
     SPECULATING = auto()
+    WAITING = auto()
     ENDED = auto()
 
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, tuple[type, ...]]]] = {
     Phase.READING: {
         Phase.SPECULATING: (Tick,),
+        Phase.WAITING: (ReadEnded,),
         Phase.ENDED: (EntriesRead, ReadEnded),
     },
     Phase.SPECULATING: {
         Phase.READING: (EntriesRead, ReadEnded),
         Phase.ENDED: (EntriesRead,),
+    },
+    Phase.WAITING: {
+        Phase.READING: (Tick,),
     },
     Phase.ENDED: {},
 }

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET, MIB
+from spark_ledger.limits import APPEND_MESSAGE_ADDS_MAX, APPEND_MESSAGE_BYTES_TARGET, MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.channel import failure_of
@@ -296,7 +296,8 @@ class AppendStream:
         while queue:
             appender, run = queue[0]
             size += len(run.frames)
-            if adds and size > APPEND_MESSAGE_BYTES_TARGET:
+            is_full = size > APPEND_MESSAGE_BYTES_TARGET or len(adds) >= APPEND_MESSAGE_ADDS_MAX
+            if adds and is_full:
                 break
             queue.popleft()
             adds.append(AddCommand(appender.tag, appender.access_key, appender.recovery, run))

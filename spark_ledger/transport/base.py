@@ -9,7 +9,7 @@ these denies anything (rule P14).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple, Protocol
 
 from spark_ledger.runs import EntryRun
@@ -105,8 +105,11 @@ class Transport(Protocol):
         fence: bool = False,
         access_key: bytes = b"",
         timeout_s: float,
-    ) -> AsyncIterator[ReadChunk]:
+    ) -> AsyncGenerator[ReadChunk, None]:
         """Entries ``first_entry, first_entry + stride, ...`` up to ``last_entry``, in order.
+
+        ``timeout_s`` is how long each chunk may take from when the caller asks for it; what the
+        caller does between two chunks does not count.
 
         Ends early after ``max_bytes``. Never raises for what a bookie or the network does.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -24,6 +24,7 @@ from spark_ledger.errors import (
     LedgerClosedError,
     MalformedMessageError,
 )
+from spark_ledger.limits import READ_CALL_S_MAX
 from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import (
     AddResult,
@@ -32,6 +33,7 @@ from spark_ledger.transport.base import (
     ReadChunk,
 )
 from spark_ledger.transport.channel import GrpcOptions, failure_of, is_broken, open_channel
+from spark_ledger.transport.patience import patiently
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.allocator import keep_freed_memory
@@ -148,7 +150,7 @@ class GrpcTransport:
         fence: bool = False,
         access_key: bytes = b"",
         timeout_s: float,
-    ) -> AsyncIterator[ReadChunk]:
+    ) -> AsyncGenerator[ReadChunk, None]:
         wanted = first_entry
         connection = self._connection(bookie_id)
         if connection is None:
@@ -163,9 +165,9 @@ class GrpcTransport:
             fence=fence,
             access_key=access_key,
         )
-        call = connection.read(request, timeout=timeout_s, metadata=connection.metadata)
+        call = connection.read(request, timeout=READ_CALL_S_MAX, metadata=connection.metadata)
         try:
-            while (data := await call.read()) is not grpc.aio.EOF:
+            while (data := await patiently(call.read(), timeout_s)) is not grpc.aio.EOF:
                 assert isinstance(data, bytes), "the call has no deserializer"
                 response, run = decode_read_response(data)
                 if run is None:
@@ -177,6 +179,9 @@ class GrpcTransport:
         except grpc.RpcError as error:
             status, message = failure_of(error)
             yield ReadChunk(status, None, wanted, _about(bookie_id, message))
+        except TimeoutError:
+            message = _about(bookie_id, f"no answer within {timeout_s:g} s")
+            yield ReadChunk(BookieStatus.TIMEOUT, None, wanted, message)
         except asyncio.CancelledError:
             if _is_cancelled_by_caller():
                 raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TypeVar
 
 from spark_ledger.bookie_api import BookieApi, refuse_reader
@@ -193,7 +193,7 @@ class MemoryTransport:
         fence: bool = False,
         access_key: bytes = b"",
         timeout_s: float,
-    ) -> AsyncIterator[ReadChunk]:
+    ) -> AsyncGenerator[ReadChunk, None]:
         def answer(bookie: BookieApi, reply: Callable[[list[ReadChunk]], None]) -> None:
             def fenced(status: BookieStatus, text: str) -> None:
                 if status is BookieStatus.OK:

@@ -15,7 +15,11 @@ from typing import Final, NamedTuple, cast
 from google.protobuf.message import DecodeError
 
 from spark_ledger.errors import MalformedMessageError
-from spark_ledger.limits import ENTRY_FRAME_OVERHEAD_BYTES_MAX, ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.limits import (
+    APPEND_MESSAGE_ADDS_MAX,
+    ENTRY_FRAME_OVERHEAD_BYTES_MAX,
+    ENTRY_PAYLOAD_BYTES_MAX,
+)
 from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -26,6 +30,9 @@ FRAME_BYTES_MIN: Final = 32 + 4
 
 FRAME_BYTES_MAX: Final = ENTRY_PAYLOAD_BYTES_MAX + ENTRY_FRAME_OVERHEAD_BYTES_MAX
 """A frame around the largest payload."""
+
+ADD_FIELDS_BYTES_MAX: Final = 1024
+"""An add without its run: a tag, an access key of 32 bytes, a flag."""
 
 SERVICE_NAME: Final = "spark_ledger.v1.Bookie"
 """Full name of the service in ``bookie.proto``."""
@@ -38,6 +45,13 @@ _REQUEST_ADDS: Final = 0x0A
 _ADD_RUN: Final = 0x0A
 _RUN_FRAMES: Final = 0x2A
 _RESPONSE_RUN: Final = 0x22
+
+_FIELDS_MAX: Final = 32
+"""Of one add or run. Ours have five, and lists are packed into one each: a peer that sends more of
+them is newer, or wants us to be busy."""
+
+_NUMBER_BYTES_MAX: Final = 10 + 5
+"""An entry id and a size, of each frame."""
 
 _STATUSES: Final = {int(status): status for status in BookieStatus if status < 100}
 
@@ -85,25 +99,29 @@ def encode_append_request(adds: Iterable[AddCommand]) -> bytes:
     return b"".join(parts)
 
 
-def decode_append_request(data: bytes) -> list[ReceivedAdd]:
-    """The adds of an AppendRequest, each checked.
+def decode_append_request(data: bytes) -> Iterator[ReceivedAdd]:
+    """The adds of an AppendRequest one by one, each checked: a large message takes long, and its
+    receiver does other things in between.
 
-    Raises MalformedMessageError if the bytes are not an AppendRequest.
+    Raises MalformedMessageError, where it comes to it, if the bytes are not an AppendRequest, or
+    hold more adds than one may have.
     """
-    adds = []
     try:
-        for key, start, end in _fields(data, 0, len(data)):
+        for number, (key, start, end) in enumerate(_fields(data, 0, len(data))):
+            if number == APPEND_MESSAGE_ADDS_MAX:
+                raise ValueError(f"more than {APPEND_MESSAGE_ADDS_MAX} adds")  # noqa: TRY301 - here
             if key != _REQUEST_ADDS:
                 continue  # a field from a newer version
             rest, run_range = _cut_field(data, start, end, _ADD_RUN)
+            if len(rest) > ADD_FIELDS_BYTES_MAX:
+                raise ValueError("the fields of an add are too long")  # noqa: TRY301 - as below
             add = pb.AddRun.FromString(rest)
             run, problem = _checked_run(data, *run_range)
-            adds.append(ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem))
+            yield ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem)
     except (DecodeError, IndexError, ValueError) as error:
         raise MalformedMessageError(
-            f"an append request of {len(data)} bytes is malformed"
+            f"an append request of {len(data)} bytes is malformed: {error}"
         ) from error
-    return adds
 
 
 def encode_read_response(run: EntryRun) -> bytes:
@@ -176,19 +194,27 @@ def _checked_run(data: bytes, start: int, end: int) -> tuple[EntryRun, str]:
 def _cut_frames(data: bytes, start: int, end: int) -> tuple[pb.EntryRun, bytes]:
     """The protobuf EntryRun encoded there without its frames, and the frames."""
     rest, (frames_start, frames_end) = _cut_field(data, start, end, _RUN_FRAMES)
+    # Numbers cost four to eight times their size in memory, so there may be no more than belong to
+    # the frames, and none are decoded before that is known.
+    count_max = (frames_end - frames_start) // FRAME_BYTES_MIN
+    if len(rest) > ADD_FIELDS_BYTES_MAX + count_max * _NUMBER_BYTES_MAX:
+        raise ValueError(f"{len(rest)} bytes of numbers for at most {count_max} frames")
     return pb.EntryRun.FromString(rest), data[frames_start:frames_end]
 
 
 def _cut_field(data: bytes, start: int, end: int, key: int) -> tuple[bytes, tuple[int, int]]:
     """All fields of a message but the bytes field ``key``, and the range of that field's value.
 
-    A missing field has an empty range. Raises ValueError if it is there twice.
+    A missing field has an empty range. Raises ValueError if it is there twice, or if there are more
+    fields than any version has.
     """
     rest: list[bytes] = []
     found = (start, start)
     seen = False
     position = start
-    for field_key, value_start, value_end in _fields(data, start, end):
+    for number, (field_key, value_start, value_end) in enumerate(_fields(data, start, end)):
+        if number == _FIELDS_MAX:
+            raise ValueError(f"more than {_FIELDS_MAX} fields")
         if field_key == key:
             if seen:
                 raise ValueError("a field that may be there once is there twice")

@@ -89,8 +89,8 @@ class VolatileFile:
     def drop_cached(self, offset: int, length: int) -> None:
         self._file.drop_cached(offset, length)
 
-    def preallocate(self, size: int) -> None:
-        self._file.preallocate(size)
+    def preallocate(self, size: int, *, unwritten: bool = False) -> None:
+        self._file.preallocate(size, unwritten=unwritten)
 
     def size(self) -> int:
         with self._unsynced.lock:

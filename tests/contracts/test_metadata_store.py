@@ -17,7 +17,9 @@ from spark_ledger.limits import METADATA_REQUEST_BYTES_MAX
 from spark_ledger.metadata.base import Check, Create, Delete, MetadataStore, Operation, Put
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.memory import MemoryTree
+from spark_ledger.metadata.zookeeper import session
 from spark_ledger.types import Versioned
+from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeServer
 
 WAIT_S = 10.0
 
@@ -26,10 +28,18 @@ Scenario = Callable[[Open], Awaitable[None]]
 Run = Callable[[Scenario], None]
 
 
-@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.processes)])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a scenario with a function that opens sessions of one store, and closes them."""
+@pytest.fixture(
+    params=["memory", "fake zookeeper", pytest.param("zookeeper", marks=pytest.mark.processes)]
+)
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a scenario with a function that opens sessions of one store, and closes them.
+
+    The fake ZooKeeper is that of the unit tests, which may rely on it no further than this goes.
+    """
     uri = request.getfixturevalue("metadata_uri") if request.param == "zookeeper" else ""
+    if request.param == "fake zookeeper":
+        uri = "zk://h:1/root"
+        monkeypatch.setattr(session, "KazooClient", FakeServer().client)
     tree = MemoryTree()
 
     def run_scenario(scenario: Scenario) -> None:

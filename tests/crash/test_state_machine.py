@@ -87,6 +87,7 @@ class BookieAgainstModel(RuleBasedStateMachine):
             else:
                 self.promises.refused.append((status, message))
 
+        self.machine.keys.learn(ledger, key_of(ledger))
         self.machine.bookie.fence(LedgerId(ledger), access_key=key_of(ledger), done=done)
         self._settle(settle)
 
@@ -234,6 +235,7 @@ class BookieAgainstModel(RuleBasedStateMachine):
             else:
                 promises.refused.append((status, message))
 
+        machine.keys.learn(ledger, key_of(ledger))
         machine.bookie.add(
             run_of(ledger, ids),
             access_key=key_of(ledger),

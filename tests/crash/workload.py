@@ -98,6 +98,7 @@ class Workload:
             else:
                 promises.refused.append((status, message))
 
+        machine.keys.learn(ledger_id, key_of(ledger_id))
         machine.bookie.add(
             run_of(ledger_id, ids),
             access_key=key_of(ledger_id),
@@ -118,6 +119,7 @@ class Workload:
             else:
                 promises.refused.append((status, message))
 
+        machine.keys.learn(ledger_id, key_of(ledger_id))
         machine.bookie.fence(LedgerId(ledger_id), access_key=key_of(ledger_id), done=done)
 
     def _write_lac(self, machine: Machine, ledger_id: int, lac: int) -> None:
@@ -136,6 +138,7 @@ class Workload:
             else:
                 promises.refused.append((status, message))
 
+        machine.keys.learn(ledger_id, key_of(ledger_id))
         machine.bookie.write_last_confirmed(
             LedgerId(ledger_id), EntryId(lac), access_key=key_of(ledger_id), done=done
         )

@@ -151,3 +151,25 @@ def test_bookie_that_was_replaced_stops_with_its_own_code(
     log = bookie.log.read_text()
     assert "this bookie was replaced, and stops: another process has started as bookie" in log
     refused(bookie, "is an older copy")
+
+
+def test_directories_that_were_moved_start_after_the_command(
+    bookie: Process, metadata_uri: str
+) -> None:
+    bookie.start("--format")
+    write(bookie, 0)
+    moved = copy_of(bookie, "moved", metadata_uri)
+    code, log = moved.run_to_end("--relocate")
+    assert code == 2 and "is registered at 127.0.0.1:" in log
+    assert bookie.end() == 0
+    code, log = moved.run_to_end("--relocate")
+    assert code == 2 and "older copy" in log, "it was copied while the bookie ran"
+    moved = copy_of(bookie, "moved again", metadata_uri)
+    refused(moved, "ledger bookie relocate")
+    assert moved.run_to_end("--relocate")[0] == 0
+    refused(bookie, "older copy")
+    moved.start()
+    try:
+        assert with_transport(moved.await_ready(), stored) == [(0, 9)]
+    finally:
+        assert moved.end() == 0

@@ -19,10 +19,19 @@ import pytest
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
+from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.grpc_aio import GrpcTransport
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import (
+    BookieId,
+    BookieStatus,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    Quorums,
+)
 from spark_ledger.wire.frame import Crc32cDigest
 from tests.frames import seal
 
@@ -90,6 +99,7 @@ class Process:
 @pytest.fixture
 def bookie(tmp_path: Path, metadata_uri: str) -> Iterator[Process]:
     process = Process(tmp_path, metadata_uri)
+    asyncio.run(make_ledger(metadata_uri))
     yield process
     if process.process is not None:
         if process.process.poll() is None:
@@ -97,12 +107,21 @@ def bookie(tmp_path: Path, metadata_uri: str) -> Iterator[Process]:
         process.process.communicate()
 
 
-def make_run(first: int, count: int) -> EntryRun:
+async def make_ledger(metadata_uri: str) -> None:
+    """The ledger of these tests, as an older version made it: without a key."""
+    store = await open_store(metadata_uri)
+    fragment = Fragment(EntryId(0), (BookieId("any"),))
+    await LedgerStore(store).create(LedgerMetadata(LEDGER, Quorums(1, 1, 1), (fragment,)))
+    await store.close()
+
+
+def make_run(first: int, count: int, ledger_id: LedgerId = LEDGER) -> EntryRun:
     frames = [
-        seal(Crc32cDigest(), LEDGER, first + i, first + i - 1, 0, b"%d" % i) for i in range(count)
+        seal(Crc32cDigest(), ledger_id, first + i, first + i - 1, 0, b"%d" % i)
+        for i in range(count)
     ]
     sizes = [len(frame) for frame in frames]
-    return EntryRun(LEDGER, EntryId(first), None, sizes, b"".join(frames))
+    return EntryRun(ledger_id, EntryId(first), None, sizes, b"".join(frames))
 
 
 def with_transport(
@@ -122,7 +141,7 @@ def with_transport(
 async def append(transport: GrpcTransport, bookie_id: BookieId, run: EntryRun) -> AddResult:
     results: asyncio.Queue[AddResult] = asyncio.Queue()
     appender = transport.open_appender(
-        bookie_id, LEDGER, access_key=b"", recovery=False, on_result=results.put_nowait
+        bookie_id, run.ledger_id, access_key=b"", recovery=False, on_result=results.put_nowait
     )
     appender.send(run)
     return await results.get()
@@ -308,9 +327,15 @@ def test_a_bookie_goes_on_without_zookeeper_and_comes_back(tmp_path: Path) -> No
         bookie.start("--format")
         ready = bookie.await_ready()
         try:
-            cluster.kill_zookeeper()
+            asyncio.run(make_ledger(cluster.uri))
             result = with_transport(ready, lambda t, b: append(t, b, make_run(0, 5)))
             assert result.status is BookieStatus.OK
+            cluster.kill_zookeeper()
+            result = with_transport(ready, lambda t, b: append(t, b, make_run(5, 5)))
+            assert result.status is BookieStatus.OK
+            other = make_run(0, 5, LedgerId(6))
+            result = with_transport(ready, lambda t, b: append(t, b, other))
+            assert result.status is BookieStatus.TOO_MANY_REQUESTS, "its key cannot be looked up"
             cluster.start_zookeeper()
             deadline = time.monotonic() + 40
             while registered(cluster.uri) != [ready["bookie_id"]]:

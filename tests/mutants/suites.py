@@ -213,6 +213,7 @@ def _pytest(target: str) -> str:
     import pytest
 
     seen = _Seen()
+    logging.disable(logging.NOTSET)  # tests look at what is logged; pytest keeps it to itself
     code = pytest.main([*_PYTEST, target], plugins=[seen])
     if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return seen.failed

@@ -14,7 +14,14 @@ from tests.mutants.__main__ import kills_before
 from tests.mutants.catalog import ROOT, load
 from tests.mutants.running import Verdict
 
-AT_LEAST = {"protocol": 25, "storage": 12, "core": 6, "stream": 6}
+AT_LEAST = {
+    "protocol": 25,
+    "storage": 12,
+    "core": 6,
+    "stream": 60,
+    "connector": 90,
+    "metadata": 45,
+}
 
 
 def gate(*options: str) -> subprocess.CompletedProcess[str]:

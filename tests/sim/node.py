@@ -32,6 +32,7 @@ from spark_ledger.types import BookieId, BookieInfo, BookieStatus, EntryId, Ledg
 from spark_ledger.wire.frame import frame_last_add_confirmed
 from tests.sim.base import SimBase
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
+from tests.sim.keys import SimKeys
 from tests.sim.loop import Process
 from tests.sim.witness import Witness
 
@@ -109,6 +110,7 @@ class BookieNode:
                 config,
                 post=partial(self._post, process),
                 on_fatal=partial(self._fatal, process),
+                keys=SimKeys(self._zookeeper, process, self._go_on),
                 file_system=files,
                 open_index=lambda path: MemoryIndex(files, path),
                 threads=False,
@@ -122,6 +124,7 @@ class BookieNode:
             self._start_failed(error)
             return
         self.process = process
+        self._zookeeper.connect(process)
         world.say(f"{self.name} starts, run {self.runs}")
         world.counts["bookie starts"] += 1
         self._check_promises()
@@ -172,7 +175,7 @@ class BookieNode:
         info = BookieInfo(self.bookie_id, f"{self.name}:1")
 
         async def register() -> None:
-            store = self._zookeeper.connect(process)
+            store = self._zookeeper.stores[process.name]
             registry = BookieRegistry(store)
             while True:
                 try:
@@ -210,6 +213,11 @@ class BookieNode:
             return None
 
     # -- disk --------------------------------------------------------------------------------------
+
+    def _go_on(self, work: Callable[[], None]) -> None:
+        """Run requests that waited for a ledger's key."""
+        self._guarded(work)
+        self._commit_later()
 
     def _commit_later(self) -> None:
         if not self._commit_due and self.process is not None:
@@ -391,8 +399,7 @@ class BookieNode:
 
     def refuse_reader(self, ledger_id: LedgerId, access_key: bytes) -> Refusal | None:
         """See ``bookie_api.refuse_reader``."""
-        assert self.bookie is not None, "a dead process hears nothing"
-        return refuse_reader(self.bookie, ledger_id, access_key)
+        return refuse_reader(self.bookie, ledger_id, access_key) if self.bookie else None
 
     def read(
         self, ledger_id: LedgerId, first: EntryId, last: EntryId, stride: int, limit: int

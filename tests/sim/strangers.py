@@ -1,4 +1,5 @@
-"""A client that does not know a ledger's password, and must be refused everywhere."""
+"""A client that does not know a ledger's key, and must be refused everywhere: also by bookies that
+have not heard of the ledger, and of ledgers that are still to be made."""
 
 from __future__ import annotations
 
@@ -59,21 +60,23 @@ class StrangerClient(Client):
             self._got_in(f"opened it, recover={recover}")
 
     async def _ask_bookie(self, transport: SimTransport) -> None:
-        """Ask a bookie that knows the ledger: the first contact decides a ledger's key, so a bookie
-        that does not know it would accept any."""
-        nodes = self.world.nodes.values()
-        holders = [node for node in nodes if node.acknowledged.get(self.ledger_id)]
-        if not holders:
+        """Ask a bookie for this ledger, or claim one of the next that will be made."""
+        up = [node for node in self.world.nodes.values() if node.process]
+        if not up:
             return
-        node = self.draw.choice(holders)
-        key = self.draw.choice([b"", _WRONG_KEY]) if self.password else _WRONG_KEY
+        node = self.draw.choice(up)
+        ledger_id = self.ledger_id
+        if self.draw.random() < 0.4:
+            ledger_id = LedgerId(ledger_id + self.draw.randint(1, 12))
+        key = self.draw.choice([b"", _WRONG_KEY])
         act = self.draw.choice([self._fence, self._fence_and_read, self._announce, self._add])
-        status = await act(transport, node, key)
-        self.world.say(f"{self.name} asks {node.name}: {act.__name__[1:]}: {status.name}")
+        status = await act(transport, node, ledger_id, key)
+        what = f"{act.__name__[1:]} of ledger {ledger_id}"
+        self.world.say(f"{self.name} asks {node.name}: {what}: {status.name}")
         if status is BookieStatus.UNAUTHORIZED:
             self.world.counts["strangers refused"] += 1
         elif status is BookieStatus.OK:
-            self._got_in(f"was served by {node.name}: {act.__name__[1:]}")
+            self._got_in(f"was served by {node.name}: {what}")
 
     def _got_in(self, what: str) -> None:
         text = f"{self.name}, without the password of ledger {self.ledger_id}, {what}"
@@ -81,18 +84,20 @@ class StrangerClient(Client):
 
     # -- what it tries -----------------------------------------------------------------------------
 
-    async def _fence(self, transport: SimTransport, node: BookieNode, key: bytes) -> BookieStatus:
+    async def _fence(
+        self, transport: SimTransport, node: BookieNode, ledger_id: LedgerId, key: bytes
+    ) -> BookieStatus:
         told = await transport.read_last_confirmed(
-            node.bookie_id, self.ledger_id, fence=True, access_key=key, timeout_s=_TIMEOUT_S
+            node.bookie_id, ledger_id, fence=True, access_key=key, timeout_s=_TIMEOUT_S
         )
         return told.status
 
     async def _fence_and_read(
-        self, transport: SimTransport, node: BookieNode, key: bytes
+        self, transport: SimTransport, node: BookieNode, ledger_id: LedgerId, key: bytes
     ) -> BookieStatus:
         chunks: Any = transport.read(
             node.bookie_id,
-            self.ledger_id,
+            ledger_id,
             EntryId(0),
             EntryId(0),
             fence=True,
@@ -106,15 +111,19 @@ class StrangerClient(Client):
         raise AssertionError("a read has an answer")
 
     async def _announce(
-        self, transport: SimTransport, node: BookieNode, key: bytes
+        self, transport: SimTransport, node: BookieNode, ledger_id: LedgerId, key: bytes
     ) -> BookieStatus:
         return await transport.write_last_confirmed(
-            node.bookie_id, self.ledger_id, EntryId(10**6), access_key=key, timeout_s=_TIMEOUT_S
+            node.bookie_id, ledger_id, EntryId(10**6), access_key=key, timeout_s=_TIMEOUT_S
         )
 
-    async def _add(self, transport: SimTransport, node: BookieNode, key: bytes) -> BookieStatus:
-        """Add a frame that the bookie holds already, so that an accepted add does no harm."""
-        entry_id, frame = self.draw.choice(list(node.acknowledged[self.ledger_id].items()))
+    async def _add(
+        self, transport: SimTransport, node: BookieNode, ledger_id: LedgerId, key: bytes
+    ) -> BookieStatus:
+        """Add a frame that the bookie holds already, if it holds one: if that is accepted it does
+        no harm."""
+        held = node.acknowledged.get(ledger_id) or {0: b"a stranger's frame, which is none at all"}
+        entry_id, frame = self.draw.choice(list(held.items()))
         answer: asyncio.Future[AddResult] = self.world.loop.create_future()
 
         def answered(result: AddResult) -> None:
@@ -123,12 +132,12 @@ class StrangerClient(Client):
 
         appender = transport.open_appender(
             node.bookie_id,
-            self.ledger_id,
+            ledger_id,
             access_key=key,
             recovery=self.draw.random() < 0.5,
             on_result=answered,
         )
-        appender.send(EntryRun(self.ledger_id, EntryId(entry_id), None, (len(frame),), frame))
+        appender.send(EntryRun(ledger_id, EntryId(entry_id), None, (len(frame),), frame))
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 return (await answer).status

@@ -6,7 +6,7 @@ A request may arrive although its sender has given up or died, and it may arrive
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
@@ -240,7 +240,7 @@ class SimTransport:
         fence: bool = False,
         access_key: bytes = b"",
         timeout_s: float,
-    ) -> AsyncIterator[ReadChunk]:
+    ) -> AsyncGenerator[ReadChunk, None]:
         def serve(node: BookieNode, reply: Callable[[list[ReadChunk]], None]) -> None:
             def fenced(status: BookieStatus, text: str) -> None:
                 if status is BookieStatus.OK:

@@ -120,6 +120,7 @@ RULES = {
     "bookie_server.reads": rule(
         *VALUES, "bookie_server.core", "bookie_server.storage", banned="asyncio threading"
     ),
+    "bookie_server.first_contact": rule(*VALUES, banned=IMPURE),
     "bookie_server.duplicates": rule(*VALUES, "bookie_server.storage", banned="asyncio threading"),
     "bookie_server.bookie": rule(
         *VALUES,
@@ -127,11 +128,14 @@ RULES = {
         "bookie_server.core",
         "bookie_server.storage",
         "bookie_server.duplicates",
+        "bookie_server.first_contact",
         "bookie_server.reads",
         "bookie_server.watchers",
         banned="asyncio threading",
     ),
-    "bookie_server.opening": rule(*VALUES, "bookie_server.bookie", "bookie_server.storage"),
+    "bookie_server.opening": rule(
+        *VALUES, "bookie_server.bookie", "bookie_server.first_contact", "bookie_server.storage"
+    ),
     "bookie_server.service": rule(
         *PUBLIC,
         "spark_ledger.wire",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bookie_server.core.disk_space import Space
 from bookie_server.storage.fs.memory_fs import MemoryFile
 from bookie_server.storage.fs.vfs import File, FileIdentity, FileSystem, Lock, check_aligned
 
@@ -86,6 +87,9 @@ class FaultFileSystem:
         self.check("sync_directory", path)
         self._inner.sync_directory(path)
 
+    def space(self, directory: Path) -> Space:
+        return self._inner.space(directory)
+
     def identity(self, path: Path) -> FileIdentity:
         return self._inner.identity(path)
 
@@ -137,9 +141,9 @@ class _FaultFile:
     def drop_cached(self, offset: int, length: int) -> None:
         self._inner.drop_cached(offset, length)
 
-    def preallocate(self, size: int) -> None:
+    def preallocate(self, size: int, *, unwritten: bool = False) -> None:
         self._file_system.check("preallocate", self.path)
-        self._inner.preallocate(size)
+        self._inner.preallocate(size, unwritten=unwritten)
 
     def size(self) -> int:
         return self._inner.size()

@@ -9,15 +9,19 @@ changes. That is all that rule S11 lets the storage assume, and the worst that i
 from __future__ import annotations
 
 import errno
+import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from bookie_server.core.disk_space import Space
 from bookie_server.storage.fs.vfs import File, FileIdentity, Lock, check_aligned
 
 CRASH_BLOCK_BYTES: Final = 512
 """The unit that a disk writes wholly or not at all."""
+
+_ENDLESS_BYTES: Final = 1 << 50
 
 
 class _Inode:
@@ -103,13 +107,36 @@ class _Directory:
         return entries
 
 
+class MemoryDisk:
+    """The disk under some directories: its size, and what others have stored on it."""
+
+    def __init__(self, size_bytes: int, directories: Sequence[Path]) -> None:
+        self.size_bytes = size_bytes
+        self.directories = tuple(str(directory) for directory in directories)
+        self.others_bytes = 0
+        """Stored by somebody else. A test fills and empties the disk with it."""
+
+    def holds(self, path: str) -> bool:
+        """Whether a directory is on this disk."""
+        return any(path == each or path.startswith(f"{each}/") for each in self.directories)
+
+
 class MemoryFile:
     """See ``vfs.File``."""
 
-    def __init__(self, path: Path, inode: _Inode, *, direct: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        inode: _Inode,
+        *,
+        direct: bool = False,
+        take: Callable[[int], None] | None = None,
+    ) -> None:
+        """``take`` raises ENOSPC unless so many more bytes fit on the disk."""
         self._path = path
         self._inode = inode
         self._direct = direct
+        self._take = take
 
     @property
     def path(self) -> Path:
@@ -119,6 +146,7 @@ class MemoryFile:
         content = b"".join(buffers)
         if self._direct:  # and a cache of the disk may still lose it, as it may lose any other
             check_aligned(offset, len(content))
+        self._grow(offset + len(content))
         self._inode.write(content, offset)
 
     def pread(self, length: int, offset: int) -> bytes:
@@ -140,7 +168,13 @@ class MemoryFile:
     def drop_cached(self, offset: int, length: int) -> None:
         pass  # all of it is memory
 
-    def preallocate(self, size: int) -> None:
+    def _grow(self, size: int) -> None:
+        growth = size - len(self._inode.data)
+        if growth > 0 and self._take is not None:
+            self._take(growth)
+
+    def preallocate(self, size: int, *, unwritten: bool = False) -> None:
+        self._grow(size)
         _resize(self._inode.data, max(size, len(self._inode.data)))
 
     def size(self) -> int:
@@ -174,6 +208,37 @@ class MemoryFileSystem:
         self._locks: set[str] = set()
         self._numbered = 0
         """Files and directories are numbered as they are made."""
+        self.disks: tuple[MemoryDisk, ...] = ()
+        """Disks of a limited size; crashes leave them as they are. Without any, all is free."""
+
+    def space(self, directory: Path) -> Space:
+        disk = self._disk(str(directory))
+        if disk is None:
+            return Space(_ENDLESS_BYTES, _ENDLESS_BYTES)
+        return Space(disk.size_bytes, max(0, self._free_bytes(disk)))
+
+    def _disk(self, directory: str) -> MemoryDisk | None:
+        return next((disk for disk in self.disks if disk.holds(directory)), None)
+
+    def _free_bytes(self, disk: MemoryDisk) -> int:
+        used = sum(
+            len(inode.data)
+            for path, directory in self._directories.items()
+            if disk.holds(path)
+            for inode in directory.entries.values()
+        )
+        return disk.size_bytes - disk.others_bytes - used
+
+    def _taking(self, path: Path) -> Callable[[int], None] | None:
+        disk = self._disk(_split(path)[0]) if self.disks else None
+        if disk is None:
+            return None
+
+        def take(growth: int) -> None:
+            if growth > self._free_bytes(disk):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        return take
 
     def create(self, path: Path, *, direct: bool = False) -> File:
         parent, name = _split(path)
@@ -182,10 +247,10 @@ class MemoryFileSystem:
             raise FileExistsError(errno.EEXIST, "file exists", str(path))
         inode = _Inode(number=self._next_number())
         directory.change({name: inode})
-        return MemoryFile(path, inode, direct=direct)
+        return MemoryFile(path, inode, direct=direct, take=self._taking(path))
 
     def open(self, path: Path, *, writable: bool = False, direct: bool = False) -> File:
-        return MemoryFile(path, self._inode(path), direct=direct)
+        return MemoryFile(path, self._inode(path), direct=direct, take=self._taking(path))
 
     def rename(self, source: Path, target: Path) -> None:
         (parent, old), (target_parent, new) = _split(source), _split(target)
@@ -238,6 +303,7 @@ class MemoryFileSystem:
         """What is on the disk after a power cut now; the file system itself stays as it is."""
         choose = None if seed is None else random.Random(seed)  # noqa: S311
         clone = MemoryFileSystem()
+        clone.disks = self.disks
         survivors: dict[int, _Inode] = {}
         for path in sorted(self._directories, key=lambda path: path.split("/")):
             directory = self._directories[path]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from bookie_server.core.disk_space import Space
 from bookie_server.storage.fs.direct_file import (
     SPLIT_BYTES_MAX,
     BufferPool,
@@ -102,8 +103,8 @@ class PosixFile:
     def drop_cached(self, offset: int, length: int) -> None:
         os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
-    def preallocate(self, size: int) -> None:
-        if self.size() == 0:
+    def preallocate(self, size: int, *, unwritten: bool = False) -> None:
+        if unwritten or self.size() == 0:
             self._unwritten_end = size - size % DIRECT_ALIGNMENT
         os.posix_fallocate(self._descriptor, 0, size)
 
@@ -196,6 +197,14 @@ class PosixFileSystem:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def space(self, directory: Path) -> Space:
+        found = os.statvfs(directory)
+        # As `df` counts: blocks that are kept for root are neither used nor free.
+        used_blocks = found.f_blocks - found.f_bfree
+        return Space(
+            (used_blocks + found.f_bavail) * found.f_frsize, found.f_bavail * found.f_frsize
+        )
 
     def identity(self, path: Path) -> FileIdentity:
         return file_identity(path)

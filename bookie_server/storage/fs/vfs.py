@@ -15,12 +15,23 @@ more: its bytes, too, are durable once ``fdatasync`` has returned.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from bookie_server.core.disk_space import Space
+
 DIRECT_ALIGNMENT: Final = 4096
 """Disks write sectors of 512 or 4096 bytes, and take nothing else from memory directly."""
+
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_no_space(error: BaseException) -> bool:
+    """Whether an operation was refused because the disk, or the quota on it, is full."""
+    return isinstance(error, OSError) and error.errno in _NO_SPACE
 
 
 class File(Protocol):
@@ -45,8 +56,11 @@ class File(Protocol):
     def drop_cached(self, offset: int, length: int) -> None:
         """A hint: durable bytes from ``offset`` on will hardly be read, keep them out of memory."""
 
-    def preallocate(self, size: int) -> None:
-        """Reserve disk blocks so that the file is at least ``size`` bytes, zeros where new."""
+    def preallocate(self, size: int, *, unwritten: bool = False) -> None:
+        """Reserve disk blocks so that the file is at least ``size`` bytes, zeros where new.
+
+        ``unwritten``: all its blocks were reserved by an earlier call, and none was written.
+        """
 
     def size(self) -> int:
         """Bytes in the file."""
@@ -96,6 +110,9 @@ class FileSystem(Protocol):
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory durable."""
+
+    def space(self, directory: Path) -> Space:
+        """What the disk under a directory says of its size and of what is free."""
 
     def identity(self, path: Path) -> FileIdentity:
         """Which file or directory this is; FileNotFoundError when there is none."""

@@ -44,6 +44,9 @@ from spark_ledger.limits import MIB
 
 _NAME = re.compile(r"journal-(\d{16})\.log")
 _SPARE = re.compile(r"journal-\d{16}\.free")
+PREPARED_NUMBER: Final = 0
+"""Of the spare that was made as one: a number that no journal file has. None of it was written."""
+
 _SEARCH_BYTES: Final = 1 * MIB
 """How much is read at once in the search for a later batch; a multiple of the alignment."""
 

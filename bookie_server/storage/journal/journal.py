@@ -11,6 +11,10 @@ marked them clean, and it reports that only once: a second sync would succeed an
 nothing is retried, every waiter and every later append gets IO_ERROR, and the process has to
 restart and read back what the disk really holds.
 
+A disk without room for the next file is no failure (rule S14). Nothing was written, so nothing can
+be lost: who waits is refused with READ_ONLY, what was appended is kept in its order, because memory
+has it already (rule S2), and is written first once there is room.
+
 A journal object always starts a new file (rule S4). The last batches of the older file may have
 been read from pages that never reached the disk; a file that is never written again cannot mix them
 with newer ones.
@@ -30,28 +34,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bookie_server.storage.blocks import Block
-from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX, File, FileSystem
-from bookie_server.storage.journal.files import (
-    file_size,
-    journal_numbers,
-    journal_path,
-    spare_path,
-    spare_paths,
-)
+from bookie_server.storage.fs.vfs import File, FileSystem, is_no_space
+from bookie_server.storage.journal.batch import pack_batch, records_bytes
 from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.journal.supply import FileSupply, NoRoomError
 from bookie_server.storage.records import (
     BATCH_ALIGNMENT,
     FILE_HEADER_BYTES,
-    RECORD_HEADER_BYTES,
-    JournalFileHeader,
-    Trailer,
     batch_room,
-    extend_chain,
     pack_file_end,
-    pack_file_header,
-    pack_header,
-    pack_trailer,
-    padding,
 )
 from spark_ledger.bookie_api import Done
 from spark_ledger.limits import KIB
@@ -61,23 +52,19 @@ logger = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
 
-_ZEROS = bytes(FILE_HEADER_BYTES)
 _IN_PLACE_BYTES_MAX: Final = 64 * KIB
 """Most that is committed in place: a message of one or few small entries."""
 
 _IN_PLACE_SYNC_S_MAX: Final = 0.002
 """A disk whose last sync took longer is left to the thread: the service must not wait long."""
 
-_SPARES_MAX: Final = 2
-"""Old files kept to be written again; a checkpoint frees about as many as the next one needs."""
-
 
 class _Waiting(NamedTuple):
-    """A record that was appended, and who waits for it."""
+    """A record that was appended, and who waits for it: nobody any more once it was refused."""
 
     record_type: int
     body: Block
-    done: Done
+    done: Done | None
 
 
 class JournalStats(NamedTuple):
@@ -118,22 +105,29 @@ class Journal:
         on_fatal: Callable[[str], None],
         new_salt: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        saves_room: bool = False,
     ) -> None:
         """Start a new file behind ``end``, the last batch of the older files.
 
         ``post`` runs a callable on the service thread. ``clock`` (seconds) measures the syncs.
-        Raises OSError if the file cannot be made.
+        ``saves_room``: the disk is full, so the file is made for the first batch only. Without room
+        for it the journal waits for some. Raises OSError if the file cannot be made otherwise.
         """
         assert file_bytes > FILE_HEADER_BYTES, f"a journal file of {file_bytes} bytes has no room"
         assert end.offset % BATCH_ALIGNMENT == 0, f"the journal ends in mid-block, at {end.offset}"
         # Any thread: never changed.
-        self._file_system = file_system
         self._directory = directory
         self._file_bytes = file_bytes
         self._batch_bytes_max = batch_bytes_max
         self._post = post
         self._on_fatal = on_fatal
-        self._new_salt = new_salt or partial(secrets.randbits, 64)
+        # Any thread: it says for its methods who may call them.
+        self._supply = FileSupply(
+            file_system,
+            directory,
+            file_bytes=file_bytes,
+            new_salt=new_salt or partial(secrets.randbits, 64),
+        )
         self._clock = clock
         # Protected by _wakeup.
         self._wakeup = threading.Condition()
@@ -142,24 +136,27 @@ class Journal:
         self._stopping = False
         # Set once, under _wakeup. Any thread reads it: None may be out of date, a message is not.
         self._failure: str | None = None
+        # Set and cleared by the committer, under _wakeup. Any thread reads it, perhaps out of date.
+        self._no_room: str | None = None
+        self._retries = False  # protected by _wakeup: the committer shall look for room again
         # Service thread. Others read the number for statistics only.
         self._in_batch = False
         self._bytes_in_flight = 0
         # Whoever starts and closes the journal: one thread, before and after all others.
         self._thread: threading.Thread | None = None
-        # Guards the list only; files are renamed outside it, so that nobody waits for the disk. The
-        # flush thread adds at the end, the committer takes from the front.
-        self._spares_lock = threading.Lock()
-        self._spares = deque(spare_paths(file_system, directory))
-        # Flush thread: spares whose new names are not durable yet.
-        self._renamed: list[Path] = []
         # Committer.
         self._idle_since = 0.0
-        self._file, self._seed = self._create_file(end.file_number + 1, end)
+        self._file: File | None = None
+        self._seed = 0
         # Any thread reads. The committer replaces them whole and never changes one, so a reader
         # sees the values of one moment.
-        self._durable = Mark(end.file_number + 1, FILE_HEADER_BYTES, end.sequence, end.chain)
+        self._durable = end
         self._stats = JournalStats(0, 0, 0, 0.0, 0.0, 0, 0)
+        if not saves_room:
+            try:
+                self._roll(end)
+            except NoRoomError as error:
+                self._wait_for_room([], error)
 
     @property
     def durable_mark(self) -> Mark:
@@ -181,6 +178,16 @@ class Journal:
         """Why the journal takes nothing any more, or None; any thread."""
         return self._failure
 
+    @property
+    def no_room(self) -> str:
+        """Why nothing can be written until there is space again; "" when it can. Any thread."""
+        return self._no_room or ""
+
+    @property
+    def space_refusal(self) -> str:
+        """Why there is no next file, for want of space; "" when there is one. Any thread."""
+        return self._no_room or self._supply.refusal
+
     def stats(self) -> JournalStats:
         """Counters; any thread."""
         return self._stats._replace(
@@ -191,8 +198,11 @@ class Journal:
         """Queue a record; ``done`` runs on the service thread once it is durable, or has failed."""
         with self._wakeup:
             assert not self._stopping, "append to a closed journal"
-            failure = self._failure
-            if failure is None:
+            failure, no_room = self._failure, self._no_room
+            if failure is None and no_room:
+                # It was decided before that was known: memory has it, so the journal gets it too.
+                self._queue.append(_Waiting(record_type, body, None))
+            elif failure is None:
                 self._queue.append(_Waiting(record_type, body, done))
                 self._bytes_in_flight += body.length
                 # Inside ``batch`` the decision who commits falls at its end, when its size is
@@ -202,6 +212,8 @@ class Journal:
                     self._wakeup.notify()
         if failure is not None:
             self._post(partial(done, BookieStatus.IO_ERROR, failure))
+        elif no_room:
+            self._post(partial(done, BookieStatus.READ_ONLY, no_room))
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -241,7 +253,9 @@ class Journal:
         """
         sync_s = self._stats.last_sync_s
         return (
-            self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
+            self._file is not None
+            and self._no_room is None
+            and self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
             and self._durable.offset + 2 * _IN_PLACE_BYTES_MAX < self._file_bytes
             and 0.0 < sync_s <= _IN_PLACE_SYNC_S_MAX
             and self._clock() - self._idle_since >= sync_s
@@ -254,7 +268,10 @@ class Journal:
         self._thread.start()
 
     def commit_pending(self) -> bool:
-        """Write and sync one batch of what is queued; False when nothing was queued."""
+        """Write and sync one batch of what is queued; False when nothing was queued, or there is no
+        room for it."""
+        if self._no_room is not None and not self._found_room():
+            return False
         batch = self._take()
         if not batch:
             return False
@@ -268,6 +285,9 @@ class Journal:
         assert self._failure is None, "nothing is written behind a batch that failed"
         try:
             self._write(batch)
+        except NoRoomError as error:
+            self._wait_for_room(batch, error)
+            return False
         except OSError as error:
             self._fail(batch, error)
             return False
@@ -276,41 +296,57 @@ class Journal:
             raise
         return True
 
+    def _wait_for_room(self, batch: list[_Waiting], error: NoRoomError) -> None:
+        """Refuse the batch and all that is queued, and keep the records for when there is room.
+
+        None of it was written. It is not dropped, because memory has it: a fence that was refused
+        holds there, and the key of a ledger goes to the disk before any entry of it.
+        """
+        message = f"disk full: journal {self._directory}: {error}"
+        logger.warning("%s; nothing is written until there is room", message)
+        with self._wakeup:
+            self._no_room = message
+            self._retries = False
+            waiting = [*batch, *self._queue]
+            self._queue = deque(each._replace(done=None) for each in waiting)
+        self._post(partial(self._complete, waiting, BookieStatus.READ_ONLY, message))
+
+    def _found_room(self) -> bool:
+        """Make the file that could not be made, if somebody asked to try again."""
+        with self._wakeup:
+            wanted, self._retries = self._retries, False
+        if not wanted or self._failure is not None:
+            return False
+        try:
+            self._roll(self._durable)
+        except NoRoomError:
+            return False
+        except OSError as error:
+            self._fail([], error)
+            return False
+        with self._wakeup:
+            self._no_room = None
+        logger.warning("journal %s: there is room again", self._directory)
+        return True
+
     def remove_before(self, file_number: int) -> None:
         """Give up files below ``file_number``: every directory has checkpointed them (rule S6).
 
-        Flush thread. Up to ``_SPARES_MAX`` files are renamed to spares, the others are removed.
-        Raises OSError; the next call goes on where this one failed.
+        Flush thread. Raises OSError; the next call goes on where this one failed.
         """
         assert file_number <= self._durable.file_number, "the file in use is kept"
-        removed = False
-        for number in journal_numbers(self._file_system, self._directory):
-            if number >= file_number:
-                break
-            path = journal_path(self._directory, number)
-            # Another size is of another configuration, or of one batch larger than a file.
-            is_usual = file_size(self._file_system, path) == self._file_bytes
-            if is_usual and self._has_room_for_spares():
-                spare = spare_path(self._directory, number)
-                self._file_system.rename(path, spare)
-                self._renamed.append(spare)
-            else:
-                self._file_system.remove(path)
-            removed = True
-        if not removed and not self._renamed:
-            return
-        # A spare is handed to the committer only now. If it were headed anew before its name is
-        # durable, a power cut could bring its old name back over the header of another file.
-        self._file_system.sync_directory(self._directory)
-        with self._spares_lock:
-            self._spares.extend(self._renamed)
-            assert len(set(self._spares)) == len(self._spares), "a file is one spare"
-        self._renamed = []
+        self._supply.give_up(file_number)
 
-    def _has_room_for_spares(self) -> bool:
-        """Whether one more spare may be kept. Only this thread adds, so a yes stays true."""
-        with self._spares_lock:
-            return len(self._spares) + len(self._renamed) < _SPARES_MAX
+    def prepare(self) -> None:
+        """Make the next file before it is needed; flush thread (see ``FileSupply.prepare``)."""
+        self._supply.prepare()
+
+    def look_for_room(self) -> None:
+        """Try again to make the next file, if that failed for want of space; any thread."""
+        with self._wakeup:
+            self._retries = self._no_room is not None
+            if self._retries:
+                self._wakeup.notify()
 
     def close(self) -> None:
         """Commit what is queued, stop the thread, close the file. Closing twice is allowed.
@@ -324,13 +360,15 @@ class Journal:
             self._wakeup.notify()
         if self._thread is not None:
             self._thread.join()
+        self._retries = True
         while self.commit_pending():
             pass
-        assert not self._queue, "a record is left without an answer"
-        if self._failure is None:
-            with suppress(OSError):  # it would show damage of the last batch, and loses nothing
-                self._end_file(0)
-        self._file.close()
+        assert all(each.done is None for each in self._queue), "a record is left without an answer"
+        if self._file is not None:
+            if self._failure is None:
+                with suppress(OSError):  # it would show damage of the last batch, and loses nothing
+                    self._end_file(self._file, 0)
+            self._file.close()
 
     def _run(self) -> None:
         """The journal thread. At the end it has committed everything, or failed for good."""
@@ -340,17 +378,21 @@ class Journal:
                 with self._wakeup:
                     # _sleeping is true only within wait(), which lets the lock go: who sees it
                     # true under the lock knows that this thread is not committing.
-                    while not self._queue and not self._stopping:
+                    while not self._has_work() and not self._stopping:
                         self._sleeping = True
                         self._wakeup.wait()
                         self._sleeping = False
-                    if not self._queue:
+                    if not self._has_work():
                         break
                 self.commit_pending()
             finished = True
         finally:
             if not finished:  # a bug of ours: the traceback follows, and nobody may wait for ever
                 self._fail([], RuntimeError("the journal thread ended unexpectedly"))
+
+    def _has_work(self) -> bool:
+        """Whether the journal thread has something to do; under the lock."""
+        return self._retries if self._no_room is not None else bool(self._queue)
 
     def _take(self) -> list[_Waiting]:
         """The next batch, in the order of the appends; empty when nothing is queued.
@@ -370,33 +412,16 @@ class Journal:
     def _write(self, batch: list[_Waiting]) -> None:
         """Write and sync a batch; the durable mark moves behind it (rules S1 and S11)."""
         start = self._durable
-        size = sum(waiting.body.length + RECORD_HEADER_BYTES for waiting in batch)
-        # A batch never crosses files. A larger one gets a file of its own.
-        if start.offset > FILE_HEADER_BYTES and start.offset + batch_room(size) > self._file_bytes:
+        size = records_bytes(waiting.body for waiting in batch)
+        # A batch never crosses files. One that is larger than a file gets a file of its own.
+        is_begun = start.offset > FILE_HEADER_BYTES
+        room = batch_room(size)
+        if self._file is None or (is_begun and start.offset + room > self._file_bytes):
             start = self._roll(start)
-        if start.offset + batch_room(size) > self._file_bytes:
-            self._file.preallocate(start.offset + batch_room(size))
-        assert start.offset % BATCH_ALIGNMENT == 0, f"a batch starts in mid-block: {start}"
-        # Every record carries the sequence of its batch. One above the last durable one, it is what
-        # later proves to a reader that the batch before was synced (rule S5).
-        sequence = start.sequence + 1
-        seed = self._seed
-        buffers: list[bytes] = []
-        headers: list[bytes] = []
-        for record_type, body, _done in batch:
-            header = pack_header(record_type, body.length, sequence, body.crc, seed)
-            headers.append(header)
-            buffers.append(header)
-            buffers.extend(body.buffers)
-        chain = extend_chain(start.chain, b"".join(headers))
-        trailer = pack_trailer(Trailer(size, len(batch), chain), sequence, seed)
-        end = start.offset + size + len(trailer)
-        buffers.append(trailer)
-        buffers.append(_ZEROS[: padding(end)])
-        # Up to the next block with zeros: the batch after this one starts in another sector, so
-        # no torn write of it can reach bytes that were acknowledged.
-        end += padding(end)
-        assert start.offset + sum(map(len, buffers)) == end, "the mark is where the bytes end"
+        assert self._file is not None, "a roll leaves a file in use"
+        self._reserve(self._file, start.offset + room)
+        records = [(waiting.record_type, waiting.body) for waiting in batch]
+        buffers, durable = pack_batch(records, start, self._seed)
         self._file.pwritev(buffers, start.offset)
         before = self._clock()
         self._file.fdatasync()
@@ -404,76 +429,49 @@ class Journal:
         elapsed = self._idle_since - before
         # Only now: a checkpoint that saw the mark before the sync would cover, and let go, a batch
         # that the disk may still lose.
-        durable = Mark(start.file_number, end, sequence, chain)
         assert self._durable.is_behind(durable), f"{self._durable} goes back to {durable}"
         self._durable = durable
         old = self._stats
         self._stats = old._replace(
             records=old.records + len(batch),
             batches=old.batches + 1,
-            bytes_written=old.bytes_written + end - start.offset,
+            bytes_written=old.bytes_written + durable.offset - start.offset,
             sync_time_s=old.sync_time_s + elapsed,
             last_sync_s=elapsed,
         )
+
+    def _reserve(self, file: File, end: int) -> None:
+        """Have blocks for a batch that is larger than a file, before anything of it is written: a
+        write that meets a full disk half-way would be final (rule S3)."""
+        if end <= self._file_bytes:
+            return
+        try:
+            file.preallocate(end)
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            raise NoRoomError(error.errno, f"no room for a large batch: {error}") from error
 
     def _roll(self, end: Mark) -> Mark:
         """Go on in the next file, behind ``end``; the mark of its first batch."""
         assert end == self._durable, "a file is left once all of it is durable"
         number = end.file_number + 1
-        file, seed = self._create_file(number, end)
-        self._end_file(number)
-        self._file.close()
+        file, seed = self._supply.take(number, end, is_first=self._file is None)
+        if self._file is not None:
+            self._end_file(self._file, number)
+            self._file.close()
         self._file, self._seed = file, seed
         self._durable = Mark(number, FILE_HEADER_BYTES, end.sequence, end.chain)
-        # The same batch, in a later file: a mark that a checkpoint takes from now on lets the full
-        # file go.
+        # The same batch, in a later file: a mark that is taken from now on lets the full file go.
         assert end.is_behind(self._durable), f"{self._durable} does not follow {end}"
         return self._durable
 
-    def _end_file(self, next_number: int) -> None:
+    def _end_file(self, file: File, next_number: int) -> None:
         """Say in the file in use which one follows, 0: none. Nothing in that one was acknowledged
         yet, so a journal whose newest file is lost is never served (rule S5)."""
         block = pack_file_end(next_number, self._durable.sequence + 1, self._seed)
-        self._file.pwritev([block], self._durable.offset)
-        self._file.fdatasync()
-
-    def _create_file(self, number: int, end: Mark) -> tuple[File, int]:
-        """A file that is complete and durable but for its batches, and the seed of its headers.
-
-        It is made, or turned from a spare, under another name, and gets its own only once its
-        blocks and its header are durable. So a file named ``.log`` without a valid header is
-        damage, never the trace of a crash (rule S11).
-        """
-        path = journal_path(self._directory, number)
-        with self._spares_lock:
-            spare = self._spares[0] if self._spares else None
-        if spare is not None:
-            temporary = spare
-            file = self._file_system.open(temporary, writable=True, direct=True)
-        else:
-            temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-            file = self._file_system.create(temporary, direct=True)
-        try:
-            file.preallocate(self._file_bytes)
-            salt, size_bytes = self._new_salt(), file.size()
-            assert size_bytes >= self._file_bytes, "preallocated blocks belong to the file"
-            # The new salt is what makes a spare safe: the seed of all header checksums follows
-            # from it, so no record of the file's earlier life is a record now.
-            header = JournalFileHeader(number, salt, end.sequence + 1, end.chain, size_bytes)
-            file.pwritev([pack_file_header(header)], 0)
-            file.fdatasync()
-            self._file_system.rename(temporary, path)
-            self._file_system.sync_directory(self._directory)
-        except OSError:
-            file.close()
-            raise
-        if spare is not None:
-            # It leaves the list once it has left the directory. If it left before, the flush
-            # thread could add another one meanwhile, and there would be too many on the disk.
-            with self._spares_lock:
-                taken = self._spares.popleft()
-            assert taken == spare, "only the committer takes spares"
-        return file, header.seed
+        file.pwritev([block], self._durable.offset)
+        file.fdatasync()
 
     def _fail(self, batch: list[_Waiting], error: Exception) -> None:
         """Answer the batch and all that is queued with IO_ERROR, for good (rule S3).
@@ -494,7 +492,9 @@ class Journal:
 
     def _complete(self, batch: list[_Waiting], status: BookieStatus, message: str) -> None:
         """Tell everybody who waits, in the order of the appends. Service thread."""
+        batch = [waiting for waiting in batch if waiting.done is not None]
         self._bytes_in_flight -= sum(waiting.body.length for waiting in batch)
         assert self._bytes_in_flight >= 0, "a record is completed once"
         for waiting in batch:
-            waiting.done(status, message)
+            if waiting.done is not None:
+                waiting.done(status, message)

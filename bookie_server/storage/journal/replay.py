@@ -8,12 +8,13 @@ before there are others.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
-from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.fs.vfs import FileSystem, is_no_space
 from bookie_server.storage.journal.changes import decode_change
 from bookie_server.storage.journal.files import (
     RESTORE_OR_FORMAT,
@@ -26,12 +27,15 @@ from bookie_server.storage.journal.files import (
     sync_files,
 )
 from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.journal.newest import read_newest
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import FILE_HEADER_BYTES, RecordType
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId
+
+logger = logging.getLogger(__name__)
 
 START_OF_JOURNAL = Mark(0, FILE_HEADER_BYTES, 0, 0)
 """Before the first file of a journal."""
@@ -60,6 +64,7 @@ def replay_journal(
         return START_OF_JOURNAL
     sync_files(file_system, directory, start.file_number)
     end = start
+    full: list[DirectoryStore] = []
     for batch in read_batches(file_system, directory, start):
         assert end.is_behind(batch.end), "batches are applied in the order of their sequences"
         end = batch.end
@@ -67,8 +72,8 @@ def replay_journal(
         # All that lies up to this batch is in the caches, so its end is a mark like any other. If
         # the start is interrupted, the next one goes on from here.
         for store in stores:
-            if store.cache.byte_count >= cache_bytes_max:
-                store.flush(end)
+            if store.cache.byte_count >= cache_bytes_max and store not in full:
+                _flush(store, end, full)
     # A directory is flushed up to durable marks only, so the journal did reach this one's mark. A
     # journal that ends before it lost batches that were synced, although its tail looks torn.
     for store in stores:
@@ -79,17 +84,32 @@ def replay_journal(
                 f"{store.directory} holds batch {store.mark.sequence}: {RESTORE_OR_FORMAT}"
             )
     for store in stores:
-        if store.mark is None or store.mark.is_behind(end):
-            store.flush(end)
-    assert all(store.mark is not None and not store.mark.is_behind(end) for store in stores), (
+        if (store.mark is None or store.mark.is_behind(end)) and store not in full:
+            _flush(store, end, full)
+    stored = [store for store in stores if store not in full]
+    assert all(store.mark is not None and not store.mark.is_behind(end) for store in stored), (
         f"a directory was not brought up to {end}"
     )
-    assert not any(store.cache.byte_count or store.dirty_ledgers() for store in stores), (
-        "what was applied is stored before the bookie serves"
+    assert not any(store.cache.byte_count or store.dirty_ledgers() for store in stored), (
+        "what was applied is stored before the bookie serves, or kept in memory on a full disk"
     )
     last = journal_numbers(file_system, directory)[-1]
     # Beyond every file that is there: a last file without a batch keeps its number.
-    return end._replace(file_number=max(last, end.file_number))
+    if last > end.file_number:
+        return end._replace(file_number=last, offset=FILE_HEADER_BYTES)
+    return end
+
+
+def _flush(store: DirectoryStore, end: Mark, full: list[DirectoryStore]) -> None:
+    """Store what was applied. On a full disk it stays in memory, and the journal keeps it: all of
+    it was in memory before the restart as well, so there is room (rule S14)."""
+    try:
+        store.flush(end)
+    except OSError as error:
+        if not is_no_space(error):
+            raise
+        logger.warning("%s: what was replayed stays in memory: %s", store.directory, error)
+        full.append(store)
 
 
 def _start(
@@ -99,16 +119,17 @@ def _start(
 
     Raises CorruptionError if a directory without a mark needs files that are gone: its index was
     lost, and the entries in it are nowhere else on this bookie. Or if the file that a mark names is
-    gone: at a start all marks move into the new file before anything in it is acknowledged, so a
-    file that no older one names is named by them.
+    gone: at a start all marks move into the new file, so a file that no older one names is named by
+    them; and by a note, before anything in it is acknowledged, as a full disk may stop the marks.
     """
     numbers = journal_numbers(file_system, directory)
+    newest = read_newest(file_system, directory)
     unmarked = [store for store in stores if store.mark is None]
     marks = [store.mark for store in stores if store.mark is not None]
     if unmarked:
         # Never flushed, or its index is gone. Only the whole journal, from its first file on, can
         # stand in for it: whatever was trimmed was in the index.
-        if not numbers and not marks:
+        if not numbers and not marks and newest is None:
             return None
         if not numbers or numbers[0] != 1:
             raise CorruptionError(
@@ -119,6 +140,8 @@ def _start(
     for mark in marks:
         if mark.file_number not in numbers:
             raise missing_file(directory, mark.file_number)
+    if newest is not None and newest > max(numbers):
+        raise missing_file(directory, newest)
     if unmarked:
         return START_OF_JOURNAL._replace(file_number=1)
     return min(marks, key=lambda mark: (mark.sequence, mark.file_number))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.fs.vfs import is_no_space
 from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.write_cache import CachedRun
@@ -39,17 +40,31 @@ class LedgerStorageStats:
     last_flush_s: float
 
 
+class FlushFailure(NamedTuple):
+    """Why the last flush of a directory failed; ``no_space``: its disk or its index is full."""
+
+    message: str
+    no_space: bool
+
+
 class _FlushStats(NamedTuple):
-    """How the flushes went so far."""
+    """How the flushes went so far. ``failures`` are of the last one, by directory."""
 
     flushes: int = 0
     flush_time_s: float = 0.0
     last_flush_s: float = 0.0
-    failure: str | None = None
+    failures: tuple[FlushFailure | None, ...] = ()
+    other_failure: str | None = None
 
-    def after(self, elapsed_s: float, failure: str | None) -> _FlushStats:
+    def after(
+        self,
+        elapsed_s: float,
+        failures: tuple[FlushFailure | None, ...],
+        other_failure: str | None,
+    ) -> _FlushStats:
         """The same with one more flush."""
-        return _FlushStats(self.flushes + 1, self.flush_time_s + elapsed_s, elapsed_s, failure)
+        total_s = self.flush_time_s + elapsed_s
+        return _FlushStats(self.flushes + 1, total_s, elapsed_s, failures, other_failure)
 
 
 class LedgerStorage:
@@ -85,7 +100,7 @@ class LedgerStorage:
         self._flush_lock = threading.Lock()
         self._wanted = threading.Event()
         # Replaced whole under _flush_lock; any thread reads.
-        self._flush_stats = _FlushStats()
+        self._flush_stats = _FlushStats(failures=(None,) * len(stores))
         # Set once by whoever stops the flush thread, which only reads it.
         self._stopping = False
         # Whoever starts and closes the storage: one thread, before and after all others.
@@ -93,12 +108,28 @@ class LedgerStorage:
 
     def store_of(self, ledger_id: LedgerId) -> DirectoryStore:
         """The directory a ledger lives in."""
-        return self._stores[ledger_id % len(self._stores)]
+        return self._stores[self.number_of(ledger_id)]
+
+    def number_of(self, ledger_id: LedgerId) -> int:
+        """The number of that directory in the configuration, from 0."""
+        return ledger_id % len(self._stores)
 
     @property
     def failure(self) -> str | None:
-        """Why the last flush failed; None when it did not. Any thread."""
-        return self._flush_stats.failure
+        """Why the last flush failed, unless for want of space; None when it did not. Any thread."""
+        flushed = self._flush_stats
+        failed = [each.message for each in flushed.failures if each and not each.no_space]
+        return next(iter(failed), flushed.other_failure)
+
+    @property
+    def space_refusals(self) -> tuple[str, ...]:
+        """Of each directory: why its last flush found no space; "" if it did. Any thread."""
+        failures = self._flush_stats.failures
+        return tuple(each.message if each and each.no_space else "" for each in failures)
+
+    def flush_failure(self, ledger_id: LedgerId) -> FlushFailure | None:
+        """Why the last flush of the ledger's directory failed; None when it did not. Any thread."""
+        return self._flush_stats.failures[self.number_of(ledger_id)]
 
     def is_full(self, ledger_id: LedgerId) -> bool:
         """Whether the ledger's directory takes no run before its flush has ended.
@@ -150,30 +181,41 @@ class LedgerStorage:
     def flush(self) -> None:
         """One checkpoint of all directories; any thread.
 
-        Raises OSError or CorruptionError of the first that fails; the others are flushed all the
-        same.
+        A directory that meets a full disk keeps everything in memory and journal, and is flushed
+        again by the next call (rule S14). Raises OSError or CorruptionError of the first that
+        fails; the others are flushed all the same.
         """
         started = time.perf_counter()
-        failures: list[OSError | CorruptionError] = []
+        errors: list[OSError | CorruptionError] = []
+        failures: list[FlushFailure | None] = []
+        other_failure = None
         with self._flush_lock:
             mark = self._journal.durable_mark  # before any cache is frozen (rule S2)
             for store in self._stores:
                 try:
-                    store.flush(mark)
+                    if mark.file_number:  # 0: there was never room for a journal file
+                        store.flush(mark)
                 except (OSError, CorruptionError) as error:
-                    failures.append(error)
+                    errors.append(error)
+                    failures.append(FlushFailure(str(error), is_no_space(error)))
+                else:
+                    failures.append(None)
             marks = [store.mark for store in self._stores]
             if all(mark is not None for mark in marks):
                 # The directory that is furthest behind decides: after a restart it needs all
                 # that lies behind its mark.
-                self._journal.remove_before(min(mark.file_number for mark in marks if mark))
+                try:
+                    self._journal.remove_before(min(mark.file_number for mark in marks if mark))
+                except OSError as error:
+                    errors.append(error)
+                    other_failure = str(error)
+            self._journal.prepare()
             # Within the lock: the outcome that stays must be that of the last checkpoint. An
             # earlier one that failed would otherwise refuse adds although the disk is well again.
             elapsed_s = time.perf_counter() - started
-            failure = str(failures[0]) if failures else None
-            self._flush_stats = self._flush_stats.after(elapsed_s, failure)
-        if failures:
-            raise failures[0]
+            self._flush_stats = self._flush_stats.after(elapsed_s, tuple(failures), other_failure)
+        if errors:
+            raise errors[0]
 
     def start(self) -> None:
         """Flush on a thread of its own from now on: when a cache is full, and at intervals."""

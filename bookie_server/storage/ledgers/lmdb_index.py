@@ -76,9 +76,10 @@ def _translated(path: Path) -> Iterator[None]:
     """Turn LMDB's errors into OSError and CorruptionError that name the directory."""
     try:
         yield
-    except (lmdb.MapFullError, lmdb.DiskError) as error:
-        number = errno.ENOSPC if isinstance(error, lmdb.MapFullError) else errno.EIO
-        raise OSError(number, f"index {path}: {error} (see index_map_bytes)") from error
+    except lmdb.MapFullError as error:
+        raise OSError(errno.ENOSPC, f"index {path}: {error} (see index_map_bytes)") from error
+    except lmdb.DiskError as error:  # ENOSPC: nothing was committed, the old pages are in use
+        raise OSError(errno.ENOSPC, f"index {path}: {error}") from error
     except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError) as error:
         raise CorruptionError(f"index {path} is damaged: {error}") from error
     except lmdb.Error as error:

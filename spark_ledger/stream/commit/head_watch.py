@@ -33,10 +33,10 @@ class HeadWatch:
 
         A timeout of None waits for ever. Raises NoSuchStreamError if the stream is deleted.
         """
-        self._start()
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:
+            self._start()  # also after a ``close`` in between, which would leave this one deaf
             changed = self._changed
             head = await self.current()
             if head.next_segment > after_segment:

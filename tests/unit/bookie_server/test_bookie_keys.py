@@ -46,6 +46,7 @@ def test_the_first_contact_decides_the_key(machine: Machine, files: MemoryFileSy
 
 def test_first_contact_that_changes_nothing_else_decides_the_key() -> None:
     machine = Machine(formatted())
+    machine.keys.learn(7, b"secret")
     machine.bookie.write_last_confirmed(
         L, EntryId(-1), access_key=b"secret", done=lambda *_answer: None
     )

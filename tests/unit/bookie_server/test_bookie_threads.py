@@ -36,6 +36,7 @@ from tests.unit.bookie_server.storage.support import (
     BOOKIE_ID,
     JOURNAL,
     Answer,
+    KnownKeys,
     Machine,
     expected,
     formatted,
@@ -135,6 +136,7 @@ def fence_with_key(machine: Machine) -> None:
 
 
 def confirm(machine: Machine) -> None:
+    machine.keys.learn(L, KEY)
     machine.bookie.write_last_confirmed(
         L, EntryId(5), access_key=KEY, done=lambda _status, _message: None
     )
@@ -382,7 +384,7 @@ def test_flush_thread_moves_entries_out_of_memory(tmp_path: Path) -> None:
     )
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
     answers: list[BookieStatus] = []
-    bookie = open_bookie(config, post=posted.put, on_fatal=lambda message: None)
+    bookie = open_bookie(config, post=posted.put, keys=KnownKeys(), on_fatal=lambda message: None)
     flushes = bookie.stats().ledger_storage.flushes
     for ledger in (L, LedgerId(L + 1)):
         bookie.add(
@@ -427,7 +429,7 @@ def test_bookie_with_threads_on_a_real_disk_keeps_everything(tmp_path: Path) -> 
                     if outcome.status is not OK:
                         failures.append(f"{ledger_id} {first}-{last}: {outcome}")
 
-    bookie = open_bookie(config, post=posted.put, on_fatal=failures.append)
+    bookie = open_bookie(config, post=posted.put, keys=KnownKeys(), on_fatal=failures.append)
     reader = threading.Thread(target=read_all_the_time, args=(bookie,))
     reader.start()
     for number in range(400):
@@ -447,7 +449,7 @@ def test_bookie_with_threads_on_a_real_disk_keeps_everything(tmp_path: Path) -> 
     reader.join()
     bookie.close()
     assert answers == [(OK, "")] * 400 and not failures
-    again = open_bookie(config, post=posted.put, on_fatal=failures.append)
+    again = open_bookie(config, post=posted.put, keys=KnownKeys(), on_fatal=failures.append)
     for ledger_id in range(4):
         assert again.list_entries(LedgerId(ledger_id)) == [(0, 999)]
         outcome = again.read(

@@ -95,9 +95,12 @@ def test_adds_are_refused_when_no_flush_works(files: MemoryFileSystem) -> None:
     with pytest.raises(OSError, match="No space"):
         machine.flush()
     machine.bookie.on_flushed()
-    assert waiting[0][0] is BookieStatus.IO_ERROR and "No space" in waiting[0][1]
-    assert machine.start_add(7, [count])[0][0] is BookieStatus.IO_ERROR
-    assert "No space" in machine.bookie.stats().failure
+    assert waiting[0][0] is BookieStatus.READ_ONLY and "No space" in waiting[0][1]
+    assert machine.start_add(7, [count])[0][0] is BookieStatus.READ_ONLY
+    refused = machine.start_add(7, [count], recovery=True)
+    assert refused[0][0] is BookieStatus.READ_ONLY, "no room in memory for a recovery either"
+    assert machine.bookie.stats().failure == "", "a full disk is no failure"
+    assert "No space" in machine.bookie.disks.reason
     failing = False
     machine.flush()
     assert machine.add(7, [count], size=4096) is OK

@@ -29,7 +29,7 @@ def test_open_that_fails_releases_the_directories() -> None:
     assert Machine(files).add(7, [0]) is BookieStatus.OK
 
 
-@pytest.mark.parametrize("kind", ["create", "list", "fdatasync", "pread"])
+@pytest.mark.parametrize("kind", ["list", "fdatasync", "pread", "rename"])
 def test_open_on_a_failing_disk_names_the_directory(kind: str) -> None:
     files = formatted()
     Machine(files).close()

@@ -21,6 +21,7 @@ from bookie_server.registration import (
     local_cookie,
 )
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
@@ -196,6 +197,34 @@ def test_state_and_free_space_are_kept_up_to_date(monkeypatch: pytest.MonkeyPatc
         await until(BookieInfo(BookieId("b1"), "h:1", BookieState.READ_ONLY, "/r", 500))
         await announced.stop()
         assert await looking.list() == []
+
+    asyncio.run(main())
+
+
+def test_changed_state_is_announced_at_once_with_its_reason() -> None:
+    """The usual interval is longer than what a test waits for."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        reason = [""]
+        announced = Registration(
+            BookieRegistry(MemoryMetadataStore(tree)),
+            BookieInfo(BookieId("b1"), "h:1"),
+            state=lambda: BookieState.READ_ONLY if reason[0] else BookieState.WRITABLE,
+            free_bytes=lambda: 7,
+            reason=lambda: reason[0],
+        )
+        await announced.start()
+        looking = BookieRegistry(MemoryMetadataStore(tree))
+        for text in ("disk full: /d", ""):
+            reason[0] = text
+            announced.refresh_soon()
+            async with asyncio.timeout(BOOKIE_REFRESH_INTERVAL_S / 2):
+                while (info := await looking.get(BookieId("b1"))) is None or info.reason != text:
+                    await asyncio.sleep(0.005)
+            expected = BookieState.READ_ONLY if text else BookieState.WRITABLE
+            assert info.state is expected
+        await announced.stop()
 
     asyncio.run(main())
 

@@ -14,31 +14,57 @@ from spark_ledger.bookie_api import Refusal
 from spark_ledger.types import BookieStatus
 
 REFUSED = Refusal(BookieStatus.IO_ERROR, "flush fails: no room")
+FULL = Refusal(BookieStatus.READ_ONLY, "disk full: /d")
 
 
 @pytest.mark.parametrize(
-    ("is_full", "others_wait", "flush_failure", "decision"),
+    ("is_full", "others_wait", "failure", "decision"),
     [
         (False, False, None, Admission.ADD),
-        (False, False, "no room", Admission.ADD),
+        (False, False, REFUSED, Admission.ADD),
         (True, False, None, Admission.WAIT),
         (False, True, None, Admission.WAIT),
         (True, True, None, Admission.WAIT),
-        (True, False, "no room", REFUSED),
-        (False, True, "no room", REFUSED),
-        (True, True, "no room", REFUSED),
+        (True, False, REFUSED, REFUSED),
+        (False, True, REFUSED, REFUSED),
+        (True, True, REFUSED, REFUSED),
     ],
 )
 def test_add_waits_behind_others_and_is_refused_after_a_failed_flush(
-    *, is_full: bool, others_wait: bool, flush_failure: str | None, decision: Admission | Refusal
+    *, is_full: bool, others_wait: bool, failure: Refusal | None, decision: Admission | Refusal
 ) -> None:
-    found = admit(is_full=is_full, others_wait=others_wait, flush_failure=flush_failure)
-    assert found == decision
+    for recovery in (False, True):
+        found = admit(
+            recovery=recovery,
+            disk_full="",
+            is_full=is_full,
+            others_wait=others_wait,
+            flush_failure=failure,
+        )
+        assert found == decision
+
+
+def test_full_disk_refuses_writers_and_lets_recoveries_in() -> None:
+    for is_full in (False, True):
+        answers = [
+            admit(
+                recovery=recovery,
+                disk_full="disk full: /d",
+                is_full=is_full,
+                others_wait=False,
+                flush_failure=None,
+            )
+            for recovery in (False, True)
+        ]
+        assert answers == [FULL, Admission.WAIT if is_full else Admission.ADD]
 
 
 def test_refusal_for_a_failed_flush_says_what_failed() -> None:
-    with pytest.raises(AssertionError, match="what failed"):
-        refuse_for_failed_flush("")
+    assert refuse_for_failed_flush("no room", disk_full=False) == REFUSED
+    assert refuse_for_failed_flush("/d", disk_full=True) == FULL
+    for disk_full in (False, True):
+        with pytest.raises(AssertionError, match="what failed"):
+            refuse_for_failed_flush("", disk_full=disk_full)
 
 
 def test_bytes_in_flight_released_twice_is_a_bug() -> None:

@@ -34,6 +34,7 @@ def add(
     *,
     key_hash: bytes = NONE,
     recovery: bool = False,
+    in_metadata: bytes | None = None,
 ) -> Accepted | Refusal:
     return on_add(
         record,
@@ -42,17 +43,30 @@ def add(
         recovery=recovery,
         last_entry=EntryId(entry),
         last_add_confirmed=EntryId(lac),
+        in_metadata=_known(key_hash, in_metadata),
     )
 
 
-def fence(record: LedgerRecord | None, *, key_hash: bytes = NONE) -> Accepted | Refusal:
-    return on_fence(record, L, key_hash)
+def fence(
+    record: LedgerRecord | None, *, key_hash: bytes = NONE, in_metadata: bytes | None = None
+) -> Accepted | Refusal:
+    return on_fence(record, L, key_hash, in_metadata=_known(key_hash, in_metadata))
 
 
 def confirm(
-    record: LedgerRecord | None, lac: int = 0, *, key_hash: bytes = NONE
+    record: LedgerRecord | None,
+    lac: int = 0,
+    *,
+    key_hash: bytes = NONE,
+    in_metadata: bytes | None = None,
 ) -> Accepted | Refusal:
-    return on_last_confirmed(record, L, key_hash, EntryId(lac))
+    known = _known(key_hash, in_metadata)
+    return on_last_confirmed(record, L, key_hash, EntryId(lac), in_metadata=known)
+
+
+def _known(key_hash: bytes, in_metadata: bytes | None) -> bytes:
+    """The metadata have the key that is shown, unless a test says otherwise."""
+    return key_hash if in_metadata is None else in_metadata
 
 
 def accepted(decision: Accepted | Refusal) -> Accepted:
@@ -94,6 +108,15 @@ def test_change_with_another_key_is_refused(
     else:
         assert isinstance(decision, Refusal)
         assert decision.status is BookieStatus.UNAUTHORIZED and "ledger 7" in decision.message
+
+
+@pytest.mark.parametrize("request_of", [add, fence, confirm])
+@pytest.mark.parametrize(("shown", "known"), [(KEY, OTHER), (KEY, NONE), (NONE, KEY)])
+def test_first_contact_with_another_key_than_the_metadata_is_refused(
+    request_of: Callable[..., Accepted | Refusal], shown: bytes, known: bytes
+) -> None:
+    decision = request_of(None, key_hash=shown, in_metadata=known)
+    assert isinstance(decision, Refusal) and decision.status is BookieStatus.UNAUTHORIZED
 
 
 @pytest.mark.parametrize("recovery", [False, True])

@@ -9,9 +9,11 @@ import aiohttp
 import pytest
 
 from bookie_server.bookie import StorageStats
+from bookie_server.core.disk_space import DirectoryState, Space
 from bookie_server.service import admin
 from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.service.prometheus import exposition
+from bookie_server.storage.disks import DiskStates
 from bookie_server.storage.journal.journal import JournalStats
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorageStats
 from spark_ledger.errors import ConfigurationError
@@ -22,7 +24,11 @@ def stats(failure: str = "") -> StorageStats:
     zeros = dict.fromkeys(JournalStats._fields, 0)
     journal = JournalStats(**{**zeros, "batches": 4, "sync_time_s": 0.5})  # type: ignore[arg-type]
     ledger_storage = LedgerStorageStats(**dict.fromkeys(LedgerStorageStats.__dataclass_fields__, 0))
-    return StorageStats(journal, ledger_storage, 77, 0, failure)
+    fine = DirectoryState(Space(100, 60))
+    full = DirectoryState(Space(100, 3), "disk full: /b", above_marks=True)
+    disks = DiskStates(fine, (fine, full), "")
+    names = ("/j", "/a", "/b")
+    return StorageStats(journal, ledger_storage, 77, 0, failure, disks, names)
 
 
 def test_the_admin_port_answers() -> None:

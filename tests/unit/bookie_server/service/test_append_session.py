@@ -15,6 +15,7 @@ from bookie_server.service.append_session import AppendGate, AppendSession
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.bookie_api import Refusal
+from spark_ledger.limits import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.codec import AddCommand, encode_append_request
@@ -71,6 +72,7 @@ class Fixture:
         self.context = Context()
         self.metrics = ServiceMetrics()
         self.refusal = refusal
+        self.gate = AppendGate(self.bookie, BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
         self.session: AppendSession
         self.task = asyncio.get_running_loop().create_task(self._serve())
 
@@ -78,7 +80,7 @@ class Fixture:
         self.session = AppendSession(
             self.bookie,
             cast("CallContext", self.context),
-            gate=AppendGate(self.bookie),
+            gate=self.gate,
             metrics=self.metrics,
             refusal=self.refusal,
         )
@@ -162,18 +164,19 @@ async def test_reading_stops_while_too_many_results_are_unsent(f: Fixture) -> No
 @on_loop
 async def test_reading_stops_while_the_bookie_is_full(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_session, "BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX", 200)
+        patch.setattr(f.gate, "_bytes_max", 200)
         f.bookie.hold = True
         for entry in range(20):
             f.context.send((1, entry))
         await settle()
         assert len(f.bookie.adds) == 5, "the limit may be passed by the last message only"
         f.bookie.release()
-        await settle()
+        while len(f.bookie.adds) < 10:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.1)
         assert len(f.bookie.adds) == 10
         f.bookie.hold = False
         f.bookie.release()
-        await settle()
         await f.finish()
     assert f.results[-1] == (1, 19, OK)
 

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bookie_server.service import append_session
 from bookie_server.service.append_session import AppendGate
 from spark_ledger.bookie_api import Done
 from spark_ledger.runs import EntryRun
@@ -46,6 +45,7 @@ class OutOfOrder(ScriptedBookie):
 
 def out_of_order(f: Fixture) -> OutOfOrder:
     f.bookie = OutOfOrder()
+    f.gate = AppendGate(f.bookie, f.gate._bytes_max)
     return f.bookie
 
 
@@ -152,10 +152,8 @@ def gated(test: Callable[[ScriptedBookie, AppendGate], Awaitable[None]]) -> Call
     def run() -> None:
         async def main() -> None:
             bookie = ScriptedBookie()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(append_session, "BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX", 100)
-                async with asyncio.timeout(10):
-                    await test(bookie, AppendGate(bookie))
+            async with asyncio.timeout(10):
+                await test(bookie, AppendGate(bookie, 100))
 
         asyncio.run(main())
 
@@ -164,28 +162,35 @@ def gated(test: Callable[[ScriptedBookie, AppendGate], Awaitable[None]]) -> Call
 
 
 @gated
-async def test_all_streams_are_read_again_once_there_is_room(
+async def test_streams_are_read_again_one_after_the_other_once_there_is_room(
     bookie: ScriptedBookie, gate: AppendGate
 ) -> None:
+    """Together they would read more than there is room for, before the first is counted."""
     bookie.append_bytes_in_flight = 101
-    streams = [asyncio.ensure_future(gate.wait()) for _number in range(3)]
+    streams = [asyncio.ensure_future(gate.wait(60)) for _number in range(4)]
     await settle()
     gate.completed()
     await settle()
     assert not any(stream.done() for stream in streams), "it is still full"
+    streams.pop(0).cancel()  # its client leaves
     bookie.append_bytes_in_flight = 100
     gate.completed()
     await settle()
-    assert all(stream.done() for stream in streams)
+    assert [stream.done() for stream in streams] == [True, False, False]
+    await streams[1]
+    assert not streams[2].done(), "the first has read by now, or has nothing to read"
+    await streams[2]
     assert not gate._waiting, "those that were let go are forgotten"
-    await asyncio.wait_for(gate.wait(), 1)
+    while gate._bytes_expected:
+        await asyncio.sleep(0.005)
+    await asyncio.wait_for(gate.wait(60), 1)
 
 
 @on_loop
 async def test_reading_goes_on_after_refused_bytes(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_session, "BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX", 60)
         bookie = out_of_order(f)
+        patch.setattr(f.gate, "_bytes_max", 60)
         await settle()  # it waits for a first message
         bookie.append_bytes_in_flight = 61
         f.context.send((1, 0))

@@ -41,11 +41,13 @@ class Fixture:
             metrics=self.metrics,
         )
         self.server = GrpcServer(self.service, self.metrics)
+        self.address = ""
         self.channel: Any = None
         self.stub: Any = None
 
     async def start(self) -> None:
         port = await self.server.start("127.0.0.1", 0)
+        self.address = f"127.0.0.1:{port}"
         options = [
             *((k, v) for k, v in transfer_options() if k != "grpc.max_send_message_length"),
             ("grpc.max_send_message_length", -1),

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bookie_server.first_contact import Answer as KeyAnswer
+from bookie_server.first_contact import LedgerKeys, not_in_the_metadata
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
@@ -15,6 +17,7 @@ from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from spark_ledger.limits import KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire.frame import access_key_hash
 
 ROOT = Path("/bookie")
 JOURNAL = ROOT / "journal"
@@ -63,6 +66,26 @@ def make_run(ledger_id: int, ids: Sequence[int], size: int = 40) -> EntryRun:
     )
 
 
+class KnownKeys:
+    """Stands for the metadata: each ledger has the key that ``learn`` was told first; others have
+    none, unless they are ``missing``."""
+
+    def __init__(self) -> None:
+        self.hashes: dict[LedgerId, bytes] = {}
+        self.missing: set[int] = set()
+
+    def learn(self, ledger_id: int, key: bytes) -> None:
+        """A ledger was made with this key, unless it has been made before."""
+        self.hashes.setdefault(LedgerId(ledger_id), access_key_hash(key))
+
+    def look_up(self, ledger_id: LedgerId, answer: KeyAnswer) -> None:
+        """See ``first_contact.LedgerKeys``; answers at once."""
+        if ledger_id in self.missing:
+            answer(not_in_the_metadata(ledger_id))
+        else:
+            answer(self.hashes.get(ledger_id, b""))
+
+
 class Machine:
     """A bookie without threads. Its posts wait in a queue until ``settle`` runs them, or, when it
     is ``eager``, run at once, as on a service thread that is quicker than the others."""
@@ -74,13 +97,16 @@ class Machine:
         open_index: Callable[[Path], MemoryIndex] | None = None,
         *,
         eager: bool = False,
+        keys: LedgerKeys | None = None,
     ) -> None:
+        self.keys = KnownKeys()
         self.posted: deque[Callable[[], None]] = deque()
         self.fatal: list[str] = []
         self.bookie = open_bookie(
             config or small_config(),
             post=(lambda call: call()) if eager else self.posted.append,
             on_fatal=self.fatal.append,
+            keys=keys or self.keys,
             file_system=files,
             open_index=open_index or (lambda path: MemoryIndex(files, path)),
             threads=False,
@@ -104,6 +130,7 @@ class Machine:
     ) -> list[Answer]:
         """Send an add; the list gets its answer."""
         answers: list[Answer] = []
+        self.keys.learn(ledger_id, key)
         self.bookie.add(
             make_run(ledger_id, ids, size),
             access_key=key,
@@ -132,6 +159,7 @@ class Machine:
     def start_fence(self, ledger_id: int, *, key: bytes = b"") -> list[Answer]:
         """Send a fence; the list gets its answer."""
         answers: list[Answer] = []
+        self.keys.learn(ledger_id, key)
         self.bookie.fence(
             LedgerId(ledger_id),
             access_key=key,

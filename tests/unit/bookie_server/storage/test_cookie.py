@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,32 +51,27 @@ def test_format_makes_directories_with_one_random_id(tmp_path: Path) -> None:
     assert make(tmp_path / "c", bookie_id=BookieId("b7")).bookie_id == "b7"
 
 
-def test_directory_that_is_not_empty_is_formatted_only_by_force(tmp_path: Path) -> None:
+def test_directory_that_is_not_empty_is_not_formatted(tmp_path: Path) -> None:
     (tmp_path / "l1").mkdir()
     (tmp_path / "l1" / "lost+found").mkdir()
     (tmp_path / "l1" / "precious").write_text("data")
-    with pytest.raises(ConfigurationError, match=r"l1 is not empty \(it holds precious\)"):
+    with pytest.raises(ConfigurationError, match=r"l1 is not empty \(it holds precious\): choose"):
         make(tmp_path)
     assert not (tmp_path / "j" / COOKIE_NAME).exists(), "nothing was begun"
-    first = make(tmp_path, force=True)
-    assert not (tmp_path / "l1" / "precious").exists()
-    (tmp_path / "l0" / "index").mkdir()
-    (tmp_path / "l0" / "index" / "data.mdb").write_text("old rows")
+    (tmp_path / "l1" / "precious").unlink()
+    make(tmp_path)
     with pytest.raises(ConfigurationError, match=r"not empty .* choose another, or empty it"):
         make(tmp_path)
-    second = make(tmp_path, force=True)
-    assert second.bookie_id != first.bookie_id
-    assert not (tmp_path / "l0" / "index" / "data.mdb").exists()
+    assert check(tmp_path), "the cookies are still there"
 
 
 def test_format_refuses_directories_in_use(tmp_path: Path) -> None:
-    make(tmp_path)
+    (tmp_path / "l0").mkdir()
     locks = lock_directories(FILES, [tmp_path / "l0"])
     with pytest.raises(ConfigurationError, match="l0 is in use by another bookie process"):
-        make(tmp_path, force=True)
-    assert check(tmp_path), "the cookies are still there"
+        make(tmp_path)
     locks[0].release()
-    make(tmp_path, force=True)
+    make(tmp_path)
 
 
 def swap(root: Path) -> None:
@@ -156,29 +150,6 @@ def test_a_bookie_does_not_start_without_its_directories() -> None:
     del files._directories[str(LEDGERS[1])]
     with pytest.raises(ConfigurationError, match="does not exist"):
         Machine(files)
-
-
-def test_half_cleared_directory_is_refused() -> None:
-    """Its cookie goes first, durably: what is left can never be served as if it were all."""
-    files = formatted()
-    machine = Machine(files)
-    for ledger_id in (6, 7):
-        machine.add(ledger_id, [0])
-    machine.close()
-    removed: list[Path] = []
-
-    def plan(operation: Operation) -> Fault | None:
-        if operation.kind != "remove" or "index" in str(operation.path):
-            return None
-        removed.append(operation.path)
-        return Fault(errno.EIO) if len(removed) > 1 else None
-
-    with pytest.raises(OSError, match="Input/output"):
-        format_directories(
-            FaultFileSystem(files, plan), JOURNAL, LEDGERS, cluster_id="test", force=True
-        )
-    assert removed[0].name == COOKIE_NAME
-    assert not files.crash_clone(None).exists(removed[0])
 
 
 def test_the_names_of_new_directories_are_durable() -> None:

@@ -41,6 +41,7 @@ def config(tmp_path: Path) -> str:
         (("run",), ["--log-level", "info"]),
         (("run", "--format", "--log-level", "debug"), ["--log-level", "debug", "--format"]),
         (("format",), ["--log-level", "warning", "--format-only"]),
+        (("relocate", "--yes"), ["--log-level", "warning", "--relocate"]),
     ],
 )
 def test_becomes_the_server(
@@ -56,3 +57,10 @@ def test_missing_config_is_named(run: Run, argv: list[str]) -> None:
     assert outcome.status == 2
     assert "/no/such.toml" in outcome.err
     assert argv == []
+
+
+def test_relocation_that_is_not_confirmed_does_nothing(
+    run: Run, argv: list[str], config: str
+) -> None:
+    outcome = run("bookie", "relocate", "--config", config)
+    assert outcome.status != 0 and "Go on?" in outcome.out + outcome.err and argv == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ def asked(client: LedgerClient) -> list[str]:
     transport = client._context.transport
     honest, names = transport.read, list[str]()
 
-    async def read(bookie_id: str, *args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+    async def read(bookie_id: str, *args: Any, **kwargs: Any) -> AsyncGenerator[ReadChunk, None]:
         names.append(bookie_id)
         async for chunk in honest(bookie_id, *args, **kwargs):  # type: ignore[arg-type]
             yield chunk
@@ -85,7 +85,9 @@ def test_a_bookie_that_was_overtaken_is_asked_last_for_a_while(
         transport = client._context.transport
         honest, names, is_stuck = transport.read, list[str](), [True]
 
-        async def read(bookie_id: str, *args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+        async def read(
+            bookie_id: str, *args: Any, **kwargs: Any
+        ) -> AsyncGenerator[ReadChunk, None]:
             names.append(bookie_id)
             if bookie_id == first and is_stuck[0]:
                 await asyncio.Event().wait()

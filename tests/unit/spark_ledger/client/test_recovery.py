@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -36,7 +36,7 @@ def counted(client: LedgerClient, *, joined: bool) -> list[int]:
     transport, firsts = client._context.transport, list[int]()
     honest = transport.read
 
-    async def read(*args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+    async def read(*args: Any, **kwargs: Any) -> AsyncGenerator[ReadChunk, None]:
         firsts.append(args[2])
         runs: list[EntryRun] = []
         async for chunk in honest(*args, **kwargs):
@@ -133,7 +133,7 @@ def test_recovery_requests_all_fence_with_the_access_key() -> None:
         transport, asked = other._context.transport, set[tuple[str, bool, bool]]()
         honest_read, honest_end = transport.read, transport.read_last_confirmed
 
-        async def read(*args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+        async def read(*args: Any, **kwargs: Any) -> AsyncGenerator[ReadChunk, None]:
             asked.add(("read", kwargs.get("fence", False), bool(kwargs.get("access_key"))))
             async for chunk in honest_read(*args, **kwargs):
                 yield chunk
@@ -174,7 +174,7 @@ def test_unreadable_length_fails_the_recovery_and_leaves_the_ledger() -> None:
         transport = other._context.transport
         honest = transport.read
 
-        async def fails(*args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+        async def fails(*args: Any, **kwargs: Any) -> AsyncGenerator[ReadChunk, None]:
             first = args[2]
             if first == 0:
                 yield ReadChunk(BookieStatus.UNAVAILABLE, None, first, "cut")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ def serving(client: LedgerClient, name: str, serve: Serve) -> None:
     transport = client._context.transport
     honest = transport.read
 
-    async def read(bookie_id: str, *args: Any, **kwargs: Any) -> AsyncIterator[ReadChunk]:
+    async def read(bookie_id: str, *args: Any, **kwargs: Any) -> AsyncGenerator[ReadChunk, None]:
         async for chunk in honest(bookie_id, *args, **kwargs):  # type: ignore[arg-type]
             if chunk.run is None or bookie_id != name:
                 yield chunk
@@ -125,7 +125,7 @@ def test_an_answer_that_just_ends_is_no_denial() -> None:
         ledger_id, _bookie = await written(client, PAYLOADS, 1)
         transport = client._context.transport
 
-        async def nothing(*_args: Any, **_kwargs: Any) -> AsyncIterator[ReadChunk]:
+        async def nothing(*_args: Any, **_kwargs: Any) -> AsyncGenerator[ReadChunk, None]:
             return
             yield
 

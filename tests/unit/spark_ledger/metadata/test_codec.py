@@ -205,7 +205,7 @@ def test_bookie_cluster_and_counter_golden_bytes() -> None:
     info = BookieInfo(BookieId("b-1"), "h:1", BookieState.WRITABLE, "/r", 5, "h:2")
     assert encode_bookie(info) == (
         b'{"format_version":1,"bookie_id":"b-1","address":"h:1","state":"writable","rack":"/r",'
-        b'"free_bytes":5,"admin_address":"h:2"}'
+        b'"free_bytes":5,"admin_address":"h:2","reason":""}'
     )
     counter = CounterNode(next_id=0, token="t")
     assert encode_node(counter) == b'{"format_version":1,"next_id":0,"token":"t"}'

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from spark_ledger.errors import BookieUnavailableError, DigestMismatchError, NoSuchEntryError
+from spark_ledger.limits import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, READ_TIMEOUT_S
 from spark_ledger.protocol.events import (
     CancelRead,
+    Command,
+    ConsumerReady,
     DeliverEntries,
     Done,
     EntriesRead,
@@ -195,3 +198,75 @@ def test_misuse_by_the_shell_is_refused() -> None:
     for order, first, message in (([0, 1], 0, "every replica once"), ([0, 2], 1, "of the lane")):
         with pytest.raises(AssertionError, match=message):
             machine_for(STRIPED, 2, first, 9, order)
+
+
+BUSY = BookieStatus.TOO_MANY_REQUESTS
+
+
+def all_busy(reader: Reader, now: float) -> list[Command]:
+    """Everybody who is asked says that it is busy, until nobody is asked."""
+    commands: list[Command] = []
+    for index in (1, 2, 0):
+        commands = reader.end(index, BUSY, now=now)
+    return commands
+
+
+def test_busy_replicas_are_asked_again_after_pauses_that_double() -> None:
+    reader = Reader()
+    now, pauses = 0.0, []
+    for _ in range(4):
+        assert all_busy(reader, now) == []
+        due = reader.machine.next_deadline
+        assert due is not None
+        assert reader.tick(due - 0.001) == [], "nobody is asked before"
+        assert one(reader.tick(due), ReadEntries).first == 0
+        pauses.append(due - now)
+        now = due
+    assert pauses == pytest.approx([pauses[0] * 2**n for n in range(4)])
+    assert reader.bring(1, 9, now=now)[-1] == Done(METADATA, 3)
+
+
+def test_busy_replicas_are_waited_for_up_to_a_bound() -> None:
+    reader = Reader()
+    now = 0.0
+    while not (commands := all_busy(reader, now)):
+        due = reader.machine.next_deadline
+        assert due is not None and due - now <= BUSY_PAUSE_S_MAX
+        now = due
+        reader.tick(now)
+    assert now >= READ_TIMEOUT_S
+    failed = one(commands, Failed)
+    assert isinstance(failed.error, BookieUnavailableError)
+    assert "too_many_requests" in str(failed.error)
+
+
+def test_pauses_of_busy_replicas_begin_anew_with_each_entry() -> None:
+    reader = Reader()
+    for now in (0.0, 1.0):
+        all_busy(reader, now)
+        reader.tick(now + 0.9)
+    reader.bring(1, 4, now=2.0)
+    all_busy(reader, 2.0)
+    due = reader.machine.next_deadline
+    assert due is not None and due - 2.0 <= BUSY_PAUSE_S
+
+
+def test_missing_everywhere_but_on_busy_replicas_is_not_missing() -> None:
+    reader = Reader()
+    reader.end(1, NO)
+    reader.end(2, BUSY)
+    assert reader.end(0, NO) == []
+    due = reader.machine.next_deadline
+    assert due is not None
+    assert one(reader.tick(due), ReadEntries).bookie_index == 2, "the others have said it"
+    failed = one(reader.end(2, NO, now=due), Failed)
+    assert isinstance(failed.error, NoSuchEntryError)
+
+
+def test_silence_counts_from_where_the_consumer_goes_on() -> None:
+    reader = Reader()
+    reader.bring(1, 4)
+    assert reader.machine.handle(ConsumerReady(), 100.0) == []
+    assert reader.tick(100.4) == []
+    assert reader.machine.slow_indexes == frozenset()
+    assert one(reader.tick(100.5), ReadEntries).bookie_index == 2

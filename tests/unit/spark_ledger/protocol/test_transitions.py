@@ -321,6 +321,10 @@ def test_reader_takes_every_change_of_its_table(taken: set[Change]) -> None:
     speculating().bring(2, 5, 1.0)
     speculating().bring(2, 9, 1.0)
     speculating().end(2, DOWN, now=1.0)
+    busy = Reader()
+    for index in (1, 2, 0):
+        busy.end(index, BookieStatus.TOO_MANY_REQUESTS)
+    busy.tick(1.0)
     assert taken == changes_of(read_phases)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 
@@ -80,5 +81,75 @@ def test_run_all_cancelled_cancels_its_work() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.001):
                 await run_all([never.wait(), never.wait()])
+
+    run(scenario())
+
+
+def test_prefetch_keeps_the_items_before_an_error_for_a_slow_reader() -> None:
+    async def source() -> AsyncGenerator[int, None]:
+        for n in range(3):
+            yield n
+        raise DataLossError("gone")
+
+    async def scenario() -> None:
+        seen = []
+        items = prefetch(source(), 10)
+        with pytest.raises(DataLossError):
+            while True:
+                seen.append(await anext(items))
+                await asyncio.sleep(0.001)  # the source has failed long before
+        assert seen == [0, 1, 2]
+
+    run(scenario())
+
+
+def test_prefetch_makes_no_more_than_was_asked_for_and_ends_with_its_reader() -> None:
+    """A reader that stops in the middle, and later leaves."""
+    made: list[int] = []
+    closed: list[bool] = []
+
+    async def source() -> AsyncGenerator[int, None]:
+        try:
+            for n in range(1000):
+                made.append(n)
+                yield n
+        finally:
+            closed.append(True)
+
+    async def scenario() -> None:
+        items = prefetch(source(), 4)
+        for n in range(5):
+            assert await anext(items) == n
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(made) <= n + 1 + 4 + 1, "one that waits for room, and those ahead"
+        waiting = len(made)
+        await asyncio.sleep(0.01)
+        assert len(made) == waiting and not closed
+        await items.aclose()
+        assert closed == [True]
+
+    run(scenario())
+
+
+def test_prefetch_whose_reader_is_cancelled_closes_its_source() -> None:
+    closed: list[bool] = []
+
+    async def source() -> AsyncGenerator[int, None]:
+        try:
+            yield 0
+            await asyncio.sleep(3600)
+        finally:
+            closed.append(True)
+
+    async def read() -> None:
+        async with aclosing(prefetch(source(), 4)) as items:
+            async for _ in items:
+                pass
+
+    async def scenario() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(read(), 0.01)
+        assert closed == [True]
 
     run(scenario())

@@ -449,3 +449,28 @@ def test_failed_appends_are_not_reported_as_unhandled() -> None:
     run(scenario())
     gc.collect()
     assert not reported
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_append_cancelled_with_its_ledger_is_not_stored(which: int) -> None:
+    """Whoever cancels a future of a ledger: the segment does not name the entry as confirmed."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write([table(0, 100), table(100, 100), table(200, 100)])
+        pending = await writer.seal()
+        (ledger,) = ledgers.writers
+        assert len(ledger._held) >= 3
+        future, _ = ledger._held.pop(which)
+        future.cancel()
+        ledger.deliver()
+        with pytest.raises((OutcomeUnknownError, asyncio.CancelledError)):
+            await pending.confirm()
+        ledgers.hold = False
+        await writer.write(table(300))
+        assert rows_of(ledgers, stream, await writer.finish()) == [300]
+
+    run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from spark_ledger.limits import KIB
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.stream import Stream, parse_position
 from spark_ledger.types import Dlsn
-from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers, run, table
 
 
@@ -346,5 +347,78 @@ def test_segments_of_a_schema_that_another_process_added_are_committed() -> None
         commit = await driver.commit_segments([loose(), segment])
         assert [part.schema_version for part in commit.segments] == [0, 1]
         await writer.close()
+
+    run(scenario())
+
+
+def test_append_that_was_cancelled_leaves_no_row_for_the_next() -> None:
+    """Its caller's patience ended while it waited for room (``asyncio.wait_for``)."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        await stream.append(table(0))
+        wait_for_room, room = FakeWriter.wait_for_room, asyncio.Event()
+
+        async def full(self: FakeWriter) -> None:
+            await room.wait()
+            await wait_for_room(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FakeWriter, "wait_for_room", full)
+            leaving = asyncio.ensure_future(stream.append(table(10, 3)))
+            behind = asyncio.ensure_future(stream.append(table(20)))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(leaving, 0.01)
+            room.set()
+            await behind
+        await stream.append(table(30))
+        assert await numbers(stream.read()) == [0, 20, 30]
+
+    run(scenario())
+
+
+def test_append_is_pushed_while_one_before_it_waits_for_confirmation() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        stream = await new(ledgers)
+        appends = [asyncio.ensure_future(stream.append(table(n))) for n in range(3)]
+        async with asyncio.timeout(5):
+            while ledgers.appends < 3:
+                await asyncio.sleep(0)
+        appends[1].cancel()
+        ledgers.writers[0].deliver()
+        await appends[0]
+        await appends[2]
+        assert sorted(await numbers(stream.read())) == [0, 2]
+
+    run(scenario())
+
+
+def test_appends_of_data_to_come_do_not_mix_their_rows() -> None:
+    """Each has a writer of its own, also when there is one to spare."""
+
+    async def scenario() -> None:
+        stream = await new()
+        go_on = asyncio.Event()
+
+        async def rows(first: int) -> AsyncIterator[pa.Table]:
+            yield table(first)
+            await go_on.wait()
+            yield table(first + 1)
+
+        go_on.set()
+        await stream.append(rows(0))
+        go_on.clear()
+        both = [asyncio.ensure_future(stream.append(rows(n))) for n in (10, 20)]
+        await asyncio.sleep(0.01)
+        go_on.set()
+        commits = await asyncio.gather(*both)
+        assert [commit.rows for commit in commits] == [2, 2]
+        for first, commit in zip((10, 20), commits, strict=True):
+            start = Dlsn(commit.first_segment)
+            found = await numbers(stream.read(start, Dlsn(commit.end_segment)))
+            assert found == [first, first + 1]
 
     run(scenario())

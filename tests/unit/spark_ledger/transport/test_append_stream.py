@@ -42,7 +42,7 @@ class Call:
         await self.may_connect.wait()
 
     async def write(self, message: bytes) -> None:
-        self.messages.append(decode_append_request(message))
+        self.messages.append(list(decode_append_request(message)))
         self.sizes.append(len(message))
         await self.may_write.wait()
 
@@ -115,7 +115,7 @@ def test_the_same_adds_are_encoded_once() -> None:
         [add, add._replace(run=make_run(1))],
     ]
     for adds in others:
-        found = decode_append_request(newest.encode(adds))
+        found = list(decode_append_request(newest.encode(adds)))
         assert [received[:4] for received in found] == [tuple(other) for other in adds]
 
 

@@ -287,7 +287,7 @@ async def test_reading_part_of_a_range_ends_the_call(bookies: Bookies) -> None:
     async for chunk in chunks:
         assert chunk.run is not None and chunk.run.first_entry == 0
         break
-    await chunks.aclose()  # type: ignore[attr-defined]
+    await chunks.aclose()
     assert (await transport.describe(BOOKIE, timeout_s=5)).bookie_id == BOOKIE
     await transport.close()
 
@@ -430,4 +430,23 @@ async def test_a_striped_read_that_breaks_names_the_entry_it_wants_next(bookies:
     assert first.run is not None and first.run.ids()[0] == 1
     assert (last.run, last.entry_id) == (None, first.run.last_entry + 3)
     assert last.status is BookieStatus.IO_ERROR
+    await transport.close()
+
+
+@on_loop
+async def test_time_that_the_caller_takes_between_chunks_does_not_count(bookies: Bookies) -> None:
+    bookie = ScriptedBookie()
+    port = await bookies.start(bookie)
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
+    bookie.watch_last_confirmed(LEDGER, lambda: None)  # makes the ledger
+    bookie.ledgers[LEDGER].entries = {entry: bytes(600_000) for entry in range(30)}
+    found: list[int] = []
+    async for chunk in transport.read(BOOKIE, LEDGER, EntryId(0), EntryId(29), timeout_s=0.5):
+        assert chunk.run is not None, chunk.message
+        found += chunk.run.ids()
+        if len(found) == 1:
+            await asyncio.sleep(1.0)
+        if len(found) == 4:
+            time.sleep(1.0)  # on the loop: what has come is not looked at
+    assert found == list(range(30))
     await transport.close()

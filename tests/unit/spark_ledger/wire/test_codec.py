@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ledger.errors import MalformedMessageError
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.limits import APPEND_MESSAGE_ADDS_MAX, ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -15,6 +15,7 @@ from spark_ledger.wire.codec import (
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
     AddCommand,
+    ReceivedAdd,
     decode_append_request,
     decode_read_response,
     encode_append_request,
@@ -68,7 +69,7 @@ def test_append_requests_are_those_of_protobuf(commands: list[AddCommand]) -> No
     message = pb.AppendRequest(adds=[as_protobuf(command) for command in commands])
     assert pb.AppendRequest.FromString(encode_append_request(commands)) == message
     for data in (encode_append_request(commands), message.SerializeToString()):
-        received = decode_append_request(data)
+        received = list_of(data)
         assert [add[:3] for add in received] == [command[:3] for command in commands]
         assert [add.run for add in received] == [command.run for command in commands]
         assert all(not add.error for add in received)
@@ -92,7 +93,7 @@ def test_the_end_of_a_read_names_the_entry() -> None:
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
-    for decode in (decode_append_request, decode_read_response):
+    for decode in (list_of, decode_read_response):
         try:
             decode(data)
         except MalformedMessageError as error:
@@ -107,10 +108,14 @@ def test_a_cut_or_damaged_request_is_decoded_or_refused(
     good[data.draw(st.integers(0, len(good) - 1))] ^= data.draw(st.integers(1, 255))
     for bad in (bytes(good), bytes(good[: data.draw(st.integers(0, len(good)))])):
         try:
-            received = decode_append_request(bad)
+            received = list_of(bad)
         except MalformedMessageError:
             continue
         assert all(one.error or sum(one.run.sizes) == len(one.run.frames) for one in received)
+
+
+def list_of(data: bytes) -> list[ReceivedAdd]:
+    return list(decode_append_request(data))
 
 
 def error_of(run: pb.EntryRun) -> str:
@@ -158,18 +163,45 @@ def test_the_largest_frame_is_the_largest_payload_with_its_overhead() -> None:
 
 
 def test_run_that_claims_many_frames_is_refused_unexpanded() -> None:
-    run = pb.EntryRun(sizes=[1] * 100_000, frames=FRAME)
+    run = pb.EntryRun(sizes=[1] * 7, frames=FRAME)
     data = pb.AppendRequest(adds=[pb.AddRun(run=run)]).SerializeToString()
     (add,) = decode_append_request(data)
-    assert "100000 frames in 40 bytes" in add.error
+    assert "7 frames in 40 bytes" in add.error
     assert add.run.count == 0
+    run = pb.EntryRun(sizes=[1] * 100_000, frames=FRAME)
+    with pytest.raises(MalformedMessageError, match="numbers for at most 1 frames"):
+        list_of(pb.AppendRequest(adds=[pb.AddRun(run=run)]).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"\x0a\x00" * (APPEND_MESSAGE_ADDS_MAX + 1), "adds"),
+        (b"\x78\x00" * (APPEND_MESSAGE_ADDS_MAX + 1), "adds"),
+        (b"\x0a\x42" + b"\x78\x00" * 33, "more than 32 fields"),
+        (pb.AppendRequest(adds=[pb.AddRun(access_key=bytes(2000))]).SerializeToString(), "long"),
+    ],
+    ids=["adds", "unknown-fields", "fields-of-an-add", "access-key"],
+)
+def test_message_of_too_much_is_refused_where_it_becomes_too_much(data: bytes, error: str) -> None:
+    """Two million empty adds fit into 4 MB, and would take a minute."""
+    with pytest.raises(MalformedMessageError, match=error):
+        list_of(data)
+
+
+def test_adds_before_a_malformed_one_are_decoded() -> None:
+    run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
+    adds = decode_append_request(encode_append_request([AddCommand(1, b"", False, run)]) + b"\xff")
+    assert next(adds).run == run
+    with pytest.raises(MalformedMessageError):
+        next(adds)
 
 
 def test_a_field_that_is_there_twice_is_refused() -> None:
     one = pb.EntryRun(frames=FRAME).SerializeToString()
     add = b"\x0a" + bytes([len(one) * 2]) + one + one
     with pytest.raises(MalformedMessageError, match="malformed"):
-        decode_append_request(b"\x0a" + bytes([len(add)]) + add)
+        list_of(b"\x0a" + bytes([len(add)]) + add)
 
 
 @pytest.mark.parametrize("digits", [10, 11])
@@ -177,10 +209,10 @@ def test_a_number_of_more_than_ten_bytes_is_refused(digits: int) -> None:
     """Ten bytes of seven bits hold 64 bits; no honest sender needs more."""
     data = b"\x78" + b"\x80" * (digits - 1) + b"\x00"  # a field of a newer version
     if digits == 10:
-        assert decode_append_request(data) == []
+        assert list_of(data) == []
     else:
         with pytest.raises(MalformedMessageError, match="malformed"):
-            decode_append_request(data)
+            list_of(data)
 
 
 def test_fields_of_a_newer_version_are_skipped() -> None:
@@ -208,7 +240,7 @@ def test_fields_that_only_protobuf_refuses_are_malformed() -> None:
         decode_read_response(bad)
     for add in (bad, b"\x0a\x02" + bad):  # in the add itself, and in its run
         with pytest.raises(MalformedMessageError, match="malformed"):
-            decode_append_request(b"\x0a" + bytes([len(add)]) + add)
+            list_of(b"\x0a" + bytes([len(add)]) + add)
 
 
 def test_a_run_that_reaches_into_the_next_add_is_refused() -> None:
@@ -217,13 +249,13 @@ def test_a_run_that_reaches_into_the_next_add_is_refused() -> None:
     one = encode_append_request([AddCommand(1, b"", False, run)])
     (at,) = (i for i in range(len(one)) if one[i] == 0x2A and one[i + 1] == 40)
     longer = one[: at + 1] + bytes([41]) + one[at + 2 :]
-    assert decode_append_request(one + one)
+    assert list_of(one + one)
     with pytest.raises(MalformedMessageError, match="malformed"):
-        decode_append_request(longer + one)
+        list_of(longer + one)
 
 
 def test_an_add_that_reaches_into_the_next_is_refused() -> None:
     run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
     one = encode_append_request([AddCommand(1, b"", False, run)])
     with pytest.raises(MalformedMessageError, match="malformed"):
-        decode_append_request(one[:-1] + one)
+        list_of(one[:-1] + one)

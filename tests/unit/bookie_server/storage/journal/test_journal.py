@@ -131,6 +131,7 @@ def test_full_files_roll_and_become_spares(files: MemoryFileSystem) -> None:
         "journal-0000000000000001.free",
         "journal-0000000000000002.free",
         "journal-0000000000000003.log",
+        "journal.newest",
     ]
     writer.write(*range(40, 80))
     assert journal_numbers(files, DIRECTORY) == [3, 4, 5, 6]

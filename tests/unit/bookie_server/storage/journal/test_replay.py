@@ -134,7 +134,7 @@ def test_each_directory_is_replayed_from_its_own_mark(files: MemoryFileSystem) -
     failing = True
     for entry_id in range(40):  # more than one journal file
         assert machine.add(6, [entry_id]) is OK
-        assert machine.add(7, [entry_id]) is OK
+        assert machine.add(7, [entry_id], recovery=True) is OK
         if entry_id % 10 == 9:
             with pytest.raises(OSError, match="No space"):
                 machine.flush()

@@ -364,3 +364,20 @@ def test_commit_missing_after_deletion_is_no_corruption() -> None:
             await other.commit(1)
 
     run(scenario())
+
+
+def test_commit_just_before_the_earliest_was_truncated() -> None:
+    """Retention deletes nodes up to the earliest commit, and not one of them is still to come."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream, _ = await build(ledgers, [(1, 0)] * 3)
+        await stream.commit_segments([loose()], overwrite=True)
+        reader, _ = await fresh(ledgers)
+        for number in range(3):
+            await ledgers.store.delete(stream._nodes.commit_path(number))
+            with pytest.raises(DataLossError, match=f"commit {number} was truncated"):
+                await reader.commit(number)
+        assert (await reader.commit(3)).number == 3
+
+    run(scenario())

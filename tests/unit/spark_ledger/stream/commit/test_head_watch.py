@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from spark_ledger.errors import NoSuchStreamError
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.head_watch import HeadWatch
 from spark_ledger.stream.model import Head
@@ -106,5 +109,82 @@ def test_wait_head_changed_during_read_returns_at_once() -> None:
             head = await watch.wait(after_segment=0, timeout_s=None)
         assert head.next_segment == 1
         watch.close()
+
+    run(scenario())
+
+
+def test_wait_goes_on_after_another_has_closed_the_handle() -> None:
+    """Two threads share a stream: one leaves its ``with``, and the other still follows."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        waiter = await another(ledgers)[1].open("s")
+        waiting = asyncio.ensure_future(waiter.wait_for_commit(after_segment=0, timeout_s=None))
+        await asyncio.sleep(0.01)
+        await waiter.close()
+        await asyncio.sleep(0.01)
+        await stream.append(table(0))
+        async with asyncio.timeout(5):
+            assert (await waiting).next_segment == 1
+
+    run(scenario())
+
+
+def test_wait_ends_at_its_timeout_however_often_the_head_changes() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        waiter = await another(ledgers)[1].open("s")
+        waiting = asyncio.ensure_future(waiter.wait_for_commit(after_segment=0, timeout_s=0.05))
+        for _ in range(1000):
+            await stream.commit_segments([])  # the head changes, and there is no row
+            if waiting.done():
+                break
+            await asyncio.sleep(0.005)
+        assert waiting.done()
+        assert (await waiting).next_segment == 0
+
+    run(scenario())
+
+
+def test_wait_for_a_stream_that_is_made_again_says_so() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await new(ledgers)
+        waiter = await another(ledgers)[1].open("s")
+        waiting = asyncio.ensure_future(waiter.wait_for_commit(after_segment=0, timeout_s=None))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        streams = another(ledgers)[1]
+        await streams.delete("s")
+        stream = await streams.create("s", SCHEMA)
+        await stream.append(table(0))
+        async with asyncio.timeout(5):
+            with pytest.raises(NoSuchStreamError):
+                await waiting
+        with pytest.raises(NoSuchStreamError):
+            await waiter.head()
+        await waiter.close()
+        with pytest.raises(NoSuchStreamError):
+            await waiter.head()
+
+    run(scenario())
+
+
+def test_waiter_that_leaves_takes_nobody_along() -> None:
+    async def scenario() -> None:
+        stream = await new()
+        waiting = [
+            asyncio.ensure_future(stream.wait_for_commit(after_segment=0, timeout_s=30))
+            for _ in range(3)
+        ]
+        await asyncio.sleep(0.01)
+        waiting[0].cancel()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waiting[1], 0.01)
+        await stream.append(table(0))
+        assert (await waiting[2]).next_segment == 1
+        assert waiting[0].cancelled() and waiting[1].cancelled()
 
     run(scenario())

@@ -410,3 +410,40 @@ def test_summary_extended_by_a_reader_gives_the_right_commits() -> None:
         assert length(ledgers, stream) == 2 * STEP
 
     run(scenario())
+
+
+def test_damaged_row_of_a_summary_is_read_from_its_own_node() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, STEP)
+        node = await ledgers.store.get(BUCKET)
+        rows = list(decode_summary(node.value, stream.config.stream_id, 0, BUCKET))
+        rows[5] = b"{}"
+        data = encode_summary(stream.config.stream_id, 0, rows)
+        await ledgers.store.put(BUCKET, data, node.version)
+        reader, faults = await fresh(ledgers)
+        assert await reader.commits(0, STEP) == commits
+        asked = [path for _, path in faults.calls if path.startswith(f"{BUCKET}/")]
+        assert asked == [f"{BUCKET}/0000000005"]
+
+    run(scenario())
+
+
+def test_summary_that_another_has_extended_is_read_again() -> None:
+    """Its version is gone: whoever kept it would lose every race from then on."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await committed(stream, STEP)
+        slow = CommitLog(ledgers, stream._nodes, stream.config.stream_id)._summary_store
+        summary = await slow.load(0)
+        assert summary is not None
+        await committed(stream, STEP)
+        await slow.extend(0, summary, summary.nodes)
+        assert slow.kept(0) is None, "of two that extend it one loses"
+        again = await slow.load(0)
+        assert again is not None and again.end == 2 * STEP
+
+    run(scenario())

@@ -1,0 +1,87 @@
+"""Requests of ledgers that a bookie has no record of wait here until their key was looked up.
+
+A bookie keeps the hash of a ledger's access key with its record. The first request must not bring
+it: whoever came first, with any key, would own the ledger here. So it is compared with the hash in
+the ledger's metadata (rule P20), which the client that made the ledger wrote before it sent
+anything. One look for each ledger and bookie, for the record says it from then on.
+
+All requests of a ledger wait behind the first and go on in their order, as a later entry must not
+be acknowledged before an earlier one (rule P3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from spark_ledger.bookie_api import Refusal
+from spark_ledger.types import BookieStatus, LedgerId
+
+Answer = Callable[[bytes | Refusal], None]
+"""Receives, once, the hash of a ledger's access key as the metadata have it, or why it cannot be
+had. Empty: the ledger was made by an older version, and has no key."""
+
+
+class LedgerKeys(Protocol):
+    """Where the keys of ledgers are looked up: the cluster's metadata."""
+
+    def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
+        """Call back within a bounded time, on the service thread, at once or later."""
+
+
+class NoLedgers:
+    """For a bookie without metadata: it serves what it holds and takes no new ledger."""
+
+    def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
+        """Refuse."""
+        answer(not_in_the_metadata(ledger_id))
+
+
+class FirstContacts:
+    """The requests that wait for a key. Everything here belongs to the service thread."""
+
+    def __init__(self, keys: LedgerKeys) -> None:
+        self._keys = keys
+        self._waiting: dict[LedgerId, list[Answer]] = {}
+        self._closed = False
+
+    def is_waiting(self, ledger_id: LedgerId) -> bool:
+        """Whether a request of this ledger waits, so that the next one has to wait as well."""
+        return ledger_id in self._waiting
+
+    def wait(self, ledger_id: LedgerId, resume: Answer) -> None:
+        """Have a request go on once the ledger's key is known, or is not to be had."""
+        if self._closed:
+            resume(_closing())
+        elif ledger_id in self._waiting:
+            self._waiting[ledger_id].append(resume)
+        else:
+            self._waiting[ledger_id] = [resume]
+            self._keys.look_up(ledger_id, partial(self._answered, ledger_id))
+
+    def close(self) -> None:
+        """Refuse what waits, and what comes."""
+        self._closed = True
+        for ledger_id in list(self._waiting):
+            self._answered(ledger_id, _closing())
+
+    def _answered(self, ledger_id: LedgerId, answer: bytes | Refusal) -> None:
+        for resume in self._waiting.pop(ledger_id, ()):  # none: it was closed meanwhile
+            resume(answer)
+
+
+def not_in_the_metadata(ledger_id: LedgerId) -> Refusal:
+    """The refusal of a ledger that was deleted, or never made.
+
+    It is no denial: a recovery that took a fence which was not stored for an answer would count on
+    it (rule P12).
+    """
+    return Refusal(
+        BookieStatus.UNAUTHORIZED,
+        f"ledger {ledger_id} is not in the cluster's metadata: deleted, or never created",
+    )
+
+
+def _closing() -> Refusal:
+    return Refusal(BookieStatus.IO_ERROR, "the bookie is shutting down")

@@ -1,0 +1,64 @@
+"""Looks up the keys of ledgers in the cluster's metadata, for first contacts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from bookie_server.first_contact import Answer, not_in_the_metadata
+from spark_ledger.bookie_api import Refusal
+from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
+from spark_ledger.limits import (
+    FIRST_CONTACT_LOOKUPS_MAX,
+    FIRST_CONTACT_LOOKUPS_WAITING_MAX,
+    FIRST_CONTACT_TIMEOUT_S,
+)
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.types import BookieStatus, LedgerId
+
+logger = logging.getLogger(__name__)
+
+
+class MetadataKeys:
+    """Implements ``LedgerKeys``. Everything here belongs to the loop of the metadata store."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._ledgers = LedgerStore(store)
+        self._turns = asyncio.Semaphore(FIRST_CONTACT_LOOKUPS_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
+        """Read the ledger's metadata, or say "busy" when that takes too long: ask again later."""
+        if len(self._tasks) >= FIRST_CONTACT_LOOKUPS_WAITING_MAX:
+            answer(_busy(ledger_id, f"{len(self._tasks)} other ledgers are looked up"))
+            return
+        task = asyncio.get_running_loop().create_task(self._look_up(ledger_id, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
+        found: bytes | Refusal = _busy(ledger_id, "the look-up was given up")
+        try:
+            async with asyncio.timeout(FIRST_CONTACT_TIMEOUT_S), self._turns:
+                ledger = await self._ledgers.read_newest(ledger_id)
+            found = ledger.value.access_key_hash
+        except NoSuchLedgerError:
+            found = not_in_the_metadata(ledger_id)
+        except CorruptionError as error:
+            found = Refusal(BookieStatus.IO_ERROR, str(error))
+        except TimeoutError:
+            found = _busy(ledger_id, f"no answer within {FIRST_CONTACT_TIMEOUT_S:g} s")
+        except LedgerError as error:
+            found = _busy(ledger_id, str(error))
+        finally:
+            if isinstance(found, Refusal):
+                logger.info("refused: %s", found.message)
+            answer(found)  # whatever happened: requests wait for it
+
+
+def _busy(ledger_id: LedgerId, reason: str) -> Refusal:
+    return Refusal(
+        BookieStatus.TOO_MANY_REQUESTS,
+        f"ledger {ledger_id} is not known here, and its metadata cannot be read now: {reason}",
+    )

@@ -1,0 +1,279 @@
+"""How many calls of each kind a bookie serves at once, and how much it reads ahead of its readers.
+
+Kinds have bounds of their own, so that many of one kind never refuse another: a flood of tail
+requests leaves appends, fences and reads as they are. Within a kind no connection may take all. A
+call above a bound is answered TOO_MANY_REQUESTS at once: nothing was decided, its client asks
+again later.
+
+Everything here belongs to the service thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from bookie_server.service.cutting import Call, current_call, cut
+from spark_ledger.bookie_api import Refusal
+from spark_ledger.limits import (
+    BOOKIE_APPEND_STREAMS_MAX,
+    BOOKIE_CONFIRMS_MAX,
+    BOOKIE_CONNECTION_SHARE,
+    BOOKIE_DESCRIBES_MAX,
+    BOOKIE_FENCES_MAX,
+    BOOKIE_LEFTOVERS_MAX,
+    BOOKIE_LISTS_MAX,
+    BOOKIE_LONG_POLLS_MAX,
+    BOOKIE_READS_MAX,
+    BOOKIE_RECEIVING_MAX,
+    READ_CHUNK_BYTES_TARGET,
+)
+from spark_ledger.types import BookieStatus
+
+
+class Kind(Enum):
+    """What a call wants."""
+
+    APPEND = "append streams"
+    FENCE = "fences"
+    READ = "reads"
+    POLL = "tail requests"
+    CONFIRM = "questions about the last add confirmed"
+    LIST = "lists of entries"
+    DESCRIBE = "descriptions"
+
+
+BOUNDS: Final = {
+    Kind.APPEND: BOOKIE_APPEND_STREAMS_MAX,
+    Kind.FENCE: BOOKIE_FENCES_MAX,
+    Kind.READ: BOOKIE_READS_MAX,
+    Kind.POLL: BOOKIE_LONG_POLLS_MAX,
+    Kind.CONFIRM: BOOKIE_CONFIRMS_MAX,
+    Kind.LIST: BOOKIE_LISTS_MAX,
+    Kind.DESCRIBE: BOOKIE_DESCRIBES_MAX,
+}
+"""Calls at once."""
+
+
+class CallLimits:
+    """Counts the calls that run, by kind and connection."""
+
+    def __init__(self) -> None:
+        self._running: Counter[Kind] = Counter()
+        self._of_connection: Counter[tuple[Kind, str]] = Counter()
+        self._receiving: dict[Call, float] = {}  # since when, the oldest first
+        self.refused: Counter[Kind] = Counter()
+        """Since the start, for metrics."""
+
+    @contextmanager
+    def admitted(self, kind: Kind, connection: str) -> Iterator[Refusal | None]:
+        """Count a call while it runs; yields why it must not, or None."""
+        key = kind, connection
+        running, own = self._running[kind], self._of_connection[key]
+        bound = BOUNDS[kind]
+        if running >= bound or own >= max(1, bound // BOOKIE_CONNECTION_SHARE):
+            self.refused[kind] += 1
+            message = f"{running} {kind.value} are served here, {own} of them for this connection"
+            yield Refusal(BookieStatus.TOO_MANY_REQUESTS, f"{message}: ask again later")
+            return
+        self._running[kind] += 1
+        self._of_connection[key] += 1
+        try:
+            yield None
+        finally:
+            self._running[kind] -= 1
+            self._of_connection[key] -= 1
+            if not self._of_connection[key]:
+                del self._of_connection[key]
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Count a call whose request is on its way. Of too many the oldest is cut, not the newest
+        refused: an honest request comes with its call."""
+        call = current_call()
+        self._receiving[call] = asyncio.get_running_loop().time()
+        if len(self._receiving) > BOOKIE_RECEIVING_MAX:
+            oldest = next(iter(self._receiving))
+            del self._receiving[oldest]
+            cut(oldest)
+        try:
+            yield
+        finally:
+            self._receiving.pop(call, None)
+
+    def cut_receiving(self, older_than_s: float) -> int:
+        """Cut the calls whose request has been on its way for so long; how many."""
+        now = asyncio.get_running_loop().time()
+        old = [call for call, since in self._receiving.items() if now - since >= older_than_s]
+        for call in old:
+            del self._receiving[call]
+            cut(call)
+        return len(old)
+
+
+class Leftovers:
+    """Calls whose handlers are done and whose clients have not read the answer: gRPC keeps them.
+    Of too many the oldest are cut."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Call, None] = {}  # the oldest first
+
+    def handler_ended(self) -> None:
+        """The handler that runs has nothing more to do."""
+        call = current_call()
+        if call in self._calls:
+            return
+        self._calls[call] = None
+        call.add_done_callback(self._forget)
+        if len(self._calls) > BOOKIE_LEFTOVERS_MAX:
+            oldest = next(iter(self._calls))
+            self._forget(oldest)
+            cut(oldest)
+
+    def _forget(self, call: Call) -> None:
+        self._calls.pop(call, None)
+
+
+@dataclass(eq=False, slots=True)
+class Answer:
+    """What a call has read and its client has not. ``since`` is when the last part was handed to
+    gRPC, which keeps up to a part more than it says."""
+
+    byte_count: int
+    since: float
+    is_cut: bool = False
+
+
+class AnswerRoom:
+    """Bytes that were read for clients and are not sent yet: reading waits while they are many.
+
+    A client that does not read its answer holds its bytes until its call ends. When others wait
+    for room, the call that was not read from for longest is cut, if that is ``grace_s`` or more;
+    after ``unread_s`` it is cut in any case.
+    """
+
+    def __init__(self, bytes_max: int, *, grace_s: float, unread_s: float) -> None:
+        self._bytes_max = bytes_max
+        self._grace_s = grace_s
+        self._unread_s = unread_s
+        self._reading = 0  # parts that are being read, of which the size is not known yet
+        self._expected = _PART_BYTES_EXPECTED  # by one that is being read: like the last ones
+        self._held: dict[Call, Answer] = {}
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self.bytes_held = 0
+        """For metrics."""
+        self.cut = 0
+        """Calls that were cut since the start, for metrics."""
+
+    async def reserve(self) -> None:
+        """Return once one more part may be read; ``hold`` or ``give_back`` must follow."""
+        if not self._waiting and self._has_room():
+            self._reading += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._look_in(_LOOK_AGAIN_S)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back()  # it was our turn
+            raise
+
+    def give_back(self) -> None:
+        """Nothing was read."""
+        self._reading -= 1
+        self._let_in()
+
+    @contextmanager
+    def hold(self, byte_count: int) -> Iterator[None]:
+        """Count what was read, while it is written, and until the next part is or the call ends."""
+        self._reading -= 1
+        byte_count *= _COPIES
+        self._expected = max(byte_count, self._expected * 7 // 8, _PART_BYTES_EXPECTED)
+        call = current_call()
+        answer = self._held.get(call)
+        if answer is None:
+            answer = self._held[call] = Answer(0, 0.0)
+            call.add_done_callback(self._forget)
+        before = answer.byte_count
+        answer.byte_count += byte_count
+        self.bytes_held += byte_count
+        answer.since = asyncio.get_running_loop().time()
+        if self._timer is None:
+            self._look_in(self._unread_s / 4)
+        yield
+        answer.byte_count -= before
+        self.bytes_held -= before
+        self._let_in()
+
+    def cut_unread(self, older_than_s: float) -> int:
+        """Cut the calls that were not read from for so long; how many."""
+        now = asyncio.get_running_loop().time()
+        old = [
+            call
+            for call, answer in self._held.items()
+            if now - answer.since >= older_than_s and not answer.is_cut
+        ]
+        for call in old:
+            self._cut(call)
+        return len(old)
+
+    def _has_room(self) -> bool:
+        """One part may always be read, whatever its size."""
+        wanted = self.bytes_held + (self._reading + 1) * self._expected
+        return wanted <= self._bytes_max or not (self.bytes_held or self._reading)
+
+    def _let_in(self) -> None:
+        while self._waiting and self._has_room():
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its client has gone
+                self._reading += 1
+                turn.set_result(None)
+
+    def _forget(self, call: Call) -> None:
+        self.bytes_held -= self._held.pop(call).byte_count
+        self._let_in()
+
+    def _look_in(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        """Cut one call: room for a large part may do for many small ones."""
+        self._timer = None
+        self._let_in()
+        if not self._held:
+            return
+        now = asyncio.get_running_loop().time()
+        patience_s = self._grace_s if self._waiting else self._unread_s
+        old = [
+            (answer.since, id(call), call)
+            for call, answer in self._held.items()
+            if now - answer.since >= patience_s and not answer.is_cut
+        ]
+        if old:
+            self._cut(min(old)[2])
+        self._look_in(_LOOK_AGAIN_S if self._waiting or old else self._unread_s / 4)
+
+    def _cut(self, call: Call) -> None:
+        self._held[call].is_cut = True
+        self.cut += 1
+        cut(call)
+
+
+_COPIES: Final = 2
+"""The message that is being written, and gRPC's copy."""
+
+_PART_BYTES_EXPECTED: Final = _COPIES * READ_CHUNK_BYTES_TARGET
+"""What a part has that is not read yet; one large entry has more."""
+
+_LOOK_AGAIN_S: Final = 0.02
+"""Between two looks while somebody waits."""

@@ -1,0 +1,125 @@
+"""Keeps the memory of the process within its budget, whatever its clients do.
+
+Everything that is received or answered is bounded where it is counted. What gRPC holds by itself is
+not: halves of messages, windows of connections, answers that nobody reads. So the guard looks at
+what the kernel says that the process has, and when it comes near the budget the service cuts calls
+whose clients keep it waiting, those that have waited longest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from spark_ledger.limits import (
+    BOOKIE_MEMORY_CRITICAL,
+    BOOKIE_MEMORY_HIGH,
+    BOOKIE_MEMORY_INTERVAL_S,
+    MIB,
+)
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S: Final = ((BOOKIE_MEMORY_CRITICAL, 0.02), (BOOKIE_MEMORY_HIGH, 0.25))
+"""From this share of the budget on, who has kept us waiting for so long is cut."""
+
+_TRIM_AGAIN_S: Final = 5.0
+"""After a look at freed memory that did not help, before the next one: it takes milliseconds."""
+
+_LET_GO_S: Final = 0.02
+"""gRPC frees the memory of calls that were cut by then."""
+
+_STATM: Final = Path("/proc/self/statm")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that belongs to no file; pages of the index are the kernel's cache."""
+    _size, resident, shared = _STATM.read_text(encoding="ascii").split()[:3]
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def trim() -> None:
+    """Give freed memory back to the kernel."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+class MemoryGuard:
+    """Looks at the memory now and then. Everything here belongs to the service thread."""
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        relieve: Callable[[float], int],
+        *,
+        used: Callable[[], int] = anonymous_bytes,
+        trim: Callable[[], None] = trim,
+    ) -> None:
+        """``relieve`` cuts the calls that have waited for their clients for so many seconds, and
+        returns how many."""
+        self._budget_bytes = budget_bytes
+        self._relieve = relieve
+        self._used = used
+        self._trim = trim
+        self._trim_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.cut = 0
+        """Calls cut since the start, for metrics."""
+
+    def start(self) -> None:
+        """Watch from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def is_high(self) -> bool:
+        """Nothing large should be begun."""
+        return self._used() > BOOKIE_MEMORY_HIGH * self._budget_bytes
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(BOOKIE_MEMORY_INTERVAL_S)
+            if self.is_high:
+                await self.look()
+
+    async def look(self) -> None:
+        """Make room, if room is needed."""
+        patience_s = self._patience_s()
+        if patience_s is None:
+            return
+        cut = self._relieve(patience_s)
+        loop = asyncio.get_running_loop()
+        if cut or loop.time() >= self._trim_at:
+            before = self._used()
+            if cut:
+                await asyncio.sleep(_LET_GO_S)
+            await loop.run_in_executor(None, self._trim)
+            after = self._used()
+            helped = cut or after < 0.95 * before
+            self._trim_at = loop.time() + (0.0 if helped else _TRIM_AGAIN_S)
+            if cut:
+                self.cut += cut
+                logger.warning(
+                    "memory is near its budget (%d of %d MiB): cut %d calls whose clients kept "
+                    "them waiting, %d MiB now",
+                    before // MIB,
+                    self._budget_bytes // MIB,
+                    cut,
+                    after // MIB,
+                )
+
+    def _patience_s(self) -> float | None:
+        used = self._used()
+        for share, patience_s in _PATIENCE_S:
+            if used > share * self._budget_bytes:
+                return patience_s
+        return None

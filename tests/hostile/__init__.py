@@ -1,0 +1,1 @@
+"""Clients that attack a real bookie, beside one that must not notice."""

@@ -1,0 +1,235 @@
+"""Bounds of each kind of call, and room for answers that clients have not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from bookie_server.service import calls
+from bookie_server.service.calls import BOUNDS, AnswerRoom, CallLimits, Kind
+from spark_ledger.limits import BOOKIE_CALLS_MAX, BOOKIE_RECEIVING_MAX
+from spark_ledger.types import BookieStatus
+
+
+def on_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            async with asyncio.timeout(10):
+                await test()
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+def test_grpc_refuses_no_call_that_its_kind_admits() -> None:
+    """It does not know one kind from another."""
+    assert sum(BOUNDS.values()) + BOOKIE_RECEIVING_MAX < BOOKIE_CALLS_MAX
+
+
+def test_calls_above_the_bound_of_their_kind_are_told_to_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(BOUNDS, Kind.POLL, 8)
+    limits = CallLimits()
+    running = [limits.admitted(Kind.POLL, f"client {number % 4}") for number in range(8)]
+    assert [call.__enter__() for call in running] == [None] * 8
+    with limits.admitted(Kind.POLL, "client 5") as refusal:
+        assert refusal is not None and refusal.status is BookieStatus.TOO_MANY_REQUESTS
+        assert "8 tail requests" in refusal.message
+    for kind in set(Kind) - {Kind.POLL}:
+        with limits.admitted(kind, "client 0") as refusal:
+            assert refusal is None, f"{kind} has a bound of its own"
+    running.pop().__exit__(None, None, None)
+    with limits.admitted(Kind.POLL, "client 5") as refusal:
+        assert refusal is None
+    assert limits.refused == {Kind.POLL: 1}
+
+
+def test_one_connection_cannot_take_all_calls_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BOUNDS, Kind.READ, 8)
+    limits = CallLimits()
+    with limits.admitted(Kind.READ, "greedy"), limits.admitted(Kind.READ, "greedy"):
+        with limits.admitted(Kind.READ, "greedy") as refusal:
+            assert refusal is not None and "2 of them for this connection" in refusal.message
+        with limits.admitted(Kind.READ, "another") as refusal:
+            assert refusal is None
+    with limits.admitted(Kind.READ, "greedy") as refusal:
+        assert refusal is None
+    assert not limits._of_connection, "a connection that has no calls is forgotten"
+
+
+@on_loop
+async def test_oldest_call_without_its_request_is_cut_when_there_are_too_many() -> None:
+    limits = CallLimits()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "BOOKIE_RECEIVING_MAX", 2)
+
+        async def receive() -> None:
+            with limits.receiving():
+                await asyncio.Event().wait()
+
+        tasks = []
+        for _number in range(4):
+            tasks.append(asyncio.ensure_future(receive()))
+            await asyncio.sleep(0)
+        await until(lambda: tasks[1].done())
+        assert [task.cancelled() for task in tasks] == [True, True, False, False]
+        assert limits.cut_receiving(60.0) == 0
+        assert limits.cut_receiving(0.0) == 2
+        await until(lambda: all(task.cancelled() for task in tasks))
+        assert not limits._receiving
+
+
+class Reader:
+    """A call that reads one part and writes it, once its client reads."""
+
+    def __init__(self, room: AnswerRoom, byte_count: int) -> None:
+        self.reads = asyncio.Event()
+        self.has_read = False
+        self.task = asyncio.ensure_future(self._run(room, byte_count))
+
+    async def _run(self, room: AnswerRoom, byte_count: int) -> None:
+        await room.reserve()
+        self.has_read = True
+        with room.hold(byte_count):
+            await self.reads.wait()
+
+
+MIB = 1024 * 1024
+
+
+@on_loop
+async def test_reading_waits_until_answers_are_taken() -> None:
+    room = AnswerRoom(6 * MIB, grace_s=60.0, unread_s=60.0)
+    readers = [Reader(room, MIB) for _number in range(5)]
+    await asyncio.sleep(0.01)
+    assert [reader.has_read for reader in readers] == [True, True, True, False, False]
+    assert room.bytes_held == 6 * MIB, "gRPC has a copy"
+    readers[1].reads.set()
+    await until(lambda: readers[3].has_read)
+    assert not readers[4].has_read
+    for reader in readers:
+        reader.reads.set()
+    await asyncio.gather(*(reader.task for reader in readers))
+    await asyncio.sleep(0)
+    assert (room.bytes_held, room._reading, room.cut) == (0, 0, 0)
+
+
+@on_loop
+async def test_large_parts_are_read_one_after_the_other() -> None:
+    """The size of a part is not known before it is read: it is expected to be like the last."""
+    room = AnswerRoom(64 * MIB, grace_s=60.0, unread_s=60.0)
+    Reader(room, 16 * MIB).reads.set()
+    await asyncio.sleep(0.01)
+    waiting = [asyncio.ensure_future(room.reserve()) for _number in range(5)]
+    await asyncio.sleep(0.01)
+    assert [task.done() for task in waiting] == [True, True, False, False, False]
+    for task in waiting:
+        await until(task.done)
+        room.give_back()
+    assert room._reading == 0
+
+
+@on_loop
+async def test_answer_that_nobody_reads_is_cut_when_others_wait() -> None:
+    room = AnswerRoom(3 * MIB, grace_s=0.05, unread_s=60.0)
+    idle = Reader(room, MIB)
+    await asyncio.sleep(0.1)
+    assert not idle.task.done(), "nobody waits"
+    waiting = Reader(room, MIB)
+    waiting.reads.set()
+    await waiting.task
+    assert idle.task.cancelled() and room.cut == 1
+    await asyncio.sleep(0)
+    assert (room.bytes_held, room._reading) == (0, 0)
+
+
+@on_loop
+async def test_clients_that_leave_while_they_wait_leave_their_room_to_others() -> None:
+    room = AnswerRoom(3 * MIB, grace_s=60.0, unread_s=60.0)
+    first, gone, last = (Reader(room, MIB) for _number in range(3))
+    await asyncio.sleep(0.01)
+    gone.task.cancel()
+    first.reads.set()
+    await until(lambda: last.has_read)
+    waiting = asyncio.ensure_future(room.reserve())
+    await asyncio.sleep(0.01)
+    last.reads.set()
+    await last.task
+    waiting.cancel()  # in the moment in which it may go on
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert (room.bytes_held, room._reading) == (0, 0)
+
+
+@on_loop
+async def test_unread_answers_are_cut_by_their_age() -> None:
+    room = AnswerRoom(64 * MIB, grace_s=60.0, unread_s=60.0)
+    old = Reader(room, MIB)
+    await asyncio.sleep(0.05)
+    new = Reader(room, MIB)
+    await asyncio.sleep(0)
+    assert room.cut_unread(0.04) == 1
+    await until(old.task.cancelled)
+    assert not new.task.done()
+    new.reads.set()
+    await new.task
+
+
+@on_loop
+async def test_answer_that_is_never_read_is_cut_in_the_end() -> None:
+    room = AnswerRoom(64 * MIB, grace_s=0.0, unread_s=0.05)
+    reader = Reader(room, MIB)
+    await until(reader.task.cancelled)
+    await until(lambda: room.bytes_held == 0)
+    assert room.cut == 1
+
+
+@on_loop
+async def test_part_counts_until_the_next_is_written_or_the_call_ends() -> None:
+    """gRPC takes a part at once, and keeps it for a client that does not read."""
+    room = AnswerRoom(64 * MIB, grace_s=60.0, unread_s=60.0)
+    ends = asyncio.Event()
+
+    async def call() -> None:
+        for size in (MIB, 2 * MIB, 3 * MIB):
+            await room.reserve()
+            with room.hold(size):
+                held.append(room.bytes_held)
+        held.append(room.bytes_held)
+        await ends.wait()
+
+    held: list[int] = []
+    task = asyncio.ensure_future(call())
+    await until(lambda: len(held) == 4)
+    assert held == [2 * MIB, 6 * MIB, 10 * MIB, 6 * MIB]
+    ends.set()
+    await task
+    await until(lambda: room.bytes_held == 0)
+
+
+@on_loop
+async def test_answered_call_whose_client_does_not_read_is_cut_when_there_are_too_many() -> None:
+    leftovers = calls.Leftovers()
+
+    async def call() -> None:
+        leftovers.handler_ended()
+        leftovers.handler_ended()  # a call is counted once
+        await asyncio.Event().wait()  # gRPC sends the status
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "BOOKIE_LEFTOVERS_MAX", 2)
+        tasks = [asyncio.ensure_future(call()) for _number in range(4)]
+        await until(lambda: tasks[1].done())
+        assert [task.cancelled() for task in tasks] == [True, True, False, False]
+        tasks[2].cancel()
+        tasks[3].cancel()
+        await until(lambda: not leftovers._calls)

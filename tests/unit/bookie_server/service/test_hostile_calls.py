@@ -1,0 +1,292 @@
+"""Clients that flood a bookie with calls, leave halves of them, or do not read what they asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from bookie_server.service import grpc_service
+from bookie_server.service.calls import BOUNDS, Kind
+from spark_ledger.limits import APPEND_MESSAGE_ADDS_MAX, BOOKIE_MALFORMED_ADDS_MAX
+from spark_ledger.types import LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from tests.hostile.http2 import RawConnection, message
+from tests.unit.bookie_server.service.test_grpc_service import BOOKIE, HERE, Fixture, on_loop
+
+READ = pb.ReadRequest(ledger_id=1, first_entry=0, last_entry=0).SerializeToString()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def connect(f: Fixture, window: int = 65_535) -> RawConnection:
+    return await RawConnection.open(f.address, window=window)
+
+
+async def serves_the_others(f: Fixture) -> None:
+    """Each kind of honest call but tail requests."""
+    await f.store(0, 1)
+    fence = pb.ReadLastConfirmedRequest(ledger_id=2, fence=True)
+    assert (await f.stub.ReadLastConfirmed(fence, timeout=5, metadata=HERE)).fenced
+    reads = [a async for a in f.stub.Read(pb.ReadRequest(ledger_id=1), timeout=5, metadata=HERE)]
+    assert [answer.status for answer in reads] == [pb.OK]
+    asked = pb.ReadLastConfirmedRequest(ledger_id=1)
+    assert (await f.stub.ReadLastConfirmed(asked, timeout=5, metadata=HERE)).status == pb.OK
+    described = await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
+    assert described.status == pb.OK
+
+
+def test_flood_of_tail_requests_refuses_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BOUNDS, Kind.POLL, 8)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        poll = pb.ReadLastConfirmedRequest(ledger_id=1, wait_above=50, wait_ms=20_000)
+        flood = [await connect(f) for _number in range(4)]
+        for connection in flood:
+            for _number in range(10):
+                await connection.ask("ReadLastConfirmed", BOOKIE, poll.SerializeToString())
+        await until(lambda: f.metrics.long_polls == 8)
+        answer = await f.stub.ReadLastConfirmed(poll, timeout=30, metadata=HERE)
+        assert answer.status == pb.TOO_MANY_REQUESTS and "ask again later" in answer.message
+        await serves_the_others(f)
+        for connection in flood:
+            await connection.close()
+        await until(lambda: not f.metrics.long_polls)
+
+    run()
+
+
+@pytest.mark.parametrize("kind", [Kind.READ, Kind.FENCE, Kind.LIST, Kind.DESCRIBE, Kind.CONFIRM])
+def test_call_above_the_bound_of_its_kind_is_answered_at_once(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BOUNDS, kind, 0)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        f.bookie.ledgers.clear()
+        asked: dict[Kind, Callable[[], Any]] = {
+            Kind.READ: lambda: f.stub.Read(pb.ReadRequest(), timeout=5, metadata=HERE),
+            Kind.FENCE: lambda: f.stub.Read(pb.ReadRequest(fence=True), timeout=5, metadata=HERE),
+            Kind.LIST: lambda: f.stub.ListEntries(
+                pb.ListEntriesRequest(), timeout=5, metadata=HERE
+            ),
+            Kind.DESCRIBE: lambda: f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE),
+            Kind.CONFIRM: lambda: f.stub.WriteLastConfirmed(
+                pb.WriteLastConfirmedRequest(), timeout=5, metadata=HERE
+            ),
+        }
+        call = asked[kind]()
+        answer = await call if kind in (Kind.DESCRIBE, Kind.CONFIRM) else await call.read()
+        assert answer.status == pb.TOO_MANY_REQUESTS
+        assert f.bookie.ledgers == {}, "nothing was decided"
+
+    run()
+
+
+def test_append_streams_above_their_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BOUNDS, Kind.APPEND, 1)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        first = f.stub.Append(metadata=HERE)
+        await until(lambda: f.metrics.append_streams == 1)
+        second = f.stub.Append(metadata=HERE)
+        assert await second.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
+        await until(lambda: f.metrics.append_streams == 0)
+        await f.store(0, 1)
+
+    run()
+
+
+def test_answers_that_are_not_read_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_service, "BOOKIE_ANSWER_BYTES_MAX", 4 * 1024 * 1024)
+    monkeypatch.setattr(grpc_service, "BOOKIE_UNREAD_GRACE_S", 0.1)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        await f.store(0, 1, size=1_000_000)
+        hostile = [await connect(f, window=1024) for _number in range(10)]
+        streams = [await connection.ask("Read", BOOKIE, READ) for connection in hostile]
+        await until(lambda: f.service._answers.bytes_held > 2_000_000)
+        await serves_the_others(f)
+        assert f.service._answers.bytes_held <= 6 * 1024 * 1024
+        await until(lambda: sum(s in c.ended for s, c in zip(streams, hostile, strict=True)) > 5)
+        for connection in hostile:
+            await connection.close()
+        await until(lambda: not f.service._answers.bytes_held)
+
+    run()
+
+
+def test_answer_that_is_never_read_is_cut_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_service, "BOOKIE_UNREAD_S", 0.1)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        await f.store(0, 1, size=1_000_000)
+        hostile = await connect(f, window=1024)
+        stream = await hostile.ask("Read", BOOKIE, READ)
+        while stream not in hostile.ended:  # gRPC does what it is told when it wakes up
+            await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
+        assert not f.service._answers.bytes_held
+        await hostile.close()
+
+    run()
+
+
+@on_loop
+async def test_calls_that_keep_the_bookie_waiting_are_ended_when_memory_is_short(
+    f: Fixture,
+) -> None:
+    await f.store(0, 1, size=1_000_000)
+    half = message(bytes(2_000_000), claimed=16_000_000)
+    hostile = [await connect(f, window=1024) for _number in range(3)]
+    streams = [await connection.call("Append", BOOKIE) for connection in hostile[:1]]
+    streams.append(await hostile[1].call("Describe", BOOKIE))
+    for connection, stream in zip(hostile, streams, strict=False):
+        await connection.send(stream, half)
+    streams.append(await hostile[2].ask("Read", BOOKIE, READ))
+    working = f.stub.Append(metadata=HERE)
+    f.bookie.hold = True
+    run = pb.EntryRun(ledger_id=1, first_entry=9, sizes=[50], frames=bytes(50))
+    await working.write(pb.AppendRequest(adds=[pb.AddRun(tag=1, run=run)]))
+    await until(lambda: f.service._answers.bytes_held > 0 and len(f.bookie.adds) == 2)
+    assert f.service.relieve(60.0) == 0
+    assert f.service.relieve(0.0) == 3
+    while not all(s in c.ended for s, c in zip(streams, hostile, strict=True)):
+        await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
+    f.bookie.release()
+    (result,) = (await working.read()).results
+    assert result.last_entry == 9, "a client that waits for its answer is not cut"
+    for connection in hostile:
+        await connection.close()
+
+
+def test_request_that_does_not_arrive_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_service, "BOOKIE_RECEIVE_S", 0.1)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        hostile = await connect(f)
+        stream = await hostile.call("Read", BOOKIE)
+        await hostile.send(stream, message(READ, claimed=1000))
+        await until(lambda: stream in hostile.ended)
+        assert f.metrics.calls["Read", "DEADLINE_EXCEEDED"] == 1
+        await hostile.close()
+
+    run()
+
+
+@pytest.mark.parametrize("method", ["Read", "ReadLastConfirmed", "WriteLastConfirmed", "Describe"])
+def test_long_request_is_refused_before_it_is_decoded(method: str) -> None:
+    @on_loop
+    async def run(f: Fixture) -> None:
+        unknown = b"\x7a" + b"\xff\xff\x03" + bytes(65_535)  # a field of a newer version
+        call = f.channel.unary_unary(f"/spark_ledger.v1.Bookie/{method}")
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 65536") as caught:
+            await call(unknown + unknown, timeout=5, metadata=HERE)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run()
+
+
+@on_loop
+async def test_describe_does_not_wait_behind_reads(f: Fixture) -> None:
+    goes_on = threading.Event()
+    threads = f.service._pool._max_workers
+    for _number in range(threads + 5):
+        f.service._pool.submit(goes_on.wait)
+    try:
+        described = await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
+        assert described.status == pb.OK
+    finally:
+        goes_on.set()
+
+
+@on_loop
+async def test_stream_of_malformed_adds_is_ended(f: Fixture) -> None:
+    """Each is answered, but not two million of them."""
+    call = f.stub.Append(metadata=HERE)
+    bad = [pb.AddRun(tag=tag) for tag in range(1, BOOKIE_MALFORMED_ADDS_MAX + 2)]
+    await call.write(pb.AppendRequest(adds=bad[:-1]))
+    answered = 0
+    while answered < BOOKIE_MALFORMED_ADDS_MAX:
+        answered += len((await call.read()).results)
+    await call.write(pb.AppendRequest(adds=bad[-1:]))
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    call = f.stub.Append(metadata=HERE)
+    await call.write(pb.AppendRequest(adds=[pb.AddRun()] * (APPEND_MESSAGE_ADDS_MAX + 1)))
+    with pytest.raises(grpc.aio.AioRpcError, match="more than 4096 adds"):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+
+@on_loop
+async def test_long_message_lets_other_clients_have_their_turn(f: Fixture) -> None:
+    run = pb.EntryRun(ledger_id=1, sizes=[50], frames=bytes(50))
+    adds = [pb.AddRun(tag=tag, run=run) for tag in range(APPEND_MESSAGE_ADDS_MAX)]
+    lags: list[float] = []
+
+    async def measure() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0)
+            lags.append(loop.time() - before)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bookie_server.service.append_session._TURN_S", 0.001)
+        call = f.stub.Append(metadata=HERE)
+        await call.write(pb.AppendRequest(adds=[]))
+        await until(lambda: f.metrics.append_streams == 1)
+        measuring = asyncio.ensure_future(measure())
+        await call.write(pb.AppendRequest(adds=adds))
+        last = -1
+        while last < APPEND_MESSAGE_ADDS_MAX - 1:
+            last = max(last, *(result.tag for result in (await call.read()).results))
+        measuring.cancel()
+    assert len(f.bookie.adds) == APPEND_MESSAGE_ADDS_MAX
+    turns = [lag for lag in lags if lag > 0.001]
+    assert len(turns) > 5, "the message was taken in one turn"
+
+
+@on_loop
+async def test_clients_that_leave_write_nothing_into_the_log(f: Fixture) -> None:
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        await f.store(0, 1, size=1_000_000)
+        for method in ("Read", "Append"):
+            hostile = await connect(f, window=1024)
+            if method == "Read":
+                await hostile.ask("Read", BOOKIE, READ)
+                await until(lambda: f.service._answers.bytes_held > 0)
+            else:
+                await hostile.call("Append", BOOKIE)
+                await until(lambda: f.metrics.append_streams == 1)
+            await hostile.close()
+            await until(lambda: not f.service._answers.bytes_held + f.metrics.append_streams)
+        poll = pb.ReadLastConfirmedRequest(ledger_id=1, wait_above=50, wait_ms=20_000)
+        hostile = await connect(f)
+        await hostile.ask("ReadLastConfirmed", BOOKIE, poll.SerializeToString())
+        await until(lambda: f.metrics.long_polls == 1)
+        await hostile.close()
+        await until(lambda: not f.metrics.long_polls)
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert [text for text in records if "Traceback" in text or "ERROR" in text.upper()] == []
+    assert LedgerId(1) in f.bookie.ledgers

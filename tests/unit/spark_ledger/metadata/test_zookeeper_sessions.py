@@ -1,0 +1,287 @@
+"""The ZooKeeper store over reconnects, new sessions, other stores and the death of kazoo."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.metadata.cluster import CLUSTER_PATH
+from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
+from tests.unit.spark_ledger.metadata.fake_zookeeper import (
+    LONG_S,
+    SHORT_S,
+    FakeServer,
+    How,
+    Run,
+    Trouble,
+    run,
+)
+
+__all__ = ["run"]
+
+IDENTITY = f"/root/{CLUSTER_PATH}"
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LONG_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def settle() -> None:
+    """Let everything that is under way on the loop happen."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+# -- watches ---------------------------------------------------------------------------------------
+
+
+def test_watch_reports_every_change_and_what_a_reconnect_may_have_hidden(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        calls: list[int] = []
+        store.watch("n", lambda: calls.append(1))
+        server.create("/root/n", b"")
+        await settle()
+        assert len(calls) == 1
+        for version in range(3):
+            server.set("/root/n", b"%d" % version)
+            await settle()
+            server.create(f"/root/n/child{version}", b"")
+            await settle()
+            assert len(calls) == 3 + 2 * version
+        client.break_connection()
+        await settle()
+        assert len(calls) == 7, "a broken connection is no change"
+        server.set("/root/n", b"while away")
+        client.connect()
+        await settle()
+        assert len(calls) == 8, "it may have missed one"
+        server.set("/root/n", b"again")
+        server.delete("/root/n/child0")
+        await settle()
+        assert len(calls) == 9, "two at once are one call, and the watch stands again"
+        client.expire()
+        client.connect()
+        await settle()
+        assert len(calls) == 10
+
+    run(scenario)
+
+
+def test_watch_is_armed_before_its_subscribers_are_called(run: Run) -> None:
+    """Otherwise a change right behind their read would be missed."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        armed: list[bool] = []
+        store.watch("n", lambda: armed.append(bool(client.data_watches.get("/root/n"))))
+        server.create("/root/n", b"")
+        await settle()
+        server.set("/root/n", b"1")
+        await settle()
+        client.break_connection()
+        client.connect()
+        await settle()
+        assert armed == [True] * 3
+        assert client.child_watches.get("/root/n")
+
+    run(scenario)
+
+
+def test_cancelled_watch_leaves_the_other_and_calls_nobody(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        calls: list[str] = []
+        one = store.watch("n", lambda: calls.append("one"))
+        other = store.watch("n", lambda: calls.append("other"))
+        server.create("/root/n", b"")
+        one.cancel()
+        await settle()
+        assert calls == ["other"]
+        server.set("/root/n", b"1")
+        await settle()
+        assert calls == ["other"] * 2
+        other.cancel()
+        server.set("/root/n", b"2")
+        await settle()
+        assert calls == ["other"] * 2
+
+    run(scenario)
+
+
+def test_change_during_a_callback_calls_again(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        seen: list[bytes] = []
+
+        def changed() -> None:
+            seen.append(server.nodes["/root/n"].data)
+            if len(seen) == 1:
+                server.set("/root/n", b"2")
+
+        store.watch("n", changed)
+        server.create("/root/n", b"1")
+        await settle()
+        assert seen == [b"1", b"2"]
+
+    run(scenario)
+
+
+# -- sessions --------------------------------------------------------------------------------------
+
+
+def test_lost_session_is_told_once_when_the_new_one_stands(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        lost: list[int] = []
+        watch = store.on_session_lost(lambda: lost.append(server.sessions))
+        client.break_connection()
+        client.connect()
+        await settle()
+        assert lost == [], "the session has outlived that"
+        client.expire()
+        await settle()
+        client.break_connection()
+        await settle()
+        assert lost == [], "nobody can make a node again yet"
+        client.connect()
+        await eventually(lambda: bool(lost))
+        assert lost == [server.sessions]
+        client.break_connection()
+        client.connect()
+        await settle()
+        assert lost == [server.sessions], "once"
+        watch.cancel()
+        client.expire()
+        client.connect()
+        await settle()
+        assert len(lost) == 1
+
+    run(scenario)
+
+
+def test_new_session_of_another_store_is_refused_until_the_old_one_is_back(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        await store.create(CLUSTER_PATH, b"this one")
+        await store.get(CLUSTER_PATH)
+        for other in (None, b"another"):
+            server.delete(IDENTITY)
+            if other is not None:
+                server.create(IDENTITY, other)
+            client.expire()
+            client.connect()
+            for operation in (store.get("n"), store.create("n", b""), store.children("n")):
+                with pytest.raises(ConfigurationError, match=r"no longer holds the cluster"):
+                    await operation
+            assert "/root/n" not in server.nodes
+            if other is None:
+                server.create(IDENTITY, b"")
+            server.delete(IDENTITY)
+            server.create(IDENTITY, b"this one")
+            client.expire()
+            client.connect()
+            assert await store.children("n") == []
+
+    run(scenario)
+
+
+def test_operation_is_not_sent_in_a_session_that_nobody_has_verified(run: Run) -> None:
+    """kazoo knows its new session before its listener was heard."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        await store.create(CLUSTER_PATH, b"this one")
+        await store.get(CLUSTER_PATH)
+        server.delete(IDENTITY)
+        client.expire(silently=True)
+        server.sessions += 1
+        client._session = server.sessions
+        client.connected, client.client_id = True, (client._session, b"")
+        creating = asyncio.create_task(store.create("n", b"", ephemeral=True))
+        await settle()
+        assert "/root/n" not in server.nodes
+        client.tell("LOST")
+        client.tell("CONNECTED")
+        with pytest.raises(ConfigurationError):
+            await creating
+        assert "/root/n" not in server.nodes
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["sync", "get"])
+@pytest.mark.parametrize("how", [How.LOST_REPLY, How.NO_ANSWER])
+def test_verification_that_fails_is_made_again(run: Run, name: str, how: How) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        await store.create(CLUSTER_PATH, b"this one")
+        await store.get(CLUSTER_PATH)
+        lost: list[int] = []
+        store.on_session_lost(lambda: lost.append(1))
+        server.troubles = [Trouble(name, how), Trouble(name, how)]
+        client.expire()
+        client.connect()
+        await eventually(lambda: bool(lost))
+        assert (await store.get(CLUSTER_PATH)).value == b"this one"
+        assert lost == [1]
+
+    run(scenario, SHORT_S)
+
+
+def test_death_of_kazoo_starts_another_client(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        await store.create("n", b"0")
+        for version in range(3):
+            old = server.clients[-1]
+            lost: list[int] = []
+            watch = store.on_session_lost(lambda lost=lost: lost.append(1))  # type: ignore[misc]
+            old.die()
+            assert await store.put("n", b"x", version) == version + 1
+            assert server.clients[-1] is not old
+            await eventually(lambda old=old: old.is_stopped)  # type: ignore[misc]
+            old.tell("SUSPENDED")
+            old.tell("LOST")
+            await settle()
+            assert (await store.get("n")).version == version + 1
+            assert lost == [1]
+            watch.cancel()
+
+    run(scenario)
+
+
+def test_write_under_way_when_kazoo_dies_goes_to_its_successor(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        await store.create("n", b"0")
+        (old,) = server.clients
+        for name in ("set", "create", "delete"):
+            old = server.clients[-1]
+            server.troubles = [Trouble(name, How.LOST_REQUEST, old.die, comes_back=False)]
+            if name == "set":
+                assert await store.put("n", b"1", 0) == 1
+            elif name == "create":
+                await store.create("m", b"", ephemeral=True)
+                assert server.nodes["/root/m"].owner == server.sessions
+            else:
+                await store.delete("n")
+            assert server.clients[-1] is not old
+        assert "/root/n" not in server.nodes
+
+    run(scenario)
+
+
+def test_close_while_kazoo_is_replaced_leaves_no_client(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        server.clients[0].die()
+        await settle()
+        await store.close()
+        await store.close()
+        assert all(client.is_stopped for client in server.clients)
+
+    server = run(scenario)
+    gc.collect()
+    assert len(server.clients) <= 2
