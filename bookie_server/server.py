@@ -417,7 +417,7 @@ class BookieServer:
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
             "read_only": storage.disks.reason,
-            "directories": storage.disks.by_name(storage.directories),
+            "directories": storage.disks.status(storage.directories),
         }
 
     def _exposition(self) -> bytes:
