@@ -310,6 +310,20 @@ MACHINE_TICK_S_MAX: Final = 1.0
 """Between two looks of a busy machine at the clock at most, whatever time it names: what it forgot
 to name is this late. Ten thousand machines cost a tenth of a core with it."""
 
+LAC_DISPUTE_S: Final = 0.2
+"""A reader that asks for the last add confirmed waits so long for bookies that may support what one
+alone says. Enough for those that work; one that is silent delays an open by no more than this."""
+
+TAIL_FIRST_LOOK_S: Final = 1.0
+"""A tail begins with the newest metadata if they come within this time, else with those it has."""
+
+TAIL_RETRY_DELAY_S_MAX: Final = 2.0
+"""The longest pause before a tail tries again to read metadata that it could not read."""
+
+TAIL_METADATA_WAIT_S: Final = 300.0
+"""A tail that can deliver nothing more without new metadata waits for them so long: longer than a
+restart of all ZooKeeper servers, and an error before a human would wonder."""
+
 TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
 

@@ -48,14 +48,13 @@ class LedgerRecord(NamedTuple):
         """The record after a run that ends with ``last_entry``.
 
         A recovery adds entries below the end, whose frames hold an older last add confirmed. So
-        both are a maximum and not what came last. A frame that claims more than its own entry is
-        not believed: no writer makes one.
+        both are a maximum and not what came last.
         """
         assert last_entry >= 0, "a run has at least one entry"
         return LedgerRecord(
             self.access_key_hash,
             self.fenced,
-            max(min(last_add_confirmed, last_entry), self.last_add_confirmed),
+            max(last_add_confirmed, self.last_add_confirmed),
             max(last_entry, self.last_entry),
         )
 

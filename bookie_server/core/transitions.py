@@ -112,14 +112,10 @@ def on_last_confirmed(
     """Decide the explicit last add confirmed of an idle writer.
 
     It never goes back (rule P5). A fence does not stop it: it adds no entry, and says only what the
-    writer had confirmed before. At most the last entry held here is kept: whoever may write to a
-    ledger, or finds one without a password, must not leave a number behind that no entry reaches.
+    writer had confirmed before.
     """
     contact = _contact(record, ledger_id, key_hash, in_metadata)
-    if isinstance(contact, Refusal):
-        return contact
-    last_add_confirmed = min(last_add_confirmed, contact.record.last_entry)
-    if last_add_confirmed <= contact.record.last_add_confirmed:
+    if isinstance(contact, Refusal) or last_add_confirmed <= contact.record.last_add_confirmed:
         return contact
     accepted = _then(contact, Change(ledger_id, last_add_confirmed=last_add_confirmed))
     assert accepted.record.last_add_confirmed == last_add_confirmed
