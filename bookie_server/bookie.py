@@ -275,6 +275,11 @@ class Bookie:
         """See ``reads.list_entries``, also for what it raises; any thread."""
         return list_entries(self._storage, ledger_id)
 
+    @property
+    def objects_held(self) -> int:
+        """About how many objects of the storage a search for cyclic garbage visits; any thread."""
+        return self._storage.objects_held
+
     def stats(self) -> StorageStats:
         """Counters; any thread."""
         return StorageStats(
