@@ -197,7 +197,7 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
-            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve, service.memory_is_short)
             guard.start()
             closing.callback(guard.stop)
             server = GrpcServer(

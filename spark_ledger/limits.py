@@ -224,8 +224,11 @@ BOOKIE_MEMORY_HIGH: Final = 0.75
 """Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
 and an idle interpreter take two thirds."""
 
-BOOKIE_MEMORY_CRITICAL: Final = 0.85
-"""Share from which on a client is cut that keeps a bookie waiting for a moment."""
+BOOKIE_HELD_BYTES_MAX: Final = 1 * MIB
+"""What a connection may have on its way while memory is short: with more, its calls are cut."""
+
+BOOKIE_RECEIVE_SHORT_S: Final = 0.25
+"""While memory is short, a request that is not there by then is cut."""
 
 BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
 """How often a bookie looks at its memory: gRPC takes in about 30 MiB in this time."""
