@@ -237,6 +237,10 @@ BOOKIE_CONNECTIONS_MAX: Final = 10_000
 """Connections of clients at once, fewer where the limit of open files is lower. Each client has one
 to each bookie; further ones are closed at once, and their clients try again later."""
 
+BOOKIE_ADMIN_CONNECTION_S: Final = 10.0
+"""A connection to the admin port ends after this, once its request is answered: scrapers connect
+again, and who sends half a request does not keep others out."""
+
 BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
 """Scrapers and health checks are few; further connections to the admin port are closed at once."""
 
