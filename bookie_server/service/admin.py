@@ -50,6 +50,14 @@ class _Closing(asyncio.Protocol):
         transport.close()
 
 
+def _end(handler: web.RequestHandler) -> None:
+    """End a connection, after the request that is being answered."""
+    if getattr(handler, "_current_request", None) is None:
+        handler.force_close()
+    else:
+        handler.close()
+
+
 class AdminServer:
     """Serves on a bound socket. Its methods belong to the service thread.
 
@@ -112,7 +120,7 @@ class AdminServer:
                 return _Closing()
             handler = accepts()
             # A request takes milliseconds; halves of requests must not take all connections.
-            loop.call_later(BOOKIE_ADMIN_CONNECTION_S, handler.close)
+            loop.call_later(BOOKIE_ADMIN_CONNECTION_S, _end, handler)
             return handler
 
         loop = asyncio.get_running_loop()

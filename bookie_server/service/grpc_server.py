@@ -75,8 +75,8 @@ class GrpcServer:
             socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise ConfigurationError(
-                f"cannot listen on {address}: {error.strerror or error}: listen.host must be a name "
-                "or an address of this machine"
+                f"cannot listen on {address}: {error.strerror or error}: listen.host must be a "
+                "name or an address of this machine"
             ) from error
         try:
             bound: int = self._server.add_insecure_port(address)
