@@ -181,6 +181,7 @@ class BookieServer:
             loop.add_signal_handler(signal_number, self._stop.set)
         async with AsyncExitStack() as closing:
             store = await self._identify(closing)
+            self._metrics.metadata_restored = lambda: store.restored
             self._bookie = await self._open_bookie(MetadataKeys(store))
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
@@ -402,6 +403,7 @@ class BookieServer:
             entry_log_bytes=stats.ledger_storage.entry_log_bytes_written,
             free_bytes=free_bytes(self._config),
             uptime_s=time.monotonic() - self._started_at,
+            next_ledger_id=self._bookie.next_ledger_id(),
         )
 
     def _status(self) -> dict[str, object]:
@@ -416,6 +418,7 @@ class BookieServer:
             "append_bytes_in_flight": storage.append_bytes_in_flight,
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
+            "metadata_restored": self._metrics.metadata_restored(),
             "read_only": storage.disks.reason,
             "directories": storage.disks.by_name(storage.directories),
         }
