@@ -279,6 +279,11 @@ class Bookie:
         """An id above all ledgers that were heard of here; any thread."""
         return self._storage.next_ledger_id()
 
+    @property
+    def objects_held(self) -> int:
+        """About how many objects of the storage a search for cyclic garbage visits; any thread."""
+        return self._storage.objects_held
+
     def stats(self) -> StorageStats:
         """Counters; any thread."""
         return StorageStats(

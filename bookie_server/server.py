@@ -28,6 +28,7 @@ from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
+from bookie_server.garbage import Collector
 from bookie_server.identity import Identity
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
@@ -183,6 +184,7 @@ class BookieServer:
             store = await self._identify(closing)
             self._metrics.metadata_restored = lambda: store.restored
             self._bookie = await self._open_bookie(MetadataKeys(store))
+            closing.enter_context(Collector(lambda: self._bookie.objects_held).running(loop))
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
             registry = self._registry(store)
@@ -196,7 +198,7 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
-            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve, service.memory_is_short)
             guard.start()
             closing.callback(guard.stop)
             server = GrpcServer(
@@ -420,7 +422,7 @@ class BookieServer:
             "failure": storage.failure,
             "metadata_restored": self._metrics.metadata_restored(),
             "read_only": storage.disks.reason,
-            "directories": storage.disks.by_name(storage.directories),
+            "directories": storage.disks.status(storage.directories),
         }
 
     def _exposition(self) -> bytes:

@@ -7,7 +7,6 @@ import pytest
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadEntries
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
 from spark_ledger.protocol.recovery import RecoveryMachine
-from spark_ledger.types import EntryId
 from tests.effort import SCOPES, in_shares
 from tests.exhaustive.scopes import QUICK, Scope, named
 from tests.exhaustive.search import Search
@@ -53,7 +52,7 @@ def test_recovery_from_below_the_last_fragment_is_found(monkeypatch: pytest.Monk
     def answer_without_floor(self: LastConfirmedRead, event: LastConfirmedAnswer) -> bool:
         over = answer(self, event)
         if self.result is not None:
-            self._result = EntryId(self._highest)
+            self._result = self._claims.believed
         return over
 
     monkeypatch.setattr(LastConfirmedRead, "answer", answer_without_floor)

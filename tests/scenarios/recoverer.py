@@ -167,8 +167,8 @@ class Reader(Client):
         round_ = LongPoll(self.world.metadata.value, EntryId(self.last_add_confirmed))
         self._polls += 1
         poll = _Poll(self, round_, self._polls)
-        for bookie_id in self.world.metadata.value.last_fragment.bookies:
-            poll.ask(bookie_id)
+        for index, bookie_id in enumerate(self.world.metadata.value.last_fragment.bookies):
+            poll.ask(index, bookie_id)
 
     # -- entries -----------------------------------------------------------------------------------
 
@@ -265,6 +265,9 @@ class _Round:
 
     def handle(self, event: object, now: float) -> list[Command]:
         if isinstance(event, Tick):
+            if self._round.result is None and self._round.is_covered:
+                self._round.conclude()
+                self._reader.round_over()
             return []
         assert isinstance(event, LastConfirmedAnswer)
         if self._round.answer(event):
@@ -279,16 +282,16 @@ class _Poll:
         self._reader, self._round, self._number = reader, round_, number
         self._over = False
 
-    def ask(self, bookie_id: BookieId) -> None:
+    def ask(self, index: int, bookie_id: BookieId) -> None:
         self._reader.message(
             bookie_id,
             f"poll {self._number} {bookie_id}",
             f"anything above {self._reader.last_add_confirmed}?",
-            lambda: self._serve(bookie_id),
-            lambda: self._answered(BookieStatus.TIMEOUT, -1),
+            lambda: self._serve(index, bookie_id),
+            lambda: self._answered(index, BookieStatus.TIMEOUT, -1),
         )
 
-    def _serve(self, bookie_id: BookieId) -> None:
+    def _serve(self, index: int, bookie_id: BookieId) -> None:
         reader = self._reader
         bookie = reader.world.bookies[bookie_id]
         status, last = bookie.read_last_confirmed(fence=False, password=reader.password)
@@ -299,14 +302,14 @@ class _Poll:
                 reader.name,
                 f"{reader.name}:poll {self._number} {bookie_id} answers",
                 f"last add confirmed {last}" if status is BookieStatus.OK else told,
-                lambda: self._answered(status, last),
-                lambda: self._answered(BookieStatus.TIMEOUT, -1),
+                lambda: self._answered(index, status, last),
+                lambda: self._answered(index, BookieStatus.TIMEOUT, -1),
             )
         )
 
-    def _answered(self, status: BookieStatus, last: int) -> None:
+    def _answered(self, index: int, status: BookieStatus, last: int) -> None:
         if self._over:
             return
-        self._over = self._round.answer(status, EntryId(last))
+        self._over = self._round.answer(index, status, EntryId(last))
         if self._over:
             self._reader.learn(self._round.newest)

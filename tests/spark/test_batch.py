@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from pyspark.sql import functions as sql
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -71,8 +73,28 @@ def test_metadata_column_has_the_position_of_each_row(lab: Lab) -> None:
     ]
     commit = lab.client.stream(lab.name).commit(1)
     assert rows[3].ledger_id == commit.segments[0].ledger_id
-    assert round(rows[3].commit_time.timestamp() * 1000) % 1000 == commit.time_ms % 1000
+    assert round(rows[3].commit_time.timestamp() * 1000) == commit.time_ms
     assert lab.read(includeMetadata=True).where("_ledger.segment = 1").count() == 2
+
+
+def test_times_in_a_session_outside_utc_are_those_of_the_commits(lab: Lab) -> None:
+    """A time without a zone is UTC, not the session's; a commit's time is a moment."""
+    before = lab.spark.conf.get("spark.sql.session.timeZone")
+    lab.spark.conf.set("spark.sql.session.timeZone", "America/St_Johns")
+    try:
+        lab.numbers(0, 10)
+        lab.numbers(10, 20)
+        commits = lab.client.stream(lab.name).commits(0, 2)
+        written = datetime.fromtimestamp(commits[1].time_ms / 1000, UTC)
+        text = written.replace(tzinfo=None).isoformat(timespec="milliseconds")
+        assert lab.ids(startingTimestamp=text) == list(range(10, 20))
+        assert lab.ids(endingTimestamp=text) == list(range(10))
+        times = lab.read(includeMetadata=True).selectExpr("unix_millis(_ledger.commit_time) ms")
+        assert sorted(row.ms for row in times.distinct().collect()) == [
+            commit.time_ms for commit in commits
+        ]
+    finally:
+        lab.spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def test_a_declared_schema_picks_and_widens(lab: Lab) -> None:

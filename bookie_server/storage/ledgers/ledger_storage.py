@@ -246,17 +246,16 @@ class LedgerStorage:
                 for store in self._stores:
                     closing.callback(store.close)
 
+    @property
+    def objects_held(self) -> int:
+        """See ``DirectoryStore.objects_held``; any thread."""
+        return sum(store.objects_held for store in self._stores)
+
     def stats(self) -> LedgerStorageStats:
         """Counters; any thread."""
         flushed = self._flush_stats
-        known = 0
-        for store in self._stores:
-            known += store.index.ledger_count()
-            known += sum(
-                store.index.ledger_record(ledger) is None for ledger in store.dirty_ledgers()
-            )
         return LedgerStorageStats(
-            ledgers=known,
+            ledgers=sum(store.ledger_count for store in self._stores),
             cache_bytes=sum(store.cache.byte_count for store in self._stores),
             entry_log_bytes_written=sum(store.entry_log_bytes_written for store in self._stores),
             flushes=flushed.flushes,

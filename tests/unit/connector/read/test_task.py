@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,12 +96,9 @@ def test_read_partition_gives_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> 
 def test_metadata_column_is_where_it_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     table = numbers(monkeypatch, FakeStream(), WITH_METADATA, includeMetadata="true")
     assert table.column_names == ["_ledger", "a"]
-    assert [one and one["commit"] for one in table.column("_ledger").to_pylist()] == [
-        10,
-        11,
-        12,
-        13,
-    ]
+    column = table.column("_ledger").to_pylist()
+    assert [one and one["commit"] for one in column] == [10, 11, 12, 13]
+    assert {one and one["commit_time"] for one in column} == {datetime.fromtimestamp(1, UTC)}
 
 
 def test_truncated_rows_fail_or_are_skipped(

@@ -224,6 +224,7 @@ def test_busy_replicas_are_asked_again_after_pauses_that_double() -> None:
         now = due
     assert pauses == pytest.approx([pauses[0] * 2**n for n in range(4)])
     assert reader.bring(1, 9, now=now)[-1] == Done(METADATA, 3)
+    assert reader.machine.next_deadline is None
 
 
 def test_busy_replicas_are_waited_for_up_to_a_bound() -> None:

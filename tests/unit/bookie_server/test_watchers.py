@@ -1,0 +1,55 @@
+"""Watchers of a ledger's end: each is called, also while others come and go, and none is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from bookie_server.watchers import Watchers
+from spark_ledger.types import LedgerId
+
+ONE, OTHER = LedgerId(1), LedgerId(2)
+
+
+def test_notify_calls_those_of_the_ledger_until_they_cancel() -> None:
+    watchers, calls = Watchers(), list[str]()
+    cancel = watchers.add(ONE, lambda: calls.append("a"))
+    watchers.add(ONE, lambda: calls.append("b"))
+    watchers.add(OTHER, lambda: calls.append("other"))
+    watchers.notify(ONE)
+    assert calls == ["a", "b"]
+    cancel()
+    cancel()
+    watchers.notify(ONE)
+    watchers.notify(LedgerId(3))
+    assert calls == ["a", "b", "b"]
+
+
+def test_watcher_that_cancels_itself_or_another_stops_nobody() -> None:
+    """Its client has its answer, and leaves from within the call."""
+    watchers, calls = Watchers(), list[int]()
+    cancels: list[Callable[[], None]] = []
+
+    def called(number: int) -> None:
+        calls.append(number)
+        cancels[number]()
+
+    cancels += [watchers.add(ONE, partial(called, number)) for number in range(3)]
+    watchers.notify(ONE)
+    assert calls == [0, 1, 2]
+    watchers.notify(ONE)
+    assert calls == [0, 1, 2]
+    added = watchers.add(ONE, lambda: cancels.append(watchers.add(ONE, lambda: calls.append(9))))
+    watchers.notify(ONE)
+    added()
+    watchers.notify(ONE)
+    assert calls == [0, 1, 2, 9]
+
+
+def test_ledger_that_nobody_watches_any_more_is_forgotten() -> None:
+    watchers = Watchers()
+    for number in range(100):
+        cancels = [watchers.add(LedgerId(number), lambda: None) for _ in range(2)]
+        for cancel in cancels:
+            cancel()
+    assert not watchers._callbacks
