@@ -239,7 +239,7 @@ class BookieServer:
             [self._config.journal_directory, *self._config.ledger_directories],
             store,
             PosixFileSystem(),
-            on_disk=_in_daemon_thread,
+            on_disk=in_daemon_thread,
         )
         await self._identity.check()
         return store
