@@ -44,6 +44,13 @@ class DiskStates(NamedTuple):
         """Each directory's state, under its name; the journal's comes first."""
         return dict(zip(names, (self.journal, *self.ledgers), strict=True))
 
+    def status(self, names: tuple[str, ...]) -> dict[str, dict[str, object]]:
+        """The same for a status page: bytes, and why a directory is full ("" if it is not)."""
+        return {
+            name: {**state.space._asdict(), "full": state.reason}
+            for name, state in self.by_name(names).items()
+        }
+
 
 def ask_disk(
     file_system: FileSystem,
@@ -131,6 +138,7 @@ class DiskWatch:
     def check(self) -> None:
         """Look now; any thread. What waits for space is tried again once there may be some."""
         with self._check_lock:
+            self._journal.prepare()  # a roll may have used the prepared file up
             before = self._states
             refusals = self._refusals()
             now = self._ask(before, refusals)

@@ -35,7 +35,7 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.recovery import RecoveryMachine
-from spark_ledger.types import BookieStatus, Entry, EntryId, LedgerMetadata, Versioned
+from spark_ledger.types import NO_ENTRY, BookieStatus, Entry, EntryId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import Digest
 
 
@@ -212,7 +212,7 @@ class Recovery:
         return await self._context.write_metadata(command)
 
     async def _tell_length(self, command: TellLength) -> Event:
-        return LengthRead(self._lengths[command.entry_id])
+        return LengthRead(self._lengths[command.entry_id], NO_ENTRY)
 
     async def _read_length(self, command: ReadLength) -> Event:
         reader = LaneReader(
@@ -229,7 +229,7 @@ class Recovery:
                 entries.extend(chunk)
         except LedgerError as error:
             return LengthUnknown(error)
-        return LengthRead(entries[0].length)
+        return LengthRead(entries[0].length, entries[0].last_add_confirmed)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -41,15 +41,12 @@ def choose_bookies(
 def shortage(registered: Sequence[BookieInfo], count: int, *, silent: Collection[BookieId]) -> str:
     """Why ``choose_bookies`` found no ``count`` bookies, and what to do. ``silent`` failed an add
     lately and did not answer when they were asked again."""
-    reasons = {
-        "did not answer": [b.bookie_id for b in registered if b.bookie_id in silent],
-        "read-only, as its disks are full or failing": [
-            b.bookie_id
-            for b in registered
-            if b.state is not BookieState.WRITABLE and b.bookie_id not in silent
-        ],
-    }
-    named = [f"{bookie} ({why})" for why, bookies in reasons.items() for bookie in bookies]
+    named = [f"{b.bookie_id} (did not answer)" for b in registered if b.bookie_id in silent]
+    named += [
+        f"{b.bookie_id} (read-only, {b.reason or 'as its disks are full or failing'})"
+        for b in registered
+        if b.state is not BookieState.WRITABLE and b.bookie_id not in silent
+    ]
     number = len(registered)
     known = f"{number} {'is' if number == 1 else 'are'} registered"
     if not named:

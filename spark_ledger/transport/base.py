@@ -64,6 +64,8 @@ class BookieDescription(NamedTuple):
     entry_log_bytes: int
     free_bytes: int
     uptime_s: float
+    next_ledger_id: int = 0
+    """Above every ledger that it has heard of; 0 from an older version, which does not say."""
 
 
 class Appender(Protocol):

@@ -338,7 +338,7 @@ class Journal:
         self._supply.give_up(file_number)
 
     def prepare(self) -> None:
-        """Make the next file before it is needed; flush thread (see ``FileSupply.prepare``)."""
+        """Make the next file before it is needed; any thread (see ``FileSupply.prepare``)."""
         self._supply.prepare()
 
     def look_for_room(self) -> None:

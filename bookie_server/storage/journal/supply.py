@@ -44,7 +44,8 @@ class NoRoomError(OSError):
 class FileSupply:
     """Makes journal files, and keeps some ready.
 
-    The *committer* takes files. The *flush thread* prepares them and gives old ones up.
+    The *committer* takes files. The *flush thread* gives old ones up, and it or the *disk thread*
+    prepares the next one.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class FileSupply:
         self._directory = directory
         self._file_bytes = file_bytes
         self._new_salt = new_salt
-        # Guards the list only; files are renamed outside it, so that nobody waits for the disk. The
-        # flush thread adds at the end, the committer takes from the front.
+        # Guards the list only; files are renamed outside it, so that nobody waits for the disk.
+        # Others add at the end, the committer takes from the front.
         self._spares_lock = threading.Lock()
         self._spares = deque(spare_paths(file_system, directory))
-        # Flush thread: spares whose new names are not durable yet.
+        # Held by whoever makes spares, also while it waits for the disk: one adds at a time.
+        self._making_lock = threading.Lock()
+        # Protected by _making_lock: spares whose new names are not durable yet.
         self._renamed: list[Path] = []
         # Replaced whole, by either; any thread reads.
         self._refusal = ""
@@ -137,13 +140,17 @@ class FileSupply:
         return file, header.seed
 
     def prepare(self) -> None:
-        """Make a file ready to be the next one, unless there is one. Flush thread.
+        """Make a file ready to be the next one, unless there is one. Any thread.
 
         Raises no error: the file in use has room, and who needs the next one is told.
         """
-        with self._spares_lock:
-            if self._spares:
-                return
+        with self._making_lock:
+            with self._spares_lock:
+                if self._spares:
+                    return
+            self._prepare()
+
+    def _prepare(self) -> None:
         spare = spare_path(self._directory, PREPARED_NUMBER)
         temporary = spare.with_name(spare.name + TEMPORARY_SUFFIX)
         files = self._file_system
@@ -181,6 +188,10 @@ class FileSupply:
         Flush thread. Up to ``_SPARES_MAX`` files are renamed to spares, the others are removed.
         Raises OSError; the next call goes on where this one failed.
         """
+        with self._making_lock:
+            self._give_up(file_number)
+
+    def _give_up(self, file_number: int) -> None:
         removed = False
         for number in journal_numbers(self._file_system, self._directory):
             if number >= file_number:
@@ -206,6 +217,6 @@ class FileSupply:
         self._renamed = []
 
     def _has_room_for_spares(self) -> bool:
-        """Whether one more spare may be kept. Only this thread adds, so a yes stays true."""
+        """Whether one more spare may be kept. Nobody else adds now, so a yes stays true."""
         with self._spares_lock:
             return len(self._spares) + len(self._renamed) < _SPARES_MAX

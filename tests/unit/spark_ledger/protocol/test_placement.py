@@ -41,6 +41,8 @@ def test_shortage_names_bookies_and_reasons() -> None:
         "b1 (did not answer), b4 (did not answer), "
         "b3 (read-only, as its disks are full or failing). Bring them back or start others"
     )
+    full = BookieInfo(BookieId("b5"), "h:1", BookieState.READ_ONLY, reason="disk full: /d")
+    assert "b5 (read-only, disk full: /d). Bring" in shortage([full], 1, silent=())
     assert "1 is registered" in shortage(infos("b0"), 3, silent=())
 
 
