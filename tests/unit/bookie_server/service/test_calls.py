@@ -300,18 +300,3 @@ async def test_room_of_a_client_that_leaves_goes_to_the_next_at_once() -> None:
         assert not waiting.has_read
         holding.task.cancel()
         await until(lambda: waiting.has_read)
-
-
-@on_loop
-async def test_call_that_was_not_read_from_for_longest_is_cut_first() -> None:
-    room = AnswerRoom(5 * MIB, grace_s=0.1, unread_s=60.0)
-    older = Reader(room, MIB)
-    await asyncio.sleep(0.02)
-    newer = Reader(room, MIB)
-    await asyncio.sleep(0.2)
-    assert older.has_read and newer.has_read
-    waiting = Reader(room, MIB)
-    waiting.reads.set()
-    await waiting.task
-    assert older.task.cancelled() and room.cut == 1
-    assert not newer.task.done()

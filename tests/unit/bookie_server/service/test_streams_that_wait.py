@@ -76,21 +76,6 @@ def test_drain_in_the_middle_of_a_message_answers_all_of_it(
     drain()
 
 
-@test_append_session.on_loop
-async def test_stream_that_waits_for_its_answers_is_not_idle(f: Fixture) -> None:
-    f.bookie.hold = True
-    f.context.send((1, 0))
-    await settle()
-    assert not f.session.cut_if_idle(0.0)
-    f.bookie.release()
-    await settle()
-    assert f.results == [(1, 0, OK)]
-    assert not f.session.cut_if_idle(60.0), "not yet"
-    assert f.session.cut_if_idle(0.0)
-    await asyncio.gather(f.task, return_exceptions=True)
-    assert f.task.cancelled()
-
-
 @grpc_tests.on_loop
 async def test_long_poll_ends_after_its_milliseconds(f: grpc_tests.Fixture) -> None:
     await f.store(0, 1)

@@ -228,3 +228,17 @@ def test_tail_of_a_closed_ledger_gives_all_its_entries() -> None:
         assert [entry.entry_id async for entry in reader.tail(5)] == []
 
     run(test)
+
+
+def test_tail_of_a_ledger_that_was_closed_meanwhile_gives_its_last_entries() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        reader = await client.open_ledger(writer.ledger_id)
+        for n in range(5):
+            await writer.append(b"%d" % n)
+        await writer.close()
+        assert not reader.is_closed, "as far as it knows"
+        assert [entry.entry_id async for entry in reader.tail(0)] == [0, 1, 2, 3, 4]
+
+    run(test)
