@@ -48,6 +48,16 @@ FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
 """Ledgers whose first request waits; beyond it a bookie is busy. Entries that wait count as in
 flight."""
 
+RESTORED_IDS_SKIPPED: Final = 1_000_000
+"""Ledger ids that are passed over after ZooKeeper was restored: running clients still hold blocks
+of ids, each of up to LEDGER_ID_BLOCK_MAX, that the restored counter does not know of."""
+
+ZOOKEEPER_PROBE_AFTER_S: Final = 2.0
+"""Without a connection for so long, a fresh session is tried, again and again: a server that was
+restored from a backup never takes the old one back."""
+ZOOKEEPER_PROBE_TIMEOUT_S: Final = 5.0
+"""For that session to be accepted."""
+
 METADATA_ATTEMPTS: Final = 3
 """How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
 ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger
@@ -224,8 +234,11 @@ BOOKIE_MEMORY_HIGH: Final = 0.75
 """Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
 and an idle interpreter take two thirds."""
 
-BOOKIE_MEMORY_CRITICAL: Final = 0.85
-"""Share from which on a client is cut that keeps a bookie waiting for a moment."""
+BOOKIE_HELD_BYTES_MAX: Final = 1 * MIB
+"""What a connection may have on its way while memory is short: with more, its calls are cut."""
+
+BOOKIE_RECEIVE_SHORT_S: Final = 0.25
+"""While memory is short, a request that is not there by then is cut."""
 
 BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
 """How often a bookie looks at its memory: gRPC takes in about 30 MiB in this time."""
@@ -233,6 +246,10 @@ BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
 BOOKIE_CONNECTIONS_MAX: Final = 10_000
 """Connections of clients at once, fewer where the limit of open files is lower. Each client has one
 to each bookie; further ones are closed at once, and their clients try again later."""
+
+BOOKIE_ADMIN_CONNECTION_S: Final = 10.0
+"""A connection to the admin port ends after this, once its request is answered: scrapers connect
+again, and who sends half a request does not keep others out."""
 
 BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
 """Scrapers and health checks are few; further connections to the admin port are closed at once."""

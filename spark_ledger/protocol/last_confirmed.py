@@ -50,6 +50,11 @@ class Claims:
         return NO_ENTRY
 
     @property
+    def told(self) -> list[int]:
+        """Every LAC that somebody has named, highest first. None of them need be true."""
+        return sorted({*self._claims.values()}, reverse=True)
+
+    @property
     def is_disputed(self) -> bool:
         """Whether somebody says more than is believed."""
         return max(self._claims.values(), default=NO_ENTRY) > self.believed
@@ -81,6 +86,17 @@ class LastConfirmedRead:
         return self._result
 
     @property
+    def floor(self) -> EntryId:
+        """Everything up to here is confirmed, whatever bookies say: it was when the last fragment
+        was made, and bookies that joined with it know no older LAC (rule P15)."""
+        return EntryId(self._metadata.last_fragment.first_entry - 1)
+
+    @property
+    def hints(self) -> list[EntryId]:
+        """What bookies take for confirmed beyond the floor, highest first. Nothing is proved."""
+        return [EntryId(hint) for hint in self._claims.told if hint > self.floor]
+
+    @property
     def error(self) -> LedgerError | None:
         """Why the round found nothing, once it is over and did not."""
         return self._error
@@ -94,10 +110,7 @@ class LastConfirmedRead:
         """Take what has been said by those who have answered; the others take too long."""
         assert self.is_covered, "Too few have answered to know anything (rule P13)."
         assert self._known <= self._answered, "An answer counts that never came."
-        # Never below the last fragment: what is before it was confirmed when the fragment was
-        # made, and bookies that joined with it know no older LAC (rule P15).
-        floor = self._metadata.last_fragment.first_entry - 1
-        self._result = EntryId(max(self._claims.believed, floor))
+        self._result = max(self._claims.believed, self.floor)
 
     def start(self) -> list[Command]:
         """Ask every bookie of the last fragment."""

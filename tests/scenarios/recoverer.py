@@ -26,7 +26,7 @@ from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.read import ReadMachine
 from spark_ledger.protocol.recovery import RecoveryMachine
 from spark_ledger.protocol.recovery_phases import Phase
-from spark_ledger.types import BookieId, BookieStatus, EntryId, Versioned
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, Versioned
 from tests.scenarios.clients import Client
 from tests.scenarios.stores import Stored
 from tests.scenarios.world import Message, World, metadata_text, ranges_text
@@ -62,7 +62,7 @@ class Recoverer(Client):
                 bookies = [wanted.bookies[index] for index in wanted.lane.indexes]
                 self._ask_length(wanted.first, bookies)
             case TellLength():
-                self.take(LengthRead(self._found[command.entry_id].length))
+                self.take(LengthRead(self._found[command.entry_id].length, NO_ENTRY))
             case Done() | Failed():
                 assert self.outcome is None, "a recovery ends once"
                 self.outcome = command
@@ -83,13 +83,15 @@ class Recoverer(Client):
             if found.status is not BookieStatus.OK:
                 self._ask_length(entry_id, rest)
                 return
-            event = LengthRead(found.entries[0][1].length)
+            stored = found.entries[0][1]
+            event = LengthRead(stored.length, EntryId(stored.last_add_confirmed))
             self.world.send(
                 Message(
                     first,
                     self.name,
                     f"{self.name}:length answers",
-                    f"length at {entry_id} is {event.length}",
+                    f"{entry_id} carries length {event.length}, last add confirmed "
+                    f"{event.last_add_confirmed}",
                     lambda: self.take(event),
                     lambda: self._ask_length(entry_id, rest),
                 )
@@ -98,7 +100,7 @@ class Recoverer(Client):
         self.message(
             first,
             "length",
-            f"read {entry_id} for its length",
+            f"read what {entry_id} carries",
             serve,
             lambda: self._ask_length(entry_id, rest),
         )

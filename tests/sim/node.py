@@ -7,7 +7,6 @@ and after each restart compares the promises with its disk.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bookie_server.bookie import Bookie
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
+from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.index import IndexRow
@@ -25,12 +25,12 @@ from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from spark_ledger.bookie_api import Done, Refusal, refuse_reader
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits import KIB
-from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
-from spark_ledger.types import BookieId, BookieInfo, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import frame_last_add_confirmed
 from tests.sim.base import SimBase
+from tests.sim.copies import Arrival
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
 from tests.sim.keys import SimKeys
 from tests.sim.loop import Process
@@ -71,6 +71,7 @@ class BookieNode:
         """Frames that it has acknowledged, by ledger and entry."""
         self.fenced: set[LedgerId] = set()
         """Ledgers whose fence it has answered."""
+        self.arrival = Arrival(self, zookeeper)
         self._zookeeper = zookeeper
         self._witness = witness
         self._draw: random.Random = world.random_for(f"node {bookie_id}")
@@ -85,13 +86,28 @@ class BookieNode:
 
     def start(self) -> None:
         """Start on the disk as it is. If the start fails, the bookie stays down."""
-        if self.process is not None or self.broken:
+        if self.process is not None or self.arrival.starting is not None or self.broken:
             return
-        world, options = self.world, self.world.options
+        options = self.world.options
         self.runs += 1
         rate = self._draw.uniform(0.8, 1.25) if options.drift else 1.0
         process = Process(f"{self.name}#{self.runs}", rate=rate)
         files = self.disk.attach()
+        self._commit_due = self._flush_due = False
+        self._inbox.clear()
+        self._batches.clear()
+        if options.copies:
+            self.arrival.begin(process, files)
+            return
+        bookie = self.open(process, files)
+        if bookie is not None:
+            self._zookeeper.connect(process)
+            self.serve(process, bookie)
+            self.arrival.register(process)
+
+    def open(self, process: Process, files: FileSystem) -> Bookie | None:
+        """Open the storage; None if that fails."""
+        options = self.world.options
         config = StorageConfig(
             JOURNAL,
             LEDGERS,
@@ -102,11 +118,8 @@ class BookieNode:
             entry_log_bytes=16 * KIB,
             block_cache_bytes=4 * KIB,
         )
-        self._commit_due = self._flush_due = False
-        self._inbox.clear()
-        self._batches.clear()
         try:
-            self.bookie = open_bookie(
+            return open_bookie(
                 config,
                 post=partial(self._post, process),
                 on_fatal=partial(self._fatal, process),
@@ -117,24 +130,27 @@ class BookieNode:
             )
         except PowerCut:
             self.disk.crash("lottery")
-            self._restart_later()
-            return
+            self.restart_later()
+            return None
         except (ConfigurationError, CorruptionError) as error:
             self.disk.crash("process")
-            self._start_failed(error)
-            return
-        self.process = process
-        self._zookeeper.connect(process)
-        world.say(f"{self.name} starts, run {self.runs}")
-        world.counts["bookie starts"] += 1
+            self.start_failed(error)
+            return None
+
+    def serve(self, process: Process, bookie: Bookie) -> None:
+        """From now on this run answers."""
+        self.bookie, self.process = bookie, process
+        self.world.say(f"{self.name} starts, run {self.runs}")
+        self.world.counts["bookie starts"] += 1
         self._check_promises()
-        self._register(process)
 
     def crash(self, kind: str) -> None:
         """Kill the process, with its machine or without it."""
-        process = self.process
+        process = self.process or self.arrival.starting
         if process is None:
             return
+        self.arrival.starting = None
+        self.arrival.end_rivals()  # what nobody can tell from the original must not follow it
         self.world.say(f"{self.name} is down ({kind})")
         self.world.loop.bury(process)
         self.process = None
@@ -159,38 +175,21 @@ class BookieNode:
         """Add a step to the trace."""
         self.world.say(line)
 
-    def _start_failed(self, error: LedgerError) -> None:
+    def start_failed(self, error: LedgerError) -> None:
         if isinstance(error, ConfigurationError) and isinstance(error.__cause__, OSError):
-            self._restart_later()  # an I/O error or a full disk: the next start may succeed
+            self.restart_later()  # an I/O error or a full disk: the next start may succeed
             return
         self.broken = str(error)
         self.world.say(f"{self.name} refuses to start: {error}")
         if not (self.weak or self.may_refuse):
             self.world.violate("I11", "restart", f"{self.name} cannot start: {error}")
 
-    def _restart_later(self) -> None:
+    def restart_later(self) -> None:
         self.world.loop.later(self._draw.uniform(0.05, 0.5), None, self.start)
-
-    def _register(self, process: Process) -> None:
-        info = BookieInfo(self.bookie_id, f"{self.name}:1")
-
-        async def register() -> None:
-            store = self._zookeeper.stores[process.name]
-            registry = BookieRegistry(store)
-            while True:
-                try:
-                    await registry.register(info)
-                except LedgerError as error:
-                    self.say(f"{self.name} cannot register yet: {type(error).__name__}")
-                else:
-                    return
-                await asyncio.sleep(0.2)
-
-        self.world.loop.spawn(process, register())
 
     def _post(self, process: Process, work: Callable[[], None]) -> None:
         """Post work to the service thread: in order, a moment later."""
-        self.world.loop.later(0.0, process, self._guarded, work)
+        self.world.loop.later(0.0, process, self.guarded, work)
 
     def _fatal(self, process: Process, message: str) -> None:
         """The journal has failed: the process exits within a moment, and starts again."""
@@ -201,29 +200,29 @@ class BookieNode:
     def _exit(self, process: Process) -> None:
         if self.process is process:
             self.crash("power")
-            self._restart_later()
+            self.restart_later()
 
-    def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
+    def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run a piece of the bookie; a power cut in it ends the process."""
         try:
             return work(*args)
         except PowerCut:
             self.crash("lottery")
-            self._restart_later()
+            self.restart_later()
             return None
 
     # -- disk --------------------------------------------------------------------------------------
 
     def _go_on(self, work: Callable[[], None]) -> None:
         """Run requests that waited for a ledger's key."""
-        self._guarded(work)
+        self.guarded(work)
         self._commit_later()
 
     def _commit_later(self) -> None:
         if not self._commit_due and self.process is not None:
             self._commit_due = True
             delay_s = self._draw.uniform(0.0001, 0.004) * self.slow
-            self.world.loop.later(delay_s, self.process, self._guarded, self._commit)
+            self.world.loop.later(delay_s, self.process, self.guarded, self._commit)
             self._flush_later()
 
     def _commit(self) -> None:
@@ -238,7 +237,7 @@ class BookieNode:
         if not self._flush_due and self.process is not None:
             self._flush_due = True
             delay_s = self.world.options.flush_s * self._draw.uniform(0.2, 1.8)
-            self.world.loop.later(delay_s, self.process, self._guarded, self._flush)
+            self.world.loop.later(delay_s, self.process, self.guarded, self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -293,7 +292,7 @@ class BookieNode:
         path = journal_path(JOURNAL, end.file_number)
         where = self.disk.flip_at(path, self._draw.randrange(start.offset, end.offset))
         self.crash(self._draw.choice(["process", "power"]))
-        self._restart_later()
+        self.restart_later()
         return where
 
     # -- requests ----------------------------------------------------------------------------------
@@ -324,11 +323,9 @@ class BookieNode:
             done(status, text)
 
         self._inbox.append(partial(self._add, bookie, run, access_key, recovery, answer))
-        self.world.loop.later(
-            self._draw.uniform(0, 0.0005), process, self._guarded, self._take_next
-        )
+        self.world.loop.later(self._draw.uniform(0, 0.0005), process, self.guarded, self._take_next)
         if self._draw.random() < 0.03:
-            self._guarded(self.flush_now)
+            self.guarded(self.flush_now)
 
     def _take_next(self) -> None:
         if self._inbox:
@@ -345,7 +342,7 @@ class BookieNode:
             done=done,
         )
         if bookie._waiting and self.process is not None:
-            self.world.loop.later(0.001, self.process, self._guarded, self.flush_now)
+            self.world.loop.later(0.001, self.process, self.guarded, self.flush_now)
         self._commit_later()
 
     def fence(self, ledger_id: LedgerId, *, access_key: bytes, done: Done) -> None:
@@ -363,10 +360,10 @@ class BookieNode:
             done(status, text)
 
         while self._inbox:  # requests of one connection keep their order
-            self._guarded(self._take_next)
+            self.guarded(self._take_next)
         if self.bookie is None:
             return
-        self._guarded(partial(bookie.fence, ledger_id, access_key=access_key, done=answer))
+        self.guarded(partial(bookie.fence, ledger_id, access_key=access_key, done=answer))
         self._commit_later()
 
     def write_last_confirmed(
@@ -374,7 +371,7 @@ class BookieNode:
     ) -> None:
         """See ``Bookie.write_last_confirmed``."""
         assert self.bookie is not None, "a dead process hears nothing"
-        self._guarded(
+        self.guarded(
             partial(
                 self.bookie.write_last_confirmed,
                 ledger_id,
