@@ -358,9 +358,9 @@ async def test_sender_that_idles_is_woken_by_the_first_of_several_runs(f: Fixtur
         assert len(f.call.messages) == round_ + 1, "all that came in one turn, in one message"
         assert len(f.call.messages[-1]) == 3
     assert f.results == []
-||||||| c683867
 
 
+@on_loop
 async def test_acknowledgement_of_what_was_not_sent_fails_the_appender(f: Fixture) -> None:
     """Counted, it would be a copy that nobody has (rule P3)."""
     appender = f.open()
