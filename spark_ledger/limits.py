@@ -250,6 +250,10 @@ BOOKIE_CONNECTIONS_MAX: Final = 10_000
 """Connections of clients at once, fewer where the limit of open files is lower. Each client has one
 to each bookie; further ones are closed at once, and their clients try again later."""
 
+BOOKIE_ADMIN_CONNECTION_S: Final = 10.0
+"""A connection to the admin port ends after this, once its request is answered: scrapers connect
+again, and who sends half a request does not keep others out."""
+
 BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
 """Scrapers and health checks are few; further connections to the admin port are closed at once."""
 
@@ -403,6 +407,19 @@ is lost with the process anyway."""
 
 EXPLICIT_LAC_DELAY_S: Final = 0.02
 """An idle writer tells its bookies the last add confirmed after this long without a new add."""
+
+# -- streams ---------------------------------------------------------------------------------------
+
+COMMIT_CLOCK_AHEAD_MS_MAX: Final = 60_000
+"""Two writers whose clocks differ by less give their commits times that ascend: the one behind
+takes the time of the other. A commit that is further ahead was made by a wrong clock."""
+
+COMMIT_TIME_RESETS_MAX: Final = 100
+"""How often commit times of a stream may go back before every later one takes the latest time: each
+reset is a search of its own for readers that start at a time, and a number in the head."""
+
+LIST_REMOVAL_S: Final = 5.0
+"""How long a commit that failed tries to delete the ledger of its segment list."""
 
 # -- the Spark connector: retries and waiting ------------------------------------------------------
 
