@@ -48,6 +48,16 @@ FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
 """Ledgers whose first request waits; beyond it a bookie is busy. Entries that wait count as in
 flight."""
 
+RESTORED_IDS_SKIPPED: Final = 1_000_000
+"""Ledger ids that are passed over after ZooKeeper was restored: running clients still hold blocks
+of ids, each of up to LEDGER_ID_BLOCK_MAX, that the restored counter does not know of."""
+
+ZOOKEEPER_PROBE_AFTER_S: Final = 2.0
+"""Without a connection for so long, a fresh session is tried, again and again: a server that was
+restored from a backup never takes the old one back."""
+ZOOKEEPER_PROBE_TIMEOUT_S: Final = 5.0
+"""For that session to be accepted."""
+
 METADATA_ATTEMPTS: Final = 3
 """How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
 ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger
@@ -237,6 +247,10 @@ BOOKIE_CONNECTIONS_MAX: Final = 10_000
 """Connections of clients at once, fewer where the limit of open files is lower. Each client has one
 to each bookie; further ones are closed at once, and their clients try again later."""
 
+BOOKIE_ADMIN_CONNECTION_S: Final = 10.0
+"""A connection to the admin port ends after this, once its request is answered: scrapers connect
+again, and who sends half a request does not keep others out."""
+
 BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
 """Scrapers and health checks are few; further connections to the admin port are closed at once."""
 
@@ -390,6 +404,19 @@ is lost with the process anyway."""
 
 EXPLICIT_LAC_DELAY_S: Final = 0.02
 """An idle writer tells its bookies the last add confirmed after this long without a new add."""
+
+# -- streams ---------------------------------------------------------------------------------------
+
+COMMIT_CLOCK_AHEAD_MS_MAX: Final = 60_000
+"""Two writers whose clocks differ by less give their commits times that ascend: the one behind
+takes the time of the other. A commit that is further ahead was made by a wrong clock."""
+
+COMMIT_TIME_RESETS_MAX: Final = 100
+"""How often commit times of a stream may go back before every later one takes the latest time: each
+reset is a search of its own for readers that start at a time, and a number in the head."""
+
+LIST_REMOVAL_S: Final = 5.0
+"""How long a commit that failed tries to delete the ledger of its segment list."""
 
 # -- the Spark connector: retries and waiting ------------------------------------------------------
 

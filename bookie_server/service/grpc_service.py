@@ -61,6 +61,7 @@ class Description:
     entry_log_bytes: int
     free_bytes: int
     uptime_s: float
+    next_ledger_id: int = 0
 
 
 class BookieService:
@@ -310,6 +311,7 @@ class BookieService:
             entry_log_bytes=description.entry_log_bytes,
             free_bytes=description.free_bytes,
             uptime_s=description.uptime_s,
+            next_ledger_id=description.next_ledger_id,
         )
 
     # -- parts -------------------------------------------------------------------------------------

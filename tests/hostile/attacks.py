@@ -12,13 +12,13 @@ import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from typing import Final
 
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import AddCommand, encode_append_request
 from tests.hostile.http2 import RawConnection, message
-from tests.hostile.victim import BIG_LEDGER, MANY_LEDGER, plain_run
+from tests.hostile.victim import BIG_LEDGER, FLOODED_LEDGERS, MANY_LEDGER, plain_run
 
 MIB: Final = 1024 * 1024
 
@@ -373,10 +373,12 @@ async def cancelled_reads(target: Target) -> None:
 
 
 async def _append_flood(target: Target, entries: int, frame: int, ledgers: int) -> None:
+    known = cycle(FLOODED_LEDGERS)
+
     async def turn() -> None:
         connection = await target.connect(window=MIB)
         stream = await connection.call("Append", target.bookie_id)
-        mine = [next(target.ledgers) for _number in range(ledgers)]
+        mine = [next(known) for _number in range(ledgers)]
         for first in count(0, entries):
             runs = [plain_run(ledger, first, entries, frame) for ledger in mine]
             adds = [AddCommand(1 + n, b"", False, run) for n, run in enumerate(runs)]
@@ -394,7 +396,7 @@ async def appends(target: Target) -> None:
 
 @attack
 async def small_appends_to_many_ledgers(target: Target) -> None:
-    await _append_flood(target, 1, 64, 1_000)
+    await _append_flood(target, 1, 64, len(FLOODED_LEDGERS))
 
 
 # -- the admin port --------------------------------------------------------------------------------

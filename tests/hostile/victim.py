@@ -23,12 +23,16 @@ from spark_ledger.wire.codec import (
     encode_append_request,
 )
 from spark_ledger.wire.options import transfer_options
+from tests.made_ledgers import make_ledgers
 
 BOOKIE: Final = "bookie-0"
 BIG_LEDGER: Final = 2
 """Holds one entry of 16 MiB."""
 MANY_LEDGER: Final = 3
 """Holds 64 MiB in entries of 16 KiB."""
+
+FLOODED_LEDGERS: Final = range(10, 60)
+"""Known to the cluster, so that hostile clients may append to them."""
 
 _MIB: Final = 1024 * 1024
 
@@ -53,6 +57,7 @@ class Victim:
 
     def __enter__(self) -> Victim:
         try:
+            make_ledgers(self._cluster.uri, (1, BIG_LEDGER, MANY_LEDGER, *FLOODED_LEDGERS))
             self._fill()
             self._latencies.touch()
             command = (sys.executable, "-m", "tests.hostile.neighbour", self.address, BOOKIE)

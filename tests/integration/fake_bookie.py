@@ -74,6 +74,10 @@ class _Lying(ScriptedBookie):
     """What a bookie says when its words can be decoded."""
 
     lie = ""
+    busy = 0
+    """So many of the next adds and fences are answered with "busy"."""
+    busy_reads = 0
+    """The same for reads."""
 
     def add(
         self,
@@ -99,6 +103,8 @@ class _Lying(ScriptedBookie):
 
     def _refusal(self, ledger_id: LedgerId, access_key: bytes) -> tuple[BookieStatus, str] | None:
         status = STATUS_LIES.get(self.lie)
+        if self.busy:
+            self.busy, status = self.busy - 1, BookieStatus.TOO_MANY_REQUESTS
         return super()._refusal(ledger_id, access_key) if status is None else (status, "a lie")
 
     def end_of_ledger(self, ledger_id: LedgerId, *, access_key: bytes) -> LedgerEnd:
@@ -119,6 +125,8 @@ class _Lying(ScriptedBookie):
         max_bytes: int,
     ) -> ReadOutcome:
         status = STATUS_LIES.get(self.lie)
+        if self.busy_reads:
+            self.busy_reads, status = self.busy_reads - 1, BookieStatus.TOO_MANY_REQUESTS
         if self.lie == "denies-entries":
             status = BookieStatus.NO_SUCH_ENTRY
         if status is not None:

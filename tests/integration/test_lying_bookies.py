@@ -3,6 +3,8 @@ honest bookies no failure at all (rules P3, P11, P14, P15 and P20)."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
@@ -53,3 +55,52 @@ def test_recovery_beside_one_liar_finds_everything(lie: str) -> None:
         assert await payloads(other, writer.ledger_id, recover=True) == ENTRIES
 
     run(test)
+
+
+def test_bookies_that_are_all_busy_for_a_moment_are_asked_again() -> None:
+    """Nothing was decided: no bookie has failed, and nobody is told of an error (rule P11)."""
+
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client()
+        writer = await client.create_ledger()
+        for number, payload in enumerate(ENTRIES):
+            if number % 5 == 0:
+                for bookie in cluster.bookies:
+                    bookie.honest.busy = 3
+            await writer.append(payload)
+        assert not writer.failed_indexes and len(writer.metadata.fragments) == 1
+
+    run(test, bookies=3)
+
+
+def test_all_bookies_stall_for_several_add_timeouts_and_nothing_is_sent_twice() -> None:
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client(add_timeout_s=0.3)
+        writer = await client.create_ledger()
+        await writer.append(ENTRIES[0])
+        for bookie in cluster.bookies:
+            bookie.honest.hold = True
+        appended = writer.append_nowait(ENTRIES[1])
+        await asyncio.sleep(2.0)  # that nothing happens meanwhile is what is tested
+        assert not appended.done() and not writer.failed_indexes
+        for bookie in cluster.bookies:
+            bookie.honest.hold = False
+            bookie.honest.release()
+        assert await appended == 1
+        assert len(writer.metadata.fragments) == 1
+        assert [len(bookie.honest.adds) for bookie in cluster.bookies] == [2, 2, 2]
+
+    run(test, bookies=3)
+
+
+def test_recovery_asks_busy_bookies_again() -> None:
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client(explicit_lac_delay_s=60.0)
+        writer = await client.create_ledger()
+        await asyncio.gather(*map(writer.append_nowait, ENTRIES))  # none of them carries a LAC
+        for bookie in cluster.bookies:
+            bookie.honest.busy = bookie.honest.busy_reads = 2
+        other = await cluster.client()
+        assert await payloads(other, writer.ledger_id, recover=True) == ENTRIES
+
+    run(test, bookies=3)

@@ -92,6 +92,9 @@ class Index(Protocol):
     def ledger_count(self) -> int:
         """Number of ledgers."""
 
+    def highest_ledger(self) -> int:
+        """The highest id of a ledger; -1 without any."""
+
     def mark(self) -> Mark | None:
         """The checkpoint mark; None in an index that was never committed to."""
 

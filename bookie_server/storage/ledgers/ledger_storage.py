@@ -263,6 +263,13 @@ class LedgerStorage:
             last_flush_s=flushed.last_flush_s,
         )
 
+    def next_ledger_id(self) -> int:
+        """An id above all ledgers of which there is a record; any thread."""
+        highest = -1
+        for store in self._stores:  # memory before the index (rule S7)
+            highest = max(highest, *store.dirty_ledgers(), store.index.highest_ledger())
+        return max(1, highest + 1)
+
     def _run(self) -> None:
         try:
             while not self._stopping:

@@ -287,6 +287,11 @@ class LmdbIndex:
         with _translated(self._path), self._env.begin() as transaction:
             return int(transaction.stat(self._ledgers)["entries"])
 
+    def highest_ledger(self) -> int:
+        with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
+            cursor = transaction.cursor()
+            return int(_LEDGER_KEY.unpack(cursor.key())[0]) if cursor.last() else -1
+
     def mark(self) -> Mark | None:
         with _translated(self._path), self._env.begin(db=self._meta) as transaction:
             stored = transaction.get(_MARK_KEY)

@@ -110,6 +110,9 @@ class MemoryIndex:
     def ledger_count(self) -> int:
         return len(self.content.ledger_records)
 
+    def highest_ledger(self) -> int:
+        return max(self.content.ledger_records, default=-1)
+
     def mark(self) -> Mark | None:
         return self.content.mark
 
