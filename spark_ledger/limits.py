@@ -58,6 +58,9 @@ restored from a backup never takes the old one back."""
 ZOOKEEPER_PROBE_TIMEOUT_S: Final = 5.0
 """For that session to be accepted."""
 
+LEDGERS_SEEN_MAX: Final = 1_000
+"""Ledgers of which a client remembers the metadata that it has seen last, to notice older ones."""
+
 METADATA_ATTEMPTS: Final = 3
 """How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
 ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger
