@@ -153,12 +153,10 @@ class Bookie:
             others_wait=bool(self._waiting),
             flush_failure=self._flush_refusal(add.run.ledger_id),
         )
-        if isinstance(admission, Refusal):
-            add.done(*admission)
-        elif admission is Admission.WAIT:
+        if admission is Admission.WAIT:
             self._waiting.append(add)
         else:
-            self._add(add)
+            self._add(add, admission if isinstance(admission, Refusal) else None)
 
     def batch(self) -> AbstractContextManager[None]:
         """Adds made within become durable together: the runs of one message."""
@@ -356,8 +354,9 @@ class Bookie:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _add(self, add: _Add) -> None:
-        """Decide and perform an add for which there is room."""
+    def _add(self, add: _Add, no_room: Refusal | None = None) -> None:
+        """Decide and perform an add. Without room it is refused, unless the ledger's record refuses
+        it already: a writer has to hear of a fence, and not only of a full disk."""
         run = add.run
         key_hash = access_key_hash(add.access_key)
         accepted = self._decide(
@@ -377,6 +376,9 @@ class Bookie:
             again=lambda known: self._admit(add._replace(in_metadata=known)),
         )
         if accepted is None or self._refuses_for_room(add.done):
+            return
+        if no_room is not None:
+            add.done(*no_room)
             return
         if run.first_entry <= accepted.held_up_to:
             conflict = refuse_other_bytes(self._storage, run, accepted.held_up_to)

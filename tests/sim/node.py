@@ -7,7 +7,7 @@ and after each restart compares the promises with its disk.
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import random
 from collections import deque
 from collections.abc import Callable
@@ -25,11 +25,11 @@ from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from spark_ledger.bookie_api import Done, Refusal, refuse_reader
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits import KIB
-from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
-from spark_ledger.types import BookieId, BookieInfo, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import frame_last_add_confirmed
+from tests.sim.announcing import Announcement
 from tests.sim.base import SimBase
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
 from tests.sim.keys import SimKeys
@@ -65,6 +65,7 @@ class BookieNode:
         """Whether this is the one bookie of the schedule whose disk is not trusted."""
         self.may_refuse = False
         """Whether its journal may be damaged: then it may refuse to start, and nothing else."""
+        self.announcement: Announcement | None = None
         self.broken = ""
         """Why it cannot be started any more; empty if it can."""
         self.acknowledged: dict[LedgerId, dict[int, bytes]] = {}
@@ -105,11 +106,13 @@ class BookieNode:
         self._commit_due = self._flush_due = False
         self._inbox.clear()
         self._batches.clear()
+        self.announcement = announcement = Announcement(self, process)
         try:
             self.bookie = open_bookie(
                 config,
                 post=partial(self._post, process),
                 on_fatal=partial(self._fatal, process),
+                on_state_changed=announcement.changed,
                 keys=SimKeys(self._zookeeper, process, self._go_on),
                 file_system=files,
                 open_index=lambda path: MemoryIndex(files, path),
@@ -128,7 +131,7 @@ class BookieNode:
         world.say(f"{self.name} starts, run {self.runs}")
         world.counts["bookie starts"] += 1
         self._check_promises()
-        self._register(process)
+        announcement.start(self._zookeeper)
 
     def crash(self, kind: str) -> None:
         """Kill the process, with its machine or without it."""
@@ -160,8 +163,11 @@ class BookieNode:
         self.world.say(line)
 
     def _start_failed(self, error: LedgerError) -> None:
-        if isinstance(error, ConfigurationError) and isinstance(error.__cause__, OSError):
-            self._restart_later()  # an I/O error or a full disk: the next start may succeed
+        cause = error.__cause__
+        if isinstance(error, ConfigurationError) and isinstance(cause, OSError):
+            if cause.errno == errno.ENOSPC:
+                self.world.violate("I13", "restart", f"{self.name} does not start: {error}")
+            self._restart_later()  # an I/O error: the next start may succeed
             return
         self.broken = str(error)
         self.world.say(f"{self.name} refuses to start: {error}")
@@ -171,26 +177,9 @@ class BookieNode:
     def _restart_later(self) -> None:
         self.world.loop.later(self._draw.uniform(0.05, 0.5), None, self.start)
 
-    def _register(self, process: Process) -> None:
-        info = BookieInfo(self.bookie_id, f"{self.name}:1")
-
-        async def register() -> None:
-            store = self._zookeeper.stores[process.name]
-            registry = BookieRegistry(store)
-            while True:
-                try:
-                    await registry.register(info)
-                except LedgerError as error:
-                    self.say(f"{self.name} cannot register yet: {type(error).__name__}")
-                else:
-                    return
-                await asyncio.sleep(0.2)
-
-        self.world.loop.spawn(process, register())
-
     def _post(self, process: Process, work: Callable[[], None]) -> None:
         """Post work to the service thread: in order, a moment later."""
-        self.world.loop.later(0.0, process, self._guarded, work)
+        self.world.loop.later(0.0, process, self.guarded, work)
 
     def _fatal(self, process: Process, message: str) -> None:
         """The journal has failed: the process exits within a moment, and starts again."""
@@ -203,7 +192,7 @@ class BookieNode:
             self.crash("power")
             self._restart_later()
 
-    def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
+    def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run a piece of the bookie; a power cut in it ends the process."""
         try:
             return work(*args)
@@ -216,14 +205,14 @@ class BookieNode:
 
     def _go_on(self, work: Callable[[], None]) -> None:
         """Run requests that waited for a ledger's key."""
-        self._guarded(work)
-        self._commit_later()
+        self.guarded(work)
+        self.commit_soon()
 
-    def _commit_later(self) -> None:
+    def commit_soon(self) -> None:
         if not self._commit_due and self.process is not None:
             self._commit_due = True
             delay_s = self._draw.uniform(0.0001, 0.004) * self.slow
-            self.world.loop.later(delay_s, self.process, self._guarded, self._commit)
+            self.world.loop.later(delay_s, self.process, self.guarded, self._commit)
             self._flush_later()
 
     def _commit(self) -> None:
@@ -232,13 +221,13 @@ class BookieNode:
             mark = self.bookie._journal.durable_mark
             if mark not in self._batches:  # a write that failed makes nothing durable
                 self._batches.append(mark)
-            self._commit_later()
+            self.commit_soon()
 
     def _flush_later(self) -> None:
         if not self._flush_due and self.process is not None:
             self._flush_due = True
             delay_s = self.world.options.flush_s * self._draw.uniform(0.2, 1.8)
-            self.world.loop.later(delay_s, self.process, self._guarded, self._flush)
+            self.world.loop.later(delay_s, self.process, self.guarded, self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -324,11 +313,9 @@ class BookieNode:
             done(status, text)
 
         self._inbox.append(partial(self._add, bookie, run, access_key, recovery, answer))
-        self.world.loop.later(
-            self._draw.uniform(0, 0.0005), process, self._guarded, self._take_next
-        )
+        self.world.loop.later(self._draw.uniform(0, 0.0005), process, self.guarded, self._take_next)
         if self._draw.random() < 0.03:
-            self._guarded(self.flush_now)
+            self.guarded(self.flush_now)
 
     def _take_next(self) -> None:
         if self._inbox:
@@ -345,8 +332,8 @@ class BookieNode:
             done=done,
         )
         if bookie._waiting and self.process is not None:
-            self.world.loop.later(0.001, self.process, self._guarded, self.flush_now)
-        self._commit_later()
+            self.world.loop.later(0.001, self.process, self.guarded, self.flush_now)
+        self.commit_soon()
 
     def fence(self, ledger_id: LedgerId, *, access_key: bytes, done: Done) -> None:
         """See ``Bookie.fence``."""
@@ -363,18 +350,18 @@ class BookieNode:
             done(status, text)
 
         while self._inbox:  # requests of one connection keep their order
-            self._guarded(self._take_next)
+            self.guarded(self._take_next)
         if self.bookie is None:
             return
-        self._guarded(partial(bookie.fence, ledger_id, access_key=access_key, done=answer))
-        self._commit_later()
+        self.guarded(partial(bookie.fence, ledger_id, access_key=access_key, done=answer))
+        self.commit_soon()
 
     def write_last_confirmed(
         self, ledger_id: LedgerId, last_add_confirmed: EntryId, *, access_key: bytes, done: Done
     ) -> None:
         """See ``Bookie.write_last_confirmed``."""
         assert self.bookie is not None, "a dead process hears nothing"
-        self._guarded(
+        self.guarded(
             partial(
                 self.bookie.write_last_confirmed,
                 ledger_id,
@@ -383,7 +370,7 @@ class BookieNode:
                 done=done,
             )
         )
-        self._commit_later()
+        self.commit_soon()
 
     def last_confirmed(self, ledger_id: LedgerId, access_key: bytes) -> LastConfirmed:
         """Answer a request for the last add confirmed."""
