@@ -46,6 +46,7 @@ from bookie_server.storage.ledgers.index import (
     BlockLocation,
     IndexRow,
     IndexUpdate,
+    NotCommittedError,
     RowsInRange,
 )
 from bookie_server.storage.ledgers.lmdb_pages import check_pages
@@ -289,6 +290,21 @@ class LmdbIndex:
             return None
         return unpack_mark(_opened(_MARK_KEY, stored, MARK_BYTES, "the mark", self._path))
 
+    def commit_now(self, transaction: Any) -> None:
+        """Commit; NotCommittedError if there was no space, and nothing of it can appear later.
+
+        The root is written behind the pages and over an old one, so it takes no block: no space
+        means that it was not begun. Where it was, which its number tells, nothing is known.
+        """
+        number = transaction.id()
+        try:
+            transaction.commit()
+        except (lmdb.DiskError, lmdb.MapFullError) as error:
+            with self._env.begin() as newest:  # fails as well if the root was not written
+                if newest.id() >= number:
+                    raise
+            raise NotCommittedError(errno.ENOSPC, f"index {self._path}: {error}") from error
+
     def begin(self) -> IndexUpdate:
         with _translated(self._path):
             return _LmdbUpdate(self, self._env.begin(write=True))
@@ -390,7 +406,7 @@ class _LmdbUpdate:
                 if total is not None:
                     stored = _sealed(name, _PROOF.pack(*total))
                     self._transaction.put(name, stored, db=self._meta)
-            self._transaction.commit()
+            self._index.commit_now(self._transaction)
         # After the commit: a ledger that could be known before it is durable would look lost.
         self._index._known.update(self._changed)
 
