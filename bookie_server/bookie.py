@@ -273,6 +273,15 @@ class Bookie:
         """See ``reads.list_entries``, also for what it raises; any thread."""
         return list_entries(self._storage, ledger_id)
 
+    def next_ledger_id(self) -> int:
+        """An id above all ledgers that were heard of here; any thread."""
+        return self._storage.next_ledger_id()
+
+    @property
+    def objects_held(self) -> int:
+        """About how many objects of the storage a search for cyclic garbage visits; any thread."""
+        return self._storage.objects_held
+
     def stats(self) -> StorageStats:
         """Counters; any thread."""
         return StorageStats(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from bookie_server.first_contact import Answer, not_in_the_metadata
+from bookie_server.service.log_bound import LogBound
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
 from spark_ledger.limits import (
@@ -18,6 +19,7 @@ from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.types import BookieStatus, LedgerId
 
 logger = logging.getLogger(__name__)
+logger.addFilter(LogBound())  # anybody can ask for ledgers that do not exist
 
 
 class MetadataKeys:

@@ -21,6 +21,7 @@ from bookie_server.config import BookieConfig
 from bookie_server.storage.cookie import COOKIE_NAME, Cookie, check_cookies, format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import (
+    BookieReplacedError,
     ConfigurationError,
     ConflictError,
     CorruptionError,
@@ -170,10 +171,17 @@ class Registration:
     async def start(self) -> None:
         """Announce this bookie, and refresh that from now on.
 
-        Raises what the metadata store raises.
+        Raises BookieReplacedError if another process is registered and does not go, and what the
+        metadata store raises.
         """
         self._info = self._now()
-        await self._registry.register(self._info)
+        try:
+            await self._registry.register(self._info)
+        except BookieReplacedError:
+            # A process that had lost its session, and came back in this moment. This one has noted
+            # its start already, so the other one has to go (rule S13).
+            await self._registry.wait_until_vacant(self._info.bookie_id)
+            await self._registry.register(self._info)
         self._task = asyncio.get_running_loop().create_task(self._refresh())
 
     def refresh_soon(self) -> None:

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -26,8 +25,10 @@ from typing import Final, NamedTuple, TypeVar
 
 from bookie_server.bookie import Bookie, StorageStats
 from bookie_server.config import BookieConfig
+from bookie_server.daemon_thread import in_daemon_thread
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
+from bookie_server.garbage import Collector
 from bookie_server.identity import Identity
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
@@ -181,7 +182,9 @@ class BookieServer:
             loop.add_signal_handler(signal_number, self._stop.set)
         async with AsyncExitStack() as closing:
             store = await self._identify(closing)
+            self._metrics.metadata_restored = lambda: store.restored
             self._bookie = await self._open_bookie(MetadataKeys(store))
+            closing.enter_context(Collector(lambda: self._bookie.objects_held).running(loop))
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
             registry = self._registry(store)
@@ -195,7 +198,7 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
-            guard = MemoryGuard(self._config.memory_bytes, service.relieve)
+            guard = MemoryGuard(self._config.memory_bytes, service.relieve, service.memory_is_short)
             guard.start()
             closing.callback(guard.stop)
             server = GrpcServer(
@@ -236,7 +239,7 @@ class BookieServer:
             [self._config.journal_directory, *self._config.ledger_directories],
             store,
             PosixFileSystem(),
-            on_disk=_in_daemon_thread,
+            on_disk=in_daemon_thread,
         )
         await self._identity.check()
         return store
@@ -402,6 +405,7 @@ class BookieServer:
             entry_log_bytes=stats.ledger_storage.entry_log_bytes_written,
             free_bytes=free_bytes(self._config),
             uptime_s=time.monotonic() - self._started_at,
+            next_ledger_id=self._bookie.next_ledger_id(),
         )
 
     def _status(self) -> dict[str, object]:
@@ -416,6 +420,7 @@ class BookieServer:
             "append_bytes_in_flight": storage.append_bytes_in_flight,
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
+            "metadata_restored": self._metrics.metadata_restored(),
             "read_only": storage.disks.reason,
             "directories": storage.disks.status(storage.directories),
         }
@@ -459,7 +464,7 @@ class BookieServer:
         kept = "the journal has everything acknowledged"
         try:
             async with asyncio.timeout(BOOKIE_CLOSE_TIMEOUT_S):
-                await _in_daemon_thread(self._bookie.close)
+                await in_daemon_thread(self._bookie.close)
         except TimeoutError:
             logger.error("the storage did not close in time; %s", kept)  # noqa: TRY400 - no fault
         except (OSError, CorruptionError) as error:
@@ -469,28 +474,3 @@ class BookieServer:
 def _bracketed(host: str) -> str:
     """An IPv6 address needs brackets in front of a port."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _in_daemon_thread(function: Callable[[], None]) -> asyncio.Future[None]:
-    """Run in a thread that does not keep the process alive."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: BaseException | None) -> None:
-        if result.done():
-            return
-        if error is None:
-            result.set_result(None)
-        else:
-            result.set_exception(error)
-
-    def work() -> None:
-        error: BaseException | None = None
-        try:
-            function()
-        except BaseException as caught:  # noqa: BLE001 - handed to the waiter as it is
-            error = caught
-        loop.call_soon_threadsafe(finish, error)
-
-    threading.Thread(target=work, name="close", daemon=True).start()
-    return result

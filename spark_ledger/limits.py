@@ -48,6 +48,16 @@ FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
 """Ledgers whose first request waits; beyond it a bookie is busy. Entries that wait count as in
 flight."""
 
+RESTORED_IDS_SKIPPED: Final = 1_000_000
+"""Ledger ids that are passed over after ZooKeeper was restored: running clients still hold blocks
+of ids, each of up to LEDGER_ID_BLOCK_MAX, that the restored counter does not know of."""
+
+ZOOKEEPER_PROBE_AFTER_S: Final = 2.0
+"""Without a connection for so long, a fresh session is tried, again and again: a server that was
+restored from a backup never takes the old one back."""
+ZOOKEEPER_PROBE_TIMEOUT_S: Final = 5.0
+"""For that session to be accepted."""
+
 METADATA_ATTEMPTS: Final = 3
 """How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
 ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger
@@ -224,8 +234,11 @@ BOOKIE_MEMORY_HIGH: Final = 0.75
 """Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
 and an idle interpreter take two thirds."""
 
-BOOKIE_MEMORY_CRITICAL: Final = 0.85
-"""Share from which on a client is cut that keeps a bookie waiting for a moment."""
+BOOKIE_HELD_BYTES_MAX: Final = 1 * MIB
+"""What a connection may have on its way while memory is short: with more, its calls are cut."""
+
+BOOKIE_RECEIVE_SHORT_S: Final = 0.25
+"""While memory is short, a request that is not there by then is cut."""
 
 BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
 """How often a bookie looks at its memory: gRPC takes in about 30 MiB in this time."""
@@ -234,11 +247,24 @@ BOOKIE_CONNECTIONS_MAX: Final = 10_000
 """Connections of clients at once, fewer where the limit of open files is lower. Each client has one
 to each bookie; further ones are closed at once, and their clients try again later."""
 
+BOOKIE_ADMIN_CONNECTION_S: Final = 10.0
+"""A connection to the admin port ends after this, once its request is answered: scrapers connect
+again, and who sends half a request does not keep others out."""
+
 BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
 """Scrapers and health checks are few; further connections to the admin port are closed at once."""
 
 BOOKIE_HANDSHAKE_TIMEOUT_S: Final = 10.0
 """A connection that says nothing for this long is closed: it would take a client's place."""
+
+BOOKIE_COLLECT_INTERVAL_S: Final = 60.0
+"""Between two searches of a bookie for old cyclic garbage."""
+
+BOOKIE_COLLECT_OBJECTS_MAX: Final = 150_000
+"""A search among so many objects of the storage takes about 20 ms; with more it is put off."""
+
+BOOKIE_COLLECT_OVERDUE_S: Final = 3600.0
+"""A bookie that was busy all the time searches all the same: a second in an hour."""
 
 BOOKIE_OPEN_LOGS_MAX: Final = 256
 """Entry logs of one directory that stay open for readers; of more the one used last is closed."""
@@ -310,6 +336,20 @@ MACHINE_TICK_S_MAX: Final = 1.0
 """Between two looks of a busy machine at the clock at most, whatever time it names: what it forgot
 to name is this late. Ten thousand machines cost a tenth of a core with it."""
 
+LAC_DISPUTE_S: Final = 0.2
+"""A reader that asks for the last add confirmed waits so long for bookies that may support what one
+alone says. Enough for those that work; one that is silent delays an open by no more than this."""
+
+TAIL_FIRST_LOOK_S: Final = 1.0
+"""A tail begins with the newest metadata if they come within this time, else with those it has."""
+
+TAIL_RETRY_DELAY_S_MAX: Final = 2.0
+"""The longest pause before a tail tries again to read metadata that it could not read."""
+
+TAIL_METADATA_WAIT_S: Final = 300.0
+"""A tail that can deliver nothing more without new metadata waits for them so long: longer than a
+restart of all ZooKeeper servers, and an error before a human would wonder."""
+
 TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
@@ -364,6 +404,19 @@ is lost with the process anyway."""
 
 EXPLICIT_LAC_DELAY_S: Final = 0.02
 """An idle writer tells its bookies the last add confirmed after this long without a new add."""
+
+# -- streams ---------------------------------------------------------------------------------------
+
+COMMIT_CLOCK_AHEAD_MS_MAX: Final = 60_000
+"""Two writers whose clocks differ by less give their commits times that ascend: the one behind
+takes the time of the other. A commit that is further ahead was made by a wrong clock."""
+
+COMMIT_TIME_RESETS_MAX: Final = 100
+"""How often commit times of a stream may go back before every later one takes the latest time: each
+reset is a search of its own for readers that start at a time, and a number in the head."""
+
+LIST_REMOVAL_S: Final = 5.0
+"""How long a commit that failed tries to delete the ledger of its segment list."""
 
 # -- the Spark connector: retries and waiting ------------------------------------------------------
 

@@ -52,6 +52,14 @@ CHAOS_SECONDS: Final = Share(30, 120)
 """How long real processes run under load and faults; ``make test`` runs two mixes of faults one
 after the other, ``make proof`` mixes all of them."""
 
+HOSTILE_SECONDS: Final = Share(2, 60)
+"""How long each kind of hostile client attacks."""
+
+HOSTILE_KINDS: Final = (
+    "halves-of-appends", "empty-adds", "large-answers-that-nobody-reads", "tail-requests",
+)  # fmt: skip
+"""Kinds of ``tests.hostile`` in ``make test``: each once took a bookie's memory or time."""
+
 MUTANTS: Final = Share(45, ALL)
 """Mutants that are put in again and have to be found where they were found before. That each fits
 the sources and was found once is looked at for all of them in both."""

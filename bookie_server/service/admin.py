@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from bookie_server.service.log_bound import LogBound
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import BOOKIE_ADMIN_CONNECTIONS_MAX
+from spark_ledger.limits import BOOKIE_ADMIN_CONNECTION_S, BOOKIE_ADMIN_CONNECTIONS_MAX
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+_http_logger = logging.getLogger(f"{__name__}.http")
+_http_logger.addFilter(LogBound())  # what is no HTTP is reported by the library, with a traceback
 
 _BACKLOG: Final = 128
 """Connections that wait until the HTTP library is loaded: scrapers, and people who look."""
@@ -43,6 +48,14 @@ class _Closing(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
+
+
+def _end(handler: web.RequestHandler) -> None:
+    """End a connection, after the request that is being answered."""
+    if getattr(handler, "_current_request", None) is None:
+        handler.force_close()
+    else:
+        handler.close()
 
 
 class AdminServer:
@@ -92,15 +105,23 @@ class AdminServer:
         application.router.add_get("/status", get_status)
         application.router.add_get("/healthz", get_health)
         self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, shutdown_timeout=1.0
+            application,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            logger=_http_logger,
         )
         await self._runner.setup()
         accepts = self._runner.server
         assert accepts is not None, "it is there after the setup"
 
         def protocol() -> asyncio.BaseProtocol:
-            is_full = len(accepts.connections) >= BOOKIE_ADMIN_CONNECTIONS_MAX
-            return _Closing() if is_full else accepts()
+            if len(accepts.connections) >= BOOKIE_ADMIN_CONNECTIONS_MAX:
+                return _Closing()
+            handler = accepts()
+            # A request takes milliseconds; halves of requests must not take all connections.
+            loop.call_later(BOOKIE_ADMIN_CONNECTION_S, _end, handler)
+            return handler
 
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(protocol, sock=self._listener)

@@ -23,6 +23,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.cutting import current_call, cut
 from bookie_server.service.metrics import ServiceMetrics
@@ -44,6 +45,9 @@ logger = logging.getLogger(__name__)
 _TURN_S: Final = 0.005
 """A stream decodes a message for so long; then other streams and calls have their turn."""
 
+_SHORT_MEMORY_DIVISOR: Final = 8
+"""Of the bound on bytes in flight: appends never stop for lack of memory, they get slower."""
+
 _EXPECTED_FOR_S: Final = 0.05
 """A stream that may read on has read its next message by then, or its client has none."""
 
@@ -59,6 +63,7 @@ class AppendGate:
         # Everything here belongs to the service thread.
         self._bookie = bookie
         self._bytes_max = bytes_max
+        self._memory_is_short = False
         self._bytes_expected = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._check_is_due = False
@@ -70,6 +75,11 @@ class AppendGate:
             self._waiting.append((turn, expected_bytes))
             await turn
 
+    def memory_is_short(self, is_short: bool) -> None:
+        """Take in less from now on, or as much as usual again."""
+        self._memory_is_short = is_short
+        self.completed()
+
     def completed(self) -> None:
         """Some bytes were answered: look again, once for all completions of a journal batch."""
         if self._waiting and not self._check_is_due:
@@ -78,7 +88,8 @@ class AppendGate:
 
     def _is_closed(self) -> bool:
         bytes_in_flight = self._bookie.append_bytes_in_flight
-        return bytes_in_flight + self._bytes_expected > self._bytes_max
+        bytes_max = self._bytes_max // (_SHORT_MEMORY_DIVISOR if self._memory_is_short else 1)
+        return bytes_in_flight + self._bytes_expected > bytes_max
 
     def _check(self) -> None:
         self._check_is_due = False
@@ -142,6 +153,7 @@ class AppendSession:
         context: CallContext,
         *,
         gate: AppendGate,
+        connections: Connections,
         metrics: ServiceMetrics,
         refusal: Refusal | None,
     ) -> None:
@@ -149,6 +161,8 @@ class AppendSession:
         self._bookie = bookie
         self._context = context
         self._gate = gate
+        self._connections = connections
+        self.peer = context.peer()
         self._metrics = metrics
         self._refusal = refusal
         self._appenders: dict[int, _AppenderState] = {}
@@ -159,7 +173,6 @@ class AppendSession:
         self._draining = False
         self._is_waiting = True  # for its client or for room, so that a drain may interrupt it
         self._was_interrupted = False
-        self._idle_since: float | None = None
         self._malformed = 0  # adds
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
         self._call = current_call()
@@ -199,14 +212,9 @@ class AppendSession:
             writer.cancel()
             await asyncio.wait([writer])
 
-    def cut_if_idle(self, older_than_s: float) -> bool:
-        """End the call if its client has sent no whole message for so long and waits for nothing;
-        whether that was so. It may have sent half of one, which gRPC holds."""
-        now = asyncio.get_running_loop().time()
-        if self._pending or self._idle_since is None or now - self._idle_since < older_than_s:
-            return False
+    def cut(self) -> None:
+        """End the call at once, with what gRPC holds for it."""
         cut(self._call)
-        return True
 
     async def _read_all(self) -> None:
         while not self._draining:
@@ -215,14 +223,13 @@ class AppendSession:
             while len(self._changed) > BOOKIE_UNSENT_RESULTS_MAX:
                 self._sent.clear()
                 await self._sent.wait()
-            self._idle_since = asyncio.get_running_loop().time()
             data = await self._context.read()
-            self._idle_since = None
             self._is_waiting = False
             if data is grpc.aio.EOF:
                 return
             assert isinstance(data, bytes), "Append has no deserializer"
             self._message_bytes = len(data)
+            self._connections.given(self.peer, len(data))
             await self._take(data)
 
     async def _take(self, data: bytes) -> None:

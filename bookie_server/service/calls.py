@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +31,7 @@ from spark_ledger.limits import (
     BOOKIE_LONG_POLLS_MAX,
     BOOKIE_READS_MAX,
     BOOKIE_RECEIVING_MAX,
+    ENTRY_PAYLOAD_BYTES_MAX,
     READ_CHUNK_BYTES_TARGET,
 )
 from spark_ledger.types import BookieStatus
@@ -66,7 +67,7 @@ class CallLimits:
     def __init__(self) -> None:
         self._running: Counter[Kind] = Counter()
         self._of_connection: Counter[tuple[Kind, str]] = Counter()
-        self._receiving: dict[Call, float] = {}  # since when, the oldest first
+        self._receiving: dict[Call, tuple[float, str]] = {}  # since when, from whom
         self.refused: Counter[Kind] = Counter()
         """Since the start, for metrics."""
 
@@ -92,11 +93,11 @@ class CallLimits:
                 del self._of_connection[key]
 
     @contextmanager
-    def receiving(self) -> Iterator[None]:
+    def receiving(self, connection: str) -> Iterator[None]:
         """Count a call whose request is on its way. Of too many the oldest is cut, not the newest
         refused: an honest request comes with its call."""
         call = current_call()
-        self._receiving[call] = asyncio.get_running_loop().time()
+        self._receiving[call] = asyncio.get_running_loop().time(), connection
         if len(self._receiving) > BOOKIE_RECEIVING_MAX:
             oldest = next(iter(self._receiving))
             del self._receiving[oldest]
@@ -106,10 +107,15 @@ class CallLimits:
         finally:
             self._receiving.pop(call, None)
 
-    def cut_receiving(self, older_than_s: float) -> int:
-        """Cut the calls whose request has been on its way for so long; how many."""
-        now = asyncio.get_running_loop().time()
-        old = [call for call, since in self._receiving.items() if now - since >= older_than_s]
+    def cut_receiving(self, older_than_s: float, connections: Container[str]) -> int:
+        """Cut the calls whose request has been on its way for so long, and those of some
+        connections; how many."""
+        before = asyncio.get_running_loop().time() - older_than_s
+        old = [
+            call
+            for call, (since, connection) in self._receiving.items()
+            if since <= before or connection in connections
+        ]
         for call in old:
             del self._receiving[call]
             cut(call)
@@ -162,7 +168,7 @@ class AnswerRoom:
         self._grace_s = grace_s
         self._unread_s = unread_s
         self._reading = 0  # parts that are being read, of which the size is not known yet
-        self._expected = _PART_BYTES_EXPECTED  # by one that is being read: like the last ones
+        self._expected = _COPIES * ENTRY_PAYLOAD_BYTES_MAX  # by one that is read: like the last
         self._held: dict[Call, Answer] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None

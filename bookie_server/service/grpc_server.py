@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -66,9 +67,17 @@ class GrpcServer:
     def bind(self, host: str, port: int) -> int:
         """Take the address; the port, which the system picks when ``port`` is 0.
 
-        Nothing is answered before ``serve``. Raises ConfigurationError if the address is taken.
+        Nothing is answered before ``serve``. Raises ConfigurationError if the address is unknown
+        or taken.
         """
         address = f"{host}:{port}"
+        try:
+            socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {address}: {error.strerror or error}: listen.host must be a "
+                "name or an address of this machine"
+            ) from error
         try:
             bound: int = self._server.add_insecure_port(address)
         except RuntimeError as error:

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError, Message
 
 from bookie_server.service.append_session import AppendGate, AppendSession
 from bookie_server.service.calls import AnswerRoom, CallLimits, Kind
+from bookie_server.service.connections import Connections, received_bytes
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
@@ -30,9 +31,11 @@ from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import (
     BOOKIE_ANSWER_BYTES_MAX,
     BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
+    BOOKIE_HELD_BYTES_MAX,
     BOOKIE_RANGES_PER_MESSAGE,
     BOOKIE_READ_THREADS,
     BOOKIE_RECEIVE_S,
+    BOOKIE_RECEIVE_SHORT_S,
     BOOKIE_UNREAD_GRACE_S,
     BOOKIE_UNREAD_S,
     LONG_POLL_S_MAX,
@@ -58,6 +61,7 @@ class Description:
     entry_log_bytes: int
     free_bytes: int
     uptime_s: float
+    next_ledger_id: int = 0
 
 
 class BookieService:
@@ -82,6 +86,7 @@ class BookieService:
         self._metrics = metrics
         self._gate = AppendGate(bookie, BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
         self._limits = CallLimits()
+        self._connections = Connections()
         self._answers = AnswerRoom(
             BOOKIE_ANSWER_BYTES_MAX, grace_s=BOOKIE_UNREAD_GRACE_S, unread_s=BOOKIE_UNREAD_S
         )
@@ -134,11 +139,22 @@ class BookieService:
         for poll in list(self._polls):
             poll.set()
 
-    def relieve(self, waited_s: float) -> int:
-        """Cut the calls whose clients have kept us waiting for so long; how many."""
-        idle = sum(session.cut_if_idle(waited_s) for session in list(self._sessions))
-        unread = self._answers.cut_unread(waited_s)
-        return idle + unread + self._limits.cut_receiving(waited_s)
+    def memory_is_short(self, is_short: bool) -> None:
+        """Take in less from now on, or as much as usual again."""
+        self._gate.memory_is_short(is_short)
+
+    async def relieve(self) -> int:
+        """Cut the calls that hold memory and wait for their clients; how many."""
+        loop = asyncio.get_running_loop()
+        received = await loop.run_in_executor(None, received_bytes)
+        held = self._connections.held(received)
+        greedy = {peer for peer, byte_count in held.items() if byte_count > BOOKIE_HELD_BYTES_MAX}
+        sessions = [session for session in self._sessions if session.peer in greedy]
+        for session in sessions:
+            session.cut()
+        unread = self._answers.cut_unread(BOOKIE_UNREAD_GRACE_S)
+        receiving = self._limits.cut_receiving(BOOKIE_RECEIVE_SHORT_S, greedy)
+        return len(sessions) + unread + receiving
 
     def close(self) -> None:
         """Wait for reads in the pool. Call after the gRPC server has stopped."""
@@ -149,6 +165,7 @@ class BookieService:
 
     async def append(self, _requests: AsyncIterator[bytes], context: CallContext) -> None:
         """One client's stream of adds."""
+        self._connections.call_began(context.peer())
         with self._limits.admitted(Kind.APPEND, context.peer()) as busy:
             if busy is not None:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy.message)
@@ -156,6 +173,7 @@ class BookieService:
                 self._bookie,
                 context,
                 gate=self._gate,
+                connections=self._connections,
                 metrics=self._metrics,
                 refusal=self._wrong_bookie(context),
             )
@@ -293,6 +311,7 @@ class BookieService:
             entry_log_bytes=description.entry_log_bytes,
             free_bytes=description.free_bytes,
             uptime_s=description.uptime_s,
+            next_ledger_id=description.next_ledger_id,
         )
 
     # -- parts -------------------------------------------------------------------------------------
@@ -306,15 +325,18 @@ class BookieService:
         """
 
         async def handle(_requests: AsyncIterator[bytes], context: CallContext) -> _Result:
+            peer = context.peer()
+            self._connections.call_began(peer)
             try:
                 async with asyncio.timeout(BOOKIE_RECEIVE_S):
-                    with self._limits.receiving():
+                    with self._limits.receiving(peer):
                         data = await context.read()
             except TimeoutError:
                 message = f"no request arrived within {BOOKIE_RECEIVE_S:g} s"
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
             if not isinstance(data, bytes):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+            self._connections.given(peer, len(data))
             if len(data) > REQUEST_BYTES_MAX:
                 message = f"a request of {len(data)} bytes: at most {REQUEST_BYTES_MAX} are allowed"
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)

@@ -3,7 +3,7 @@
 Everything that is received or answered is bounded where it is counted. What gRPC holds by itself is
 not: halves of messages, windows of connections, answers that nobody reads. So the guard looks at
 what the kernel says that the process has, and when it comes near the budget the service cuts calls
-whose clients keep it waiting, those that have waited longest first.
+that hold memory while they wait for their clients.
 """
 
 from __future__ import annotations
@@ -12,21 +12,17 @@ import asyncio
 import ctypes
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 from spark_ledger.limits import (
-    BOOKIE_MEMORY_CRITICAL,
     BOOKIE_MEMORY_HIGH,
     BOOKIE_MEMORY_INTERVAL_S,
     MIB,
 )
 
 logger = logging.getLogger(__name__)
-
-_PATIENCE_S: Final = ((BOOKIE_MEMORY_CRITICAL, 0.02), (BOOKIE_MEMORY_HIGH, 0.25))
-"""From this share of the budget on, who has kept us waiting for so long is cut."""
 
 _TRIM_AGAIN_S: Final = 5.0
 """After a look at freed memory that did not help, before the next one: it takes milliseconds."""
@@ -55,15 +51,18 @@ class MemoryGuard:
     def __init__(
         self,
         budget_bytes: int,
-        relieve: Callable[[float], int],
+        relieve: Callable[[], Awaitable[int]],
+        on_short: Callable[[bool], None],
         *,
         used: Callable[[], int] = anonymous_bytes,
         trim: Callable[[], None] = trim,
     ) -> None:
-        """``relieve`` cuts the calls that have waited for their clients for so many seconds, and
-        returns how many."""
+        """``relieve`` cuts the calls that hold memory and wait for their clients; how
+        many. ``on_short`` is told whenever memory becomes short, and when it is no longer."""
         self._budget_bytes = budget_bytes
         self._relieve = relieve
+        self._on_short = on_short
+        self._is_short = False
         self._used = used
         self._trim = trim
         self._trim_at = 0.0
@@ -88,15 +87,16 @@ class MemoryGuard:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(BOOKIE_MEMORY_INTERVAL_S)
-            if self.is_high:
+            is_short = self.is_high
+            if is_short != self._is_short:
+                self._is_short = is_short
+                self._on_short(is_short)
+            if is_short:
                 await self.look()
 
     async def look(self) -> None:
-        """Make room, if room is needed."""
-        patience_s = self._patience_s()
-        if patience_s is None:
-            return
-        cut = self._relieve(patience_s)
+        """Make room."""
+        cut = await self._relieve()
         loop = asyncio.get_running_loop()
         if cut or loop.time() >= self._trim_at:
             before = self._used()
@@ -116,10 +116,3 @@ class MemoryGuard:
                     cut,
                     after // MIB,
                 )
-
-    def _patience_s(self) -> float | None:
-        used = self._used()
-        for share, patience_s in _PATIENCE_S:
-            if used > share * self._budget_bytes:
-                return patience_s
-        return None

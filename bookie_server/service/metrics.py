@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from spark_ledger.types import BookieStatus
@@ -53,6 +53,8 @@ class ServiceMetrics:
         self.bytes_added = 0
         self.add_latency = Histogram()
         """From decoding a run to its answer."""
+        self.metadata_restored: Callable[[], str] = str
+        """What to say if the metadata store went back in time; empty if it did not."""
         self.append_streams = 0
         """Append streams open now."""
         self.reads: Counter[BookieStatus] = Counter()

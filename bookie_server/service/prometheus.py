@@ -56,6 +56,11 @@ def _service(metrics: ServiceMetrics) -> Iterator[Metric]:
     yield _counter("bookie_read_bytes", "Frame bytes sent to readers.", metrics.bytes_read)
     yield _histogram("bookie_read_seconds", "A range read from start to end.", metrics.read_latency)
     yield _by_status("bookie_fences", "Fence requests answered, by status.", metrics.fences)
+    yield _gauge(
+        "bookie_metadata_restored",
+        "1 once ZooKeeper was seen to go back in time: run `ledger cluster restored`.",
+        int(bool(metrics.metadata_restored())),
+    )
     yield _gauge("bookie_long_polls", "Tail requests held.", metrics.long_polls)
     calls = CounterMetricFamily(
         "bookie_calls", "Finished calls by method and gRPC code.", labels=["method", "code"]

@@ -38,6 +38,7 @@ from spark_ledger.version import __version__
 GROUPS: Final = {
     "local": "A ZooKeeper and bookies on this machine, for development.",
     "bookie": "Run and prepare one bookie.",
+    "cluster": "What concerns all of a cluster.",
     "bookies": "The bookies of a cluster.",
     "ledgers": "Look at, write, read and repair ledgers.",
     "streams": "Look at and read streams.",

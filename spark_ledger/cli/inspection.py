@@ -7,7 +7,7 @@ store and the transport below the client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -25,6 +25,7 @@ from spark_ledger.types import (
 )
 
 if TYPE_CHECKING:
+    from spark_ledger.cli.restoring import Restored
     from spark_ledger.metadata.base import MetadataStore
     from spark_ledger.transport.base import BookieDescription, Transport
 
@@ -157,6 +158,18 @@ def cluster_bookies(uri: str) -> list[BookieRow]:
             registered = {info.bookie_id: info for info in await registry.list()}
             names = sorted({*registered, *await registry.list_cookies()})
             return [BookieRow(name, registered.get(name)) for name in names]
+
+    return asyncio.run(run())
+
+
+def after_a_restore(uri: str, without: Collection[str]) -> Restored:
+    """See ``restoring.accept_restored``."""
+
+    async def run() -> Restored:
+        from spark_ledger.cli.restoring import accept_restored
+
+        async with _store(uri) as store, _transport(store) as transport:
+            return await accept_restored(store, transport, without)
 
     return asyncio.run(run())
 

@@ -162,6 +162,10 @@ def show(settings: Settings, name: str, commits: int) -> None:
         ("commits", head.next_commit),
         ("earliest", position_text(head.earliest)),
         ("end", position_text(head.end)),
+        *(
+            (f"clock at {number}", "a writer's clock was far ahead before this commit")
+            for number in head.time_resets[-3:]
+        ),
         *((f"column {field.name}", field.type) for field in config.schema),
     )
     print_table(("", ""), facts)

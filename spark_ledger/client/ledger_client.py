@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Self
 
 from spark_ledger.client.context import ClientContext
-from spark_ledger.client.reader import LedgerReader, read_last_confirmed
+from spark_ledger.client.last_confirmed import read_last_confirmed
+from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.recovery import Recovery
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.config import ClientConfig, build

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import LaneReader
+from spark_ledger.client.last_confirmed import read_last_confirmed, wait_for_newer
+from spark_ledger.client.tail import Tail
 from spark_ledger.errors import (
     BookieUnavailableError,
     ConfigurationError,
@@ -16,13 +17,8 @@ from spark_ledger.errors import (
     NoSuchEntryError,
     ReadBeyondConfirmedError,
 )
-from spark_ledger.limits import LONG_POLL_S_MAX, TAIL_PAUSE_S
-from spark_ledger.metadata.base import Watch
 from spark_ledger.protocol.ensemble import LaneRange, fragment_ranges, lane_ranges
-from spark_ledger.protocol.events import LastConfirmedAnswer, ReadLastConfirmed
-from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
 from spark_ledger.types import (
-    BookieId,
     Entry,
     EntryId,
     Fragment,
@@ -224,97 +220,33 @@ class LedgerReader:
         """Entries from ``start`` on in lists, as they are confirmed.
 
         Ends when the ledger is closed and all is delivered, or after ``idle_timeout`` seconds
-        without a new entry (None: never). Raises NoSuchLedgerError once the ledger is deleted.
+        without a new entry (None: never). While the metadata cannot be read, it goes on with the
+        bookies that it knows. Raises NoSuchLedgerError once the ledger is deleted, and as
+        ``read_batches`` does if an entry cannot be had and the metadata tell of no other bookies.
         """
         self.check_tail(start, idle_timeout)
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-        changed.set()
-        watch: Watch | None = None
-        try:
-            if not self.is_closed:
-                watch = self._context.ledgers.watch(self.ledger_id, changed.set)
-            following, idle_since = start, loop.time()
-            while True:
-                end = self.last_add_confirmed
-                if following <= end:
-                    async with aclosing(self.read_batches(following, end)) as batches:
-                        async for batch in batches:
-                            yield batch
-                    following, idle_since = end + 1, loop.time()
-                else:
-                    deadline = None if idle_timeout is None else idle_since + idle_timeout
-                    if self.is_closed or not await self._wait_for_news(changed, deadline):
-                        return
-        finally:
-            if watch is not None:
-                watch.cancel()
-
-    async def _wait_for_news(self, changed: asyncio.Event, deadline: float | None) -> bool:
-        """Wait until LAC or the metadata may have changed. False: nothing came in time."""
-        loop = asyncio.get_running_loop()
-        if changed.is_set():
-            changed.clear()
-            try:
-                await self._refresh_metadata()
-            except MetadataUnavailableError:
-                changed.set()  # the bookies may still tell of new entries; look again later
-            else:
-                return True
-        wait_s = LONG_POLL_S_MAX
-        if deadline is not None:
-            wait_s = min(wait_s, deadline - loop.time())
-            if wait_s <= 0:
-                return False
-        poll = loop.create_task(self._long_poll(wait_s))
-        metadata_changed = loop.create_task(changed.wait())
-        async with _cancelled_at_exit(poll, metadata_changed):
-            await asyncio.wait({poll, metadata_changed}, return_when=asyncio.FIRST_COMPLETED)
-            if poll.done():
-                self._last_add_confirmed = max(self._last_add_confirmed, poll.result())
-            return True
-
-    async def _long_poll(self, wait_s: float) -> EntryId:
-        """Ask all bookies of the last fragment to tell of a newer LAC; the newest known."""
-        known, loop = self.last_add_confirmed, asyncio.get_running_loop()
-        began = loop.time()
-        round_ = LongPoll(self.metadata, known)
-        tasks = {
-            loop.create_task(
-                self._context.transport.read_last_confirmed(
-                    bookie_id,
-                    self.ledger_id,
-                    access_key=self._access_key,
-                    wait_above=known,
-                    wait_s=wait_s,
-                    timeout_s=self._context.config.read_timeout_s,
-                )
+        if self.is_closed:
+            if start > self.last_add_confirmed:
+                return
+            batches = self.read_batches(start, self.last_add_confirmed)
+        else:
+            tail = Tail(
+                self,
+                self._context,
+                refresh_metadata=self._refresh_metadata,
+                wait_for_newer=self._wait_for_newer,
             )
-            for bookie_id in self.metadata.last_fragment.bookies
-        }
-        async with _cancelled_at_exit(*tasks):
-            for answer in asyncio.as_completed(tasks):
-                reply = await answer
-                if round_.answer(reply.status, reply.last_add_confirmed):
-                    break
-        if round_.newest == known and loop.time() - began < TAIL_PAUSE_S:
-            await asyncio.sleep(min(TAIL_PAUSE_S, wait_s))
-        return round_.newest
+            batches = tail.batches(start, idle_timeout)
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
 
-
-@asynccontextmanager
-async def _cancelled_at_exit(*tasks: asyncio.Task[object]) -> AsyncIterator[None]:
-    """Owns questions of which the first answers may suffice: no task outlives the block.
-
-    Not a TaskGroup, because that waits for all of its tasks, and wraps an error in a group where
-    the caller is promised the error itself.
-    """
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _wait_for_newer(self, wait_s: float) -> None:
+        """Learn of a newer last add confirmed, or of none within the time."""
+        newest = await wait_for_newer(
+            self._context, self.metadata, self._access_key, self.last_add_confirmed, wait_s
+        )
+        self._last_add_confirmed = max(self._last_add_confirmed, newest)
 
 
 def _is_entry_id(value: object) -> bool:
@@ -336,32 +268,3 @@ async def _merge(
             buffers[residue] = (await anext(iterators[residue]))[::-1]
         merged.append(buffers[residue].pop())
     yield merged
-
-
-async def read_last_confirmed(
-    context: ClientContext, metadata: LedgerMetadata, access_key: bytes
-) -> EntryId:
-    """The last add confirmed of a ledger that is not closed, without fencing it."""
-    round_ = LastConfirmedRead(metadata, fence=False)
-
-    async def ask(bookie_index: int, bookie_id: BookieId) -> LastConfirmedAnswer:
-        reply = await context.transport.read_last_confirmed(
-            bookie_id,
-            metadata.ledger_id,
-            access_key=access_key,
-            timeout_s=context.config.read_timeout_s,
-        )
-        return LastConfirmedAnswer(
-            bookie_index, reply.status, reply.last_add_confirmed, reply.message
-        )
-
-    questions = [c for c in round_.start() if isinstance(c, ReadLastConfirmed)]
-    tasks = [asyncio.ensure_future(ask(q.bookie_index, q.bookie_id)) for q in questions]
-    async with _cancelled_at_exit(*tasks):
-        for answer in asyncio.as_completed(tasks):
-            if round_.answer(await answer):
-                break
-    if round_.error is not None:
-        raise round_.error
-    assert round_.result is not None, "A round that is over has a result or an error."
-    return round_.result

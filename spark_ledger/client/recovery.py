@@ -8,9 +8,10 @@ from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.frames import FrameStore
 from spark_ledger.client.lane_reader import LaneReader, verify_chunk
+from spark_ledger.client.last_confirmed import unless_busy
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import READ_REQUEST_BYTES_MAX
+from spark_ledger.limits import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.events import (
     CancelRead,
     ChooseBookies,
@@ -35,7 +36,7 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.recovery import RecoveryMachine
-from spark_ledger.types import BookieStatus, Entry, EntryId, LedgerMetadata, Versioned
+from spark_ledger.types import NO_ENTRY, BookieStatus, Entry, EntryId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import Digest
 
 
@@ -140,18 +141,41 @@ class Recovery:
     # -- finding -----------------------------------------------------------------------------------
 
     async def _read_last_confirmed(self, command: ReadLastConfirmed) -> Event:
-        reply = await self._context.transport.read_last_confirmed(
-            command.bookie_id,
-            self._ledger_id,
-            fence=command.fence,
-            access_key=self._access_key,
-            timeout_s=self._context.config.read_timeout_s,
+        timeout_s = self._context.config.read_timeout_s
+        reply = await unless_busy(
+            self._context,
+            lambda: self._context.transport.read_last_confirmed(
+                command.bookie_id,
+                self._ledger_id,
+                fence=command.fence,
+                access_key=self._access_key,
+                timeout_s=timeout_s,
+            ),
+            timeout_s,
         )
         return LastConfirmedAnswer(
             command.bookie_index, reply.status, reply.last_add_confirmed, reply.message
         )
 
     async def _read(self, command: ReadEntries) -> None:
+        key, me = (command.bookie_index, command.lane), asyncio.current_task()
+        patience_s, pause_s = self._context.config.read_timeout_s, BUSY_PAUSE_S
+        deadline = self._loop.time() + patience_s
+        ended = await self._read_once(command)
+        while (
+            ended is not None
+            and ended.status is BookieStatus.TOO_MANY_REQUESTS
+            and self._loop.time() + pause_s < deadline
+        ):  # nothing was decided: the same is asked again, later and later
+            await asyncio.sleep(pause_s * self._context.random.uniform(0.5, 1.5))
+            pause_s = min(2 * pause_s, BUSY_PAUSE_S_MAX)
+            ended = await self._read_once(command._replace(first=ended.entry_id))
+        if ended is not None and self._reads.get(key) is me:
+            del self._reads[key]
+            self._machine_loop.feed(ended)
+
+    async def _read_once(self, command: ReadEntries) -> ReadEnded | None:
+        """One call; how it ended, or None if nobody wants to know any more."""
         key, me = (command.bookie_index, command.lane), asyncio.current_task()
         expected, ended = int(command.first), None
         async for chunk in self._context.transport.read(
@@ -166,7 +190,7 @@ class Recovery:
             timeout_s=self._context.config.read_timeout_s,
         ):
             if self._reads.get(key) is not me:
-                return
+                return None
             entries, ended = verify_chunk(self._ledger_id, self._digest, command, expected, chunk)
             if entries and chunk.run is not None:
                 last = entries[-1].entry_id
@@ -179,11 +203,7 @@ class Recovery:
                 )
             if ended is not None:
                 break
-        if self._reads.get(key) is me:
-            del self._reads[key]
-            self._machine_loop.feed(
-                ended or ReadEnded(*key, status=BookieStatus.OK, entry_id=EntryId(expected))
-            )
+        return ended or ReadEnded(*key, status=BookieStatus.OK, entry_id=EntryId(expected))
 
     def _deliver(self, command: DeliverEntries) -> None:
         frames = self._fetched[command.bookie_index, command.lane]
@@ -212,7 +232,7 @@ class Recovery:
         return await self._context.write_metadata(command)
 
     async def _tell_length(self, command: TellLength) -> Event:
-        return LengthRead(self._lengths[command.entry_id])
+        return LengthRead(self._lengths[command.entry_id], NO_ENTRY)
 
     async def _read_length(self, command: ReadLength) -> Event:
         reader = LaneReader(
@@ -229,7 +249,7 @@ class Recovery:
                 entries.extend(chunk)
         except LedgerError as error:
             return LengthUnknown(error)
-        return LengthRead(entries[0].length)
+        return LengthRead(entries[0].length, entries[0].last_add_confirmed)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -120,6 +120,10 @@ class MetadataStore(Protocol):
         """Call back, on the loop, when the session was lost and a new one stands: ephemeral nodes
         are gone and must be created again."""
 
+    @property
+    def restored(self) -> str:
+        """What to say if the store went back in time, to a backup; empty if it did not."""
+
     async def close(self) -> None:
         """End the session; its ephemeral nodes go at once."""
 

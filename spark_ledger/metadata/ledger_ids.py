@@ -89,3 +89,35 @@ class LedgerIds:
                 unknown += 1
                 if unknown == METADATA_ATTEMPTS:
                     raise
+
+
+async def raise_counter(store: MetadataStore, at_least: int) -> tuple[int, int]:
+    """Have no id below ``at_least`` given any more: the next id before, and now.
+
+    Raises MetadataUnavailableError, OutcomeUnknownError if no attempt brought a reply.
+    """
+    unknown = 0
+    while True:
+        try:
+            node = await store.get_latest(COUNTER_PATH)
+        except NotFoundError:
+            before, version = FIRST_LEDGER_ID, None
+        else:
+            before = decode_node(CounterNode, COUNTER_PATH, node.value).next_id
+            version = node.version
+        if before >= at_least:
+            return before, before
+        data = encode_node(CounterNode(next_id=at_least, token=uuid.uuid4().hex))
+        try:
+            if version is None:
+                await store.create(COUNTER_PATH, data)
+            else:
+                await store.put(COUNTER_PATH, data, version)
+        except ConflictError:
+            continue  # a client took ids
+        except OutcomeUnknownError:
+            unknown += 1
+            if unknown == METADATA_ATTEMPTS:
+                raise
+            continue
+        return before, at_least

@@ -227,6 +227,10 @@ class MemoryMetadataStore:
         self._lost: list[Subscription] = []
         self._closed = False
 
+    @property
+    def restored(self) -> str:
+        return ""
+
     async def get(self, path: str) -> Versioned[bytes]:
         check_path(path)
         return await self._read("get", path, lambda: self.tree.get(path))

@@ -116,8 +116,8 @@ class ConsumerReady(NamedTuple):
 class LastConfirmedAnswer(NamedTuple):
     """A bookie's last add confirmed. Answers ``ReadLastConfirmed``.
 
-    A hint that never lies but may lag (rule P5). If the question fenced, OK and denials mean that
-    the fence is durable (rule P12).
+    A hint: it may lag, and a broken bookie may invent it (rule P5). If the question fenced, OK and
+    denials mean that the fence is durable (rule P12).
     """
 
     bookie_index: int
@@ -148,9 +148,12 @@ class ReadEnded(NamedTuple):
 
 
 class LengthRead(NamedTuple):
-    """The cumulative length at an entry. Answers ``ReadLength`` and ``TellLength``."""
+    """The cumulative length at an entry, and the last add confirmed that it carries; both are part
+    of what its digest covers. Answers ``ReadLength`` and ``TellLength``.
+    """
 
     length: int
+    last_add_confirmed: EntryId
 
 
 class LengthUnknown(NamedTuple):
@@ -287,7 +290,8 @@ class DeliverEntries(NamedTuple):
 
 
 class ReadLength(NamedTuple):
-    """Read the one entry of this range from any replica; report its cumulative length."""
+    """Read the one entry of this range from any replica; report its cumulative length, and the last
+    add confirmed that it carries."""
 
     wanted: LaneRange
 

@@ -1,8 +1,8 @@
 """Finding the last add confirmed: from the bookies of the last fragment, with coverage.
 
 Used to open a ledger that is not closed, with or without fencing, and to end a long poll. A bookie
-knows the LAC that the last frame it stored carries, or that the writer announced: a hint that
-never lies, but lags (rule P5).
+knows the LAC that the last frame it stored carries, or that the writer announced: a number that
+lags, and that nobody has signed. So the word of one bookie is not enough (rule P5).
 """
 
 from __future__ import annotations
@@ -14,15 +14,57 @@ from spark_ledger.errors import (
     UnauthorizedError,
 )
 from spark_ledger.protocol.events import Command, LastConfirmedAnswer, ReadLastConfirmed
-from spark_ledger.protocol.quorum import is_covered, no_newer_confirmed
-from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerMetadata
+from spark_ledger.protocol.quorum import is_covered, is_supported, no_newer_confirmed
+from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerMetadata, Quorums
+
+
+class Claims:
+    """What bookies of one ensemble say of LAC, and how much of it is to be believed (rule P5).
+
+    ``believed`` is the highest LAC that so many bookies support that one of them must be honest: it
+    says that it knows this LAC or a higher one, and an honest bookie was told so by the writer.
+    """
+
+    def __init__(self, quorums: Quorums) -> None:
+        self._quorums = quorums
+        self._claims: dict[int, int] = {}
+        self._failed: set[int] = set()
+
+    def take(self, bookie_index: int, status: BookieStatus, last_add_confirmed: int) -> None:
+        """Take in one answer."""
+        if status is BookieStatus.OK and last_add_confirmed >= NO_ENTRY:
+            self._claims[bookie_index] = last_add_confirmed
+        elif status.is_denial:
+            self._claims[bookie_index] = NO_ENTRY  # it has answered, and knows of nothing
+        elif status is not BookieStatus.TOO_MANY_REQUESTS:  # busy is not bad
+            self._failed.add(bookie_index)
+
+    @property
+    def believed(self) -> EntryId:
+        """The highest LAC that is believed; -1 if none is."""
+        failed = frozenset(self._failed)
+        for claim in sorted(set(self._claims.values()), reverse=True):
+            supporters = frozenset(i for i, last in self._claims.items() if last >= claim)
+            if is_supported(supporters, failed, self._quorums):
+                return EntryId(claim)
+        return NO_ENTRY
+
+    @property
+    def told(self) -> list[int]:
+        """Every LAC that somebody has named, highest first. None of them need be true."""
+        return sorted({*self._claims.values()}, reverse=True)
+
+    @property
+    def is_disputed(self) -> bool:
+        """Whether somebody says more than is believed."""
+        return max(self._claims.values(), default=NO_ENTRY) > self.believed
 
 
 class LastConfirmedRead:
     """One round of questions to all bookies of the last fragment.
 
-    ``result`` is set once enough of them answered (rule P13): the highest LAC that any of them
-    knows. Everything up to it is confirmed; entries behind it may be confirmed too. ``error`` is
+    ``result`` is set once enough of them answered (rule P13): the highest LAC that is believed.
+    Everything up to it is confirmed; entries behind it may be confirmed too. ``error`` is
     set when too many bookies cannot answer. At most one of the two is ever set.
     """
 
@@ -31,7 +73,7 @@ class LastConfirmedRead:
         self._fence = fence
         self._known: set[int] = set()
         self._answered: set[int] = set()
-        self._highest: int = NO_ENTRY
+        self._claims = Claims(metadata.quorums)
         self._last_problem = ""
         self._refused = False
         """Whether a bookie refused the password."""
@@ -44,9 +86,31 @@ class LastConfirmedRead:
         return self._result
 
     @property
+    def floor(self) -> EntryId:
+        """Everything up to here is confirmed, whatever bookies say: it was when the last fragment
+        was made, and bookies that joined with it know no older LAC (rule P15)."""
+        return EntryId(self._metadata.last_fragment.first_entry - 1)
+
+    @property
+    def hints(self) -> list[EntryId]:
+        """What bookies take for confirmed beyond the floor, highest first. Nothing is proved."""
+        return [EntryId(hint) for hint in self._claims.told if hint > self.floor]
+
+    @property
     def error(self) -> LedgerError | None:
         """Why the round found nothing, once it is over and did not."""
         return self._error
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether enough bookies have answered to conclude (rule P13)."""
+        return is_covered(frozenset(self._known), self._metadata.quorums)
+
+    def conclude(self) -> None:
+        """Take what has been said by those who have answered; the others take too long."""
+        assert self.is_covered, "Too few have answered to know anything (rule P13)."
+        assert self._known <= self._answered, "An answer counts that never came."
+        self._result = max(self._claims.believed, self.floor)
 
     def start(self) -> list[Command]:
         """Ask every bookie of the last fragment."""
@@ -68,8 +132,7 @@ class LastConfirmedRead:
         self._answered.add(event.bookie_index)
         quorums, name = self._metadata.quorums, f"ledger {self._metadata.ledger_id}"
         bookie_id = self._metadata.last_fragment.bookies[event.bookie_index]
-        if event.status is BookieStatus.OK:
-            self._highest = max(self._highest, event.last_add_confirmed)
+        self._claims.take(event.bookie_index, event.status, event.last_add_confirmed)
         if event.status is BookieStatus.OK or event.status.is_denial:
             # "I do not know the ledger" is an answer too: fencing works on unknown ledgers, so the
             # bookie will store nothing of the old writer from now on (rule P12).
@@ -79,14 +142,14 @@ class LastConfirmedRead:
             # it is one bad bookie as long as the others suffice (rule P20).
             self._refused |= event.status is BookieStatus.UNAUTHORIZED
             self._last_problem = f"bookie {bookie_id}: {event.status.name.lower()} {event.message}"
-        if is_covered(frozenset(self._known), quorums):
-            # Never below the last fragment: what is before it was confirmed when the fragment was
-            # made, and bookies that joined with it know no older LAC (rule P15).
-            floor = self._metadata.last_fragment.first_entry - 1
-            self._result = EntryId(max(self._highest, floor))
-            assert self._known <= self._answered, "An answer counts that never came."
-            return True
-        if len(self._answered) == quorums.ensemble_size:
+        is_last = len(self._answered) == quorums.ensemble_size
+        if self.is_covered:
+            # A recovery finds by reading what is above, whoever knew of it. A reader would not see
+            # it, so it hears the others as well, if they may support what one bookie says.
+            if self._fence or is_last or not self._claims.is_disputed:
+                self.conclude()
+            return self._result is not None
+        if is_last:
             kind = RecoveryError if self._fence else BookieUnavailableError
             if self._refused:
                 self._error = UnauthorizedError(
@@ -103,35 +166,35 @@ class LastConfirmedRead:
 
 
 class LongPoll:
-    """One round of held questions: does any bookie know a LAC above ``known``?
+    """One round of held questions: do bookies know a LAC above ``known``?
 
-    Over at the first "yes", or when the rest cannot know more (rule P5): waiting for the slowest
-    bookie would make a tail as slow as it.
+    Over when what they say is believed, or when the rest cannot know more (rule P5): waiting for
+    the slowest bookie would make a tail as slow as it.
     """
 
     def __init__(self, metadata: LedgerMetadata, known: EntryId) -> None:
         self._quorums = metadata.quorums
+        self._claims = Claims(metadata.quorums)
         self._known = known
         self._empty = 0
-        self._answered = 0
-        self._newest: EntryId = known
+        self._answered: set[int] = set()
 
     @property
     def newest(self) -> EntryId:
-        """The highest LAC that the round has heard of; ``known`` at first. It never goes back."""
-        return self._newest
+        """The highest LAC that is believed; ``known`` at first. It never goes back."""
+        return max(self._known, self._claims.believed)
 
-    def answer(self, status: BookieStatus, last_add_confirmed: EntryId) -> bool:
+    def answer(self, bookie_index: int, status: BookieStatus, last_add_confirmed: EntryId) -> bool:
         """Take in one answer. True: the round is over, ``newest`` is what it found."""
-        assert self._answered < self._quorums.ensemble_size, "Every bookie answers a round once."
-        self._answered += 1
-        if status is BookieStatus.OK:
-            self._newest = max(self._newest, last_add_confirmed)
-        if status is BookieStatus.OK or status.is_denial:
+        assert bookie_index not in self._answered, "Every bookie answers a round once."
+        self._answered.add(bookie_index)
+        self._claims.take(bookie_index, status, last_add_confirmed)
+        knows_more = status is BookieStatus.OK and last_add_confirmed > self._known
+        if status.is_denial or (status is BookieStatus.OK and not knows_more):
             self._empty += 1
-        assert self._newest >= self._known, "A reader's last add confirmed never goes back."
+        assert self.newest >= self._known, "A reader's last add confirmed never goes back."
         return (
-            self._newest > self._known
+            self.newest > self._known
             or no_newer_confirmed(self._empty, self._quorums)
-            or self._answered == self._quorums.ensemble_size
+            or len(self._answered) == self._quorums.ensemble_size
         )

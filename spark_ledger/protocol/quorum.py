@@ -142,3 +142,18 @@ def no_newer_confirmed(empty_answers: int, quorums: Quorums) -> bool:
     """
     assert 0 <= empty_answers <= quorums.ensemble_size, "Every bookie answers a round once."
     return empty_answers >= quorums.ensemble_size - quorums.ack_quorum + 1
+
+
+def is_supported(supporters: frozenset[int], failed: frozenset[int], quorums: Quorums) -> bool:
+    """True when one of those who say something is honest, if AQ of each write set are (rule P5).
+
+    Then at most WQ - AQ of a write set are not. ``failed`` gave no answer that makes sense, so they
+    are among these, and are not among the supporters.
+    """
+    assert not supporters & failed, "Who supports something has answered."
+    for lane in lanes(quorums):
+        bad = sum(index in failed for index in lane.indexes)
+        count = sum(index in supporters for index in lane.indexes)
+        if count > max(0, quorums.write_quorum - quorums.ack_quorum - bad):
+            return True
+    return False

@@ -5,13 +5,14 @@ The steps of BookKeeper's protocol, with the fixes that its TLA+ specification l
 1. MARKING    compare-and-set OPEN -> IN_RECOVERY; several recoverers may be at work (rule P6).
 2. FENCING    fence the last fragment's bookies until the silent ones cannot confirm anything
               (rules P12 and P13).
-3. READING    from the highest LAC on, read with fencing on every replica. One good copy makes an
-              entry part of the ledger; WQ - AQ + 1 denials end it; anything else and the recovery
-              fails, to be tried again: an unknown answer is no denial (rule P14).
+3. PROVING    bookies only say what is confirmed; an entry that is read carries it (rule P15).
+4. READING    from there on, read with fencing on every replica. One good copy makes an entry part
+              of the ledger; WQ - AQ + 1 denials end it; anything else and the recovery fails, to
+              be tried again: an unknown answer is no denial (rule P14).
    meanwhile  every entry found is written back to its whole write set (rule P16). Bookies that fail
               are replaced in memory only: a second recoverer must ask the old ones.
-4. MEASURING  learn the length at the last entry, unless the ledger is empty.
-5. CLOSING    one compare-and-set to CLOSED, with the end and the changed fragments (rule P17).
+5. MEASURING  learn the length at the last entry, unless the ledger is empty.
+6. CLOSING    one compare-and-set to CLOSED, with the end and the changed fragments (rule P17).
 
 Reads use the ensemble of the metadata as they were when recovery began (rule P15).
 """
@@ -76,7 +77,7 @@ _FAR: Final = EntryId(2**62)
 class RecoveryMachine:
     """Recovers and closes one ledger. ``Done`` carries the closed metadata, ours or another's.
 
-    With S the highest LAC that fencing found, L = ``last_add_confirmed``, P the last entry that is
+    With S the LAC that was proved, L = ``last_add_confirmed``, P the last entry that is
     being written back, and n the lowest entry not found yet, while READING:
 
         first entry of the last fragment - 1 <= S <= L <= P = max(S, n - 1)      (rule P15)
@@ -102,8 +103,10 @@ class RecoveryMachine:
         self._tails: list[LaneTail] = []
         self._end: int | None = None
         """The last entry of the ledger, once it is known."""
+        self._hints: list[EntryId] = []
+        """What bookies take for confirmed and nobody has proved yet, lowest first."""
         self._start = -1
-        """The highest LAC that a bookie knew: the last entry that this recovery does not read."""
+        """The last entry that this recovery does not read: everything up to it is confirmed."""
         self._length: int | None = None
         self._replication: Replication | None = None
         """The bookies that entries are written back to; None before reading begins."""
@@ -169,11 +172,13 @@ class RecoveryMachine:
             case BookiesChosen():
                 return self._on_chosen(event, now)
             case LengthRead():
-                return self._on_length(event)
+                return self._on_length(event, now)
             case MetadataWritten():
                 return self._on_written(event.metadata, event.version)
             case MetadataConflict():
                 return self._on_conflict(event)
+            case LengthUnknown() if self._phase is Phase.PROVING:
+                return self._prove(now)
             case MetadataFailed() | LengthUnknown():
                 return self._failed(event.error)
             case Tick():
@@ -211,12 +216,29 @@ class RecoveryMachine:
         if self._fencing.error is not None:
             return self._failed(self._fencing.error)
         assert self._fencing.result is not None, "A round that is over has a result or an error."
-        return self._read_tails(self._fencing.result, now)
+        self._hints = self._fencing.hints[::-1]
+        return self._prove(now)
+
+    def _prove(self, now: float) -> list[Command]:
+        """Read the entry that the highest hint names: what it carries was confirmed (rule P15).
+
+        A hint is a number that anybody may have sent to a bookie. If its entry cannot be read, the
+        next one is tried; without any, recovery reads the whole last fragment.
+        """
+        if not self._hints:
+            return self._read_tails(EntryId(self._metadata.last_fragment.first_entry - 1), now)
+        if self._phase is Phase.FENCING:
+            self._enter(Phase.PROVING)
+        return [ReadLength(entry_range(self._metadata, self._hints.pop()))]
+
+    def _on_proof(self, event: LengthRead, now: float) -> list[Command]:
+        assert self._fencing is not None, "What is proved was a hint before."
+        return self._read_tails(max(event.last_add_confirmed, self._fencing.floor), now)
 
     # -- reading -----------------------------------------------------------------------------------
 
     def _read_tails(self, last_confirmed: EntryId, now: float) -> list[Command]:
-        """Read, on every replica, what stands behind the highest LAC that a bookie knew."""
+        """Read, on every replica, what stands behind the LAC that was proved."""
         fragment = self._metadata.last_fragment
         # Bookies of a new ensemble may know no LAC at all. Starting below their fragment would ask
         # them for entries that they never had, and take their denials for the end (rule P15).
@@ -291,7 +313,7 @@ class RecoveryMachine:
                 return []
             return self._failed(recovery_errors.unknown_end(self._metadata, tail))
         self._end = tail.next_entry - 1
-        assert self._end >= self._start, "What a bookie knew to be confirmed is never cut off."
+        assert self._end >= self._start, "What is known to be confirmed is never cut off."
         commands: list[Command] = [
             CancelRead(bookie_index, lane_index)
             for lane_index, tail in enumerate(self._tails)
@@ -400,7 +422,9 @@ class RecoveryMachine:
         # the last, which holds no entry if the writer changed its ensemble just before.
         return [ReadLength(entry_range(self._metadata, self._end))]
 
-    def _on_length(self, event: LengthRead) -> list[Command]:
+    def _on_length(self, event: LengthRead, now: float) -> list[Command]:
+        if self._phase is Phase.PROVING:
+            return self._on_proof(event, now)
         if self._phase is not Phase.MEASURING:
             return []
         return self._close(event.length)

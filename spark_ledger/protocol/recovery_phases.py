@@ -28,6 +28,7 @@ class Phase(Enum):
 
     MARKING = auto()
     FENCING = auto()
+    PROVING = auto()
     READING = auto()
     MEASURING = auto()
     CLOSING = auto()
@@ -40,8 +41,12 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, tuple[type, ...]]]] = {
         Phase.ENDED: (Start, MetadataConflict, MetadataFailed),
     },
     Phase.FENCING: {
+        Phase.PROVING: (LastConfirmedAnswer,),
         Phase.READING: (LastConfirmedAnswer,),
         Phase.ENDED: (LastConfirmedAnswer,),
+    },
+    Phase.PROVING: {
+        Phase.READING: (LengthRead, LengthUnknown),
     },
     Phase.READING: {
         Phase.MEASURING: (ReadEnded, AddAcknowledged, BookiesChosen),
@@ -62,7 +67,8 @@ phase is checked against it.
 
 It only goes forward. A recovery that cannot go on fails and is started again by whoever wants the
 ledger: what it fenced and wrote back stays, so the next one has less to do. READING leads straight
-to CLOSING when the ledger is empty: then there is nothing to measure. EntriesRead can end READING
+to CLOSING when the ledger is empty: then there is nothing to measure. PROVING is left out when no
+bookie knows of anything confirmed. EntriesRead can end READING
 where lanes differ: the lane that it moves on may leave another one, whose replicas have all ended
 without enough denials, as the lane that has come least far (rule P14).
 """

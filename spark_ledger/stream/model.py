@@ -269,8 +269,9 @@ class Head:
 
     ``earliest`` is the first row that can be read; those before it were truncated.
     ``earliest_commit`` is the first commit with such a row (or the next commit). ``rows`` and
-    ``size_bytes`` are totals since the stream began. ``time_ms`` is the time of the last commit;
-    commit times never go back.
+    ``size_bytes`` are totals since the stream began. ``time_ms`` is the time of the last commit.
+    Commit times go back only at the commits in ``time_resets``: before them a writer's clock had
+    been far ahead (rule T10).
     """
 
     stream_id: str
@@ -281,6 +282,7 @@ class Head:
     time_ms: int = 0
     earliest: Dlsn = Dlsn(0, 0, 0)  # noqa: RUF009 - a NamedTuple is immutable
     earliest_commit: int = 0
+    time_resets: tuple[int, ...] = ()
 
     @property
     def end(self) -> Dlsn:

@@ -24,7 +24,7 @@ from spark_ledger.limits import APPEND_MESSAGE_ADDS_MAX, APPEND_MESSAGE_BYTES_TA
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.channel import failure_of
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import AddCommand, encode_append_request, status_from_wire
 
@@ -36,6 +36,7 @@ class StreamAppender:
     """One ledger's part of an AppendStream; see ``transport.base.Appender``."""
 
     __slots__ = (
+        "_answered_to",
         "_ended",
         "_on_result",
         "_outstanding",
@@ -63,6 +64,7 @@ class StreamAppender:
         self.recovery = recovery
         self._on_result = on_result
         self._outstanding: deque[tuple[EntryId, int]] = deque()
+        self._answered_to = NO_ENTRY
         self._ended = False
 
     @property
@@ -86,12 +88,20 @@ class StreamAppender:
         if self._ended:
             return
         if status is BookieStatus.OK:
-            answered = 0
+            named, answered = NO_ENTRY, 0
             outstanding = self._outstanding
             while outstanding and outstanding[0][0] <= last_entry:
-                answered += outstanding.popleft()[1]
+                named, size = outstanding.popleft()
+                answered += size
             self._stream.forget(answered)
-        else:
+            if named != last_entry and last_entry > self._answered_to:
+                # An honest bookie names the last entry of a run. To believe any other number would
+                # be to count copies that nobody has (rule P3).
+                message = f"it acknowledges entry {last_entry}, which it was not sent"
+                self.report(BookieStatus.IO_ERROR, last_entry, message)
+                return
+            self._answered_to = max(self._answered_to, named)
+        elif status is not BookieStatus.STALLED:  # a note: what was sent may become durable yet
             self._end()
         self._on_result(AddResult(self._stream.bookie_id, status, last_entry, message))
 
@@ -308,5 +318,8 @@ class AppendStream:
             appender = self._appenders.get(result.tag)
             if appender is None:
                 continue  # it has ended: a late answer to what was still on its way
-            status = status_from_wire(result.status)
-            appender.report(status, EntryId(result.last_entry), result.message)
+            status, problem = status_from_wire(result.status), ""
+            if result.ledger_id != appender.ledger_id:
+                status = BookieStatus.IO_ERROR
+                problem = f"it answers for ledger {result.ledger_id} instead"
+            appender.report(status, EntryId(result.last_entry), problem or result.message)

@@ -19,7 +19,8 @@ from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, Ledger
 class AddResult(NamedTuple):
     """A bookie's answer to the runs of one appender.
 
-    OK means that every run sent so far, up to and with ``last_entry``, is durable there. Any other
+    OK means that every run sent so far, up to and with ``last_entry``, is durable there. STALLED is
+    a note that nothing has become durable for long; it may yet, and is reported then. Any other
     status ends the appender: nothing more is reported, later runs are dropped.
     """
 
@@ -64,6 +65,8 @@ class BookieDescription(NamedTuple):
     entry_log_bytes: int
     free_bytes: int
     uptime_s: float
+    next_ledger_id: int = 0
+    """Above every ledger that it has heard of; 0 from an older version, which does not say."""
 
 
 class Appender(Protocol):

@@ -285,6 +285,7 @@ class GrpcTransport:
             answer.entry_log_bytes,
             answer.free_bytes,
             answer.uptime_s,
+            answer.next_ledger_id,
         )
 
     async def close(self) -> None:

@@ -20,8 +20,9 @@ _TRIM_THRESHOLD: Final = -1
 _TOP_PAD: Final = -2
 _MMAP_THRESHOLD: Final = -3
 
-_MMAP_THRESHOLD_BYTES: Final = 32 * MIB
-"""The largest value that glibc accepts; it is above the largest message."""
+_MMAP_THRESHOLD_BYTES: Final = 8 * MIB
+"""What is larger is taken from the kernel and given back each time. Messages of the usual size are
+far below; large entries would leave holes that nothing else fits into."""
 
 _TOP_PAD_BYTES: Final = 8 * MIB
 """Memory is taken from the kernel in steps of this size."""

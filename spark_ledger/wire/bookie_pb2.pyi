@@ -195,7 +195,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("bookie_id", "cluster_id", "version", "state", "ledgers", "journal_bytes", "entry_log_bytes", "free_bytes", "uptime_s", "status", "message")
+    __slots__ = ("bookie_id", "cluster_id", "version", "state", "ledgers", "journal_bytes", "entry_log_bytes", "free_bytes", "uptime_s", "status", "message", "next_ledger_id")
     BOOKIE_ID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,7 @@ class DescribeResponse(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     bookie_id: str
     cluster_id: str
     version: str
@@ -218,4 +219,5 @@ class DescribeResponse(_message.Message):
     uptime_s: float
     status: Status
     message: str
-    def __init__(self, bookie_id: _Optional[str] = ..., cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., ledgers: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., entry_log_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    next_ledger_id: int
+    def __init__(self, bookie_id: _Optional[str] = ..., cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., ledgers: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., entry_log_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., next_ledger_id: _Optional[int] = ...) -> None: ...

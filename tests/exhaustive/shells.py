@@ -40,7 +40,7 @@ from spark_ledger.protocol.last_confirmed import LastConfirmedRead
 from spark_ledger.protocol.quorum import entries_of_index, lanes
 from spark_ledger.protocol.recovery import RecoveryMachine
 from spark_ledger.protocol.recovery_phases import Phase
-from spark_ledger.types import BookieId, LedgerMetadata, Quorums
+from spark_ledger.types import NO_ENTRY, BookieId, LedgerMetadata, Quorums
 from tests.exhaustive.values import Interned, clone, freeze
 
 ENTRY_BYTES = 10
@@ -258,7 +258,7 @@ class _Run:
                 self._send("length", AskLength(bookies, wanted.first))
             case TellLength():
                 assert command.entry_id in shell.found, "Only of what was found a length is known."
-                self.take(LengthRead(ENTRY_BYTES * (command.entry_id + 1)))
+                self.take(LengthRead(ENTRY_BYTES * (command.entry_id + 1), NO_ENTRY))
             case WriteMetadata():
                 self._send("metadata", CompareAndSet(command.metadata, command.version))
             case ChooseBookies():

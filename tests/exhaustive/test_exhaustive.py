@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ledger.protocol.events import LastConfirmedAnswer, ReadEntries
+from spark_ledger.protocol.events import ReadEntries
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead
 from spark_ledger.protocol.recovery import RecoveryMachine
 from spark_ledger.types import EntryId
@@ -48,15 +48,7 @@ def test_recovery_reads_that_do_not_fence_are_found(monkeypatch: pytest.MonkeyPa
 
 def test_recovery_from_below_the_last_fragment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second: bookies of a new ensemble know no LAC, and an older fragment is changed."""
-    answer = LastConfirmedRead.answer
-
-    def answer_without_floor(self: LastConfirmedRead, event: LastConfirmedAnswer) -> bool:
-        over = answer(self, event)
-        if self.result is not None:
-            self._result = EntryId(self._highest)
-        return over
-
-    monkeypatch.setattr(LastConfirmedRead, "answer", answer_without_floor)
+    monkeypatch.setattr(LastConfirmedRead, "floor", EntryId(-1))
     found = Search(named("pair-change")).run(STATES_MAX)
     assert "Recovery starts too low." in found.violation
 

@@ -463,7 +463,8 @@ class _Draft:
     def _ask_length(self, message: AskLength, number: int) -> list[Event]:
         _, bookie = self._bookie(message.bookies[0])
         if bookie.up and message.entry_id in bookie.entries:
-            return [LengthRead(ENTRY_BYTES * (message.entry_id + 1))]
+            entry_id = message.entry_id
+            return [LengthRead(ENTRY_BYTES * (entry_id + 1), EntryId(self.frames[entry_id]))]
         if len(message.bookies) == 1:
             return [LengthUnknown(NoSuchEntryError("nobody has it"))]
         self._put(number, message._replace(bookies=message.bookies[1:]))
@@ -472,8 +473,7 @@ class _Draft:
     # -- metadata ----------------------------------------------------------------------------------
 
     def _choose(self, message: Choose) -> Event:
-        """A bookie that is no member, one that never failed first; else the failed one, if it is
-        there."""
+        """A bookie that is no member, one that never failed first; else the failed one, if up."""
         up = [
             name for name, bookie in zip(self.world.names, self.bookies, strict=True) if bookie.up
         ]

@@ -180,7 +180,7 @@ def _journal_file() -> Target:
         files,
         JOURNAL,
         end=START_OF_JOURNAL,
-        file_bytes=6 * 4096,
+        file_bytes=7 * 4096,
         batch_bytes_max=16 * KIB,
         post=lambda call: call(),
         on_fatal=lambda message: None,
@@ -193,6 +193,8 @@ def _journal_file() -> Target:
         journal.commit_pending()
     path = journal_path(JOURNAL, 1)
     corpus = [_content(files, path)]
+    journal.close()  # with a block that says so behind the batches
+    corpus.append(_content(files, path))
 
     def parse(data: bytes) -> object:
         batches = read_batches(_disk_with(path, data), JOURNAL, Mark(1, 4096, 0, 0))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from spark_ledger.local import LocalCluster
-from tests.fuzz.socket_loop import HostileClient
+from tests.fuzz.socket_loop import LEDGER_ID, HostileClient
+from tests.made_ledgers import make_ledgers
 
 pytestmark = pytest.mark.processes
 
@@ -18,6 +19,7 @@ SEED = 11
 def test_a_bookie_outlives_malformed_messages(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     with LocalCluster(bookies=1, directory=tmp_path / "cluster") as cluster:
+        make_ledgers(cluster.uri, [LEDGER_ID])
         pid = cluster.bookie_pid(0)
         client = HostileClient(cluster.bookie_address(0), "bookie-0", SEED)
         for number in range(MESSAGES):

@@ -18,9 +18,13 @@ _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
 
 
 class RawConnection:
-    """One connection; ``window`` is how much of each answer may arrive without being read."""
+    """One connection; ``window`` is how much of each answer may come without being read. With more
+    than the usual 65,535 everything is read."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, reads: bool = False
+    ) -> None:
+        self._reads = reads
         self._reader, self._writer = reader, writer
         self._next_stream = 1
         self._window = 65_535
@@ -29,6 +33,7 @@ class RawConnection:
         self._changed = asyncio.Condition()
         self._frame_bytes = 16_384
         self.bytes_received = 0
+        self.calls = 0
         self.ended: set[int] = set()
         """Streams that the bookie has ended."""
         self.closed = False
@@ -39,7 +44,7 @@ class RawConnection:
         """Connect and say hello."""
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        connection = cls(reader, writer)
+        connection = cls(reader, writer, reads=window > 65_535)
         settings = struct.pack(">HI", _INITIAL_WINDOW_SIZE, window)
         writer.write(_PREFACE + _frame(SETTINGS, 0, 0, settings))
         if window > 65_535:
@@ -47,9 +52,17 @@ class RawConnection:
         await writer.drain()
         return connection
 
-    async def call(self, method: str, bookie_id: str, *, timeout_s: int = 600) -> int:
+    async def call(
+        self,
+        method: str,
+        bookie_id: str,
+        *,
+        timeout_s: int = 600,
+        extra: Sequence[tuple[str, str]] = (),
+    ) -> int:
         """Begin a call of the bookie's service; the number of its stream."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
+        self.calls += 1
         headers = (
             (":method", "POST"),
             (":scheme", "http"),
@@ -59,6 +72,7 @@ class RawConnection:
             ("content-type", "application/grpc"),
             ("grpc-timeout", f"{timeout_s}S"),
             ("bookie-id", bookie_id),
+            *extra,
         )
         self._stream_windows[stream] = self._stream_window
         await self._write(_frame(HEADERS, _END_HEADERS, stream, encode_headers(headers)))
@@ -87,6 +101,17 @@ class RawConnection:
         stream = await self.call(method, bookie_id, timeout_s=timeout_s)
         await self.send(stream, message(request), end=True)
         return stream
+
+    async def until_ended(self, stream: int) -> None:
+        """Wait until the bookie has ended a call, and take what it sends meanwhile."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._over(stream))
+        self.ended.discard(stream)
+        self._stream_windows.pop(stream, None)
+
+    async def ping(self, times: int) -> None:
+        """Probe the connection."""
+        await self._write(_frame(PING, 0, 0, b"hostile!") * times)
 
     async def reset(self, stream: int) -> None:
         """Cancel a call."""
@@ -147,7 +172,12 @@ class RawConnection:
                 self._window += more
             elif stream in self._stream_windows:
                 self._stream_windows[stream] += more
-        elif (kind in (DATA, HEADERS) and flags & _END_STREAM) or kind == RST_STREAM:
+        if kind == DATA and body and self._reads:
+            more = struct.pack(">I", len(body))
+            await self._write(_frame(WINDOW_UPDATE, 0, 0, more))
+            if not flags & _END_STREAM:
+                await self._write(_frame(WINDOW_UPDATE, 0, stream, more))
+        if (kind in (DATA, HEADERS) and flags & _END_STREAM) or kind == RST_STREAM:
             self.ended.add(stream)
         async with self._changed:
             self._changed.notify_all()

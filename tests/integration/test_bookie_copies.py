@@ -9,12 +9,15 @@ import asyncio
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+import spark_ledger
+from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.cookies import cookie_path, decode_cookie, encode_cookie
 from spark_ledger.types import BookieId, BookieStart, BookieStatus
@@ -173,3 +176,27 @@ def test_directories_that_were_moved_start_after_the_command(
         assert with_transport(moved.await_ready(), stored) == [(0, 9)]
     finally:
         assert moved.end() == 0
+
+
+def test_recovery_beside_copies_of_every_bookie_loses_nothing(tmp_path: Path) -> None:
+    """Copies of all bookies of a ledger are started beside them, and the ledger is recovered."""
+    with LocalCluster(bookies=3) as cluster, spark_ledger.connect(cluster.uri) as client:
+        writer = client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
+        for number in range(20):
+            writer.append(b"%d" % number)
+        copies = []
+        for index in range(3):
+            target = tmp_path / str(index)
+            shutil.copytree(cluster.bookie_directory(index), target)
+            copies.append(target)
+        for number in range(20, 40):
+            writer.append(b"%d" % number)
+        cluster.kill_bookie(2)  # its copy finds no registration after a while, and is refused still
+        for copy in copies:
+            command = [sys.executable, "-m", "bookie_server", "--config", str(copy / "bookie.toml")]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 2, done.stderr
+            assert "it was moved, or is a copy" in done.stderr, done.stderr
+        cluster.start_bookie(2)
+        reader = client.open_ledger(writer.ledger_id, recover=True)
+        assert [entry.payload for entry in reader.read(0, 39)] == [b"%d" % n for n in range(40)]

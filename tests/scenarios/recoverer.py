@@ -26,7 +26,7 @@ from spark_ledger.protocol.quorum import lanes
 from spark_ledger.protocol.read import ReadMachine
 from spark_ledger.protocol.recovery import RecoveryMachine
 from spark_ledger.protocol.recovery_phases import Phase
-from spark_ledger.types import BookieId, BookieStatus, EntryId, Versioned
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, Versioned
 from tests.scenarios.clients import Client
 from tests.scenarios.stores import Stored
 from tests.scenarios.world import Message, World, metadata_text, ranges_text
@@ -62,7 +62,7 @@ class Recoverer(Client):
                 bookies = [wanted.bookies[index] for index in wanted.lane.indexes]
                 self._ask_length(wanted.first, bookies)
             case TellLength():
-                self.take(LengthRead(self._found[command.entry_id].length))
+                self.take(LengthRead(self._found[command.entry_id].length, NO_ENTRY))
             case Done() | Failed():
                 assert self.outcome is None, "a recovery ends once"
                 self.outcome = command
@@ -83,13 +83,15 @@ class Recoverer(Client):
             if found.status is not BookieStatus.OK:
                 self._ask_length(entry_id, rest)
                 return
-            event = LengthRead(found.entries[0][1].length)
+            stored = found.entries[0][1]
+            event = LengthRead(stored.length, EntryId(stored.last_add_confirmed))
             self.world.send(
                 Message(
                     first,
                     self.name,
                     f"{self.name}:length answers",
-                    f"length at {entry_id} is {event.length}",
+                    f"{entry_id} carries length {event.length}, last add confirmed "
+                    f"{event.last_add_confirmed}",
                     lambda: self.take(event),
                     lambda: self._ask_length(entry_id, rest),
                 )
@@ -98,7 +100,7 @@ class Recoverer(Client):
         self.message(
             first,
             "length",
-            f"read {entry_id} for its length",
+            f"read what {entry_id} carries",
             serve,
             lambda: self._ask_length(entry_id, rest),
         )
@@ -167,8 +169,8 @@ class Reader(Client):
         round_ = LongPoll(self.world.metadata.value, EntryId(self.last_add_confirmed))
         self._polls += 1
         poll = _Poll(self, round_, self._polls)
-        for bookie_id in self.world.metadata.value.last_fragment.bookies:
-            poll.ask(bookie_id)
+        for index, bookie_id in enumerate(self.world.metadata.value.last_fragment.bookies):
+            poll.ask(index, bookie_id)
 
     # -- entries -----------------------------------------------------------------------------------
 
@@ -265,6 +267,9 @@ class _Round:
 
     def handle(self, event: object, now: float) -> list[Command]:
         if isinstance(event, Tick):
+            if self._round.result is None and self._round.is_covered:
+                self._round.conclude()
+                self._reader.round_over()
             return []
         assert isinstance(event, LastConfirmedAnswer)
         if self._round.answer(event):
@@ -279,16 +284,16 @@ class _Poll:
         self._reader, self._round, self._number = reader, round_, number
         self._over = False
 
-    def ask(self, bookie_id: BookieId) -> None:
+    def ask(self, index: int, bookie_id: BookieId) -> None:
         self._reader.message(
             bookie_id,
             f"poll {self._number} {bookie_id}",
             f"anything above {self._reader.last_add_confirmed}?",
-            lambda: self._serve(bookie_id),
-            lambda: self._answered(BookieStatus.TIMEOUT, -1),
+            lambda: self._serve(index, bookie_id),
+            lambda: self._answered(index, BookieStatus.TIMEOUT, -1),
         )
 
-    def _serve(self, bookie_id: BookieId) -> None:
+    def _serve(self, index: int, bookie_id: BookieId) -> None:
         reader = self._reader
         bookie = reader.world.bookies[bookie_id]
         status, last = bookie.read_last_confirmed(fence=False, password=reader.password)
@@ -299,14 +304,14 @@ class _Poll:
                 reader.name,
                 f"{reader.name}:poll {self._number} {bookie_id} answers",
                 f"last add confirmed {last}" if status is BookieStatus.OK else told,
-                lambda: self._answered(status, last),
-                lambda: self._answered(BookieStatus.TIMEOUT, -1),
+                lambda: self._answered(index, status, last),
+                lambda: self._answered(index, BookieStatus.TIMEOUT, -1),
             )
         )
 
-    def _answered(self, status: BookieStatus, last: int) -> None:
+    def _answered(self, index: int, status: BookieStatus, last: int) -> None:
         if self._over:
             return
-        self._over = self._round.answer(status, EntryId(last))
+        self._over = self._round.answer(index, status, EntryId(last))
         if self._over:
             self._reader.learn(self._round.newest)

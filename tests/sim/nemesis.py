@@ -9,6 +9,7 @@ from itertools import permutations
 
 from bookie_server.storage.ledgers.index import IndexRow
 from tests.sim.clients import Client, WriterClient
+from tests.sim.copies import Copier
 from tests.sim.node import BookieNode
 from tests.sim.world import World
 
@@ -38,6 +39,7 @@ class Nemesis:
             "failover": self._failover,
             "clock_jump": self._clock_jump,
         }
+        self._copier = Copier(world)
         self._next()
 
     def _next(self) -> None:
@@ -51,6 +53,8 @@ class Nemesis:
         self._next()
         if world.options.rot and self.draw.random() < 0.2:
             self._rot()
+        if world.options.copies and self._copier.draw.random() < 0.4:
+            self._copier.strike()
         if world.options.faults:
             kind = self.draw.choice(world.options.faults)
             detail = self._kinds[kind]()
@@ -67,6 +71,7 @@ class Nemesis:
         world.zookeeper.cut_off.clear()
         world.network.mend_all()
         for node in world.nodes.values():
+            node.arrival.end_rivals()
             node.slow = 1.0
             node.disk.full = frozenset()
             node.disk.error_in = node.disk.cut_in = 0
@@ -152,8 +157,7 @@ class Nemesis:
             [("ledgers",), ("journal",), ("journal", "ledgers")]
         )
         node.disk.full = frozenset(which)
-        if node.announcement is not None:
-            node.announcement.watch_disk()
+        node.announcement.watch_disk()
 
         def free() -> None:
             node.disk.full = frozenset()

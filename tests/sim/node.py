@@ -7,7 +7,6 @@ and after each restart compares the promises with its disk.
 
 from __future__ import annotations
 
-import errno
 import random
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bookie_server.bookie import Bookie
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
+from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.index import IndexRow
@@ -31,6 +31,7 @@ from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import frame_last_add_confirmed
 from tests.sim.announcing import Announcement
 from tests.sim.base import SimBase
+from tests.sim.copies import Arrival
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
 from tests.sim.keys import SimKeys
 from tests.sim.loop import Process
@@ -65,13 +66,14 @@ class BookieNode:
         """Whether this is the one bookie of the schedule whose disk is not trusted."""
         self.may_refuse = False
         """Whether its journal may be damaged: then it may refuse to start, and nothing else."""
-        self.announcement: Announcement | None = None
+        self.announcement = Announcement(self)
         self.broken = ""
         """Why it cannot be started any more; empty if it can."""
         self.acknowledged: dict[LedgerId, dict[int, bytes]] = {}
         """Frames that it has acknowledged, by ledger and entry."""
         self.fenced: set[LedgerId] = set()
         """Ledgers whose fence it has answered."""
+        self.arrival = Arrival(self, zookeeper)
         self._zookeeper = zookeeper
         self._witness = witness
         self._draw: random.Random = world.random_for(f"node {bookie_id}")
@@ -86,13 +88,28 @@ class BookieNode:
 
     def start(self) -> None:
         """Start on the disk as it is. If the start fails, the bookie stays down."""
-        if self.process is not None or self.broken:
+        if self.process is not None or self.arrival.starting is not None or self.broken:
             return
-        world, options = self.world, self.world.options
+        options = self.world.options
         self.runs += 1
         rate = self._draw.uniform(0.8, 1.25) if options.drift else 1.0
         process = Process(f"{self.name}#{self.runs}", rate=rate)
         files = self.disk.attach()
+        self._commit_due = self._flush_due = False
+        self._inbox.clear()
+        self._batches.clear()
+        if options.copies:
+            self.arrival.begin(process, files)
+            return
+        bookie = self.open(process, files)
+        if bookie is not None:
+            self._zookeeper.connect(process)
+            self.serve(process, bookie)
+            self.arrival.register(process)
+
+    def open(self, process: Process, files: FileSystem) -> Bookie | None:
+        """Open the storage; None if that fails."""
+        options = self.world.options
         config = StorageConfig(
             JOURNAL,
             LEDGERS,
@@ -103,16 +120,12 @@ class BookieNode:
             entry_log_bytes=16 * KIB,
             block_cache_bytes=4 * KIB,
         )
-        self._commit_due = self._flush_due = False
-        self._inbox.clear()
-        self._batches.clear()
-        self.announcement = announcement = Announcement(self, process)
         try:
-            self.bookie = open_bookie(
+            return open_bookie(
                 config,
                 post=partial(self._post, process),
                 on_fatal=partial(self._fatal, process),
-                on_state_changed=announcement.changed,
+                on_state_changed=self.announcement.changed.set,
                 keys=SimKeys(self._zookeeper, process, self._go_on),
                 file_system=files,
                 open_index=lambda path: MemoryIndex(files, path),
@@ -120,24 +133,28 @@ class BookieNode:
             )
         except PowerCut:
             self.disk.crash("lottery")
-            self._restart_later()
-            return
+            self.restart_later()
+            return None
         except (ConfigurationError, CorruptionError) as error:
             self.disk.crash("process")
-            self._start_failed(error)
-            return
-        self.process = process
-        self._zookeeper.connect(process)
-        world.say(f"{self.name} starts, run {self.runs}")
-        world.counts["bookie starts"] += 1
+            self.start_failed(error)
+            return None
+
+    def serve(self, process: Process, bookie: Bookie) -> None:
+        """From now on this run answers."""
+        self.bookie, self.process = bookie, process
+        self.world.say(f"{self.name} starts, run {self.runs}")
+        self.world.counts["bookie starts"] += 1
         self._check_promises()
-        announcement.start(self._zookeeper)
+        self.announcement.watch_disk()
 
     def crash(self, kind: str) -> None:
         """Kill the process, with its machine or without it."""
-        process = self.process
+        process = self.process or self.arrival.starting
         if process is None:
             return
+        self.arrival.starting = None
+        self.arrival.end_rivals()  # what nobody can tell from the original must not follow it
         self.world.say(f"{self.name} is down ({kind})")
         self.world.loop.bury(process)
         self.process = None
@@ -162,19 +179,17 @@ class BookieNode:
         """Add a step to the trace."""
         self.world.say(line)
 
-    def _start_failed(self, error: LedgerError) -> None:
-        cause = error.__cause__
-        if isinstance(error, ConfigurationError) and isinstance(cause, OSError):
-            if cause.errno == errno.ENOSPC:
-                self.world.violate("I13", "restart", f"{self.name} does not start: {error}")
-            self._restart_later()  # an I/O error: the next start may succeed
+    def start_failed(self, error: LedgerError) -> None:
+        if isinstance(error, ConfigurationError) and isinstance(error.__cause__, OSError):
+            self.announcement.start_failed(error.__cause__)
+            self.restart_later()  # an I/O error: the next start may succeed
             return
         self.broken = str(error)
         self.world.say(f"{self.name} refuses to start: {error}")
         if not (self.weak or self.may_refuse):
             self.world.violate("I11", "restart", f"{self.name} cannot start: {error}")
 
-    def _restart_later(self) -> None:
+    def restart_later(self) -> None:
         self.world.loop.later(self._draw.uniform(0.05, 0.5), None, self.start)
 
     def _post(self, process: Process, work: Callable[[], None]) -> None:
@@ -190,7 +205,7 @@ class BookieNode:
     def _exit(self, process: Process) -> None:
         if self.process is process:
             self.crash("power")
-            self._restart_later()
+            self.restart_later()
 
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run a piece of the bookie; a power cut in it ends the process."""
@@ -198,7 +213,7 @@ class BookieNode:
             return work(*args)
         except PowerCut:
             self.crash("lottery")
-            self._restart_later()
+            self.restart_later()
             return None
 
     # -- disk --------------------------------------------------------------------------------------
@@ -282,7 +297,7 @@ class BookieNode:
         path = journal_path(JOURNAL, end.file_number)
         where = self.disk.flip_at(path, self._draw.randrange(start.offset, end.offset))
         self.crash(self._draw.choice(["process", "power"]))
-        self._restart_later()
+        self.restart_later()
         return where
 
     # -- requests ----------------------------------------------------------------------------------

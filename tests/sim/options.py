@@ -110,6 +110,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream: StreamPlan | None = None
     loses_newest: bool = False
     """Whether the bookie with the damaged journal loses its newest file instead of a bit."""
+    copies: bool = False
+    """Whether disks are copied, and bookies started on the copies."""
 
 
 def draw_options(seed: int) -> Options:
@@ -148,6 +150,7 @@ def draw_options(seed: int) -> Options:
         ledgers=ledgers,
         stream=stream,
         loses_newest=draw.random() < 0.5,
+        copies=draw.random() < 0.15 and not rot,
     )
 
 

@@ -29,7 +29,13 @@ from bookie_server.storage.ledgers.entry_log import (
 from bookie_server.storage.ledgers.index import Index, IndexRow, IndexUpdate, NotCommittedError
 from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
-from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
+from bookie_server.storage.ledgers.write_cache import (
+    CachedRun,
+    Generation,
+    LedgerRuns,
+    WriteCache,
+    free_slowly,
+)
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX, KIB
 from spark_ledger.runs import EntryRun
@@ -41,6 +47,8 @@ _JOIN_BELOW_BYTES: Final = 64 * KIB
 """Runs below this are joined with their neighbours: fewer rows, fewer reads."""
 _JOINED_BYTES_MAX: Final = 256 * KIB
 """Largest block that is made by joining; a point read has to read all of it."""
+_OBJECTS_PER_RUN: Final = 10
+"""Of a small run in the write cache: itself, its block, its numbers, and its ledger's lists."""
 _LEDGER_RECORDS_MAX: Final = 100_000
 """Most ledger records in memory after a flush; beyond it those that the index has are dropped."""
 
@@ -82,11 +90,15 @@ class DirectoryStore:
         self._blocks = BlockCache(block_cache_bytes)
         # Changed under _lock. ``ledger_record`` reads _ledger_records without it: the dict is
         # replaced whole or gets single items, and what leaves it is in the index already. Dirty
-        # are the ledgers whose record changed since the last freeze.
+        # are the records that changed since the last freeze. Nothing under the lock takes longer
+        # the more ledgers there are: the service thread needs it for each add.
         self._lock = threading.Lock()
         self._ledger_records: dict[LedgerId, LedgerRecord] = {}
-        self._dirty_ledgers: set[LedgerId] = set()
+        self._dirty_ledgers: dict[LedgerId, LedgerRecord] = {}
         self._frozen_ledger_records: dict[LedgerId, LedgerRecord] = {}
+        # Changed under _lock, read by any thread for statistics: ledgers that the index lacks, and
+        # those of them that are frozen.
+        self._new_ledgers = self._frozen_new_ledgers = 0
         # Flush thread. Others read the bytes written for statistics only.
         self.mark = index.mark()
         self.entry_log_bytes_written = 0
@@ -114,12 +126,23 @@ class DirectoryStore:
             before = self._ledger_records.get(ledger_id)
             assert ledger_record.grew_from(before), f"ledger {ledger_id}: {before} is taken back"
             self._ledger_records[ledger_id] = ledger_record
-            self._dirty_ledgers.add(ledger_id)
+            self._dirty_ledgers[ledger_id] = ledger_record
+            if before is None and not self.index.knows(ledger_id):
+                self._new_ledgers += 1
 
     def dirty_ledgers(self) -> set[LedgerId]:
-        """Ledgers whose record is newer than the one in the index; any thread."""
-        with self._lock:
-            return self._dirty_ledgers | self._frozen_ledger_records.keys()
+        """Ledgers whose record is newer than the one in the index; before there are threads."""
+        return self._dirty_ledgers.keys() | self._frozen_ledger_records.keys()
+
+    @property
+    def ledger_count(self) -> int:
+        """Ledgers that have a record; any thread. While a flush ends it may be of two moments."""
+        return self.index.ledger_count() + self._new_ledgers
+
+    @property
+    def objects_held(self) -> int:
+        """About how many objects a search for cyclic garbage visits here; any thread."""
+        return _OBJECTS_PER_RUN * self.cache.run_count + len(self._ledger_records)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -220,8 +243,9 @@ class DirectoryStore:
         update = self.index.begin()
         committing = False
         try:
-            for ledger_id, runs in sorted(self.cache.frozen.ledgers.items()):
-                self._store_ledger(update, ledger_id, runs)
+            ledgers = self.cache.frozen.ledgers
+            for ledger_id in sorted(ledgers):
+                self._store_ledger(update, ledger_id, ledgers[ledger_id])
             if self._writer is not None and self.cache.frozen.run_count:
                 self._writer.sync()
             for ledger_id, ledger_record in self._frozen_ledger_records.items():
@@ -257,15 +281,11 @@ class DirectoryStore:
             assert not self._frozen_ledger_records, (
                 "the ledger records of the last flush are stored first"
             )
-            assert self._dirty_ledgers <= self._ledger_records.keys(), (
-                "a changed ledger record is in memory"
-            )
-            self.cache.freeze()
+            frozen = self.cache.freeze()
             self._frozen_mark = mark
-            self._frozen_ledger_records = {
-                ledger_id: self._ledger_records[ledger_id] for ledger_id in self._dirty_ledgers
-            }
-            self._dirty_ledgers = set()
+            self._frozen_ledger_records, self._dirty_ledgers = self._dirty_ledgers, {}
+            self._frozen_new_ledgers = self._new_ledgers
+        frozen.check()  # without the lock: it looks at every run, and adds must not wait for it
 
     def _after_commit(self, frozen: Generation) -> None:
         """Let go of what the index has: only now, so that readers find it here or there."""
@@ -278,16 +298,19 @@ class DirectoryStore:
         self.entry_log_bytes_written += frozen.byte_count
         self._writer_is_indexed = self._writer is not None
         self._filled.clear()
+        dropped: dict[LedgerId, LedgerRecord] = {}
         with self._lock:
             self._frozen_mark = None
             self._frozen_ledger_records = {}
+            self._new_ledgers -= self._frozen_new_ledgers
+            self._frozen_new_ledgers = 0
             if len(self._ledger_records) > _LEDGER_RECORDS_MAX:
                 # A new dict: ``ledger_record`` may be reading the old one. What changed since the
                 # freeze stays, as the index has it in an older form.
-                self._ledger_records = {
-                    key: self._ledger_records[key] for key in self._dirty_ledgers
-                }
+                dropped, self._ledger_records = self._ledger_records, dict(self._dirty_ledgers)
         self.cache.drop_frozen()
+        free_slowly(dropped)
+        free_slowly(frozen.ledgers)
         self._finish_full_writer()
 
     def _finish_full_writer(self) -> None:
@@ -331,17 +354,17 @@ class DirectoryStore:
         for cached in _joined(runs.ordered):
             # Ordered runs share no entries, so a run above all that is stored needs no look-up.
             if cached.run.first_entry > last:
-                self._store_run(update, cached)
+                update.append_row(ledger_id, self._write_run(cached))
             else:
                 self._store_among(update, cached)
         for cached in runs.overlapping:
             self._store_among(update, cached)
 
-    def _store_run(self, update: IndexUpdate, cached: CachedRun) -> None:
+    def _write_run(self, cached: CachedRun) -> IndexRow:
+        """Put a run into the entry log; the row that names it."""
         run = cached.run
         location = self._writer_for_block().append(run.ledger_id, cached.block)
-        row = IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
-        update.put_row(run.ledger_id, row)
+        return IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
 
     def _store_among(self, update: IndexUpdate, cached: CachedRun) -> None:
         """Store those entries of a run that are not stored yet, among those that are (rule S8)."""
@@ -354,7 +377,8 @@ class DirectoryStore:
         for piece in plan_insert(run.ids(), stored, found.end):
             part = take_range(run, piece.start, piece.stop)
             block = cached.block if part is run else encode_run(part, cached.last_add_confirmed)
-            self._store_run(update, CachedRun(part, cached.last_add_confirmed, block))
+            new = CachedRun(part, cached.last_add_confirmed, block)
+            update.put_row(run.ledger_id, self._write_run(new))
             if piece.resumed_row >= 0:
                 row = found.rows[piece.resumed_row]
                 resumed = row._replace(first_entry=EntryId(piece.resume_at))

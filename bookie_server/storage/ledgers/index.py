@@ -56,6 +56,9 @@ class IndexUpdate(Protocol):
     def rows_in_range(self, ledger_id: LedgerId, first: EntryId, last: EntryId) -> RowsInRange:
         """The last row at or below ``first``, and all rows above it up to ``last``."""
 
+    def append_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        """Add a row whose entries are all above the ledger's highest one."""
+
     def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
         """Set a row by its first entry."""
 
@@ -84,11 +87,17 @@ class Index(Protocol):
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
         """The ledger's record, None if it has none."""
 
+    def knows(self, ledger_id: LedgerId) -> bool:
+        """Whether the ledger has a record, from memory: what was committed before this call."""
+
     def ledger_records(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
         """The records of all ledgers, ids ascending."""
 
     def ledger_count(self) -> int:
         """Number of ledgers."""
+
+    def highest_ledger(self) -> int:
+        """The highest id of a ledger; -1 without any."""
 
     def mark(self) -> Mark | None:
         """The checkpoint mark; None in an index that was never committed to."""

@@ -68,6 +68,8 @@ _FENCED: Final = 1
 _HAS_KEY: Final = 2
 _PROVEN_MAX: Final = 256
 """Ledgers whose checked rows are kept in memory; beyond that all are forgotten and checked anew."""
+_PUT_AT_ONCE: Final = 500
+"""Values that are put by one call, which keeps the interpreter's lock: about a millisecond."""
 _READERS_MAX: Final = 126
 """Threads that read at once; the bookie's pools are far smaller."""
 
@@ -174,6 +176,8 @@ class LmdbIndex:
         # The flush thread adds, after its commit; any thread asks, before its own transaction
         # begins (see ``ledger_record``). Nothing is ever taken out.
         self._known: set[LedgerId] = set()
+        # Flush thread: ledgers that have rows. A run may be stored without its ledger's record.
+        self._with_rows: set[LedgerId] = set()
         try:
             self._known.update(ledger_id for ledger_id, _ in self.ledger_records())
             self._check_proofs()
@@ -244,6 +248,7 @@ class LmdbIndex:
         with _translated(self._path), self._env.begin(db=self._proofs) as transaction:
             expected = _proof(transaction, self._meta, _ROWS_KEY, self._path)
             for key, _stored in transaction.cursor():
+                self._with_rows.add(LedgerId(_LEDGER_KEY.unpack(key)[0]))
                 proof = _proof(transaction, self._proofs, key, self._path)
                 values, total = values + proof.values, total + proof.total
         if (values, total & _SUM_MASK) != expected:
@@ -265,6 +270,9 @@ class LmdbIndex:
             raise CorruptionError(f"index {self._path} is damaged: ledger {ledger_id} is lost")
         return None
 
+    def knows(self, ledger_id: LedgerId) -> bool:
+        return ledger_id in self._known
+
     def ledger_records(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
         counted = _Proof()
         with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
@@ -282,6 +290,11 @@ class LmdbIndex:
     def ledger_count(self) -> int:
         with _translated(self._path), self._env.begin() as transaction:
             return int(transaction.stat(self._ledgers)["entries"])
+
+    def highest_ledger(self) -> int:
+        with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
+            cursor = transaction.cursor()
+            return int(_LEDGER_KEY.unpack(cursor.key())[0]) if cursor.last() else -1
 
     def mark(self) -> Mark | None:
         with _translated(self._path), self._env.begin(db=self._meta) as transaction:
@@ -316,7 +329,9 @@ class LmdbIndex:
 class _LmdbUpdate:
     """A write transaction; *flush thread*. LMDB syncs in ``commit``: data first, then the root.
 
-    Proofs are kept here while rows and ledgers are put, and stored once, at the commit.
+    Proofs are kept here while rows and ledgers are put, and stored once, at the commit. What is new
+    is gathered and put many at a time, without a look at what is stored: of a ledger that the index
+    has never heard of there is nothing.
     """
 
     def __init__(self, index: LmdbIndex, transaction: Any) -> None:
@@ -325,12 +340,21 @@ class _LmdbUpdate:
         self._rows, self._ledgers, self._meta = index._rows, index._ledgers, index._meta
         self._transaction = transaction
         self._cursor = transaction.cursor(self._rows)
+        self._ledgers_cursor = transaction.cursor(self._ledgers)
         self._proofs: dict[LedgerId, _Proof] = {}
-        self._ledgers_proof: _Proof | None = None
-        self._rows_proof: _Proof | None = None
+        with _translated(self._path):
+            self._ledgers_proof = _proof(transaction, self._meta, _LEDGERS_KEY, self._path)
+            self._rows_proof = _proof(transaction, self._meta, _ROWS_KEY, self._path)
         self._changed: set[LedgerId] = set()
+        # Gathered, and not in the transaction yet; of which ledgers there are rows.
+        self._new_rows: list[tuple[bytes, bytes]] = []
+        self._new_rows_of: set[LedgerId] = set()
+        self._new_records: list[tuple[bytes, bytes]] = []
 
     def last_entry(self, ledger_id: LedgerId) -> EntryId:
+        if self._has_no_row(ledger_id):
+            return NO_ENTRY
+        self._put_new_rows_of(ledger_id)
         with _translated(self._path):
             row = _row_at(self._cursor, ledger_id, EntryId(2**63), self._path)
         return NO_ENTRY if row is None else row.last_entry
@@ -338,6 +362,7 @@ class _LmdbUpdate:
     def rows_in_range(self, ledger_id: LedgerId, first: EntryId, last: EntryId) -> RowsInRange:
         rows: list[IndexRow] = []
         prefix = _LEDGER_KEY.pack(ledger_id)
+        self._put_new_rows_of(ledger_id)
         with _translated(self._path):
             before = _row_at(self._cursor, ledger_id, first, self._path)
             if before is not None:
@@ -353,22 +378,25 @@ class _LmdbUpdate:
                 rows.append(row)
         return RowsInRange(rows, None)
 
+    def append_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        assert 0 <= row.first_entry <= row.last_entry, f"row of ledger {ledger_id}: {row}"
+        key, stored = _stored_row(ledger_id, row)
+        self._proofs[ledger_id] = self._proof_of(ledger_id).replacing(None, stored)
+        self._rows_proof = self._rows_proof.replacing(None, stored)
+        self._new_rows.append((key, stored))
+        self._new_rows_of.add(ledger_id)
+        if len(self._new_rows) >= _PUT_AT_ONCE:
+            self._put_new_rows()
+
     def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
         assert 0 <= row.first_entry <= row.last_entry, f"row of ledger {ledger_id}: {row}"
-        key = _KEY.pack(ledger_id, row.first_entry)
-        value = _ROW.pack(*row.location, _SPARSE if row.is_sparse else 0, row.last_entry)
-        stored = _sealed(key, value)
+        key, stored = _stored_row(ledger_id, row)
+        self._put_new_rows_of(ledger_id)
+        proof = self._proof_of(ledger_id)
         with _translated(self._path):
-            proof = self._proofs.get(ledger_id)
-            if proof is None:
-                ledger_key = _LEDGER_KEY.pack(ledger_id)
-                proof = _proof(self._transaction, self._index._proofs, ledger_key, self._path)
-            total = self._rows_proof
-            if total is None:
-                total = _proof(self._transaction, self._meta, _ROWS_KEY, self._path)
             old = self._transaction.get(key, db=self._rows)
             self._proofs[ledger_id] = proof.replacing(old, stored)
-            self._rows_proof = total.replacing(old, stored)
+            self._rows_proof = self._rows_proof.replacing(old, stored)
             self._transaction.put(key, stored, db=self._rows)
 
     def put_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
@@ -381,14 +409,17 @@ class _LmdbUpdate:
             flags, key_hash, ledger_record.last_add_confirmed, ledger_record.last_entry
         )
         stored = _sealed(key, value)
-        with _translated(self._path):
-            proof = self._ledgers_proof
-            if proof is None:
-                proof = _proof(self._transaction, self._meta, _LEDGERS_KEY, self._path)
-            old = self._transaction.get(key, db=self._ledgers)
-            self._ledgers_proof = proof.replacing(old, stored)
-            self._transaction.put(key, stored, db=self._ledgers)
+        old = None
+        if ledger_id in self._changed:
+            self._put_new_records()
+        if ledger_id in self._changed or ledger_id in self._index._known:
+            with _translated(self._path):
+                old = self._transaction.get(key, db=self._ledgers)
+        self._ledgers_proof = self._ledgers_proof.replacing(old, stored)
+        self._new_records.append((key, stored))
         self._changed.add(ledger_id)
+        if len(self._new_records) >= _PUT_AT_ONCE:
+            self._put_new_records()
 
     def put_mark(self, mark: Mark) -> None:
         assert mark.sequence >= 0 and mark.file_number >= 0, f"{mark} is before the journal"
@@ -397,21 +428,69 @@ class _LmdbUpdate:
             self._transaction.put(_MARK_KEY, stored, db=self._meta)
 
     def commit(self) -> None:
+        self._put_new_rows()
+        self._put_new_records()
         with _translated(self._path):
+            cursor = self._transaction.cursor(self._index._proofs)
+            proofs: list[tuple[bytes, bytes]] = []
             for ledger_id, proof in self._proofs.items():
                 key = _LEDGER_KEY.pack(ledger_id)
-                stored = _sealed(key, _PROOF.pack(*proof))
-                self._transaction.put(key, stored, db=self._index._proofs)
+                proofs.append((key, _sealed(key, _PROOF.pack(*proof))))
+                if len(proofs) >= _PUT_AT_ONCE:
+                    _put_all(cursor, proofs)
+            _put_all(cursor, proofs)
             for name, total in ((_LEDGERS_KEY, self._ledgers_proof), (_ROWS_KEY, self._rows_proof)):
-                if total is not None:
-                    stored = _sealed(name, _PROOF.pack(*total))
-                    self._transaction.put(name, stored, db=self._meta)
+                stored = _sealed(name, _PROOF.pack(*total))
+                self._transaction.put(name, stored, db=self._meta)
             self._index.commit_now(self._transaction)
         # After the commit: a ledger that could be known before it is durable would look lost.
         self._index._known.update(self._changed)
+        self._index._with_rows.update(self._proofs)
 
     def abort(self) -> None:
         self._transaction.abort()
+
+    def _has_no_row(self, ledger_id: LedgerId) -> bool:
+        return ledger_id not in self._index._with_rows and ledger_id not in self._proofs
+
+    def _proof_of(self, ledger_id: LedgerId) -> _Proof:
+        """The proof of a ledger's rows, as this update has it."""
+        proof = self._proofs.get(ledger_id)
+        if proof is not None:
+            return proof
+        if self._has_no_row(ledger_id):
+            return _Proof()
+        with _translated(self._path):
+            key = _LEDGER_KEY.pack(ledger_id)
+            return _proof(self._transaction, self._index._proofs, key, self._path)
+
+    def _put_new_rows_of(self, ledger_id: LedgerId) -> None:
+        """Before the ledger's rows are read."""
+        if ledger_id in self._new_rows_of:
+            self._put_new_rows()
+
+    def _put_new_rows(self) -> None:
+        with _translated(self._path):
+            _put_all(self._cursor, self._new_rows)
+        self._new_rows_of.clear()
+
+    def _put_new_records(self) -> None:
+        with _translated(self._path):
+            _put_all(self._ledgers_cursor, self._new_records)
+
+
+def _put_all(cursor: Any, items: list[tuple[bytes, bytes]]) -> None:
+    """Put keys with their values, and empty the list."""
+    consumed, _added = cursor.putmulti(items)
+    assert consumed == len(items), f"{consumed} of {len(items)} values were taken"
+    items.clear()
+
+
+def _stored_row(ledger_id: LedgerId, row: IndexRow) -> tuple[bytes, bytes]:
+    """Key and stored form of a row."""
+    key = _KEY.pack(ledger_id, row.first_entry)
+    value = _ROW.pack(*row.location, _SPARSE if row.is_sparse else 0, row.last_entry)
+    return key, _sealed(key, value)
 
 
 def _row_at(cursor: Any, ledger_id: int, entry_id: int, path: Path) -> IndexRow | None:

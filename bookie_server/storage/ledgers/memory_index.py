@@ -101,11 +101,17 @@ class MemoryIndex:
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
         return self.content.ledger_records.get(ledger_id)
 
+    def knows(self, ledger_id: LedgerId) -> bool:
+        return ledger_id in self.content.ledger_records
+
     def ledger_records(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
         return iter(sorted(self.content.ledger_records.items()))
 
     def ledger_count(self) -> int:
         return len(self.content.ledger_records)
+
+    def highest_ledger(self) -> int:
+        return max(self.content.ledger_records, default=-1)
 
     def mark(self) -> Mark | None:
         return self.content.mark
@@ -137,6 +143,10 @@ class _MemoryUpdate:
             if key > first:
                 rows.append(row)
         return RowsInRange(rows, None)
+
+    def append_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        assert row.first_entry > self.last_entry(ledger_id), f"ledger {ledger_id}: {row} is behind"
+        self.put_row(ledger_id, row)
 
     def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
         assert 0 <= row.first_entry <= row.last_entry, f"row of ledger {ledger_id}: {row}"

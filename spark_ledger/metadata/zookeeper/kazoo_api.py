@@ -53,11 +53,27 @@ class Transaction(Protocol):
         """Send it. The answer has one item per operation, an exception where it failed."""
 
 
+class Handler(Protocol):
+    """How kazoo runs its threads."""
+
+    @property
+    def timeout_exception(self) -> type[Exception]: ...
+
+
 class Client(Protocol):
     """``kazoo.client.KazooClient``. Its methods may be called from any thread."""
 
     @property
     def connected(self) -> bool: ...
+    @property
+    def last_zxid(self) -> int:
+        """The last change that any answer has named."""
+
+    @property
+    def handler(self) -> Handler: ...
+    def start(self, timeout: float) -> None: ...
+    def sync(self, path: str) -> object: ...
+    def exists(self, path: str) -> object: ...
     @property
     def client_id(self) -> tuple[int, bytes] | None:
         """Session id and password; None without a connection."""

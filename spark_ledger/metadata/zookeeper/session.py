@@ -21,6 +21,7 @@ from kazoo.security import make_digest_acl
 from spark_ledger.errors import LedgerClosedError, LedgerError, MetadataUnavailableError
 from spark_ledger.limits import (
     ZOOKEEPER_CONNECT_ATTEMPT_S,
+    ZOOKEEPER_PROBE_AFTER_S,
     ZOOKEEPER_RECONNECT_DELAY_S,
     ZOOKEEPER_RECONNECT_DELAY_S_MAX,
     ZOOKEEPER_RECONNECT_JITTER,
@@ -30,6 +31,7 @@ from spark_ledger.metadata.base import Subscription
 from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper.identity import StoreIdentity
 from spark_ledger.metadata.zookeeper.kazoo_api import Client, Result
+from spark_ledger.metadata.zookeeper.restored import is_older, newest_change
 
 T = TypeVar("T")
 
@@ -84,6 +86,10 @@ class Session:
         """Requests without an answer."""
         self._restarts: set[asyncio.Task[None]] = set()
         self._verification: asyncio.Task[None] | None = None
+        self._outage: asyncio.Task[None] | None = None
+        """Looks why there is no connection."""
+        self.restored = ""
+        """What to say if the store went back in time; empty if it did not."""
         self.client = self._new_client()
         """kazoo's client of now; another one after its thread has died."""
 
@@ -102,6 +108,8 @@ class Session:
         for answer in self._pending:
             if not answer.done():
                 answer.set_exception(kz.ConnectionClosedError("closed by this client"))
+        if self._outage is not None:
+            self._outage.cancel()
         if self._restarts:
             await asyncio.wait(self._restarts)
         await asyncio.shield(asyncio.to_thread(_end, self.client))
@@ -175,7 +183,7 @@ class Session:
 
     # -- the state of the connection ---------------------------------------------------------------
 
-    def _new_client(self) -> Client:
+    def _new_client(self, *, listens: bool = True) -> Client:
         user, password = self.address.user, self.address.password
         client: Client = KazooClient(
             hosts=hosts_for_kazoo(self.address.hosts, self._session_timeout_s),
@@ -185,7 +193,8 @@ class Session:
             default_acl=[make_digest_acl(user, password, all=True)] if user else None,
             connection_retry=_CONNECTION_RETRY,
         )
-        client.add_listener(lambda state: self._hear(client, state))
+        if listens:
+            client.add_listener(lambda state: self._hear(client, state))
         return client
 
     def _hear(self, client: Client, state: str) -> None:
@@ -202,9 +211,10 @@ class Session:
             if client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
                 # kazoo's thread has ended by an error of its own; without another one no event
                 # would ever come again.
-                restart = self._loop.create_task(self._restart())
-                self._restarts.add(restart)
-                restart.add_done_callback(self._restarts.discard)
+                logger.error("the connection to ZooKeeper ended by an internal error: a new one")
+                self._restart_soon()
+            elif self._outage is None:
+                self._look_into_outage()
             return
         if not self._session_lost:
             self._resume()
@@ -251,8 +261,42 @@ class Session:
             logger.error("%s", self._identity.fault)
         self._resume()
 
+    def _look_into_outage(self) -> None:
+        self._outage = self._loop.create_task(self._explain_outage(self.client))
+        self._outage.add_done_callback(self._outage_ended)
+
+    async def _explain_outage(self, client: Client) -> None:
+        """While there is no connection: does the store refuse it because it went back in time?"""
+        path = self.address.root
+        while True:
+            await asyncio.sleep(ZOOKEEPER_PROBE_AFTER_S)
+            if self._closed or client is not self.client or client.connected:
+                return
+            probe = self._new_client(listens=False)
+            newest = await asyncio.to_thread(newest_change, probe, path)
+            if self._closed or client is not self.client or client.connected:
+                return
+            if newest is not None and newest < client.last_zxid:
+                self.restored = is_older(self.address)
+                logger.error("%s", self.restored)
+                self._session_lost = True
+                self._restart_soon()
+                return
+
+    def _outage_ended(self, task: asyncio.Task[None]) -> None:
+        self._outage = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("nobody looks why ZooKeeper does not answer", exc_info=error)
+        elif not (self._closed or self.client.connected or self._restarts):
+            self._look_into_outage()  # it was connected for a moment
+
+    def _restart_soon(self) -> None:
+        restart = self._loop.create_task(self._restart())
+        self._restarts.add(restart)
+        restart.add_done_callback(self._restarts.discard)
+
     async def _restart(self) -> None:
-        logger.error("the connection to ZooKeeper ended by an internal error; starting a new one")
+        """Go on with a client that has seen nothing; its session is another one."""
         await asyncio.sleep(ZOOKEEPER_RESTART_DELAY_S)
         if not self._closed:
             old, self.client = self.client, self._new_client()

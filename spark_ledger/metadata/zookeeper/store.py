@@ -246,6 +246,10 @@ class ZooKeeperStore:
     def on_session_lost(self, callback: Callable[[], None]) -> Watch:
         return self._session.on_lost(callback)
 
+    @property
+    def restored(self) -> str:
+        return self._session.restored
+
     async def close(self) -> None:
         self._watches.cancel_all()
         await self._session.close()

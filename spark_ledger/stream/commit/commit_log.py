@@ -196,7 +196,10 @@ class CommitLog:
         """
         assert 0 <= segment < head.next_segment, (segment, head.next_segment)
         number = await self._last_at_or_below(
-            head, segment, lambda commit: commit.first_segment, head.next_segment
+            (head.earliest_commit, head.next_commit),
+            segment,
+            lambda commit: commit.first_segment,
+            head.next_segment,
         )
         if number is None:
             raise DataLossError(
@@ -209,12 +212,24 @@ class CommitLog:
         return commit
 
     async def first_since(self, head: Head, time_ms: int) -> Commit | None:
-        """The first commit made at ``time_ms`` or later, or None."""
-        number = await self._last_at_or_below(
-            head, time_ms - 1, lambda commit: commit.time_ms, head.time_ms + 1
-        )
-        following = head.earliest_commit if number is None else number + 1
-        assert head.earliest_commit <= following <= head.next_commit, (number, head)
+        """The first commit behind the last one that was made before ``time_ms``, or None.
+
+        Times ascend between the commits at which they were set back (rule T10). The newest of these
+        parts that begins before the time has the last such commit.
+        """
+        following = head.earliest_commit
+        ends = [n for n in head.time_resets if n > head.earliest_commit] + [head.next_commit]
+        for low, high in reversed(list(pairwise([head.earliest_commit, *ends]))):
+            last_ms = head.time_ms
+            if high != head.next_commit:
+                last_ms = (await self.get(high - 1)).time_ms
+            number = await self._last_at_or_below(
+                (low, high), time_ms - 1, lambda commit: commit.time_ms, last_ms + 1
+            )
+            if number is not None:
+                following = number + 1
+                break
+        assert head.earliest_commit <= following <= head.next_commit, (following, head)
         return await self.get(following) if following < head.next_commit else None
 
     async def between(
@@ -272,14 +287,15 @@ class CommitLog:
         return commits
 
     async def _last_at_or_below(
-        self, head: Head, target: int, key: Callable[[Commit], int], key_at_end: int
+        self, among: tuple[int, int], target: int, key: Callable[[Commit], int], key_at_end: int
     ) -> int | None:
-        """The number of the last commit whose key is at most ``target``, or None. Keys ascend.
+        """The last commit from one number up to another whose key is at most ``target``, or None.
+        Keys ascend there.
 
         It alternates between a guess by proportion, because keys often grow evenly, and halving,
         so that an uneven stream costs at most twice a binary search.
         """
-        low, high = head.earliest_commit, head.next_commit
+        low, high = among
         if low >= high:
             return None
         low_key = key(await self.get(low))
@@ -287,7 +303,7 @@ class CommitLog:
             return None
         high_key, guesses = key_at_end, True
         while high - low > 1:
-            assert low_key <= target < high_key or high == head.next_commit, "low is a lower bound"
+            assert low_key <= target < high_key or high == among[1], "low is a lower bound"
             middle = (low + high) // 2
             if guesses and high_key > low_key:
                 share = (target - low_key) * (high - low) // (high_key - low_key)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from spark_ledger.errors import ConflictError
+from spark_ledger.limits import COMMIT_CLOCK_AHEAD_MS_MAX, COMMIT_TIME_RESETS_MAX
 from spark_ledger.stream.model import (
     UNPLACED,
     Commit,
@@ -78,9 +79,10 @@ def decide(
         if sink.transaction_id > proposal.transaction_id:
             raise _older_transaction(sink, proposal, stream_name)
     first = head.next_segment
+    time_ms = commit_time(head, now_ms)
     commit = Commit(
         number=head.next_commit,
-        time_ms=max(now_ms, head.time_ms),  # never back: readers search commits by time
+        time_ms=time_ms,
         first_segment=first,
         segments=tuple(segment.placed(n) for n, segment in enumerate(proposal.segments, first)),
         sink_id=proposal.sink_id,
@@ -95,12 +97,29 @@ def decide(
         next_segment=commit.end_segment,
         rows=head.rows + commit.rows,
         size_bytes=head.size_bytes + commit.size_bytes,
-        time_ms=commit.time_ms,
+        time_ms=time_ms,
     )
+    if time_ms < head.time_ms:
+        after = replace(after, time_resets=(*head.time_resets, commit.number))
     if proposal.overwrites:
-        after = replace(after, earliest=Dlsn(first, 0, 0), earliest_commit=commit.number)
+        after = replace(
+            after, earliest=Dlsn(first, 0, 0), earliest_commit=commit.number, time_resets=()
+        )
     record = SinkRecord(proposal.sink_id, proposal.transaction_id, commit.number, proposal.run_id)
     return Apply(after, commit, record if proposal.is_remembered else None)
+
+
+def commit_time(head: Head, now_ms: int) -> int:
+    """The time of the commit after ``head``, made by whose clock says ``now_ms`` (rule T10).
+
+    Clocks differ a little, and readers search commits by time: so the time of the commit before is
+    taken if it is later. Not if it is much later: one driver whose clock was a year ahead would
+    give its time to every commit of the next year.
+    """
+    ahead_ms = head.time_ms - now_ms
+    if ahead_ms > COMMIT_CLOCK_AHEAD_MS_MAX and len(head.time_resets) < COMMIT_TIME_RESETS_MAX:
+        return now_ms
+    return max(now_ms, head.time_ms)
 
 
 def _older_transaction(sink: SinkRecord, proposal: Proposal, stream_name: str) -> ConflictError:

@@ -9,6 +9,7 @@ reading, and after a lost reply the commit is looked up (rule T4).
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, KIB
+from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, KIB, LIST_REMOVAL_S
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
@@ -36,7 +37,9 @@ from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_ta
 from spark_ledger.stream.model import Commit, Head, SinkRecord
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
 from spark_ledger.stream.schema_registry import SchemaRegistry
-from spark_ledger.types import Versioned
+from spark_ledger.types import LedgerId, Versioned
+
+logger = logging.getLogger(__name__)
 
 SEGMENT_LIST_NODE_BYTES_MAX: Final = 200 * KIB
 """A longer list goes into a ledger: ZooKeeper takes at most 1 MiB in a whole transaction."""
@@ -84,6 +87,8 @@ class Committer:
             if not attempt.is_undecided:
                 raise
             raise _outcome_unknown(self.nodes.name, proposal) from error
+        finally:
+            await attempt.clean_up()
         if commit.applied and (commit.number + 1) % COMMITS_PER_SUMMARY_STEP == 0:
             await self.log.summarize(commit.number + 1)
         return commit
@@ -101,6 +106,10 @@ class _Attempt:
         """The commit of a transaction that was sent and whose reply was lost."""
         self._list: SegmentListPointer | None = None
         """Where the segment list is, if it is too long for the commit's node."""
+        self._list_ledger: LedgerId | None = None
+        """The ledger that was made for it."""
+        self._is_list_used = False
+        """Whether a commit names the list."""
 
     @property
     def is_undecided(self) -> bool:
@@ -118,12 +127,7 @@ class _Attempt:
         deadline = loop.time() + COMMIT_TIMEOUT_S
         backoff_s = BACKOFF_S_MIN
         while True:
-            try:
-                commit = await self._try_once()
-            except (ConflictError, NotFoundError):
-                # Refused for good: a newer transaction of the sink, or the stream is gone.
-                await self._drop_list()
-                raise
+            commit = await self._try_once()
             if commit is not None:
                 return commit
             if loop.time() > deadline:
@@ -152,8 +156,15 @@ class _Attempt:
             stream_name=nodes.name,
         )
         if isinstance(decision, AlreadyApplied):
-            await self._drop_list()
             return replace(await self._committer.log.get(decision.commit), applied=False)
+        if decision.commit.time_ms < head.value.time_ms:
+            logger.warning(
+                "stream %r: commit %d is dated %d s ahead of this clock, so its writer's clock or "
+                "this one is wrong; the next commit takes the time of this clock",
+                nodes.name,
+                head.value.next_commit - 1,
+                (head.value.time_ms - decision.commit.time_ms) // 1000,
+            )
         if decision.commit.number % COMMITS_PER_BUCKET == 0:
             await self._make_bucket(decision.commit.number)
         return await self._write(decision, head, sink)
@@ -190,6 +201,7 @@ class _Attempt:
             await self._schemas.refresh()
             return None
         self._committer.log.remember(commit, self._list)
+        self._is_list_used = True
         return commit
 
     async def _find_unanswered(self, next_commit: int) -> Commit | None:
@@ -211,6 +223,7 @@ class _Attempt:
             sent.run_id,
             sent.segments,
         )
+        self._is_list_used = is_ours
         return stored if is_ours else None
 
     async def _make_bucket(self, number: int) -> None:
@@ -246,6 +259,7 @@ class _Attempt:
             ack_quorum=config.quorums.ack_quorum,
             custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_SEGMENT_LIST),
         )
+        self._list_ledger = writer.ledger_id
         size = ENTRY_PAYLOAD_BYTES_MAX // 4
         parts = [data[start : start + size] for start in range(0, len(data), size)]
         for part in parts:
@@ -253,14 +267,30 @@ class _Attempt:
         await writer.close()
         self._list = SegmentListPointer(writer.ledger_id, len(parts))
 
-    async def _drop_list(self) -> None:
-        """Delete the list of a commit that will not be made.
+    async def clean_up(self) -> None:
+        """Delete the list of a commit that was not made, whatever kept it from being made.
 
         Not after a lost reply: the commit may be there, and then its list is needed.
         """
-        if self._list is not None and not self.is_undecided:
-            pointer, self._list = self._list, None
-            await self._committer.ledgers.delete_ledger(pointer.ledger_id)
+        if self._list_ledger is None or self._is_list_used or self.is_undecided:
+            return
+        ledger_id, self._list_ledger = self._list_ledger, None
+        removal = asyncio.ensure_future(self._remove(ledger_id))
+        await asyncio.shield(removal)  # also for a caller that was cancelled
+
+    async def _remove(self, ledger_id: LedgerId) -> None:
+        try:
+            async with asyncio.timeout(LIST_REMOVAL_S):
+                await self._committer.ledgers.delete_ledger(ledger_id)
+        except (LedgerError, TimeoutError) as error:
+            logger.warning(
+                "stream %r: ledger %d holds the segment list of a commit that was not made, and "
+                "could not be deleted (%s): delete it with `ledger ledgers delete %d`",
+                self._nodes.name,
+                ledger_id,
+                error or "no answer",
+                ledger_id,
+            )
 
 
 def _outcome_unknown(stream_name: str, proposal: Proposal) -> OutcomeUnknownError:

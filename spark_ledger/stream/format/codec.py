@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import msgspec
@@ -70,6 +71,8 @@ class _HeadNode(_Node, frozen=True, kw_only=True):
     time_ms: int
     earliest: tuple[int, int, int]
     earliest_commit: int
+    time_resets: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Commits at which the time went back. Left out while there are none."""
 
 
 class _SegmentItem(
@@ -229,6 +232,7 @@ def encode_head(head: Head) -> bytes:
             time_ms=head.time_ms,
             earliest=(head.earliest.segment, head.earliest.entry, head.earliest.slot),
             earliest_commit=head.earliest_commit,
+            time_resets=head.time_resets or msgspec.UNSET,
         )
     )
 
@@ -248,8 +252,11 @@ def decode_head(data: bytes, path: str) -> Head:
         time_ms=node.time_ms,
         earliest=Dlsn(*node.earliest),
         earliest_commit=node.earliest_commit,
+        time_resets=node.time_resets or (),
     )
     _require(head.earliest <= head.end, path, "truncation point above the end")
+    resets = (-1, *head.time_resets, node.next_commit)
+    _require(all(a < b for a, b in pairwise(resets)), path, "bad list of commits")
     return head
 
 

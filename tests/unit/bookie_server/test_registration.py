@@ -24,6 +24,7 @@ from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster
+from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
@@ -255,3 +256,34 @@ def test_free_space_is_that_of_the_fullest_disk(
     sizes = {str(tmp_path / "l0"): 5, str(tmp_path / "l1"): 3}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(sizes[str(path)]))
     assert free_bytes(config_in(tmp_path)) == 3
+
+
+def test_session_that_comes_back_in_the_last_moment_is_waited_for() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        other = MemoryMetadataStore(tree)
+        info = BookieInfo(BookieId("b1"), "h:9")
+        await other.create("bookies/readonly/b1", encode_bookie(info), ephemeral=True)
+        announced = registration_over(MemoryMetadataStore(tree), [BookieState.WRITABLE], [1])
+        starting = asyncio.create_task(announced.start())
+        await asyncio.sleep(0.02)
+        assert not starting.done() and tree.children("bookies/writable") == []
+        other.expire()
+        async with asyncio.timeout(10):
+            await starting
+        assert tree.children("bookies/writable") == ["b1"]
+        await announced.stop()
+
+    asyncio.run(main())
+
+
+@with_store
+async def test_cookie_of_an_earlier_version_is_read(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    cookie = await format_new(config, store)
+    node = await store.get("bookies/cookies/b1")
+    names = {"journal_directory", "ledger_directories", "cluster_id", "bookie_id", "incarnation"}
+    assert set(msgspec.json.decode(node.value)) == names, "as it was before starts were counted"
+    known, version = await check_identity(cookie, store)
+    assert (known.start, known.is_confirmed, known.places, version) == (None, True, (), 0)

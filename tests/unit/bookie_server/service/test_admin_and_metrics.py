@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 
 import aiohttp
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from bookie_server.bookie import StorageStats
 from bookie_server.core.disk_space import DirectoryState, Space
 from bookie_server.service import admin
+from bookie_server.service.log_bound import LogBound
 from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.service.prometheus import exposition
 from bookie_server.storage.disks import DiskStates
@@ -98,3 +100,60 @@ def test_a_histogram_counts_by_upper_bound() -> None:
         histogram.observe(value)
     assert histogram.cumulative() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
     assert histogram.total == 14.0
+
+
+def test_what_is_no_http_is_few_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        listener = admin.bind("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        server = admin.AdminServer(
+            listener, status=dict, metrics=lambda: b"", is_healthy=lambda: True
+        )
+        await server.start()
+        for _number in range(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
+            assert b"400" in await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+        await server.stop()
+
+    with caplog.at_level(logging.DEBUG, logger=admin.__name__):
+        asyncio.run(main())
+    lines = [record for record in caplog.records if record.name.startswith(admin.__name__)]
+    assert 1 <= len(lines) < 15
+    assert all(record.exc_info is None and "\n" not in record.getMessage() for record in lines)
+
+
+def test_half_of_a_request_does_not_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        listener = admin.bind("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        server = admin.AdminServer(
+            listener, status=dict, metrics=lambda: b"", is_healthy=lambda: True
+        )
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        await writer.wait_closed()
+        await server.stop()
+
+    monkeypatch.setattr(admin, "BOOKIE_ADMIN_CONNECTION_S", 0.1)
+    asyncio.run(main())
+
+
+def test_lines_that_strangers_cause_are_counted_when_they_are_left_out() -> None:
+    now = [0.0]
+    bound = LogBound(clock=lambda: now[0])
+
+    def passes() -> str | None:
+        details = (ValueError, ValueError("two\nlines"), None)
+        record = logging.LogRecord("x", logging.ERROR, "", 1, "bad %s", ("thing",), details)
+        return record.getMessage() if bound.filter(record) else None
+
+    assert [passes() for _number in range(7)] == ["bad thing: two lines"] * 5 + [None] * 2
+    now[0] = 1.0
+    assert passes() == "bad thing: two lines (2 lines before it were left out)"
+    assert passes() == "bad thing: two lines"

@@ -12,6 +12,7 @@ import pytest
 
 from bookie_server.service import append_session
 from bookie_server.service.append_session import AppendGate, AppendSession
+from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.bookie_api import Refusal
@@ -37,6 +38,9 @@ class Context:
         self.may_write.set()
         self.write_error: Exception | None = None
         self.aborted: tuple[grpc.StatusCode, str] | None = None
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
 
     async def read(self) -> Any:
         self.reads += 1
@@ -81,6 +85,7 @@ class Fixture:
             self.bookie,
             cast("CallContext", self.context),
             gate=self.gate,
+            connections=Connections(),
             metrics=self.metrics,
             refusal=self.refusal,
         )

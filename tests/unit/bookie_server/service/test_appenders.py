@@ -201,3 +201,25 @@ async def test_reading_goes_on_after_refused_bytes(f: Fixture) -> None:
         bookie.answers[0](BookieStatus.IO_ERROR, "no room")
         await settle()
         assert len(bookie.answers) == 2, "the stream is read again"
+
+
+@gated
+async def test_less_is_taken_in_while_memory_is_short(
+    bookie: ScriptedBookie, gate: AppendGate
+) -> None:
+    """Appends go on: memory that stays short must not stop a bookie."""
+    bookie.append_bytes_in_flight = 50
+    await gate.wait(1)
+    gate.memory_is_short(True)
+    stream = asyncio.ensure_future(gate.wait(1))
+    await settle()
+    assert not stream.done()
+    bookie.append_bytes_in_flight = 0
+    gate.completed()
+    await stream
+    bookie.append_bytes_in_flight = 50
+    stream = asyncio.ensure_future(gate.wait(1))
+    await settle()
+    assert not stream.done()
+    gate.memory_is_short(False)
+    await stream

@@ -74,7 +74,7 @@ async def test_oldest_call_without_its_request_is_cut_when_there_are_too_many() 
         patch.setattr(calls, "BOOKIE_RECEIVING_MAX", 2)
 
         async def receive() -> None:
-            with limits.receiving():
+            with limits.receiving("peer"):
                 await asyncio.Event().wait()
 
         tasks = []
@@ -83,8 +83,8 @@ async def test_oldest_call_without_its_request_is_cut_when_there_are_too_many() 
             await asyncio.sleep(0)
         await until(lambda: tasks[1].done())
         assert [task.cancelled() for task in tasks] == [True, True, False, False]
-        assert limits.cut_receiving(60.0) == 0
-        assert limits.cut_receiving(0.0) == 2
+        assert limits.cut_receiving(60.0, {"another"}) == 0
+        assert limits.cut_receiving(60.0, {"peer"}) == 2
         await until(lambda: all(task.cancelled() for task in tasks))
         assert not limits._receiving
 
@@ -107,9 +107,29 @@ class Reader:
 MIB = 1024 * 1024
 
 
+def room_of(bytes_max: int, *, grace_s: float, unread_s: float) -> AnswerRoom:
+    """One that has seen small parts only."""
+    room = AnswerRoom(bytes_max, grace_s=grace_s, unread_s=unread_s)
+    room._expected = calls._PART_BYTES_EXPECTED
+    return room
+
+
+@on_loop
+async def test_first_parts_are_expected_to_be_large() -> None:
+    room = AnswerRoom(64 * MIB, grace_s=60.0, unread_s=60.0)
+    waiting = [asyncio.ensure_future(room.reserve()) for _number in range(4)]
+    await asyncio.sleep(0.01)
+    assert [task.done() for task in waiting] == [True, True, False, False]
+    for task in waiting:
+        await until(task.done)
+        with room.hold(1):
+            pass
+    assert room._expected < 32 * MIB
+
+
 @on_loop
 async def test_reading_waits_until_answers_are_taken() -> None:
-    room = AnswerRoom(6 * MIB, grace_s=60.0, unread_s=60.0)
+    room = room_of(6 * MIB, grace_s=60.0, unread_s=60.0)
     readers = [Reader(room, MIB) for _number in range(5)]
     await asyncio.sleep(0.01)
     assert [reader.has_read for reader in readers] == [True, True, True, False, False]
@@ -127,7 +147,7 @@ async def test_reading_waits_until_answers_are_taken() -> None:
 @on_loop
 async def test_large_parts_are_read_one_after_the_other() -> None:
     """The size of a part is not known before it is read: it is expected to be like the last."""
-    room = AnswerRoom(64 * MIB, grace_s=60.0, unread_s=60.0)
+    room = room_of(64 * MIB, grace_s=60.0, unread_s=60.0)
     Reader(room, 16 * MIB).reads.set()
     await asyncio.sleep(0.01)
     waiting = [asyncio.ensure_future(room.reserve()) for _number in range(5)]
@@ -141,7 +161,7 @@ async def test_large_parts_are_read_one_after_the_other() -> None:
 
 @on_loop
 async def test_answer_that_nobody_reads_is_cut_when_others_wait() -> None:
-    room = AnswerRoom(3 * MIB, grace_s=0.05, unread_s=60.0)
+    room = room_of(3 * MIB, grace_s=0.05, unread_s=60.0)
     idle = Reader(room, MIB)
     await asyncio.sleep(0.1)
     assert not idle.task.done(), "nobody waits"
@@ -155,7 +175,7 @@ async def test_answer_that_nobody_reads_is_cut_when_others_wait() -> None:
 
 @on_loop
 async def test_clients_that_leave_while_they_wait_leave_their_room_to_others() -> None:
-    room = AnswerRoom(3 * MIB, grace_s=60.0, unread_s=60.0)
+    room = room_of(3 * MIB, grace_s=60.0, unread_s=60.0)
     first, gone, last = (Reader(room, MIB) for _number in range(3))
     await asyncio.sleep(0.01)
     gone.task.cancel()
@@ -172,7 +192,7 @@ async def test_clients_that_leave_while_they_wait_leave_their_room_to_others() -
 
 @on_loop
 async def test_unread_answers_are_cut_by_their_age() -> None:
-    room = AnswerRoom(64 * MIB, grace_s=60.0, unread_s=60.0)
+    room = room_of(64 * MIB, grace_s=60.0, unread_s=60.0)
     old = Reader(room, MIB)
     await asyncio.sleep(0.05)
     new = Reader(room, MIB)
@@ -186,7 +206,7 @@ async def test_unread_answers_are_cut_by_their_age() -> None:
 
 @on_loop
 async def test_answer_that_is_never_read_is_cut_in_the_end() -> None:
-    room = AnswerRoom(64 * MIB, grace_s=0.0, unread_s=0.05)
+    room = room_of(64 * MIB, grace_s=0.0, unread_s=0.05)
     reader = Reader(room, MIB)
     await until(reader.task.cancelled)
     await until(lambda: room.bytes_held == 0)
@@ -196,7 +216,7 @@ async def test_answer_that_is_never_read_is_cut_in_the_end() -> None:
 @on_loop
 async def test_part_counts_until_the_next_is_written_or_the_call_ends() -> None:
     """gRPC takes a part at once, and keeps it for a client that does not read."""
-    room = AnswerRoom(64 * MIB, grace_s=60.0, unread_s=60.0)
+    room = room_of(64 * MIB, grace_s=60.0, unread_s=60.0)
     ends = asyncio.Event()
 
     async def call() -> None:

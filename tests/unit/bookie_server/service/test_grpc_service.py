@@ -307,6 +307,17 @@ def test_an_address_in_use_is_named() -> None:
     asyncio.run(main())
 
 
+def test_host_that_does_not_exist_is_named_as_such() -> None:
+    async def main() -> None:
+        fixture = Fixture()
+        with pytest.raises(ConfigurationError, match=r"nowhere\.invalid.*listen\.host") as refused:
+            await fixture.server.start("nowhere.invalid", 0)
+        assert "in use" not in str(refused.value)
+        fixture.service.close()
+
+    asyncio.run(main())
+
+
 def test_merged_runs_keep_their_ids() -> None:
     def run(first: int, count: int, ids: list[int] | None = None) -> EntryRun:
         return EntryRun(LedgerId(1), EntryId(first), ids, [2] * count, b"ab" * count)

@@ -163,13 +163,17 @@ async def test_calls_that_keep_the_bookie_waiting_are_ended_when_memory_is_short
     run = pb.EntryRun(ledger_id=1, first_entry=9, sizes=[50], frames=bytes(50))
     await working.write(pb.AppendRequest(adds=[pb.AddRun(tag=1, run=run)]))
     await until(lambda: f.service._answers.bytes_held > 0 and len(f.bookie.adds) == 2)
-    assert f.service.relieve(60.0) == 0
-    assert f.service.relieve(0.0) == 3
+    idle = f.stub.Append(metadata=HERE)
+    await until(lambda: f.metrics.append_streams == 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpc_service, "BOOKIE_UNREAD_GRACE_S", 0.0)
+        assert await f.service.relieve() == 3
     while not all(s in c.ended for s, c in zip(streams, hostile, strict=True)):
         await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
     f.bookie.release()
     (result,) = (await working.read()).results
     assert result.last_entry == 9, "a client that waits for its answer is not cut"
+    assert not idle.done(), "nor one that has nothing to send"
     for connection in hostile:
         await connection.close()
 

@@ -20,12 +20,15 @@ class Process:
         self.used = used * MIB
         self.cuts = cuts
         self.freed = freed * MIB
-        self.patience: list[float] = []
+        self.looks = 0
+        self.shortages: list[bool] = []
         self.trims = 0
-        self.guard = MemoryGuard(BUDGET, self.relieve, used=lambda: self.used, trim=self.trim)
+        self.guard = MemoryGuard(
+            BUDGET, self.relieve, self.shortages.append, used=lambda: self.used, trim=self.trim
+        )
 
-    def relieve(self, waited_s: float) -> int:
-        self.patience.append(waited_s)
+    async def relieve(self) -> int:
+        self.looks += 1
         return self.cuts
 
     def trim(self) -> None:
@@ -36,21 +39,15 @@ class Process:
         asyncio.run(self.guard.look())
 
 
-def test_nothing_is_cut_while_memory_is_below_its_high_mark() -> None:
-    process = Process(74)
-    process.look()
-    assert (process.patience, process.trims) == ([], 0)
-    assert not process.guard.is_high
+@pytest.mark.parametrize(("used", "is_high"), [(74, False), (76, True), (300, True)])
+def test_memory_is_high_near_the_budget(used: int, is_high: bool) -> None:
+    assert Process(used).guard.is_high == is_high
 
 
-@pytest.mark.parametrize(("used", "patience"), [(76, 0.25), (86, 0.02), (300, 0.02)])
-def test_calls_that_keep_the_bookie_waiting_are_cut_near_the_budget(
-    used: int, patience: float
-) -> None:
-    process = Process(used, cuts=3, freed=50)
-    assert process.guard.is_high
+def test_calls_that_hold_memory_are_cut_and_their_memory_is_given_back() -> None:
+    process = Process(90, cuts=3, freed=50)
     process.look()
-    assert (process.patience, process.trims, process.guard.cut) == ([patience], 1, 3)
+    assert (process.looks, process.trims, process.guard.cut) == (1, 1, 3)
 
 
 def test_freed_memory_is_given_back_again_and_again_only_if_that_helps() -> None:
@@ -68,12 +65,18 @@ def test_guard_looks_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
         process = Process(90)
         process.guard.start()
         async with asyncio.timeout(10):
-            while len(process.patience) < 3:
+            while process.looks < 3:
                 await asyncio.sleep(0.002)
-        process.guard.stop()
+        process.used = 0
+        looks = process.looks
         await asyncio.sleep(0.05)
-        assert len(process.patience) < 10
+        assert process.looks <= looks + 1, "nothing is cut while memory is below its high mark"
+        assert process.shortages == [True, False]
         process.guard.stop()
+        process.used = BUDGET
+        looks = process.looks
+        await asyncio.sleep(0.05)
+        assert process.looks == looks
 
     monkeypatch.setattr(memory, "BOOKIE_MEMORY_INTERVAL_S", 0.005)
     asyncio.run(main())

@@ -11,11 +11,12 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError, LedgerError
+from spark_ledger.protocol.ensemble import with_ensemble
 from spark_ledger.protocol.events import Event
 from spark_ledger.protocol.recovery import RecoveryMachine
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import ReadChunk
-from spark_ledger.types import BookieStatus, LedgerState
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId, LedgerState
 from tests.unit.spark_ledger.client.world import World, run
 
 PAYLOADS = [b"entry %d" % n * (n + 1) for n in range(23)]
@@ -148,6 +149,16 @@ def test_recovery_requests_all_fence_with_the_access_key() -> None:
     run(test)
 
 
+async def add_empty_fragment(client: LedgerClient, ledger_id: LedgerId) -> None:
+    """As a writer does that changes its ensemble and dies before the next entry."""
+    stored = await client._context.ledgers.read(ledger_id)
+    bookies = stored.value.last_fragment.bookies
+    (spare,) = {"b0", "b1", "b2", "b3"}.difference(bookies)
+    fragments = with_ensemble(stored.value.fragments, EntryId(1), (BookieId(spare), *bookies[1:]))
+    changed = stored.value.with_changes(fragments=fragments)
+    await client._context.ledgers.compare_and_set(changed, stored.version)
+
+
 def test_unreadable_length_fails_the_recovery_and_leaves_the_ledger() -> None:
     """The last entry is known to be confirmed; who closes without its length would make one up."""
 
@@ -159,6 +170,7 @@ def test_unreadable_length_fails_the_recovery_and_leaves_the_ledger() -> None:
         while min(ledgers[writer.ledger_id].last_add_confirmed for ledgers in ends) < 0:
             await asyncio.sleep(0.01)
         other = await world.client()
+        await add_empty_fragment(other, writer.ledger_id)
         transport = other._context.transport
         honest = transport.read
 
@@ -179,7 +191,7 @@ def test_unreadable_length_fails_the_recovery_and_leaves_the_ledger() -> None:
         reader = await other.open_ledger(writer.ledger_id, recover=True)
         assert (reader.last_add_confirmed, reader.metadata.length) == (0, len(b"three"))
 
-    run(test)
+    run(test, bookies=4)
 
 
 def test_a_bug_of_ours_ends_the_recovery_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,11 @@ from spark_ledger.protocol.events import (
     MetadataConflict,
     MetadataWritten,
     ReadEnded,
+    ReadLength,
     Tick,
 )
 from spark_ledger.protocol.recovery import RecoveryMachine
+from spark_ledger.protocol.recovery_phases import Phase
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata, LedgerState
 from tests.unit.spark_ledger.protocol.ledgers import ledger, one
 
@@ -46,9 +48,13 @@ class Recoverer:
         return self.machine.handle(event, self.now)
 
     def fenced(self, last: int = -1) -> list[Command]:
-        """Two of three answers: coverage."""
+        """Two of three answers: coverage. What they say is proved at once."""
         self.lac(0, last)
-        return self.lac(1, last)
+        commands = self.lac(1, last)
+        if self.machine.phase is not Phase.PROVING:
+            return commands
+        assert one(commands, ReadLength).wanted.first == last
+        return self.length(10 * (last + 1), last)
 
     def bring(self, index: int, last: int, lane: int = 0) -> list[Command]:
         return self.machine.handle(EntriesRead(index, lane, EntryId(last)), self.now)
@@ -67,8 +73,8 @@ class Recoverer:
         chosen = {int(index[1:]): BookieId(name) for index, name in replacements.items()}
         return self.machine.handle(BookiesChosen(chosen), self.now)
 
-    def length(self, length: int) -> list[Command]:
-        return self.machine.handle(LengthRead(length), self.now)
+    def length(self, length: int, last_confirmed: int = -1) -> list[Command]:
+        return self.machine.handle(LengthRead(length, EntryId(last_confirmed)), self.now)
 
     def written(self, metadata: LedgerMetadata, version: int = 5) -> list[Command]:
         return self.machine.handle(MetadataWritten(metadata, version), self.now)

@@ -48,7 +48,7 @@ def test_misuse_by_the_shell_is_refused() -> None:
     with pytest.raises(AssertionError, match="carries entries"):
         writer.add(0)
     with pytest.raises(AssertionError, match="not an event of a writer"):
-        writer.machine.handle(LengthRead(0), 0.0)
+        writer.machine.handle(LengthRead(0, EntryId(-1)), 0.0)
     writer.close()
     with pytest.raises(AssertionError, match="before it adds"):
         writer.add()

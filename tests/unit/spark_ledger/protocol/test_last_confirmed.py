@@ -25,14 +25,38 @@ def test_asks_the_whole_last_ensemble(fence: bool) -> None:
     assert asked == [ReadLastConfirmed(i, b, fence) for i, b in enumerate(ids("b0 b2"))]
 
 
-def test_the_highest_answer_of_a_coverage() -> None:
-    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
+def test_recovery_takes_the_highest_answer_that_is_supported_of_a_coverage() -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=True)
     assert not round_.answer(told(0, OK, 4))
     assert not round_.answer(told(0, OK, 9)), "a repeated answer counts once"
     assert round_.answer(told(2, OK, 7))
-    assert round_.result == 7 and round_.error is None
+    assert round_.result == 4 and round_.error is None, "one of the two may lie"
     assert not round_.answer(told(1, OK, 99)), "the round is over"
-    assert round_.result == 7
+    assert round_.result == 4
+
+
+def test_reader_hears_the_others_when_one_bookie_says_more() -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
+    assert not round_.answer(told(0, OK, 4))
+    assert not round_.answer(told(2, OK, 7)), "b1 may know it too"
+    assert round_.is_covered and round_.result is None
+    assert round_.answer(told(1, OK, 6))
+    assert round_.result == 6
+
+
+def test_reader_that_waits_no_longer_takes_what_is_supported() -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
+    round_.answer(told(0, OK, 4))
+    round_.answer(told(2, OK, 2**62))
+    round_.conclude()
+    assert round_.result == 4
+
+
+def test_reader_does_not_wait_for_the_last_bookie_when_the_others_agree() -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
+    assert not round_.answer(told(0, OK, 4))
+    assert round_.answer(told(2, OK, 4))
+    assert round_.result == 4
 
 
 def test_a_bookie_that_never_heard_of_it_has_answered() -> None:
@@ -48,9 +72,9 @@ def test_a_number_in_an_answer_that_is_not_ok_counts_for_nothing(status: BookieS
     assert not round_.answer(told(0, status, 9))
     round_.answer(told(1, OK, 4))
     round_.answer(told(2, OK, 4))
-    assert round_.result == 4
+    assert round_.result in (4, -1)
     poll = LongPoll(ledger((3, 3, 2), (0, "b0 b1 b2")), EntryId(3))
-    poll.answer(status, EntryId(9))
+    poll.answer(0, status, EntryId(9))
     assert poll.newest == 3
 
 
@@ -101,22 +125,71 @@ def poll() -> LongPoll:
     return LongPoll(ledger((3, 3, 2), (0, "b0 b1 b2")), EntryId(5))
 
 
-def test_a_poll_ends_with_the_first_news() -> None:
+def test_a_poll_ends_with_the_first_news_that_is_supported() -> None:
     round_ = poll()
-    assert round_.answer(OK, EntryId(6))
+    assert not round_.answer(0, OK, EntryId(6))
+    assert round_.newest == 5
+    assert round_.answer(2, OK, EntryId(9))
+    assert round_.newest == 6, "b0 and b2 know it, so one honest bookie does"
+
+
+def test_a_poll_ends_with_the_first_news_where_every_bookie_has_to_be_honest() -> None:
+    round_ = LongPoll(ledger((2, 2, 2), (0, "b0 b1")), EntryId(5))
+    assert round_.answer(0, OK, EntryId(6))
+    assert round_.newest == 6
+
+
+def test_one_bookie_alone_is_believed_when_the_bad_one_is_another() -> None:
+    round_ = poll()
+    assert not round_.answer(0, DOWN, EntryId(-1))
+    assert round_.answer(1, OK, EntryId(7))
+    assert round_.newest == 7
+
+
+def test_a_lie_of_one_bookie_is_not_believed_and_does_not_end_a_poll() -> None:
+    round_ = poll()
+    assert not round_.answer(1, OK, EntryId(2**62))
+    assert not round_.answer(0, OK, EntryId(5))
+    assert round_.answer(2, OK, EntryId(5))
+    assert round_.newest == 5
+
+
+def test_a_busy_bookie_makes_no_other_one_believed() -> None:
+    round_ = poll()
+    assert not round_.answer(0, BookieStatus.TOO_MANY_REQUESTS, EntryId(-1))
+    assert not round_.answer(1, OK, EntryId(2**62))
+    assert round_.answer(2, OK, EntryId(5))
+    assert round_.newest == 5
+
+
+def test_supporters_of_different_write_sets_do_not_add_up() -> None:
+    """E6 WQ3 AQ2: one of each three may lie, so two that share no write set may both."""
+    metadata = ledger((6, 3, 2), (0, "b0 b1 b2 b3 b4 b5"))
+    for second, believed in ((3, 5), (2, 9)):
+        round_ = LongPoll(metadata, EntryId(5))
+        round_.answer(0, OK, EntryId(9))
+        round_.answer(second, OK, EntryId(9))
+        assert round_.newest == believed
+
+
+@pytest.mark.parametrize("claim", [-2, -(2**63)])
+def test_an_impossible_number_is_no_answer(claim: int) -> None:
+    round_ = poll()
+    assert not round_.answer(0, OK, EntryId(claim))
+    assert round_.answer(1, OK, EntryId(6))
     assert round_.newest == 6
 
 
 def test_a_poll_ends_when_nobody_else_can_know() -> None:
     round_ = poll()
-    assert not round_.answer(OK, EntryId(5))
-    assert round_.answer(NO_LEDGER, EntryId(-1))
+    assert not round_.answer(0, OK, EntryId(5))
+    assert round_.answer(1, NO_LEDGER, EntryId(-1))
     assert round_.newest == 5
 
 
 def test_a_poll_ends_when_all_have_answered() -> None:
     round_ = poll()
-    assert not round_.answer(DOWN, EntryId(-1))
-    assert not round_.answer(OK, EntryId(3))
-    assert round_.answer(DOWN, EntryId(99))
+    assert not round_.answer(0, DOWN, EntryId(-1))
+    assert not round_.answer(1, OK, EntryId(3))
+    assert round_.answer(2, DOWN, EntryId(99))
     assert round_.newest == 5, "an older answer takes nothing back, a failure tells nothing"

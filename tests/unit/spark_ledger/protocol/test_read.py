@@ -194,7 +194,7 @@ def test_entries_already_delivered_do_not_end_speculation() -> None:
 def test_misuse_by_the_shell_is_refused() -> None:
     reader = Reader()
     with pytest.raises(AssertionError, match="not an event of a reader"):
-        reader.machine.handle(LengthRead(0), 0.0)
+        reader.machine.handle(LengthRead(0, EntryId(-1)), 0.0)
     for order, first, message in (([0, 1], 0, "every replica once"), ([0, 2], 1, "of the lane")):
         with pytest.raises(AssertionError, match=message):
             machine_for(STRIPED, 2, first, 9, order)
@@ -224,6 +224,7 @@ def test_busy_replicas_are_asked_again_after_pauses_that_double() -> None:
         now = due
     assert pauses == pytest.approx([pauses[0] * 2**n for n in range(4)])
     assert reader.bring(1, 9, now=now)[-1] == Done(METADATA, 3)
+    assert reader.machine.next_deadline is None
 
 
 def test_busy_replicas_are_waited_for_up_to_a_bound() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from spark_ledger.errors import (
     MetadataUnavailableError,
+    NoSuchEntryError,
     RecoveryError,
     UnauthorizedError,
 )
@@ -15,6 +16,7 @@ from spark_ledger.protocol.events import (
     Command,
     DeliverEntries,
     Done,
+    LengthUnknown,
     MetadataFailed,
     OpenAppender,
     ReadEntries,
@@ -122,6 +124,53 @@ def test_a_wrong_password_when_fencing() -> None:
     recoverer = Recoverer()
     assert recoverer.lac(0, -1, REFUSED) == [] and recoverer.lac(1, -1, REFUSED) == []
     assert isinstance(error_of(recoverer.lac(2, -1)), UnauthorizedError)
+
+
+# -- proving ---------------------------------------------------------------------------------------
+
+
+def proving(*hints: int) -> tuple[Recoverer, list[Command]]:
+    """Two bookies say what is confirmed; what is asked then."""
+    fragments = (0, "b3 b1 b2"), (4, "b0 b1 b2")
+    recoverer = Recoverer(ledger((3, 3, 2), *fragments, state=LedgerState.IN_RECOVERY))
+    recoverer.lac(0, hints[0])
+    return recoverer, recoverer.lac(1, hints[1])
+
+
+def unreadable(recoverer: Recoverer) -> list[Command]:
+    error = LengthUnknown(NoSuchEntryError("nobody has it"))
+    return recoverer.machine.handle(error, 0.0)
+
+
+def test_recovery_starts_at_what_the_entry_of_the_highest_hint_carries() -> None:
+    recoverer, commands = proving(5, 9)
+    assert one(commands, ReadLength).wanted.first == 9
+    reads = only(recoverer.length(100, 8), ReadEntries)
+    assert [read.first for read in reads] == [9, 9, 9]
+    assert recoverer.machine.last_add_confirmed == 8
+
+
+def test_a_hint_whose_entry_nobody_has_is_not_believed() -> None:
+    recoverer, commands = proving(2**62, 9)
+    assert one(commands, ReadLength).wanted.first == 2**62
+    assert one(unreadable(recoverer), ReadLength).wanted.first == 9
+    assert recoverer.length(100, 6) and recoverer.machine.last_add_confirmed == 6
+
+
+def test_without_a_proof_recovery_reads_the_whole_last_fragment() -> None:
+    recoverer, _ = proving(2**62, 2**62)
+    assert [read.first for read in only(unreadable(recoverer), ReadEntries)] == [4, 4, 4]
+    assert recoverer.machine.last_add_confirmed == 3
+
+
+def test_a_proof_never_leads_below_the_last_fragment() -> None:
+    recoverer, _ = proving(-1, 5)
+    assert [read.first for read in only(recoverer.length(100, 2), ReadEntries)] == [4, 4, 4]
+
+
+def test_hints_below_the_last_fragment_need_no_proof() -> None:
+    _, commands = proving(3, -1)
+    assert len(only(commands, ReadEntries)) == 3 and not only(commands, ReadLength)
 
 
 # -- reading ---------------------------------------------------------------------------------------

@@ -111,6 +111,17 @@ def test_length_of_known_end_is_read_from_its_own_fragment() -> None:
     assert (wanted.bookies, wanted.first, wanted.last) == (ids("b0 b1 b2"), 3, 3)
 
 
+def test_the_length_is_asked_of_the_ensemble_that_marking_found() -> None:
+    """The writer replaced a bookie while its ledger was being marked."""
+    recoverer = Recoverer(ledger((3, 3, 2), (0, "b0 b1 b9")))
+    stored = ledger((3, 3, 2), (0, "b0 b1 b2"), (4, "b3 b4 b5"))
+    marked = one(recoverer.conflict(stored), WriteMetadata).metadata
+    recoverer.written(marked)
+    recoverer.fenced(3)
+    recoverer.end(0, NO, 4)
+    assert one(recoverer.end(1, NO, 4), ReadLength).wanted.bookies == ids("b0 b1 b2")
+
+
 def test_the_length_cannot_be_read() -> None:
     recoverer = Recoverer()
     assert recoverer.length(3) == [], "not asked"
@@ -142,7 +153,7 @@ def test_answers_without_a_question_change_nothing() -> None:
         EntriesRead(0, 0, EntryId(3)),
         AddAcknowledged(0, BookieId("b0"), EntryId(3)),
         BookiesChosen({0: BookieId("b7")}),
-        LengthRead(7),
+        LengthRead(7, EntryId(-1)),
         Tick(),
     ],
     ids=lambda event: type(event).__name__,

@@ -279,6 +279,12 @@ def test_recovery_takes_every_change_of_its_table(taken: set[Change]) -> None:
     Recoverer(OPEN).conflict(CLOSED_EMPTY)
     Recoverer(OPEN).conflict(MARKED)
     metadata_failed(Recoverer(OPEN))
+    reading()
+    reading(3)
+    unproved = Recoverer(MARKED)
+    for index in (0, 1):
+        unproved.lac(index, 5)
+    unproved.machine.handle(LengthUnknown(NoSuchEntryError("entry 5")), 0.0)
     refused = Recoverer(MARKED)
     for index in (0, 1, 2):
         refused.lac(index, -1, BookieStatus.UNAUTHORIZED)

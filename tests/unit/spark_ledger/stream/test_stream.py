@@ -422,3 +422,30 @@ def test_appends_of_data_to_come_do_not_mix_their_rows() -> None:
             assert found == [first, first + 1]
 
     run(scenario())
+
+
+def test_time_is_found_around_commits_of_clocks_that_were_far_ahead(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    year, hour = 365 * 86_400_000, 3_600_000
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        now = [0]
+        stream._committer.clock_ms = lambda: now[0]
+        clocks = [1, 2, 2 + year, 3, 4, 4 + year, 5 + year, 5, 6]
+        for n, clock in enumerate(clocks):
+            now[0] = clock * 1 if clock >= year else clock * hour
+            await stream.commit_segments([loose(ledger_id=n + 1)])
+        times = [commit.time_ms for commit in await stream.commits(0, len(clocks))]
+        assert times[3] == 3 * hour and times[8] == 6 * hour, "the year is over at once"
+        assert (await stream.head()).time_resets == (3, 7)
+        for hours, expected in {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 5, 6: 8}.items():
+            found = await stream.first_commit_since(hours * hour)
+            assert found is not None
+            assert found.number == expected, hours
+        assert await stream.first_commit_since(7 * hour) is None
+
+    run(scenario())
+    assert "ahead of this clock" in caplog.text

@@ -56,9 +56,16 @@ class Call:
         self.cancelled = True
 
     def answer(
-        self, tag: int, last_entry: int, status: pb.Status = pb.OK, message: str = ""
+        self,
+        tag: int,
+        last_entry: int,
+        status: pb.Status = pb.OK,
+        message: str = "",
+        ledger_id: int = 1,
     ) -> None:
-        result = pb.AddResult(tag=tag, last_entry=last_entry, status=status, message=message)
+        result = pb.AddResult(
+            tag=tag, ledger_id=ledger_id, last_entry=last_entry, status=status, message=message
+        )
         self.answers.put_nowait(pb.AppendResponse(results=[result]).SerializeToString())
 
 
@@ -335,3 +342,50 @@ def test_an_error_in_a_callback_breaks_the_stream_and_is_reported() -> None:
 async def test_send_of_another_ledgers_run_is_an_assertion(f: Fixture) -> None:
     with pytest.raises(AssertionError, match="one ledger"):
         f.open(1).send(make_run(0, ledger_id=2))
+
+
+@on_loop
+async def test_acknowledgement_of_what_was_not_sent_fails_the_appender(f: Fixture) -> None:
+    """Counted, it would be a copy that nobody has (rule P3)."""
+    appender = f.open()
+    appender.send(make_run(0))
+    await settle()
+    f.call.answer(appender.tag, 7)
+    f.call.answer(appender.tag, 0)
+    await settle()
+    (result,) = f.results
+    assert result.status is BookieStatus.IO_ERROR and "was not sent" in result.message
+
+
+@on_loop
+async def test_acknowledgement_that_comes_again_says_nothing_new(f: Fixture) -> None:
+    appender = f.open()
+    for entry_id in (0, 1):
+        appender.send(make_run(entry_id))
+    await settle()
+    for last_entry in (1, 1, 0):
+        f.call.answer(appender.tag, last_entry)
+    await settle()
+    assert {result.status for result in f.results} == {BookieStatus.OK}
+    assert f.stream.bytes_in_flight == 0
+
+
+@on_loop
+async def test_answer_for_another_ledger_fails_the_appender(f: Fixture) -> None:
+    appender = f.open()
+    appender.send(make_run(0))
+    await settle()
+    f.call.answer(appender.tag, 0, ledger_id=9)
+    await settle()
+    assert [result.status for result in f.results] == [BookieStatus.IO_ERROR]
+
+
+@on_loop
+async def test_stall_is_a_note_and_the_appender_goes_on(f: Fixture) -> None:
+    appender = f.open()
+    appender.send(make_run(0))
+    await settle()
+    f.call.answer(appender.tag, 0, pb.STALLED, "the disk hangs")
+    f.call.answer(appender.tag, 0)
+    await settle()
+    assert [result.status for result in f.results] == [BookieStatus.STALLED, BookieStatus.OK]

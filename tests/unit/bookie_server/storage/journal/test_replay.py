@@ -19,6 +19,7 @@ from bookie_server.storage.ledgers.entry_log import log_ids
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.records import RecordType
 from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.access import key_status
 from tests.unit.bookie_server.storage.ledger_map import read_ledger_map
@@ -29,6 +30,7 @@ from tests.unit.bookie_server.storage.support import (
     Machine,
     expected,
     formatted,
+    small_config,
 )
 
 OK = BookieStatus.OK
@@ -130,7 +132,7 @@ def test_each_directory_is_replayed_from_its_own_mark(files: MemoryFileSystem) -
         in_second = LEDGERS[1] in operation.path.parents
         return Fault(errno.ENOSPC) if failing and in_second and operation.kind != "pread" else None
 
-    machine = Machine(FaultFileSystem(files, plan))
+    machine = Machine(FaultFileSystem(files, plan), small_config(write_cache_bytes=512 * KIB))
     failing = True
     for entry_id in range(40):  # more than one journal file
         assert machine.add(6, [entry_id]) is OK

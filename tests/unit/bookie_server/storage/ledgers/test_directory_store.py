@@ -23,7 +23,7 @@ from bookie_server.storage.ledgers.entry_log import log_ids
 from bookie_server.storage.ledgers.index import Index
 from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from bookie_server.storage.ledgers.memory_index import MemoryIndex
-from bookie_server.storage.ledgers.write_cache import CachedRun
+from bookie_server.storage.ledgers.write_cache import CachedRun, Generation
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import GIB, MIB
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
@@ -315,6 +315,59 @@ def test_flushed_ledger_records_are_not_kept_for_ever(
         assert store.ledger_record(LedgerId(ledger_id)) == LedgerRecord(
             last_entry=EntryId(ledger_id)
         )
+
+
+def set_records(store: DirectoryStore, ledgers: range, last_entry: int) -> None:
+    for ledger_id in map(LedgerId, ledgers):
+        store.set_ledger_record(ledger_id, LedgerRecord(last_entry=EntryId(last_entry)))
+
+
+def test_ledger_count_is_right_at_each_step_without_a_look_at_the_ledgers(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape asks for it, however many ledgers there are."""
+    monkeypatch.setattr("bookie_server.storage.ledgers.directory_store._LEDGER_RECORDS_MAX", 3)
+    monkeypatch.setattr(MemoryIndex, "ledger_record", None)
+    counts = [store.ledger_count]
+    set_records(store, range(6), 0)
+    counts.append(store.ledger_count)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryIndex, "begin", failing_begin(MemoryIndex.begin))
+        with pytest.raises(OSError, match="no room"):
+            store.flush(mark(1))
+    set_records(store, range(4, 9), 1)
+    counts.append(store.ledger_count)
+    store.flush(mark(1))
+    counts.append(store.ledger_count)
+    set_records(store, range(10), 2)
+    counts.append(store.ledger_count)
+    store.flush(mark(2))
+    counts.append(store.ledger_count)
+    assert counts == [0, 6, 9, 9, 10, 10]
+
+
+def test_adds_wait_for_nothing_that_grows_with_the_cache(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flush thread looks at every run without the lock that each add takes."""
+    locked: list[bool] = []
+    checked = Generation.check
+
+    def check_unlocked(generation: Generation) -> None:
+        locked.append(store._lock.locked() or store.cache._lock.locked())
+        checked(generation)
+
+    monkeypatch.setattr(Generation, "check", check_unlocked)
+    add(store, [0])
+    store.flush(mark(1))
+    assert locked == [False]
+
+
+def test_what_a_flush_drops_is_freed_in_small_steps(store: DirectoryStore) -> None:
+    add(store, [0])
+    frozen = store.cache._active
+    store.flush(mark(1))
+    assert not frozen.ledgers, "emptied one by one, not freed with its generation"
 
 
 def test_readers_see_every_entry_while_flushes_run(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_empty_index_knows_nothing(index: Index) -> None:
     assert index.rows(LedgerId(0)) == []
     assert index.ledger_record(LedgerId(0)) is None
     assert (list(index.ledger_records()), index.ledger_count()) == ([], 0)
+    assert index.highest_ledger() == -1
     update = index.begin()
     assert update.last_entry(LedgerId(0)) == NO_ENTRY
     assert update.rows_in_range(LedgerId(0), EntryId(0), EntryId(9)) == ([], None)
@@ -128,6 +129,7 @@ def test_everything_is_there_after_reopening(reopen: Callable[[], Index]) -> Non
             ledger_records
         )
         assert index.ledger_count() == 4
+        assert index.highest_ledger() == max(ledger_records)
         assert index.rows(LedgerId(1)) == [row(1)]
         assert index.mark() == Mark(1, 4096, 2, 3)
 

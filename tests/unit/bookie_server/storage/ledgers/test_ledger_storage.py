@@ -8,6 +8,7 @@ import time
 import pytest
 
 from bookie_server.storage.journal.mark import Mark
+from spark_ledger.types import BookieStatus
 from tests.unit.bookie_server.storage.support import Machine, formatted
 
 
@@ -51,3 +52,16 @@ def test_flush_failure_is_that_of_the_last_checkpoint(monkeypatch: pytest.Monkey
     later.join(10)
     assert storage.failure is None
     assert storage.stats().flushes == before + 2
+
+
+def test_next_ledger_id_is_above_what_is_stored_and_what_is_not() -> None:
+    machine = Machine(formatted())
+    assert machine.bookie.next_ledger_id() == 1
+    assert machine.add(6, [0]) is BookieStatus.OK
+    assert machine.bookie.next_ledger_id() == 7
+    machine.flush()
+    assert machine.bookie.next_ledger_id() == 7
+    assert machine.fence(9) is BookieStatus.OK
+    assert machine.bookie.next_ledger_id() == 10, "also without an entry"
+    machine.flush()
+    assert machine.bookie.next_ledger_id() == 10

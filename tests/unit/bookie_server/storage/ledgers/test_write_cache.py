@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.ledgers.write_cache import CachedRun, LedgerRuns, WriteCache
+from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import expected, make_run
 
@@ -44,7 +47,7 @@ def test_frozen_generation_is_found_until_it_is_dropped() -> None:
     cache = WriteCache()
     cache.add(cached(1, [0, 1]))
     size = cache.active_bytes
-    assert size == cached(1, [0, 1]).block.length == cache.byte_count
+    assert size == cache.byte_count > cached(1, [0, 1]).block.length
     frozen = cache.freeze()
     assert (cache.active_bytes, cache.byte_count, frozen.run_count) == (0, size, 1)
     assert cache.frozen is frozen and cache.is_frozen
@@ -55,6 +58,26 @@ def test_frozen_generation_is_found_until_it_is_dropped() -> None:
     cache.drop_frozen()
     assert cache.find(LedgerId(1), EntryId(1)) is None
     assert cache.find(LedgerId(1), EntryId(2)) is not None
+
+
+@pytest.mark.parametrize("ledgers", [1, 20, 2000])
+@pytest.mark.parametrize(("entries", "size"), [(1, 100), (1, 5000), (50, 300)])
+def test_memory_is_counted_as_it_is(ledgers: int, entries: int, size: int) -> None:
+    """Within a third, so that a write cache is bounded by what is configured for it."""
+    runs = 2000 if entries == 1 else 200
+    cache = WriteCache()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(runs):
+        ledger_id = LedgerId(1000 + number % ledgers)
+        first = 1000 + number // ledgers * entries
+        frames = bytes(size * entries)
+        sizes = [size + 1000 - 1000 for _ in range(entries)]
+        run = EntryRun(ledger_id, EntryId(first), None, sizes, frames)
+        cache.add(CachedRun(run, EntryId(first - 1), encode_run(run, EntryId(first - 1))))
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.75 < cache.active_bytes / taken < 1.5, f"{cache.active_bytes} counted, {taken} taken"
 
 
 def test_only_overlapping_or_interleaved_runs_are_kept_apart() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger.errors import ConflictError
+from spark_ledger.limits import COMMIT_CLOCK_AHEAD_MS_MAX, COMMIT_TIME_RESETS_MAX
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
 from spark_ledger.stream.model import UNPLACED, Head, SinkRecord
 from spark_ledger.types import Dlsn
@@ -42,6 +43,35 @@ def test_decide_time_never_goes_back() -> None:
     decision = decide(HEAD, None, proposal(0), now_ms=1, stream_name="s")
     assert isinstance(decision, Apply)
     assert decision.commit.time_ms == decision.head.time_ms == 5000
+
+
+@pytest.mark.parametrize("ahead_ms", [1, COMMIT_CLOCK_AHEAD_MS_MAX])
+def test_decide_takes_the_later_time_of_a_clock_that_is_a_little_ahead(ahead_ms: int) -> None:
+    head = replace(HEAD, time_ms=10**12 + ahead_ms)
+    decision = decide(head, None, proposal(0), now_ms=10**12, stream_name="s")
+    assert isinstance(decision, Apply)
+    assert decision.commit.time_ms == decision.head.time_ms == head.time_ms
+    assert decision.head.time_resets == ()
+
+
+def test_decide_goes_back_behind_a_clock_that_was_far_ahead_and_remembers_where() -> None:
+    head = replace(HEAD, time_ms=10**12 + COMMIT_CLOCK_AHEAD_MS_MAX + 1)
+    decision = decide(head, None, proposal(0), now_ms=10**12, stream_name="s")
+    assert isinstance(decision, Apply)
+    assert decision.commit.time_ms == decision.head.time_ms == 10**12
+    assert decision.head.time_resets == (7,)
+    overwriting = decide(head, None, proposal(0, overwrites=True), now_ms=10**12, stream_name="s")
+    assert isinstance(overwriting, Apply)
+    assert overwriting.head.time_resets == (), "nothing before it is searched any more"
+
+
+def test_decide_goes_back_only_so_often() -> None:
+    resets = tuple(range(COMMIT_TIME_RESETS_MAX))
+    head = replace(HEAD, next_commit=1000, time_ms=10**12, time_resets=resets)
+    decision = decide(head, None, proposal(0), now_ms=0, stream_name="s")
+    assert isinstance(decision, Apply)
+    assert decision.commit.time_ms == 10**12
+    assert decision.head.time_resets == resets
 
 
 def test_the_same_transaction_again_changes_nothing() -> None:

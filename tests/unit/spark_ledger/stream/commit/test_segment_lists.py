@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from spark_ledger.errors import (
     ConflictError,
+    MetadataUnavailableError,
     NoSuchStreamError,
     NotFoundError,
 )
@@ -87,6 +90,7 @@ def test_long_list_stored_in_part_is_not_committed(
         with pytest.raises(type(ledgers.append_error)):
             await stream.commit_segments([loose()] * 9)
         assert (await stream.head()).next_commit == 0
+        assert ledgers.ledgers == {}, "what was written of the list is deleted"
 
     run(scenario())
 
@@ -127,5 +131,71 @@ def test_long_list_of_deleted_stream_is_deleted(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(NoSuchStreamError):
             await stream.commit_segments([loose()] * 9)
         assert ledgers.ledgers == {}
+
+    run(scenario())
+
+
+def test_long_list_of_a_commit_that_fails_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever kept it from being made: the store went away before anything was sent."""
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        faults = Faults([Outcome.UNAVAILABLE])
+        stream = await another(ledgers, faults)[1].open("s")
+        with pytest.raises(MetadataUnavailableError):
+            await stream.commit_segments([loose()] * 9)
+        assert ledgers.ledgers == {}
+
+    run(scenario())
+
+
+def test_long_list_of_a_commit_that_is_cancelled_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        waits = asyncio.Event()
+
+        async def head() -> object:
+            waits.set()
+            await asyncio.Event().wait()
+            raise AssertionError("it is cancelled here")
+
+        stream._committer.nodes.head = head  # type: ignore[method-assign, assignment]
+        commit = asyncio.ensure_future(stream.commit_segments([loose()] * 9))
+        await waits.wait()
+        commit.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await commit
+        assert ledgers.ledgers == {}
+
+    run(scenario())
+
+
+def test_long_list_that_cannot_be_deleted_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        other, streams = another(ledgers, Faults([Outcome.UNAVAILABLE]))
+        stream = await streams.open("s")
+
+        async def away(_ledger_id: int) -> None:
+            raise MetadataUnavailableError("ZooKeeper is away")
+
+        other.delete_ledger = away  # type: ignore[method-assign, assignment]
+        with pytest.raises(MetadataUnavailableError):
+            await stream.commit_segments([loose()] * 9)
+        (ledger_id,) = ledgers.ledgers
+        assert f"ledger {ledger_id} holds the segment list" in caplog.text
+        assert "ZooKeeper is away" in caplog.text
 
     run(scenario())

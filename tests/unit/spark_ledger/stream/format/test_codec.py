@@ -230,6 +230,9 @@ def test_a_head_has_no_negative_number(field: str) -> None:
         ({"earliest": [0, 0, -1]}, "negative"),
         ({"earliest_commit": -1}, "negative"),
         ({"earliest_commit": 5}, "above the next"),
+        ({"time_resets": [2, 2]}, "bad list of commits"),
+        ({"time_resets": [4]}, "bad list of commits"),
+        ({"time_resets": [-1]}, "bad list of commits"),
         ({"earliest": [9, 0, 1]}, "above the end"),
     ],
 )

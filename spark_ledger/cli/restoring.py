@@ -1,0 +1,72 @@
+"""What has to be done after ZooKeeper was restored from a backup; see ``ledger cluster restored``.
+
+The counter of ledger ids went back, so ids would be given again under which bookies hold entries
+of ledgers that the metadata no longer know. No data would be mixed (rule P20): the bookies would
+refuse the new ledgers. And bookies that have started since refuse to start: they know more than
+the cluster does. Both are mended by asking the bookies, which have lost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerError
+from spark_ledger.limits import METADATA_TIMEOUT_S, RESTORED_IDS_SKIPPED
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cookies import accept_newer_starts
+from spark_ledger.metadata.ledger_ids import raise_counter
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.transport.base import Transport
+from spark_ledger.types import BookieId
+
+
+class Restored(NamedTuple):
+    """What was found and done. ``next_ids``: each bookie's next ledger id."""
+
+    next_ledger_id_before: int
+    next_ledger_id: int
+    ledgers_in_metadata: int
+    next_ids: Mapping[BookieId, int]
+    without: Sequence[BookieId]
+    may_start: Sequence[BookieId]
+
+
+async def accept_restored(
+    store: MetadataStore, transport: Transport, without: Collection[str]
+) -> Restored:
+    """Let bookies start again, and give no id again. Repeating it is safe.
+
+    Raises ConfigurationError if ``without`` names a stranger, BookieUnavailableError if a bookie
+    does not answer; bookies may start from then on, and the ids are as they were.
+    """
+    members = await BookieRegistry(store).list_cookies()
+    unknown = sorted(set(without) - set(members))
+    if unknown:
+        raise ConfigurationError(f"bookie {unknown[0]!r} is not part of this cluster")
+    may_start = await accept_newer_starts(store)  # first: a bookie that is down cannot answer
+    asked = [bookie_id for bookie_id in members if bookie_id not in without]
+    answers = await asyncio.gather(*(_ask(transport, bookie_id) for bookie_id in asked))
+    next_ids = dict(zip(asked, answers, strict=True))
+    silent = [bookie_id for bookie_id, next_id in next_ids.items() if not next_id]
+    if silent:
+        raise BookieUnavailableError(
+            f"{', '.join(silent)} did not say which ledgers they hold, so no ids were passed over: "
+            "start them (they may start now) and run this again, or leave out those that are gone "
+            "for good with --without-bookie ID"
+        )
+    ledgers = await LedgerStore(store).list()
+    highest = max([*answers, *(ledger_id + 1 for ledger_id in ledgers)], default=1)
+    before, now = await raise_counter(store, highest + RESTORED_IDS_SKIPPED)
+    return Restored(before, now, len(ledgers), next_ids, sorted(map(BookieId, without)), may_start)
+
+
+async def _ask(transport: Transport, bookie_id: BookieId) -> int:
+    """The bookie's next ledger id; 0 if it does not say."""
+    try:
+        words = await transport.describe(bookie_id, timeout_s=METADATA_TIMEOUT_S)
+    except LedgerError:
+        return 0
+    return words.next_ledger_id

@@ -1,0 +1,127 @@
+"""What bookies say of the last add confirmed of a ledger: asked once, or held until it grows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from spark_ledger.client.context import ClientContext
+from spark_ledger.limits import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S, TAIL_PAUSE_S
+from spark_ledger.protocol.events import LastConfirmedAnswer
+from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
+from spark_ledger.transport.base import LastConfirmed
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
+
+
+@asynccontextmanager
+async def cancelled_at_exit(*tasks: asyncio.Task[object]) -> AsyncIterator[None]:
+    """Owns questions of which the first answers may suffice: no task outlives the block.
+
+    Not a TaskGroup, because that waits for all of its tasks, and wraps an error in a group where
+    the caller is promised the error itself.
+    """
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless_busy(
+    context: ClientContext, ask: Callable[[], Awaitable[LastConfirmed]], patience_s: float
+) -> LastConfirmed:
+    """A bookie's answer. One that says that it is busy is asked again, later and later."""
+    loop = asyncio.get_running_loop()
+    deadline, pause_s = loop.time() + patience_s, BUSY_PAUSE_S
+    while True:
+        reply = await ask()
+        wait_s = pause_s * context.random.uniform(0.5, 1.5)
+        if reply.status is not BookieStatus.TOO_MANY_REQUESTS or loop.time() + wait_s > deadline:
+            return reply
+        await asyncio.sleep(wait_s)
+        pause_s = min(2 * pause_s, BUSY_PAUSE_S_MAX)
+
+
+async def read_last_confirmed(
+    context: ClientContext, metadata: LedgerMetadata, access_key: bytes
+) -> EntryId:
+    """The last add confirmed of a ledger that is not closed, without fencing it.
+
+    Raises BookieUnavailableError if too few bookies answer.
+    """
+    loop, timeout_s = asyncio.get_running_loop(), context.config.read_timeout_s
+    round_ = LastConfirmedRead(metadata, fence=False)
+
+    async def ask(bookie_index: int, bookie_id: BookieId) -> LastConfirmedAnswer:
+        reply = await unless_busy(
+            context,
+            lambda: context.transport.read_last_confirmed(
+                bookie_id, metadata.ledger_id, access_key=access_key, timeout_s=timeout_s
+            ),
+            timeout_s,
+        )
+        return LastConfirmedAnswer(
+            bookie_index, reply.status, reply.last_add_confirmed, reply.message
+        )
+
+    bookies = metadata.last_fragment.bookies
+    tasks = [loop.create_task(ask(index, bookie)) for index, bookie in enumerate(bookies)]
+    waiting, dispute_ends = set(tasks), None
+    async with cancelled_at_exit(*tasks):
+        while round_.result is None and round_.error is None:
+            left_s = None if dispute_ends is None else max(0.0, dispute_ends - loop.time())
+            done, waiting = await asyncio.wait(
+                waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                round_.conclude()
+            for task in tasks:
+                if task in done:
+                    round_.answer(task.result())
+            if round_.is_covered and dispute_ends is None:
+                dispute_ends = loop.time() + LAC_DISPUTE_S
+    if round_.error is not None:
+        raise round_.error
+    assert round_.result is not None, "A round that is over has a result or an error."
+    return round_.result
+
+
+async def wait_for_newer(
+    context: ClientContext,
+    metadata: LedgerMetadata,
+    access_key: bytes,
+    known: EntryId,
+    wait_s: float,
+) -> EntryId:
+    """Ask all bookies of the last fragment to tell of a newer LAC; the newest that is believed."""
+    loop, ledger_id = asyncio.get_running_loop(), metadata.ledger_id
+    began, timeout_s = loop.time(), context.config.read_timeout_s
+    round_ = LongPoll(metadata, known)
+
+    async def ask(bookie_index: int, bookie_id: BookieId) -> tuple[int, LastConfirmed]:
+        reply = await unless_busy(
+            context,
+            lambda: context.transport.read_last_confirmed(
+                bookie_id,
+                ledger_id,
+                wait_above=known,
+                wait_s=max(0.0, began + wait_s - loop.time()),
+                access_key=access_key,
+                timeout_s=timeout_s,
+            ),
+            wait_s,
+        )
+        return bookie_index, reply
+
+    bookies = metadata.last_fragment.bookies
+    tasks = [loop.create_task(ask(index, bookie)) for index, bookie in enumerate(bookies)]
+    async with cancelled_at_exit(*tasks):
+        for answer in asyncio.as_completed(tasks):
+            bookie_index, reply = await answer
+            if round_.answer(bookie_index, reply.status, reply.last_add_confirmed):
+                break
+    if round_.newest == known and loop.time() - began < TAIL_PAUSE_S:
+        await asyncio.sleep(min(TAIL_PAUSE_S, wait_s))
+    return round_.newest

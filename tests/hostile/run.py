@@ -1,0 +1,130 @@
+"""Runs kinds of hostile clients one after the other, and judges what the bookie made of them."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.hostile.attacks import ATTACKS, Target
+from tests.hostile.victim import BOOKIE, Victim, p99
+
+BUDGET_MIB: Final = 512 + 64
+"""The default budget, and pages of files: libraries and the index are the kernel's to take back."""
+
+HANG_S: Final = 10.0
+"""The longest that the neighbour may wait for one entry on a busy machine."""
+
+QUIET_S: Final = 2.0
+"""Without an attack, to know what the neighbour has in peace."""
+
+LOG_BYTES_MAX: Final = 200_000
+"""Of one attack: a client must not fill the disk with lines."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One kind. Times are those of the neighbour, memory is the bookie's."""
+
+    kind: str
+    p99_before_ms: float
+    p99_ms: float
+    longest_ms: float
+    peak_mib: int
+    after_mib: int
+
+    @property
+    def ratio(self) -> float:
+        return self.p99_ms / max(self.p99_before_ms, 0.001)
+
+
+@dataclass
+class Report:
+    """All kinds of a run."""
+
+    seconds: float
+    entries: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, object]:
+        """For ``tests.proof``."""
+        return asdict(self)
+
+
+def run(kinds: Sequence[str], seconds: float) -> Report:
+    """Attack with each kind for so many seconds."""
+    report = Report(seconds)
+    with tempfile.TemporaryDirectory() as directory, Victim(Path(directory)) as victim:
+        while not victim.latencies(0.0, time.monotonic()):
+            time.sleep(0.05)
+        for kind in kinds:
+            _attack(victim, kind, seconds, report)
+            if not victim.is_alive:
+                report.problems.append(f"{kind}: bookie or neighbour ended\n{victim.log[-3000:]}")
+                return report
+        report.entries = len(victim.latencies(0.0, time.monotonic()))
+        if victim.finish() != 0:
+            report.problems.append("the neighbour misses entries that were acknowledged")
+        if "Traceback" in victim.log:
+            at = victim.log.index("Traceback")
+            report.problems.append(f"the bookie was surprised: {victim.log[at - 500 : at + 2000]}")
+    return report
+
+
+def _attack(victim: Victim, kind: str, seconds: float, report: Report) -> None:
+    began = time.monotonic()
+    time.sleep(QUIET_S)
+    attacked = time.monotonic()
+    log_bytes = len(victim.log)
+    victim.forget_peak()
+    target = Target(victim.address, victim.admin_address, BOOKIE)
+    asyncio.run(_for_a_while(kind, target, seconds))
+    ended = time.monotonic()
+    before, during = victim.latencies(began, attacked), victim.latencies(attacked, ended)
+    time.sleep(0.5)
+    peak, now = victim.memory()
+    outcome = Outcome(
+        kind, 1e3 * p99(before), 1e3 * p99(during), 1e3 * max(during, default=0.0), peak, now
+    )
+    report.outcomes.append(outcome)
+    print(line(outcome), flush=True)
+    if peak > BUDGET_MIB:
+        report.problems.append(f"{kind}: the bookie took {peak} MiB")
+    if outcome.longest_ms > 1e3 * HANG_S:
+        report.problems.append(f"{kind}: the neighbour waited for {outcome.longest_ms:.0f} ms")
+    if len(victim.log) - log_bytes > LOG_BYTES_MAX:
+        report.problems.append(f"{kind}: {len(victim.log) - log_bytes} bytes of log")
+
+
+async def _for_a_while(kind: str, target: Target, seconds: float) -> None:
+    attack = asyncio.ensure_future(ATTACKS[kind](target))
+    await asyncio.wait([attack], timeout=seconds)
+    if attack.done():
+        attack.result()
+        raise AssertionError(f"{kind} ended before its time")
+    attack.cancel()
+    await asyncio.gather(attack, return_exceptions=True)
+    await target.close()
+
+
+def line(outcome: Outcome) -> str:
+    """One row of the table."""
+    return (
+        f"{outcome.kind:36} {outcome.p99_before_ms:9.1f} {outcome.p99_ms:9.1f} "
+        f"{outcome.ratio:6.1f} {outcome.longest_ms:9.0f} {outcome.peak_mib:6} {outcome.after_mib:6}"
+    )
+
+
+def table(report: Report) -> str:
+    """What a reader looks at."""
+    head = (
+        f"{'kind':36} {'p99 ms':>9} {'attacked':>9} {'ratio':>6} {'longest':>9} {'peak':>6} "
+        f"{'after':>6}"
+    )
+    rows = [line(outcome) for outcome in report.outcomes]
+    return "\n".join((head, *rows, f"{report.entries} entries of the neighbour, all there"))

@@ -1,0 +1,149 @@
+"""A real bookie under attack, the steady appender beside it, and what both went through."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import grpc
+
+from spark_ledger.local import LocalCluster
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.codec import (
+    BOOKIE_ID_KEY,
+    SERVICE_NAME,
+    AddCommand,
+    encode_append_request,
+)
+from spark_ledger.wire.options import transfer_options
+from tests.made_ledgers import make_ledgers
+
+BOOKIE: Final = "bookie-0"
+BIG_LEDGER: Final = 2
+"""Holds one entry of 16 MiB."""
+MANY_LEDGER: Final = 3
+"""Holds 64 MiB in entries of 16 KiB."""
+
+FLOODED_LEDGERS: Final = range(10, 60)
+"""Known to the cluster, so that hostile clients may append to them."""
+
+_MIB: Final = 1024 * 1024
+
+
+def plain_run(ledger_id: int, first_entry: int, entries: int, size: int) -> EntryRun:
+    """Frames of zeros: a bookie checks their form only."""
+    return EntryRun(
+        LedgerId(ledger_id), EntryId(first_entry), None, [size] * entries, bytes(entries * size)
+    )
+
+
+class Victim:
+    """One bookie with data, and its neighbour. Ends both at the end of the ``with`` block."""
+
+    def __init__(self, directory: Path) -> None:
+        self._cluster = LocalCluster(bookies=1, directory=directory / "cluster")
+        self.address = self._cluster.bookie_address(0)
+        self.admin_address = self._cluster.bookie_admin_address(0)
+        self.pid = self._cluster.bookie_pid(0)
+        self._latencies = directory / "latencies"
+        self._neighbour: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Victim:
+        try:
+            make_ledgers(self._cluster.uri, (1, BIG_LEDGER, MANY_LEDGER, *FLOODED_LEDGERS))
+            self._fill()
+            self._latencies.touch()
+            command = (sys.executable, "-m", "tests.hostile.neighbour", self.address, BOOKIE)
+            self._neighbour = subprocess.Popen(
+                (*command, str(self._latencies)), stdin=subprocess.PIPE
+            )
+        except BaseException:
+            self._cluster.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if self._neighbour is not None:
+            self._neighbour.kill()
+            self._neighbour.wait()
+        self._cluster.stop()
+
+    @property
+    def is_alive(self) -> bool:
+        """The bookie was neither restarted nor ended, and the neighbour has every answer so far."""
+        assert self._neighbour is not None
+        same = self._cluster.is_bookie_running(0) and self._cluster.bookie_pid(0) == self.pid
+        return same and self._neighbour.poll() is None
+
+    @property
+    def log(self) -> str:
+        """What the bookie has written into its log."""
+        return self._cluster.bookie_log(0).read_text()
+
+    def forget_peak(self) -> None:
+        """Measure the most memory from now on."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5", encoding="ascii")
+
+    def memory(self) -> tuple[int, int]:
+        """The most memory that the process had, and what it has now, in MiB."""
+        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines()
+        values = dict(line.split(":", 1) for line in lines)
+        peak, now = (int(values[name].split()[0]) // 1024 for name in ("VmHWM", "VmRSS"))
+        return peak, now
+
+    def latencies(self, begin: float, end: float) -> list[float]:
+        """Of the neighbour's entries that were acknowledged then, sorted; and, when it waits for
+        one, for how long."""
+        found: list[float] = []
+        last = begin
+        for line in self._latencies.read_text(encoding="ascii").splitlines():
+            at, _, seconds = line.partition(" ")
+            if seconds and begin <= float(at) <= end:
+                found.append(float(seconds))
+                last = float(at)
+        if end - last > 0.5:
+            found.append(end - last)
+        return sorted(found)
+
+    def finish(self) -> int:
+        """Have the neighbour compare every entry; its exit code."""
+        assert self._neighbour is not None and self._neighbour.stdin is not None
+        self._neighbour.stdin.close()
+        return self._neighbour.wait(120)
+
+    def _fill(self) -> None:
+        runs = [plain_run(BIG_LEDGER, 0, 1, 16 * _MIB)]
+        runs += [plain_run(MANY_LEDGER, first, 64, 16_384) for first in range(0, 4_096, 64)]
+        with grpc.insecure_channel(self.address, options=transfer_options()) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE_NAME}/Append")
+            messages = (
+                encode_append_request([AddCommand(run.ledger_id, b"", False, run)]) for run in runs
+            )
+            metadata = ((BOOKIE_ID_KEY, BOOKIE),)
+            for data in call(messages, timeout=60, metadata=metadata):
+                results = pb.AppendResponse.FromString(data).results
+                assert all(result.status == pb.OK for result in results), results
+
+
+def p99(latencies: Sequence[float]) -> float:
+    """Seconds; of sorted ones."""
+    return latencies[min(len(latencies) - 1, int(len(latencies) * 0.99))] if latencies else 0.0
+
+
+def wait(seconds: float) -> tuple[float, float]:
+    """From when to when that was."""
+    begin = time.monotonic()
+    time.sleep(seconds)
+    return begin, time.monotonic()

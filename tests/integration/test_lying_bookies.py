@@ -1,0 +1,86 @@
+"""Writers and recoveries beside one bookie that lies: never wrong data, never a hang, and with AQ
+honest bookies no failure at all (rules P3, P11, P14, P15 and P20)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.types import LedgerId
+from tests.integration.fake_bookie import (
+    ADD_LIES,
+    LAC_LIES,
+    READ_LIES,
+    STATUS_LIES,
+    FakeCluster,
+    run,
+)
+
+ENTRIES = [b"entry %d" % number for number in range(20)]
+
+
+async def payloads(client: LedgerClient, ledger_id: LedgerId, *, recover: bool) -> list[bytes]:
+    reader = await client.open_ledger(ledger_id, recover=recover)
+    return [entry.payload async for entry in reader.read(0, reader.last_add_confirmed)]
+
+
+@pytest.mark.parametrize("lie", [*STATUS_LIES, *ADD_LIES])
+@pytest.mark.parametrize("spares", [1, 0])
+def test_writer_beside_one_liar_confirms_everything(lie: str, spares: int) -> None:
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client()
+        writer = await client.create_ledger()
+        for payload in ENTRIES[:5]:
+            await writer.append(payload)
+        cluster[writer.metadata.fragments[0].bookies[1]].lie = lie
+        for payload in ENTRIES[5:]:
+            await writer.append(payload)
+        await writer.close()
+        assert await payloads(client, writer.ledger_id, recover=False) == ENTRIES
+
+    run(test, bookies=3 + spares)
+
+
+@pytest.mark.parametrize("lie", [*STATUS_LIES, *ADD_LIES, *READ_LIES, *LAC_LIES])
+def test_recovery_beside_one_liar_finds_everything(lie: str) -> None:
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client()
+        writer = await client.create_ledger()
+        for payload in ENTRIES:
+            await writer.append(payload)
+        cluster[writer.metadata.fragments[0].bookies[0]].lie = lie
+        other = await cluster.client()
+        assert await payloads(other, writer.ledger_id, recover=True) == ENTRIES
+
+    run(test)
+
+
+def test_bookies_that_are_all_busy_for_a_moment_are_asked_again() -> None:
+    """Nothing was decided: no bookie has failed, and nobody is told of an error (rule P11)."""
+
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client()
+        writer = await client.create_ledger()
+        for number, payload in enumerate(ENTRIES):
+            if number % 5 == 0:
+                for bookie in cluster.bookies:
+                    bookie.honest.busy = 3
+            await writer.append(payload)
+        assert not writer.failed_indexes and len(writer.metadata.fragments) == 1
+
+    run(test, bookies=3)
+
+
+def test_recovery_asks_busy_bookies_again() -> None:
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client(explicit_lac_delay_s=60.0)
+        writer = await client.create_ledger()
+        await asyncio.gather(*map(writer.append_nowait, ENTRIES))  # none of them carries a LAC
+        for bookie in cluster.bookies:
+            bookie.honest.busy = bookie.honest.busy_reads = 2
+        other = await cluster.client()
+        assert await payloads(other, writer.ledger_id, recover=True) == ENTRIES
+
+    run(test, bookies=3)

@@ -1,0 +1,134 @@
+"""ZooKeeper is restored from a backup: what is known stays, nothing is mixed, nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_ledger.aio import connect
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import LedgerError, NoSuchLedgerError
+from spark_ledger.limits import RESTORED_IDS_SKIPPED
+from spark_ledger.local import LocalCluster
+
+PATIENCE_S = 60.0
+"""For one step. Each takes a few seconds; a hang never ends."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(bookies=3) as running:
+        yield running
+
+
+def backup(cluster: LocalCluster, to: Path) -> None:
+    """Copy ZooKeeper's data, as they are at this moment."""
+    cluster.kill_zookeeper()
+    shutil.copytree(cluster.directory / "zookeeper" / "data", to)
+    cluster.start_zookeeper()
+
+
+def restore(cluster: LocalCluster, backup_directory: Path) -> None:
+    """Put a copy of ZooKeeper's data in the place of what it has."""
+    cluster.kill_zookeeper()
+    data = cluster.directory / "zookeeper" / "data"
+    shutil.rmtree(data)
+    shutil.copytree(backup_directory, data)
+    cluster.start_zookeeper()
+
+
+def restored_command(uri: str) -> dict[str, object]:
+    """Run the command until all bookies answer it."""
+    for _ in range(60):
+        ended = subprocess.run(
+            [sys.executable, "-m", "spark_ledger.cli", "cluster", "restored", "--yes", "--json"],
+            env={"SPARK_LEDGER_METADATA": uri, "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        if ended.returncode == 0:
+            found: dict[str, object] = json.loads(ended.stdout)
+            return found
+    raise AssertionError(ended.stderr)
+
+
+async def write(client: LedgerClient, name: str) -> tuple[int, list[bytes]]:
+    """A closed ledger: its id and entries. Tried again while the cluster finds itself."""
+    payloads = [b"%s %d" % (name.encode(), number) for number in range(20)]
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                writer = await client.create_ledger()
+                for payload in payloads:
+                    await writer.append(payload)
+                await writer.close()
+            except LedgerError as error:
+                logging.getLogger(__name__).info("%s: %s", type(error).__name__, error)
+                await asyncio.sleep(0.2)
+            else:
+                return writer.ledger_id, payloads
+
+
+async def contents(client: LedgerClient, ledger_id: int) -> list[bytes]:
+    async with asyncio.timeout(PATIENCE_S):
+        reader = await client.open_ledger(ledger_id, recover=True)
+        if reader.last_add_confirmed < 0:
+            return []
+        return [entry.payload async for entry in reader.read(0, reader.last_add_confirmed)]
+
+
+def test_restored_zookeeper_changes_no_ledger_and_gives_no_id_again(
+    cluster: LocalCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        kept: dict[int, list[bytes]] = {}
+        lost: dict[int, list[bytes]] = {}
+        async with await connect(cluster.uri) as running:
+            for number in range(3):
+                ledger_id, payloads = await write(running, f"before {number}")
+                kept[ledger_id] = payloads
+            await asyncio.to_thread(backup, cluster, tmp_path / "backup")
+            for number in range(20):
+                ledger_id, payloads = await write(running, f"after {number}")
+                lost[ledger_id] = payloads
+            await asyncio.to_thread(restore, cluster, tmp_path / "backup")
+            # Before anybody says anything: no ledger may change, whoever writes.
+            written: dict[int, list[bytes]] = {}
+            async with await connect(cluster.uri) as fresh:
+                for ledger_id, payloads in kept.items():
+                    assert await contents(fresh, ledger_id) == payloads
+                    assert await contents(running, ledger_id) == payloads
+                for ledger_id in lost:
+                    with pytest.raises(NoSuchLedgerError):
+                        await fresh.open_ledger(ledger_id)
+            done = await asyncio.to_thread(restored_command, cluster.uri)
+            next_id = done["next_ledger_id"]
+            assert isinstance(next_id, int) and next_id > max(lost) + RESTORED_IDS_SKIPPED - 1
+            async with await connect(cluster.uri) as fresh:
+                for client in (running, fresh):
+                    for number in range(3):
+                        ledger_id, payloads = await write(client, f"new {number}")
+                        assert ledger_id not in kept and ledger_id not in lost
+                        written[ledger_id] = payloads
+                for ledger_id, payloads in {**kept, **written}.items():
+                    assert await contents(fresh, ledger_id) == payloads
+            # Bookies that were started meanwhile, and one more start of each.
+            for index in range(3):
+                await asyncio.to_thread(cluster.kill_bookie, index)
+                await asyncio.to_thread(cluster.start_bookie, index)
+            async with await connect(cluster.uri) as fresh:
+                for ledger_id, payloads in {**kept, **written}.items():
+                    assert await contents(fresh, ledger_id) == payloads
+                await write(fresh, "at last")
+
+    asyncio.run(main())
