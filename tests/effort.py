@@ -52,7 +52,7 @@ CHAOS_SECONDS: Final = Share(30, 120)
 """How long real processes run under load and faults; ``make test`` runs two mixes of faults one
 after the other, ``make proof`` mixes all of them."""
 
-HOSTILE_SECONDS: Final = Share(2, 60)
+HOSTILE_SECONDS: Final = Share(2, 15)
 """How long each kind of hostile client attacks."""
 
 HOSTILE_KINDS: Final = (

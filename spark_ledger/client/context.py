@@ -97,8 +97,10 @@ class ClientContext:
     async def replacements(self, command: ChooseBookies) -> BookiesChosen:
         """Bookies for the failed members of an ensemble, as far as there are any (rule P10).
 
-        Others are preferred. A failed bookie that answers again may return to its own index, and a
-        silent one that answers is reported as alive (rule P11). All are asked side by side.
+        Others are preferred. A failed bookie that answers again may return to its own index. A
+        silent one is alive as long as its append stream is: a keepalive that fails ends the stream,
+        and then the bookie has failed (rule P11). A probe would say less: it waits in the process,
+        which may stand still for the disk.
         """
         taken = set(command.members)
         found: dict[int, BookieId] = {}
@@ -109,15 +111,10 @@ class ClientContext:
                 taken.add(chosen[0])
         writable = {info.bookie_id for info in self.directory.writable()}
         back = {b: i for i, b in command.failed.items() if i not in found and b in writable}
-        silent = {b: i for i, b in command.silent.items() if i not in found}
-        alive: set[int] = set()
-        async with aclosing(self.suspects.answering({*back, *silent})) as answering:
+        async with aclosing(self.suspects.answering(back)) as answering:
             async for bookie_id in answering:
-                if bookie_id in back:
-                    found[back[bookie_id]] = bookie_id
-                else:
-                    alive.add(silent[bookie_id])
-        return BookiesChosen(found, frozenset(alive))
+                found[back[bookie_id]] = bookie_id
+        return BookiesChosen(found, frozenset(command.silent).difference(found))
 
     async def _choose(
         self, count: int, *, exclude: frozenset[BookieId], ask_now: bool

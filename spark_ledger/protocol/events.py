@@ -54,7 +54,7 @@ class AddFailed(NamedTuple):
 class BookiesChosen(NamedTuple):
     """Replacements for indexes, as far as there are any. Answers ``ChooseBookies``.
 
-    ``answering``: those of ``silent`` whose bookie answers a probe.
+    ``answering``: those of ``silent`` whose bookie is there, as far as its connection tells.
     """
 
     replacements: Mapping[int, BookieId]
@@ -230,7 +230,7 @@ class ChooseBookies(NamedTuple):
     """Find bookies for indexes: not ``members``, and one of ``failed`` only if it works again.
 
     A failed bookie may return to its own index (rule P10), never to another: ``failed`` says which.
-    Those of ``silent`` have not failed (rule P11): who is not replaced is asked for a sign of life.
+    Those of ``silent`` have not failed (rule P11): who is not replaced, and alive, is waited for.
     """
 
     indexes: tuple[int, ...]

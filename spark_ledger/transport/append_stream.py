@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from spark_ledger.limits import APPEND_MESSAGE_ADDS_MAX, APPEND_MESSAGE_BYTES_TARGET, MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
-from spark_ledger.transport.channel import failure_of
+from spark_ledger.transport.channel import failure_of, said
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import AddCommand, encode_append_request, status_from_wire
@@ -322,4 +322,4 @@ class AppendStream:
             if result.ledger_id != appender.ledger_id:
                 status = BookieStatus.IO_ERROR
                 problem = f"it answers for ledger {result.ledger_id} instead"
-            appender.report(status, EntryId(result.last_entry), problem or result.message)
+            appender.report(status, EntryId(result.last_entry), problem or said(result.message))

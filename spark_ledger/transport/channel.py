@@ -90,7 +90,17 @@ def failure_of(error: grpc.RpcError) -> tuple[BookieStatus, str]:
     if not isinstance(error, grpc.aio.AioRpcError):
         return BookieStatus.UNAVAILABLE, str(error) or BookieStatus.UNAVAILABLE.name.lower()
     status = _STATUSES.get(error.code(), BookieStatus.UNAVAILABLE)
-    return status, error.details() or status.name.lower()
+    return status, said(error.details() or status.name.lower())
+
+
+def said(message: str) -> str:
+    """A sentence that a peer sent, fit for a log line and an error: short, and of one line."""
+    short = message[:_PEER_SENTENCE_CHARS_MAX]
+    return "".join([c if c.isprintable() else "?" for c in short])
+
+
+_PEER_SENTENCE_CHARS_MAX: Final = 500
+"""Ours have fewer. A message of 16 MiB would be copied into each error that quotes it."""
 
 
 def _milliseconds(seconds: float) -> int:

@@ -32,7 +32,7 @@ from spark_ledger.transport.base import (
     LastConfirmed,
     ReadChunk,
 )
-from spark_ledger.transport.channel import GrpcOptions, failure_of, is_broken, open_channel
+from spark_ledger.transport.channel import GrpcOptions, failure_of, is_broken, open_channel, said
 from spark_ledger.transport.patience import patiently
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -172,7 +172,7 @@ class GrpcTransport:
                 response, run = decode_read_response(data)
                 if run is None:
                     status, entry_id = status_from_wire(response.status), response.entry_id
-                    yield ReadChunk(status, None, EntryId(entry_id), response.message)
+                    yield ReadChunk(status, None, EntryId(entry_id), said(response.message))
                     return
                 wanted = EntryId(run.last_entry + stride)
                 yield ReadChunk(BookieStatus.OK, run, run.first_entry)
@@ -219,7 +219,7 @@ class GrpcTransport:
             EntryId(answer.last_add_confirmed),
             EntryId(answer.last_entry),
             answer.fenced,
-            answer.message,
+            said(answer.message),
         )
 
     async def write_last_confirmed(
@@ -274,7 +274,7 @@ class GrpcTransport:
         if isinstance(answer, _Failure):
             raise BookieUnavailableError(answer.message)
         if answer.status != pb.OK:
-            raise BookieUnavailableError(_about(bookie_id, answer.message))
+            raise BookieUnavailableError(_about(bookie_id, said(answer.message)))
         return BookieDescription(
             BookieId(answer.bookie_id),
             answer.cluster_id,

@@ -28,8 +28,8 @@ from bookie_server.storage.ledgers.lmdb_index import (
     _ROW,
     _ledger_record,
     _row,
-    _sealed,
 )
+from bookie_server.storage.ledgers.row_proofs import sealed
 from bookie_server.storage.records import RecordType
 from bookie_server.storage.start_record import RECORD_NAME, read_start, write_start
 from spark_ledger.errors import ConfigurationError, CorruptionError, DigestMismatchError
@@ -253,10 +253,10 @@ def _index() -> list[Target]:
     path = Path("/index")
     keys = (_KEY.pack(3, 5), _LEDGER_KEY.pack(3))
     rows = [
-        _sealed(keys[0], _ROW.pack(1, offset, 300, offset % 2, 9)) for offset in (4096, 2**32 - 1)
+        sealed(keys[0], _ROW.pack(1, offset, 300, offset % 2, 9)) for offset in (4096, 2**32 - 1)
     ]
     ledger_records = [
-        _sealed(keys[1], _LEDGER_RECORD.pack(flags, b"h" * 32, 3, 9)) for flags in range(4)
+        sealed(keys[1], _LEDGER_RECORD.pack(flags, b"h" * 32, 3, 9)) for flags in range(4)
     ]
 
     def row(data: bytes) -> object:

@@ -73,6 +73,26 @@ def test_bookies_that_are_all_busy_for_a_moment_are_asked_again() -> None:
     run(test, bookies=3)
 
 
+def test_all_bookies_stall_for_several_add_timeouts_and_nothing_is_sent_twice() -> None:
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client(add_timeout_s=0.3)
+        writer = await client.create_ledger()
+        await writer.append(ENTRIES[0])
+        for bookie in cluster.bookies:
+            bookie.honest.hold = True
+        appended = writer.append_nowait(ENTRIES[1])
+        await asyncio.sleep(2.0)  # that nothing happens meanwhile is what is tested
+        assert not appended.done() and not writer.failed_indexes
+        for bookie in cluster.bookies:
+            bookie.honest.hold = False
+            bookie.honest.release()
+        assert await appended == 1
+        assert len(writer.metadata.fragments) == 1
+        assert [len(bookie.honest.adds) for bookie in cluster.bookies] == [2, 2, 2]
+
+    run(test, bookies=3)
+
+
 def test_recovery_asks_busy_bookies_again() -> None:
     async def test(cluster: FakeCluster) -> None:
         client = await cluster.client(explicit_lac_delay_s=60.0)

@@ -21,6 +21,8 @@ AT_LEAST = {
     "stream": 60,
     "connector": 90,
     "metadata": 45,
+    "client": 60,
+    "service": 30,
 }
 
 

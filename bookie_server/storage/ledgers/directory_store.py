@@ -411,14 +411,17 @@ class DirectoryStore:
 
 
 def _joined(runs: Iterable[CachedRun]) -> Iterator[CachedRun]:
-    """The runs in order; small ones whose entries follow one another become one."""
+    """The runs in order; small ones become one, also over gaps.
+
+    Where an ensemble is larger than its write quorum a bookie has every so-manieth entry, and each
+    add would have a row of its own.
+    """
     group: list[CachedRun] = []
     group_bytes = 0
     for cached in runs:
-        run, size = cached.run, cached.block.length
-        follows = bool(group) and run.first_entry == group[-1].run.last_entry + 1
-        small = size < _JOIN_BELOW_BYTES and run.entry_ids is None
-        if group and not (small and follows and group_bytes + size <= _JOINED_BYTES_MAX):
+        size = cached.block.length
+        small = size < _JOIN_BELOW_BYTES
+        if group and not (small and group_bytes + size <= _JOINED_BYTES_MAX):
             yield _join(group)
             group, group_bytes = [], 0
         if not small:
@@ -434,11 +437,14 @@ def _join(group: list[CachedRun]) -> CachedRun:
     if len(group) == 1:
         return group[0]
     first = group[0].run
+    ids: list[int] = []
     sizes: list[int] = []
     for cached in group:
+        ids.extend(cached.run.ids())
         sizes.extend(cached.run.sizes)
     frames = b"".join([cached.run.frames for cached in group])
-    run = EntryRun(first.ledger_id, first.first_entry, None, sizes, frames)
+    gaps = ids if ids[-1] - ids[0] >= len(ids) else None
+    run = EntryRun(first.ledger_id, first.first_entry, gaps, sizes, frames)
     last_add_confirmed = max(cached.last_add_confirmed for cached in group)
     return CachedRun(run, last_add_confirmed, encode_run(run, last_add_confirmed))
 

@@ -19,7 +19,7 @@ bookie that denied an entry it holds would make a recovery cut a ledger. So the 
 denies (rule S9):
 
 - An entry is denied only if the checksums of all rows of its ledger sum up to the ledger's proof.
-  That is checked once per ledger and commit.
+  That is checked when a ledger is asked for, and then of what was added to it since.
 - When the index is opened, the ledgers are summed up against their total, and so are the proofs.
   The ids of the ledgers stay in memory: one that cannot be found later is an error as well.
 
@@ -34,8 +34,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import lmdb
 from google_crc32c import value as crc32c_value
@@ -50,6 +51,13 @@ from bookie_server.storage.ledgers.index import (
     RowsInRange,
 )
 from bookie_server.storage.ledgers.lmdb_pages import check_pages
+from bookie_server.storage.ledgers.row_proofs import (
+    CHECKSUM,
+    Proof,
+    VerifiedRows,
+    checksum,
+    sealed,
+)
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 
@@ -58,7 +66,6 @@ _LEDGER_KEY = struct.Struct(">Q")
 _ROW = struct.Struct(">IIIBq")
 _LEDGER_RECORD = struct.Struct(">B32sqq")
 _PROOF = struct.Struct(">QQ")
-_CHECKSUM = struct.Struct(">I")
 _MARK_KEY: Final = b"mark"
 _LEDGERS_KEY: Final = b"ledgers"
 _ROWS_KEY: Final = b"rows"
@@ -66,8 +73,6 @@ _SUM_MASK: Final = 2**64 - 1
 _SPARSE: Final = 1
 _FENCED: Final = 1
 _HAS_KEY: Final = 2
-_PROVEN_MAX: Final = 256
-"""Ledgers whose checked rows are kept in memory; beyond that all are forgotten and checked anew."""
 _PUT_AT_ONCE: Final = 500
 """Values that are put by one call, which keeps the interpreter's lock: about a millisecond."""
 _READERS_MAX: Final = 126
@@ -89,32 +94,10 @@ def _translated(path: Path) -> Iterator[None]:
         raise OSError(errno.EIO, f"index {path}: {error}") from error
 
 
-class _Proof(NamedTuple):
-    """How many values there are, and the sum of their checksums modulo 2^64."""
-
-    values: int = 0
-    total: int = 0
-
-    def replacing(self, old: bytes | None, new: bytes) -> _Proof:
-        """The proof once a stored value replaces ``old``, or is new (None)."""
-        assert self.values > 0 or old is None, "a value is replaced that was never counted"
-        total = self.total + _checksum(new) - (0 if old is None else _checksum(old))
-        return _Proof(self.values + (old is None), total & _SUM_MASK)
-
-
-def _sealed(key: bytes, value: bytes) -> bytes:
-    """The stored form of a value: with a checksum, of its key too, so no value fits another key."""
-    return value + _CHECKSUM.pack(crc32c_value(key + value))
-
-
-def _checksum(stored: bytes) -> int:
-    return int(_CHECKSUM.unpack_from(stored, len(stored) - _CHECKSUM.size)[0])
-
-
 def _opened(key: bytes, stored: bytes, size: int, what: str, path: Path) -> bytes:
     """The value of a stored form. Raises CorruptionError if size or checksum is wrong."""
-    value = stored[: -_CHECKSUM.size]
-    if len(value) != size or crc32c_value(key + value) != _checksum(stored):
+    value = stored[: -CHECKSUM.size]
+    if len(value) != size or crc32c_value(key + value) != checksum(stored):
         raise CorruptionError(f"index {path} is damaged: wrong checksum of {what}")
     return value
 
@@ -138,11 +121,11 @@ def _ledger_record(key: bytes, stored: bytes, path: Path) -> LedgerRecord:
     )
 
 
-def _proof(transaction: Any, table: Any, key: bytes, path: Path) -> _Proof:
+def _proof(transaction: Any, table: Any, key: bytes, path: Path) -> Proof:
     stored = transaction.get(key, db=table)
     if stored is None:
-        return _Proof()
-    return _Proof._make(_PROOF.unpack(_opened(key, stored, _PROOF.size, "a proof", path)))
+        return Proof()
+    return Proof._make(_PROOF.unpack(_opened(key, stored, _PROOF.size, "a proof", path)))
 
 
 class LmdbIndex:
@@ -169,10 +152,8 @@ class LmdbIndex:
             self._proofs = self._env.open_db(b"proofs")
             self._meta = self._env.open_db(b"meta")
             self._env.sync(True)
-        # Any thread, without a lock: ledgers whose rows were checked, with the snapshot they were
-        # seen in and their first entries. Values are put in whole and never changed; one that is
-        # lost to another thread costs a second check.
-        self._proven: dict[LedgerId, tuple[int, array[int]]] = {}
+        # Any thread: it has a lock of its own.
+        self._verified = VerifiedRows()
         # The flush thread adds, after its commit; any thread asks, before its own transaction
         # begins (see ``ledger_record``). Nothing is ever taken out.
         self._known: set[LedgerId] = set()
@@ -199,7 +180,7 @@ class LmdbIndex:
     def _all_rows(self, transaction: Any, ledger_id: LedgerId) -> list[IndexRow]:
         """All rows of a ledger. Raises CorruptionError unless they sum up to their proof."""
         found: list[IndexRow] = []
-        counted = _Proof()
+        counted = Proof()
         prefix = _LEDGER_KEY.pack(ledger_id)
         proof = _proof(transaction, self._proofs, prefix, self._path)
         cursor = transaction.cursor()
@@ -226,14 +207,13 @@ class LmdbIndex:
         is compared with the list of all rows of the ledger, which were read one after the other
         and sum up to their proof (rule S9).
         """
-        snapshot = transaction.id()
-        known_snapshot, firsts = self._proven.get(ledger_id, (-1, array("q")))
-        if known_snapshot != snapshot:
-            rows = self._all_rows(transaction, ledger_id)
-            firsts = array("q", [each.first_entry for each in rows])
-            if len(self._proven) >= _PROVEN_MAX:
-                self._proven = {}
-            self._proven[ledger_id] = (snapshot, firsts)
+        key = _LEDGER_KEY.pack(ledger_id)
+        proof = _proof(transaction, self._proofs, key, self._path)
+        read = partial(self._read_firsts, transaction, ledger_id)
+        firsts = self._verified.firsts(ledger_id, proof, read)
+        if firsts is None:
+            self._all_rows(transaction, ledger_id)  # it says what is wrong
+            raise CorruptionError(f"index {self._path} is damaged: rows of ledger {ledger_id}")
         number = bisect_right(firsts, entry_id) - 1
         found = NO_ENTRY if row is None else row.first_entry
         if found != (firsts[number] if number >= 0 else NO_ENTRY):
@@ -241,6 +221,23 @@ class LmdbIndex:
                 f"index {self._path} is damaged: searching entry {entry_id} of ledger {ledger_id} "
                 "leads to the wrong row"
             )
+
+    def _read_firsts(
+        self, transaction: Any, ledger_id: LedgerId, behind: EntryId
+    ) -> tuple[Proof, array[int]]:
+        """Proof and first entries of a ledger's rows behind an entry. See ``VerifiedRows``."""
+        prefix = _LEDGER_KEY.pack(ledger_id)
+        values = total = 0
+        firsts = array("q")
+        cursor = transaction.cursor(self._rows)
+        if cursor.set_range(_KEY.pack(ledger_id, behind + 1)):
+            for key, stored in cursor:
+                if not key.startswith(prefix):
+                    break
+                _opened(key, stored, _ROW.size, "a row", self._path)
+                values, total = values + 1, total + checksum(stored)
+                firsts.append(_KEY.unpack(key)[1])
+        return Proof(values, total & _SUM_MASK), firsts
 
     def _check_proofs(self) -> None:
         """Raise CorruptionError unless the proofs of all ledgers sum up to that of all rows."""
@@ -274,7 +271,7 @@ class LmdbIndex:
         return ledger_id in self._known
 
     def ledger_records(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
-        counted = _Proof()
+        counted = Proof()
         with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
             proof = _proof(transaction, self._meta, _LEDGERS_KEY, self._path)
             for key, stored in transaction.cursor():
@@ -341,7 +338,7 @@ class _LmdbUpdate:
         self._transaction = transaction
         self._cursor = transaction.cursor(self._rows)
         self._ledgers_cursor = transaction.cursor(self._ledgers)
-        self._proofs: dict[LedgerId, _Proof] = {}
+        self._proofs: dict[LedgerId, Proof] = {}
         with _translated(self._path):
             self._ledgers_proof = _proof(transaction, self._meta, _LEDGERS_KEY, self._path)
             self._rows_proof = _proof(transaction, self._meta, _ROWS_KEY, self._path)
@@ -408,7 +405,7 @@ class _LmdbUpdate:
         value = _LEDGER_RECORD.pack(
             flags, key_hash, ledger_record.last_add_confirmed, ledger_record.last_entry
         )
-        stored = _sealed(key, value)
+        stored = sealed(key, value)
         old = None
         if ledger_id in self._changed:
             self._put_new_records()
@@ -424,7 +421,7 @@ class _LmdbUpdate:
     def put_mark(self, mark: Mark) -> None:
         assert mark.sequence >= 0 and mark.file_number >= 0, f"{mark} is before the journal"
         with _translated(self._path):
-            stored = _sealed(_MARK_KEY, pack_mark(mark))
+            stored = sealed(_MARK_KEY, pack_mark(mark))
             self._transaction.put(_MARK_KEY, stored, db=self._meta)
 
     def commit(self) -> None:
@@ -435,12 +432,12 @@ class _LmdbUpdate:
             proofs: list[tuple[bytes, bytes]] = []
             for ledger_id, proof in self._proofs.items():
                 key = _LEDGER_KEY.pack(ledger_id)
-                proofs.append((key, _sealed(key, _PROOF.pack(*proof))))
+                proofs.append((key, sealed(key, _PROOF.pack(*proof))))
                 if len(proofs) >= _PUT_AT_ONCE:
                     _put_all(cursor, proofs)
             _put_all(cursor, proofs)
             for name, total in ((_LEDGERS_KEY, self._ledgers_proof), (_ROWS_KEY, self._rows_proof)):
-                stored = _sealed(name, _PROOF.pack(*total))
+                stored = sealed(name, _PROOF.pack(*total))
                 self._transaction.put(name, stored, db=self._meta)
             self._index.commit_now(self._transaction)
         # After the commit: a ledger that could be known before it is durable would look lost.
@@ -453,13 +450,13 @@ class _LmdbUpdate:
     def _has_no_row(self, ledger_id: LedgerId) -> bool:
         return ledger_id not in self._index._with_rows and ledger_id not in self._proofs
 
-    def _proof_of(self, ledger_id: LedgerId) -> _Proof:
+    def _proof_of(self, ledger_id: LedgerId) -> Proof:
         """The proof of a ledger's rows, as this update has it."""
         proof = self._proofs.get(ledger_id)
         if proof is not None:
             return proof
         if self._has_no_row(ledger_id):
-            return _Proof()
+            return Proof()
         with _translated(self._path):
             key = _LEDGER_KEY.pack(ledger_id)
             return _proof(self._transaction, self._index._proofs, key, self._path)
@@ -490,7 +487,7 @@ def _stored_row(ledger_id: LedgerId, row: IndexRow) -> tuple[bytes, bytes]:
     """Key and stored form of a row."""
     key = _KEY.pack(ledger_id, row.first_entry)
     value = _ROW.pack(*row.location, _SPARSE if row.is_sparse else 0, row.last_entry)
-    return key, _sealed(key, value)
+    return key, sealed(key, value)
 
 
 def _row_at(cursor: Any, ledger_id: int, entry_id: int, path: Path) -> IndexRow | None:

@@ -253,3 +253,50 @@ async def test_answered_call_whose_client_does_not_read_is_cut_when_there_are_to
         tasks[2].cancel()
         tasks[3].cancel()
         await until(lambda: not leftovers._calls)
+
+
+def test_refused_calls_make_no_room_and_ended_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BOUNDS, Kind.READ, 8)
+    limits = CallLimits()
+    running = [limits.admitted(Kind.READ, f"client {number}") for number in range(8)]
+    assert [call.__enter__() for call in running] == [None] * 8
+    for _ in range(3):
+        with limits.admitted(Kind.READ, "another") as refusal:
+            assert refusal is not None
+    for call in running:
+        call.__exit__(None, None, None)
+    for _ in range(9):
+        with (
+            pytest.raises(ValueError, match="in the handler"),
+            limits.admitted(Kind.READ, "client 0") as refusal,
+        ):
+            assert refusal is None
+            raise ValueError("in the handler")
+    assert not +limits._running and not limits._of_connection
+
+
+def test_kinds_have_bounds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in Kind:
+        monkeypatch.setitem(BOUNDS, kind, 4)
+    limits = CallLimits()
+    running = [limits.admitted(Kind.POLL, f"client {number}") for number in range(4)]
+    assert [call.__enter__() for call in running] == [None] * 4
+    for kind in set(Kind) - {Kind.POLL}:
+        with limits.admitted(kind, "client 0") as refusal:
+            assert refusal is None
+    for call in running:
+        call.__exit__(None, None, None)
+
+
+@on_loop
+async def test_room_of_a_client_that_leaves_goes_to_the_next_at_once() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "_LOOK_AGAIN_S", 60.0)
+        room = AnswerRoom(3 * MIB, grace_s=60.0, unread_s=60.0)
+        holding = Reader(room, MIB)
+        await asyncio.sleep(0.01)
+        waiting = Reader(room, MIB)
+        await asyncio.sleep(0.01)
+        assert not waiting.has_read
+        holding.task.cancel()
+        await until(lambda: waiting.has_read)

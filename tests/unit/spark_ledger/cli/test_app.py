@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.cli import app
 from spark_ledger.cli.app import GROUPS, sentence
 from spark_ledger.version import __version__
 from tests.style.sources import ROOT
@@ -111,3 +112,23 @@ def test_a_full_disk_below_the_output_is_one_sentence() -> None:
         )
     assert outcome.returncode == 1
     assert outcome.stderr == "error: the output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize(("error", "status"), [(BrokenPipeError(), 1), (KeyboardInterrupt(), 130)])
+def test_end_from_outside_is_no_traceback(
+    client: FakeClient,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+) -> None:
+    def fail(_self: FakeClient, _name: str) -> None:
+        raise error
+
+    given_up: list[bool] = []
+    monkeypatch.setattr(app, "give_up_output", lambda: given_up.append(True))
+    monkeypatch.setattr(FakeClient, "stream", fail)
+    outcome = run("streams", "read", "s")
+    assert outcome.status == status
+    assert "Traceback" not in outcome.err
+    assert bool(given_up) is isinstance(error, BrokenPipeError)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
-from spark_ledger.types import Quorums
+from spark_ledger.cli.ledgers import summary
+from spark_ledger.errors import NotEnoughBookiesError
+from spark_ledger.types import (
+    BookieId,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+)
 from tests.unit.spark_ledger.cli.conftest import Run
-from tests.unit.spark_ledger.cli.fakes import FakeClient
+from tests.unit.spark_ledger.cli.fakes import FakeClient, FakeLedger
 
 
 def test_append_takes_payloads_from_the_line(client: FakeClient, run: Run) -> None:
@@ -117,3 +128,36 @@ def test_delete(client: FakeClient, run: Run) -> None:
         "error: ledger 1 does not exist; see which ledgers exist with: ledger ledgers list.\n"
     )
     assert outcome.err == expected
+
+
+@pytest.mark.parametrize("failing", [0, 2, 4])
+def test_append_of_which_an_entry_is_not_confirmed_fails(
+    client: FakeClient, run: Run, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    honest = FakeLedger.append_async
+
+    def append_async(self: FakeLedger, payload: bytes) -> Future[int]:
+        if payload != b"%d" % failing:
+            return honest(self, payload)
+        future: Future[int] = Future()
+        future.set_exception(NotEnoughBookiesError("too few bookies are left"))
+        return future
+
+    monkeypatch.setattr(FakeLedger, "append_async", append_async)
+    outcome = run("ledgers", "append", "0", "1", "2", "3", "4")
+    assert outcome.status == 1 and outcome.out == ""
+    assert "too few bookies are left" in outcome.err
+
+
+def test_summary_of_an_open_ledger_has_no_end() -> None:
+    metadata = LedgerMetadata(
+        ledger_id=LedgerId(7),
+        quorums=Quorums(1, 1, 1),
+        fragments=(Fragment(EntryId(0), (BookieId("b"),)),),
+    )
+    fields = summary(metadata)
+    assert (fields["last_entry"], fields["length"]) == (None, None)
+    closed = metadata.with_changes(
+        state=LedgerState.CLOSED, last_entry_id=EntryId(4), length=9, fragments=metadata.fragments
+    )
+    assert (summary(closed)["last_entry"], summary(closed)["length"]) == (4, 9)

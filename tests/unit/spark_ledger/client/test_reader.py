@@ -214,3 +214,31 @@ def test_tail_after_metadata_outage_ends_with_its_ledger() -> None:
         assert len(memory(other)._watches) == before
 
     run(test)
+
+
+def test_tail_of_a_closed_ledger_gives_all_its_entries() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with await client.create_ledger() as writer:
+            for n in range(5):
+                await writer.append(b"%d" % n)
+        reader = await client.open_ledger(writer.ledger_id)
+        assert [entry.entry_id async for entry in reader.tail(0)] == [0, 1, 2, 3, 4]
+        assert [entry.entry_id async for entry in reader.tail(3)] == [3, 4]
+        assert [entry.entry_id async for entry in reader.tail(5)] == []
+
+    run(test)
+
+
+def test_tail_of_a_ledger_that_was_closed_meanwhile_gives_its_last_entries() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        reader = await client.open_ledger(writer.ledger_id)
+        for n in range(5):
+            await writer.append(b"%d" % n)
+        await writer.close()
+        assert not reader.is_closed, "as far as it knows"
+        assert [entry.entry_id async for entry in reader.tail(0)] == [0, 1, 2, 3, 4]
+
+    run(test)

@@ -177,3 +177,19 @@ def test_a_reader_that_is_not_read_from_fetches_no_more() -> None:
         assert [entry.entry_id for entry in got] == list(range(40))
 
     run(test, bookies=1)
+
+
+@pytest.mark.parametrize("damaged", range(3))
+def test_damaged_entry_of_an_answer_is_read_from_another_replica(damaged: int) -> None:
+    """And no other is left out: reading goes on exactly where the damage is."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        ledger_id, bookie = await written(client, PAYLOADS, 2)
+        frames = dict(world.bookies[bookie].ledgers[LedgerId(ledger_id)].entries)  # type: ignore[index]
+        given = [frames[n][:-1] + b"?" if n == damaged else frames[n] for n in range(3)]
+        served = run_of(ledger_id, 0, given)
+        serving(client, bookie, lambda r: served if r.first_entry == 0 else None)
+        assert await read(client, ledger_id, 2, hint=0) == PAYLOADS
+
+    run(test, bookies=2)

@@ -126,3 +126,27 @@ def test_writers_beside_a_silent_bookie_look_at_the_clock_once_a_second(
     with monkeypatch.context() as patched:
         patched.setattr(AppendMachine, "handle", counted)
         run(test)
+
+
+def test_alarm_that_another_of_its_slot_cancels_does_not_ring() -> None:
+    """Both are due in one turn; the first ends what the second belongs to."""
+
+    async def main() -> None:
+        timer, loop = Timer(), asyncio.get_running_loop()
+        rung: list[str] = []
+
+        def first() -> None:
+            rung.append("first")
+            second.cancel()
+
+        one, second = timer.alarm(first), timer.alarm(lambda: rung.append("second"))
+        last = timer.alarm(lambda: rung.append("last"))
+        at = loop.time() + 0.01
+        for alarm in (one, second, last):
+            alarm.set_by(at)
+        async with asyncio.timeout(5):
+            while "last" not in rung:
+                await asyncio.sleep(TIMER_SLOT_S)
+        assert rung == ["first", "last"]
+
+    asyncio.run(main())

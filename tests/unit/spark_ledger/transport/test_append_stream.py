@@ -345,6 +345,22 @@ async def test_send_of_another_ledgers_run_is_an_assertion(f: Fixture) -> None:
 
 
 @on_loop
+async def test_sender_that_idles_is_woken_by_the_first_of_several_runs(f: Fixture) -> None:
+    appender = f.open()
+    other = f.open(ledger_id=2)
+    for round_ in range(3):
+        await settle()  # it has sent everything, and waits
+        assert len(f.call.messages) == round_
+        appender.send(make_run(2 * round_))
+        appender.send(make_run(2 * round_ + 1))
+        other.send(make_run(round_, ledger_id=2))
+        await settle()
+        assert len(f.call.messages) == round_ + 1, "all that came in one turn, in one message"
+        assert len(f.call.messages[-1]) == 3
+    assert f.results == []
+
+
+@on_loop
 async def test_acknowledgement_of_what_was_not_sent_fails_the_appender(f: Fixture) -> None:
     """Counted, it would be a copy that nobody has (rule P3)."""
     appender = f.open()

@@ -153,7 +153,22 @@ def test_small_runs_become_few_blocks(store: DirectoryStore) -> None:
         add(store, [first, first + 1])
     store.flush(mark(2))
     rows = [(row.first_entry, row.last_entry) for row in store.index.rows(L)]
-    assert rows == [(0, 49), (50, 53), (56, 57)]
+    assert rows == [(0, 49), (50, 57)]
+    check(store, {*range(54), 56, 57})
+
+
+def test_every_other_entry_becomes_few_blocks(store: DirectoryStore) -> None:
+    """With an ensemble larger than its write quorum each add is a run of its own, with gaps."""
+    for entry_id in range(0, 60, 3):
+        add(store, [entry_id])
+    add(store, [61, 64])
+    store.flush(mark(1))
+    (row,) = store.index.rows(L)
+    assert (row.first_entry, row.last_entry, row.is_sparse) == (0, 64, True)
+    assert held(store) == expected(L, range(0, 60, 3))
+    add(store, [4, 5, 10])  # recovery brings some of the others
+    store.flush(mark(2))
+    assert held(store) == expected(L, sorted({*range(0, 60, 3), 4, 5, 10}))
 
 
 def test_an_entry_that_is_not_where_the_index_says_is_damage(

@@ -331,6 +331,47 @@ def test_state_while_the_ledger_is_committed_first_is_none_or_the_state(
         assert index.ledger_record(LedgerId(9)) == LedgerRecord(fenced=True)
 
 
+def test_denial_reads_only_what_was_added_since_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader at the end of a long ledger asks again and again, with a commit in between."""
+    path = tmp_path / "index"
+    stored_index(path, range(2), 300)
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        counts: list[int] = []
+        read = LmdbIndex._read_firsts
+
+        def count(*arguments: Any) -> Any:
+            proof, firsts = read(*arguments)
+            counts.append(len(firsts))
+            return proof, firsts
+
+        monkeypatch.setattr(LmdbIndex, "_read_firsts", count)
+        ledger_id, entry_id = LedgerId(1), EntryId(10**6)
+        for _again in range(2):
+            assert index.row_at(ledger_id, entry_id) == row(2990, 2997)
+        put(index, {0: [row(5000)]})
+        assert index.row_at(ledger_id, entry_id) == row(2990, 2997)
+        put(index, {1: [row(5000), row(5001)]})
+        assert index.row_at(ledger_id, entry_id) == row(5001)
+        assert counts == [300, 2]
+        put(index, {1: [row(2991, 2992)]})  # among the others: all are read again
+        assert index.row_at(ledger_id, entry_id) == row(5001)
+        assert index.row_at(ledger_id, EntryId(2995)) == row(2991, 2992)
+        assert counts == [300, 2, 0, 303]
+
+
+def test_row_lost_after_it_was_checked_denies_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    stored_index(path, range(1), 4)
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        assert index.row_at(LedgerId(0), EntryId(99)) == row(30, 37)
+        with index._env.begin(write=True) as transaction:
+            transaction.delete(struct.pack(">QQ", 0, 30), db=index._rows)
+        with pytest.raises(CorruptionError, match="searching entry 99"):
+            index.row_at(LedgerId(0), EntryId(99))
+
+
 def test_search_led_to_the_wrong_row_denies_nothing(tmp_path: Path) -> None:
     """A damaged inner page leads a search elsewhere, though every row is there."""
     path = tmp_path / "index"

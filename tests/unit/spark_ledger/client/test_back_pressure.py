@@ -35,7 +35,9 @@ class Wire:
         self.chunks: Counter[str] = Counter()
         self.open: Counter[str] = Counter()
         self.stalled: dict[str, asyncio.Event] = {}
-        """Bookies whose next chunk waits for the event, once."""
+        """Bookies whose chunks wait for the event."""
+        self.cut_after = -1
+        """After so many chunks of a bookie its reply ends, once, as if it were whole."""
         self._honest = client._context.transport.read
         client._context.transport.read = self._read  # type: ignore[method-assign]
 
@@ -48,6 +50,9 @@ class Wire:
             async for chunk in self._honest(BookieId(bookie_id), *args, **named):
                 if bookie_id in self.stalled:
                     await self.stalled[bookie_id].wait()
+                if self.cut_after == self.chunks[bookie_id]:
+                    self.cut_after = -1
+                    return
                 self.chunks[bookie_id] += 1
                 yield chunk
         finally:
@@ -140,13 +145,12 @@ def test_consumer_that_leaves_ends_its_requests(how: str) -> None:
         await settle()
         assert wire.open.total() >= 1
         if how == "closes":
-            for event in wire.stalled.values():
-                event.set()
+            wire.stalled[wire.asked[0]].set()  # the lanes of the others still wait
         else:
             consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
+        assert not wire.open.total(), "every lane, and at once"
         await settle()
-        assert not wire.open.total()
         assert asyncio.all_tasks() <= before
         assert not client._context.slow_now()
 
@@ -162,9 +166,10 @@ def test_replica_that_stalls_is_overtaken_and_its_late_chunks_are_not_taken() ->
         async for entry in reader.read(0, ENTRIES - 1):
             got.append(entry.payload)
             if entry.entry_id == 3:
-                late.set()  # now it comes, too late
                 await settle()
-                assert not wire.open[slow], "given up"
+                assert not wire.open[slow], "given up, and not left waiting"
+                late.set()  # now it would come, too late
+                await settle()
         assert got == [b"%d" % n for n in range(ENTRIES)]
         assert wire.asked == [slow, other], "and the third was not needed"
         assert client._context.slow_now() == {slow}
@@ -189,5 +194,17 @@ def test_slow_consumer_beside_a_slow_replica_marks_only_the_replica() -> None:
         assert got == ENTRIES
         assert wire.asked == [slow, other]
         assert client._context.slow_now() == {slow}
+
+    run(test)
+
+
+@pytest.mark.parametrize("cut_after", [0, 1, 7, ENTRIES - 1])
+def test_reply_that_ends_early_is_no_end_of_the_lane(cut_after: int) -> None:
+    async def test(world: World) -> None:
+        _, reader, wire = await filled(world)
+        wire.cut_after = cut_after
+        got = [entry.payload async for entry in reader.read(0, ENTRIES - 1)]
+        assert got == [b"%d" % n for n in range(ENTRIES)]
+        assert wire.cut_after == -1 and len(wire.asked) == 2
 
     run(test)

@@ -1,0 +1,110 @@
+"""Streams and polls that wait: who came first goes first, who is busy is not cut or interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from bookie_server.service import append_session
+from bookie_server.service.append_session import AppendGate
+from spark_ledger.types import BookieStatus, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from tests.contracts.scripted_bookie import ScriptedBookie
+from tests.unit.bookie_server.service import test_append_session, test_appenders
+from tests.unit.bookie_server.service import test_grpc_service as grpc_tests
+from tests.unit.bookie_server.service.test_append_session import Fixture, settle
+from tests.unit.bookie_server.service.test_long_answers import poll
+
+OK = int(BookieStatus.OK)
+
+
+@test_appenders.gated
+async def test_stream_that_comes_last_does_not_go_first(
+    bookie: ScriptedBookie, gate: AppendGate
+) -> None:
+    """There is room again, and those that wait have not been told yet."""
+    order: list[int] = []
+
+    async def read(number: int) -> None:
+        await gate.wait(10)
+        order.append(number)
+
+    bookie.append_bytes_in_flight = 101
+    first = [asyncio.ensure_future(read(number)) for number in range(3)]
+    await settle()
+    bookie.append_bytes_in_flight = 0
+    last = asyncio.ensure_future(read(3))
+    await settle()
+    assert order == []
+    gate.completed()
+    await asyncio.gather(*first, last)
+    assert order == [0, 1, 2, 3]
+
+
+def test_call_that_is_cancelled_leaves_no_error_in_the_loop() -> None:
+    errors: list[object] = []
+
+    @test_append_session.on_loop
+    async def cancel(f: Fixture) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, seen: errors.append(seen))
+        await settle()
+        f.task.cancel()
+        await asyncio.gather(f.task, return_exceptions=True)
+        await settle()
+
+    cancel()
+    assert errors == []
+
+
+def test_drain_in_the_middle_of_a_message_answers_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(append_session, "_TURN_S", 0.0)
+
+    @test_append_session.on_loop
+    async def drain(f: Fixture) -> None:
+        f.context.send(*[(tag, 0) for tag in range(1, 9)])
+        while not f.bookie.adds:
+            await asyncio.sleep(0)
+        assert len(f.bookie.adds) < 8, "an add for each turn"
+        f.session.drain()
+        await f.task
+        assert sorted(f.results) == [(tag, 0, OK) for tag in range(1, 9)]
+
+    drain()
+
+
+@grpc_tests.on_loop
+async def test_long_poll_ends_after_its_milliseconds(f: grpc_tests.Fixture) -> None:
+    await f.store(0, 1)
+    async with asyncio.timeout(3):
+        answer = await poll(f, above=5, wait_ms=50)
+    assert (answer.status, answer.last_entry) == (pb.OK, 0)
+
+
+@grpc_tests.on_loop
+async def test_read_that_fails_keeps_no_room_and_is_over(f: grpc_tests.Fixture) -> None:
+    def fail(*_given: object, **_named: object) -> None:
+        raise RuntimeError("a bug")
+
+    await f.store(0, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f.bookie, "read", fail)
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await grpc_tests.read(f, pb.ReadRequest(ledger_id=1))
+    assert f.service._answers._reading == 0
+    assert not any(f.metrics.calls_in_progress.values())
+    (response,) = await grpc_tests.read(f, pb.ReadRequest(ledger_id=1))
+    assert response.status == pb.OK
+
+
+@grpc_tests.on_loop
+async def test_read_whose_fence_is_refused_reads_nothing(f: grpc_tests.Fixture) -> None:
+    await f.store(0, 1)
+    request = pb.ReadRequest(ledger_id=1, fence=True, access_key=b"of a stranger")
+    (response,) = await grpc_tests.read(f, request)
+    assert response.status == pb.UNAUTHORIZED and not response.run.frames
+    assert not f.bookie.ledgers[LedgerId(1)].fenced

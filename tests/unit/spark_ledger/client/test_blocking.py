@@ -1,0 +1,169 @@
+"""The blocking writer's inbox: what callers leave there is told its fate, and counted once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from spark_ledger.client.blocking import BlockingPortal, BlockingWriter, LedgerConnection
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.errors import ConfigurationError, FencedError, LedgerClosedError, LedgerError
+
+
+class Writer:
+    """What the blocking writer uses of a writer."""
+
+    ledger_id = 1
+    last_add_pushed = -1
+    length = 0
+    bytes_in_flight_max = 1000
+    has_room = True
+
+    def __init__(self) -> None:
+        self.refusal: LedgerError | None = None
+        self.taken: list[bytes] = []
+        self.waited_for_room = 0
+
+    def submit(self, payloads: Sequence[bytes], completions: Sequence[Any]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.taken += payloads
+        for completion in completions:
+            completion.set_result(len(self.taken))
+
+    async def wait_for_room(self) -> None:
+        self.waited_for_room += 1
+
+
+@pytest.fixture
+def writer() -> Writer:
+    return Writer()
+
+
+@pytest.fixture
+def blocking(writer: Writer) -> BlockingWriter:
+    return BlockingWriter(BlockingPortal.get(), cast(LedgerWriter, writer))
+
+
+@pytest.fixture
+def pause() -> Iterator[threading.Event]:
+    """The loop stands still until the event is set."""
+    go_on, stands = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stands.set()
+        go_on.wait(10)
+
+    BlockingPortal.get().loop.call_soon_threadsafe(stand)
+    assert stands.wait(10)
+    yield go_on
+    go_on.set()
+
+
+def test_refused_inbox_is_told_to_each_and_counted_no_more(
+    writer: Writer, blocking: BlockingWriter, pause: threading.Event
+) -> None:
+    writer.refusal = FencedError("taken over")
+    futures = [blocking.append_async(bytes(10)) for _ in range(3)]
+    assert (blocking.last_add_pushed, blocking.length) == (2, 30)
+    pause.set()
+    errors = [future.exception(10) for future in futures]
+    assert all(isinstance(error, FencedError) for error in errors)
+    assert len(set(map(id, errors))) == 3, "each raises its own"
+    assert (blocking.last_add_pushed, blocking.length) == (-1, 0)
+
+
+def test_appended_entry_cannot_be_taken_back(
+    writer: Writer, blocking: BlockingWriter, pause: threading.Event
+) -> None:
+    futures = [blocking.append_async(b"%d" % n) for n in range(3)]
+    assert not futures[1].cancel()
+    pause.set()
+    assert [future.result(10) for future in futures] == [3, 3, 3]
+    assert writer.taken == [b"0", b"1", b"2"]
+
+
+def test_inbox_is_bounded_while_the_loop_is_busy(
+    writer: Writer, blocking: BlockingWriter, pause: threading.Event
+) -> None:
+    appended: list[int] = []
+
+    def fill() -> None:
+        for number in range(50):
+            blocking.append_async(bytes(100))
+            appended.append(number)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive() and len(appended) <= 11
+    pause.set()
+    thread.join(10)
+    assert not thread.is_alive() and len(appended) == 50
+    assert writer.waited_for_room
+
+
+def test_callback_that_waits_for_its_own_thread_is_refused(blocking: BlockingWriter) -> None:
+    told: list[object] = []
+    done = threading.Event()
+
+    def callback(_future: object) -> None:
+        try:
+            blocking.append(b"more")
+        except ConfigurationError as error:
+            told.append(error)
+        done.set()
+
+    blocking.append_async(b"x").add_done_callback(callback)
+    assert done.wait(10)
+    assert len(told) == 1 and "must not wait" in str(told[0])
+
+
+def test_call_that_is_interrupted_ends_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C arrives while the main thread waits."""
+    started, cancelled = threading.Event(), threading.Event()
+    send = asyncio.run_coroutine_threadsafe
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    class Interrupted:
+        def __init__(self, *given: Any) -> None:
+            self._future = send(*given)
+
+        def result(self) -> None:
+            assert started.wait(10)
+            raise KeyboardInterrupt
+
+        def cancel(self) -> None:
+            self._future.cancel()
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        BlockingPortal.get().call(work())
+    assert cancelled.wait(10)
+
+
+def test_closed_connection_refuses_every_call_in_one_sentence() -> None:
+    class Client:
+        async def close(self) -> None:
+            pass
+
+        async def list_ledgers(self) -> list[int]:
+            raise AssertionError("nothing is asked")
+
+    connection = LedgerConnection(BlockingPortal.get(), cast(LedgerClient, Client()))
+    connection.close()
+    connection.close()
+    with pytest.raises(LedgerClosedError, match="connect again"):
+        connection.list_ledgers()

@@ -1,0 +1,155 @@
+"""The loop around a machine: one event after the other, and no end that nobody hears of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from spark_ledger.client.machine_loop import MachineLoop, crash_error
+from spark_ledger.client.timer import Timer
+from spark_ledger.errors import LedgerClosedError
+from spark_ledger.protocol.events import Close, CloseAppender, Command, Event, Tick
+from spark_ledger.types import LedgerId
+
+
+class Machine:
+    """Answers each event with one command, and keeps what it was given."""
+
+    next_deadline: float | None = None
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.depth = 0
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        self.depth += 1
+        assert self.depth == 1, "no event is handled while another is"
+        self.events.append(event)
+        self.depth -= 1
+        return [CloseAppender(0)]
+
+
+class Fixture:
+    def __init__(self) -> None:
+        self.machine = Machine()
+        self.crashes: list[BaseException] = []
+        self.performed = 0
+        self.on_perform: Callable[[], None] = lambda: None
+        self.loop = MachineLoop(
+            self.machine,
+            self._perform,
+            timer=Timer(),
+            busy=lambda: False,
+            crashed=self.crashes.append,
+        )
+
+    def _perform(self, _command: Command) -> None:
+        before = len(self.machine.events)
+        self.performed += 1
+        self.on_perform()
+        assert len(self.machine.events) == before, "what is fed meanwhile waits its turn"
+
+
+def on_loop(test: Callable[[Fixture], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        errors: list[object] = []
+
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, seen: errors.append(seen))
+            fixture = Fixture()
+            async with asyncio.timeout(10):
+                await test(fixture)
+                await fixture.loop.stop()
+
+        asyncio.run(main())
+        assert errors == []
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@on_loop
+async def test_event_fed_by_a_command_waits_its_turn(f: Fixture) -> None:
+    def feed_once() -> None:
+        f.on_perform = lambda: None
+        f.loop.feed(Close())
+
+    f.on_perform = feed_once
+    f.loop.feed(Tick())
+    assert f.machine.events == [Tick(), Close()] and f.performed == 2
+
+
+@on_loop
+async def test_crash_of_a_task_is_told_and_ends_the_loop(f: Fixture) -> None:
+    async def crash() -> None:
+        raise ValueError("a bug")
+
+    f.loop.spawn(crash())
+    await settle()
+    assert [str(error) for error in f.crashes] == ["a bug"]
+    f.loop.feed(Tick())
+    assert f.machine.events == []
+
+
+@on_loop
+async def test_task_that_is_cancelled_is_no_crash(f: Fixture) -> None:
+    task = f.loop.spawn(asyncio.sleep(3600))
+    await settle()
+    task.cancel()
+    await settle()
+    assert f.crashes == []
+    f.loop.feed(Tick())
+    assert f.machine.events == [Tick()]
+
+
+@on_loop
+async def test_answer_that_comes_after_the_end_is_not_taken(f: Fixture) -> None:
+    """A request that cannot be cancelled, as one whose reply has just arrived."""
+    go_on = asyncio.Event()
+
+    async def stubborn() -> Event:
+        while not go_on.is_set():
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                go_on.set()
+        return Tick()
+
+    f.loop.answer(stubborn())
+    await settle()
+    await f.loop.stop()
+    assert f.machine.events == []
+
+
+@on_loop
+async def test_stop_ends_every_task_before_it_returns(f: Fixture) -> None:
+    ended: list[int] = []
+
+    async def work(number: int) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            ended.append(number)
+
+    for number in range(3):
+        f.loop.spawn(work(number))
+    await settle()
+    await f.loop.stop()
+    assert sorted(ended) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_ours"), [(ValueError("a bug"), True), (LedgerClosedError("closed"), False)]
+)
+def test_only_a_bug_is_told_as_an_internal_error(error: Exception, is_ours: bool) -> None:
+    told = crash_error(LedgerId(7), error)
+    assert ("internal error" in str(told)) is is_ours
+    assert told is error or told.__cause__ is error
