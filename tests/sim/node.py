@@ -1,5 +1,4 @@
-"""A simulated bookie: the real Bookie without threads, on a simulated disk, with crashes and
-restarts.
+"""A simulated bookie: the real Bookie without threads, on a simulated disk, through crashes.
 
 Every answer of the bookie passes through here, so this file records what the bookie has promised,
 and after each restart compares the promises with its disk.
@@ -182,8 +181,7 @@ class BookieNode:
     def start_failed(self, error: LedgerError) -> None:
         if isinstance(error, ConfigurationError) and isinstance(error.__cause__, OSError):
             self.announcement.start_failed(error.__cause__)
-            self.restart_later()  # an I/O error: the next start may succeed
-            return
+            return self.restart_later()  # an I/O error: the next start may succeed
         self.broken = str(error)
         self.world.say(f"{self.name} refuses to start: {error}")
         if not (self.weak or self.may_refuse):

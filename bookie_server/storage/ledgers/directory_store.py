@@ -255,12 +255,12 @@ class DirectoryStore:
             committing = True
             update.commit()
         except BaseException as error:
-            update.abort()
             # On a full disk this happens again and again: logs that were kept would eat up what is
             # left of it, for good.
-            committed = committing and not isinstance(error, NotCommittedError)
-            self._abandon_writer(keep=committed or self._writer_is_indexed)
-            self._abandon_filled(keep=committed)
+            committing = committing and not isinstance(error, NotCommittedError)
+            update.abort()
+            self._abandon_writer(keep=committing or self._writer_is_indexed)
+            self._abandon_filled(keep=committing)
             raise
         self._after_commit(self.cache.frozen)
         return True
