@@ -47,9 +47,9 @@ from bookie_server.storage.ledgers.index import (
     BlockLocation,
     IndexRow,
     IndexUpdate,
-    NotCommittedError,
     RowsInRange,
 )
+from bookie_server.storage.ledgers.lmdb_commit import commit_now
 from bookie_server.storage.ledgers.lmdb_pages import check_pages
 from bookie_server.storage.ledgers.row_proofs import (
     CHECKSUM,
@@ -300,21 +300,6 @@ class LmdbIndex:
             return None
         return unpack_mark(_opened(_MARK_KEY, stored, MARK_BYTES, "the mark", self._path))
 
-    def commit_now(self, transaction: Any) -> None:
-        """Commit; NotCommittedError if there was no space, and nothing of it can appear later.
-
-        The root is written behind the pages and over an old one, so it takes no block: no space
-        means that it was not begun. Where it was, which its number tells, nothing is known.
-        """
-        number = transaction.id()
-        try:
-            transaction.commit()
-        except (lmdb.DiskError, lmdb.MapFullError) as error:
-            with self._env.begin() as newest:  # fails as well if the root was not written
-                if newest.id() >= number:
-                    raise
-            raise NotCommittedError(errno.ENOSPC, f"index {self._path}: {error}") from error
-
     def begin(self) -> IndexUpdate:
         with _translated(self._path):
             return _LmdbUpdate(self, self._env.begin(write=True))
@@ -439,7 +424,7 @@ class _LmdbUpdate:
             for name, total in ((_LEDGERS_KEY, self._ledgers_proof), (_ROWS_KEY, self._rows_proof)):
                 stored = sealed(name, _PROOF.pack(*total))
                 self._transaction.put(name, stored, db=self._meta)
-            self._index.commit_now(self._transaction)
+            commit_now(self._index._env, self._transaction, self._path)
         # After the commit: a ledger that could be known before it is durable would look lost.
         self._index._known.update(self._changed)
         self._index._with_rows.update(self._proofs)

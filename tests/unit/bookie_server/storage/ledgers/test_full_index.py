@@ -14,6 +14,7 @@ from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.ledgers import lmdb_index
 from bookie_server.storage.ledgers.index import BlockLocation, IndexRow, NotCommittedError
 from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from spark_ledger.limits import KIB, MIB
@@ -108,14 +109,14 @@ def test_flushes_into_a_full_index_leave_no_logs_behind(
             while posted:
                 posted.pop(0)()
 
-    def not_committed(_index: LmdbIndex, transaction: Any) -> None:
+    def not_committed(_environment: Any, transaction: Any, _path: Path) -> None:
         transaction.abort()
         raise NotCommittedError(errno.ENOSPC, "no space for the index")
 
     add(0)
     assert answers == [BookieStatus.OK]
     with monkeypatch.context() as patch:
-        patch.setattr(LmdbIndex, "commit_now", not_committed)
+        patch.setattr(lmdb_index, "commit_now", not_committed)
         for _again in range(4):
             with pytest.raises(OSError, match="index"):
                 bookie.flush()
