@@ -21,6 +21,7 @@ LedgerError
 ├── LedgerClosedError           the handle or the ledger is closed
 ├── MalformedMessageError       a peer sent bytes that are not a message: it is broken or hostile
 ├── CorruptionError             stored bytes are damaged: stop, and repair
+│   ├── MetadataRestoredError       ZooKeeper went back in time: run `ledger cluster restored`
 │   ├── DigestMismatchError         no replica of an entry has a valid digest
 │   └── DataLossError               data a reader asked for are gone for good
 ├── ConfigurationError          the request itself is wrong: change it
@@ -144,6 +145,11 @@ class MalformedMessageError(LedgerError):
 
 class CorruptionError(LedgerError):
     """Stored bytes are damaged; nothing damaged was delivered."""
+
+
+class MetadataRestoredError(CorruptionError):
+    """A ledger's metadata are older than what this process has seen of them: ZooKeeper was restored
+    from a backup."""
 
 
 class DigestMismatchError(CorruptionError):

@@ -58,6 +58,9 @@ restored from a backup never takes the old one back."""
 ZOOKEEPER_PROBE_TIMEOUT_S: Final = 5.0
 """For that session to be accepted."""
 
+LEDGERS_SEEN_MAX: Final = 1_000
+"""Ledgers of which a client remembers the metadata that it has seen last, to notice older ones."""
+
 METADATA_ATTEMPTS: Final = 3
 """How often a write is sent while its outcome stays unknown: to create or delete a ledger, to take
 ledger ids, to register a bookie. To repeat these is safe: a token in the metadata tells the ledger
@@ -162,6 +165,9 @@ producer that never waits would fill the memory without it (rule P11)."""
 BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
 """Append bytes a bookie holds before they are durable; then it stops reading its streams. Twice
 what one writer may have in flight, and a third of a second of a fast disk."""
+
+BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
+"""Append bytes that wait for room in the write cache; further adds are told to come back later."""
 
 READ_CHUNKS_AHEAD_MAX: Final = 4
 """Chunks (of about 1 MiB) that are read before the consumer has taken the first."""

@@ -29,6 +29,7 @@ from spark_ledger.metadata.codec import (
     encode_ledger,
 )
 from spark_ledger.metadata.ledger_ids import LedgerIds
+from spark_ledger.metadata.seen_ledgers import SeenLedgers
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 LEDGERS_PATH: Final = "ledgers"
@@ -48,6 +49,7 @@ class LedgerStore:
 
     def __init__(self, store: MetadataStore, draw: random.Random | None = None) -> None:
         self._store = store
+        self._seen = SeenLedgers(store)
         self._ids = LedgerIds(store, draw or random.Random())  # noqa: S311 - jitter
 
     async def new_ledger_id(self) -> LedgerId:
@@ -83,8 +85,17 @@ class LedgerStore:
         raise AssertionError("the last attempt returns or raises")
 
     async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
-        """The metadata and their version. Raises NoSuchLedgerError, CorruptionError."""
-        return await self._read(ledger_id, self._store.get)
+        """The metadata and their version.
+
+        Raises NoSuchLedgerError, CorruptionError, MetadataRestoredError if they are older than what
+        this client has seen.
+        """
+        found = await self._read(ledger_id, self._store.get)
+        if self._seen.is_older(found):  # of a server that lags, perhaps
+            found = await self._read(ledger_id, self._store.get_latest)
+            self._seen.refuse_older(found)
+        self._seen.note(found)
+        return found
 
     async def _read(
         self, ledger_id: LedgerId, get: Callable[[str], Awaitable[Versioned[bytes]]]
@@ -110,12 +121,16 @@ class LedgerStore:
         """Replace the metadata if their version is ``version``; the new version (rule P6).
 
         Raises ConflictError (read again, decide again), NoSuchLedgerError, OutcomeUnknownError
-        (read again before repeating), ConfigurationError if the metadata became too large.
+        (read again before repeating), ConfigurationError if the metadata became too large,
+        MetadataRestoredError as ``read``.
         """
         ledger_id = metadata.ledger_id
         data = encode_ledger(metadata)
+        if self._seen.is_doubtful(ledger_id):
+            # In a store that went back, other metadata may have the version of those seen here.
+            await self.read(ledger_id)
         try:
-            return await self._store.put(ledger_path(ledger_id), data, version)
+            new_version = await self._store.put(ledger_path(ledger_id), data, version)
         except ConflictError as error:
             raise ConflictError(
                 f"ledger {ledger_id}: another client changed its metadata after version {version}"
@@ -126,6 +141,8 @@ class LedgerStore:
             raise OutcomeUnknownError(
                 f"ledger {ledger_id}: its metadata may or may not have been changed: {error}"
             ) from error
+        self._seen.note(Versioned(metadata, new_version))
+        return new_version
 
     async def delete(self, ledger_id: LedgerId) -> None:
         """Delete a ledger's metadata. A missing one is fine.

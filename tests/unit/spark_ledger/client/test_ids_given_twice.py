@@ -7,13 +7,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from bookie_server.first_contact import Answer
+from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.transport.memory import MemoryTransport
-from spark_ledger.types import BookieId, BookieInfo
+from spark_ledger.types import BookieId, BookieInfo, LedgerId
 from tests.unit.bookie_server.storage.support import Machine, formatted
 
 
@@ -21,11 +23,13 @@ class World:
     """Real bookies without threads, and one metadata tree after the other."""
 
     def __init__(self) -> None:
-        self.machines = {BookieId(f"b{i}"): Machine(formatted()) for i in range(3)}
+        self.machines = {BookieId(f"b{i}"): Machine(formatted(), keys=self) for i in range(3)}
+        self._keys: MetadataKeys
 
     async def connect(self) -> LedgerClient:
         """A client of a metadata store that knows these bookies and nothing else."""
         tree = MemoryTree()
+        self._keys = MetadataKeys(MemoryMetadataStore(tree))
         for bookie_id in self.machines:
             registry = BookieRegistry(MemoryMetadataStore(tree))
             await registry.register(BookieInfo(bookie_id, f"memory:{bookie_id}"))
@@ -33,6 +37,10 @@ class World:
         return await LedgerClient.over(
             MemoryMetadataStore(tree), MemoryTransport(bookies), ClientConfig()
         )
+
+    def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
+        """See ``first_contact.LedgerKeys``; asks the metadata store of now."""
+        self._keys.look_up(ledger_id, answer)
 
     def held(self) -> list[dict[int, bytes]]:
         """What each bookie holds of ledger 1."""
@@ -65,10 +73,11 @@ PASSWORDS = pytest.mark.parametrize("password", [b"", b"secret"])
 @PASSWORDS
 def test_new_ledger_with_the_id_of_an_older_one_stores_nothing_beside_it(password: bytes) -> None:
     async def test(world: World) -> None:
-        async with await world.connect() as before, await world.connect() as after:
+        async with await world.connect() as before:
             older = await before.create_ledger(password=password)
             await older.append(b"older")
             held = world.held()
+            after = await world.connect()
             newer = await after.create_ledger(password=password)
             assert newer.ledger_id == older.ledger_id
             with pytest.raises(LedgerError):
@@ -83,6 +92,7 @@ def test_new_ledger_with_the_id_of_an_older_one_stores_nothing_beside_it(passwor
                 b"older",
                 b"older still",
             ]
+            await after.close()
 
     run(test)
 
@@ -90,10 +100,11 @@ def test_new_ledger_with_the_id_of_an_older_one_stores_nothing_beside_it(passwor
 @PASSWORDS
 def test_reader_of_the_new_ledger_gets_nothing_of_the_older_one(password: bytes) -> None:
     async def test(world: World) -> None:
-        async with await world.connect() as before, await world.connect() as after:
+        async with await world.connect() as before:
             older = await before.create_ledger(password=password)
             await older.append(b"older")
             await older.close()
+            after = await world.connect()
             newer = await after.create_ledger(password=password)
             reader = await after.open_unconfirmed(newer.ledger_id, password=password)
             with pytest.raises(LedgerError):
@@ -103,5 +114,6 @@ def test_reader_of_the_new_ledger_gets_nothing_of_the_older_one(password: bytes)
                 with pytest.raises(LedgerError):
                     await after.open_ledger(newer.ledger_id, password=password, recover=recover)
             assert not any(machine.is_fenced(1) for machine in world.machines.values())
+            await after.close()
 
     run(test)

@@ -1,0 +1,72 @@
+"""What a client has seen of ledgers' metadata, so that older metadata do not pass for newer ones.
+
+Versions only grow and a closed ledger never changes, except in a store that was restored from a
+backup. There a ledger may be open again, with other bookies, and have another end next time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from spark_ledger.errors import MetadataRestoredError
+from spark_ledger.limits import LEDGERS_SEEN_MAX
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+
+
+class _Seen(NamedTuple):
+    ledger: Versioned[LedgerMetadata]
+    restored: str
+    """What the store said of itself then."""
+
+
+class SeenLedgers:
+    """The ledgers that were read or changed last. Belongs to the loop of the store."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._seen: OrderedDict[LedgerId, _Seen] = OrderedDict()
+
+    def note(self, ledger: Versioned[LedgerMetadata]) -> None:
+        """Remember the newest metadata of a ledger."""
+        ledger_id = ledger.value.ledger_id
+        self._seen[ledger_id] = _Seen(ledger, self._store.restored)
+        self._seen.move_to_end(ledger_id)
+        if len(self._seen) > LEDGERS_SEEN_MAX:
+            self._seen.popitem(last=False)
+
+    def is_older(self, found: Versioned[LedgerMetadata]) -> bool:
+        """Whether these are not the metadata that were seen, and cannot have come after them."""
+        seen = self._seen.get(found.value.ledger_id)
+        if seen is None:
+            return False
+        before, now = seen.ledger.value, found.value
+        if found.version == seen.ledger.version:
+            return now != before
+        return (
+            found.version < seen.ledger.version
+            or now.incarnation != before.incarnation
+            or (before.is_closed and _end(now) != _end(before))
+        )
+
+    def is_doubtful(self, ledger_id: LedgerId) -> bool:
+        """Whether the store went back in time since this ledger was seen."""
+        seen = self._seen.get(ledger_id)
+        return seen is not None and seen.restored != self._store.restored
+
+    def refuse_older(self, found: Versioned[LedgerMetadata]) -> None:
+        """Raises MetadataRestoredError if they are older than what was seen."""
+        if not self.is_older(found):
+            return
+        ledger_id = found.value.ledger_id
+        raise MetadataRestoredError(
+            f"ledger {ledger_id}: its metadata have version {found.version}, and this process has "
+            f"seen version {self._seen[ledger_id].ledger.version} or other ones: ZooKeeper was "
+            "restored from a backup. Run `ledger cluster restored`, and start this process anew to "
+            "use the ledger as it is now"
+        )
+
+
+def _end(metadata: LedgerMetadata) -> tuple[bool, int, int]:
+    return metadata.is_closed, metadata.last_entry_id, metadata.length

@@ -1,0 +1,147 @@
+"""Metadata that are older than what a client has seen: a restored store, and no lagging server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_ledger.errors import MetadataRestoredError
+from spark_ledger.metadata import seen_ledgers
+from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.types import (
+    BookieId,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+    Versioned,
+)
+
+L = LedgerId(7)
+OPEN = LedgerMetadata(
+    L, Quorums(1, 1, 1), (Fragment(EntryId(0), (BookieId("a"),)),), creation_token="t"
+)
+MOVED = OPEN.with_changes(fragments=(Fragment(EntryId(0), (BookieId("b"),)),))
+IN_RECOVERY = OPEN.with_changes(state=LedgerState.IN_RECOVERY)
+CLOSED = OPEN.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(5), length=60)
+NEW = bytes(16)
+SHORTER = CLOSED.with_changes(last_entry_id=EntryId(3), length=40)
+
+
+class Store(MemoryMetadataStore):
+    """A store whose tree can be exchanged for that of a backup. ``lags``: plain reads are answered
+    from before the last change."""
+
+    restored_text = ""
+    lags: Versioned[bytes] | None = None
+
+    @property
+    def restored(self) -> str:
+        return self.restored_text
+
+    async def get(self, path: str) -> Versioned[bytes]:
+        return self.lags or await super().get(path)
+
+
+async def history(store: Store, *states: LedgerMetadata) -> LedgerStore:
+    """Another client makes the ledger and changes it."""
+    ledgers = LedgerStore(MemoryMetadataStore(store.tree))
+    version = (await ledgers.create(states[0])).version
+    for state in states[1:]:
+        version = await ledgers.compare_and_set(state, version)
+    return ledgers
+
+
+def restore(store: Store, *, text: str = "") -> None:
+    """Put an empty tree in the place of the one that is there."""
+    store.tree = MemoryTree()
+    store.restored_text = text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([OPEN, MOVED], [OPEN]),
+        ([OPEN, MOVED], [OPEN, IN_RECOVERY]),
+        ([OPEN, CLOSED], [OPEN]),
+        ([OPEN, CLOSED], [OPEN, IN_RECOVERY, SHORTER]),
+        ([OPEN, CLOSED], [OPEN, MOVED, IN_RECOVERY]),
+        ([OPEN], [OPEN.with_changes(incarnation=NEW), CLOSED.with_changes(incarnation=NEW)]),
+    ],
+)
+def test_ledger_that_went_back_is_refused(
+    before: list[LedgerMetadata], after: list[LedgerMetadata]
+) -> None:
+    async def main() -> None:
+        store = Store(MemoryTree())
+        await history(store, *before)
+        ledgers = LedgerStore(store)
+        await ledgers.read(L)
+        restore(store)
+        await history(store, *after)
+        for _ in range(2):
+            with pytest.raises(MetadataRestoredError, match=r"ledger 7.*`ledger cluster restored`"):
+                await ledgers.read(L)
+        assert (await LedgerStore(store).read(L)).value == after[-1], "a new process may go on"
+
+    asyncio.run(main())
+
+
+def test_server_that_lags_behind_is_asked_to_catch_up() -> None:
+    async def main() -> None:
+        store = Store(MemoryTree())
+        await history(store, OPEN)
+        ledgers = LedgerStore(store)
+        old = await store.get(ledger_path(L))
+        version = await ledgers.compare_and_set(CLOSED, 0)
+        store.lags = old
+        assert await ledgers.read(L) == Versioned(CLOSED, version)
+
+    asyncio.run(main())
+
+
+def test_ledgers_that_go_forward_are_read() -> None:
+    async def main() -> None:
+        store = Store(MemoryTree())
+        other = await history(store, OPEN)
+        ledgers = LedgerStore(store)
+        version = (await ledgers.read(L)).version
+        for state in (MOVED, IN_RECOVERY, CLOSED):
+            version = await other.compare_and_set(state, version)
+            assert await ledgers.read(L) == Versioned(state, version)
+            assert await ledgers.read(L) == Versioned(state, version)
+
+    asyncio.run(main())
+
+
+def test_writer_overwrites_no_other_metadata_of_the_same_version_after_a_restore() -> None:
+    """The version that a compare-and-set names is given again in a store that went back."""
+
+    async def main() -> None:
+        store = Store(MemoryTree())
+        await history(store, OPEN)
+        writer = LedgerStore(store)
+        await writer.read(L)
+        version = await writer.compare_and_set(MOVED, 0)
+        restore(store, text="it went back")
+        await history(store, OPEN, IN_RECOVERY)
+        with pytest.raises(MetadataRestoredError):
+            await writer.compare_and_set(CLOSED, version)
+        assert (await LedgerStore(store).read(L)).value == IN_RECOVERY
+
+    asyncio.run(main())
+
+
+def test_only_the_last_ledgers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen_ledgers, "LEDGERS_SEEN_MAX", 3)
+    store = Store(MemoryTree())
+    seen = seen_ledgers.SeenLedgers(store)
+    for number in range(10):
+        seen.note(Versioned(OPEN.with_changes(ledger_id=LedgerId(number)), 1))
+    assert len(seen._seen) == 3
+    assert seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(9)), 0))
+    assert not seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(0)), 0))
