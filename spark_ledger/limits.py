@@ -166,6 +166,9 @@ BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
 """Append bytes a bookie holds before they are durable; then it stops reading its streams. Twice
 what one writer may have in flight, and a third of a second of a fast disk."""
 
+BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
+"""Append bytes that wait for room in the write cache; further adds are told to come back later."""
+
 READ_CHUNKS_AHEAD_MAX: Final = 4
 """Chunks (of about 1 MiB) that are read before the consumer has taken the first."""
 
