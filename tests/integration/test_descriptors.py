@@ -17,6 +17,7 @@ from spark_ledger.types import BookieId, BookieStatus
 from tests.integration.test_bookie_process import (
     Process,
     append,
+    make_ledger,
     make_run,
     stored,
     with_transport,
@@ -37,6 +38,7 @@ UNDER_LIMITS = (
 @pytest.fixture
 def bookie(tmp_path: Path, metadata_uri: str) -> Iterator[Process]:
     process = Process(tmp_path, metadata_uri)
+    asyncio.run(make_ledger(metadata_uri))
     config = process.config.read_text().replace('["l0", "l1"]', '["l0"]')
     process.config.write_text(
         config.replace("= 4194304", "= 65536") + "flush_interval_s = 0.05\nentry_log_bytes = 4096\n"
