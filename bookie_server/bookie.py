@@ -101,6 +101,7 @@ class Bookie:
         # Changed by the service thread; `stats` reads their sizes from any thread.
         self._bytes_in_flight = BytesInFlight()
         self._waiting: deque[_Add] = deque()
+        self._waiting_bytes = 0
         # Service thread only.
         self._fences: dict[LedgerId, list[Done]] = {}  # in memory, and not durable yet
         self._refused_fences: set[LedgerId] = set()  # in memory, and refused
@@ -151,14 +152,19 @@ class Bookie:
             disk_full=self._disks.reason(add.run.ledger_id),
             is_full=self._storage.is_full(add.run.ledger_id),
             others_wait=bool(self._waiting),
+            waiting_bytes=self._waiting_bytes,
             flush_failure=self._flush_refusal(add.run.ledger_id),
         )
-        if isinstance(admission, Refusal):
-            add.done(*admission)
-        elif admission is Admission.WAIT:
+        if admission is Admission.WAIT:
             self._waiting.append(add)
+            self._waiting_bytes += len(add.run.frames)
         else:
-            self._add(add)
+            self._add(add, admission if isinstance(admission, Refusal) else None)
+
+    def _pop_waiting(self) -> _Add:
+        add = self._waiting.popleft()
+        self._waiting_bytes -= len(add.run.frames)
+        return add
 
     def batch(self) -> AbstractContextManager[None]:
         """Adds made within become durable together: the runs of one message."""
@@ -336,12 +342,12 @@ class Bookie:
         while self._waiting:
             refusal = self._flush_refusal(self._waiting[0].run.ledger_id)
             if refusal is not None:
-                self._waiting.popleft().done(*refusal)
+                self._pop_waiting().done(*refusal)
             elif self._storage.is_full(self._waiting[0].run.ledger_id):
                 self._storage.request_flush()
                 return
             else:
-                self._add(self._waiting.popleft())
+                self._add(self._pop_waiting())
 
     def close(self) -> None:
         """Make everything accepted durable, move it to the entry log, release the directories.
@@ -354,7 +360,7 @@ class Bookie:
         """
         self._first_contacts.close()
         while self._waiting:
-            self._waiting.popleft().done(BookieStatus.IO_ERROR, "the bookie is shutting down")
+            self._pop_waiting().done(BookieStatus.IO_ERROR, "the bookie is shutting down")
         self._disks.stop()
         self._journal.close()
         try:
@@ -365,8 +371,9 @@ class Bookie:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _add(self, add: _Add) -> None:
-        """Decide and perform an add for which there is room."""
+    def _add(self, add: _Add, no_room: Refusal | None = None) -> None:
+        """Decide and perform an add. Without room it is refused, unless the ledger's record refuses
+        it already: a writer has to hear of a fence, and not only of a full disk."""
         run = add.run
         key_hash = access_key_hash(add.access_key)
         accepted = self._decide(
@@ -386,6 +393,9 @@ class Bookie:
             again=lambda known: self._admit(add._replace(in_metadata=known)),
         )
         if accepted is None or self._refuses_for_room(add.done):
+            return
+        if no_room is not None:
+            add.done(*no_room)
             return
         if run.first_entry <= accepted.held_up_to:
             conflict = refuse_other_bytes(self._storage, run, accepted.held_up_to)

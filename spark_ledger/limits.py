@@ -166,6 +166,9 @@ BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
 """Append bytes a bookie holds before they are durable; then it stops reading its streams. Twice
 what one writer may have in flight, and a third of a second of a fast disk."""
 
+BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
+"""Append bytes that wait for room in the write cache; further adds are told to come back later."""
+
 READ_CHUNKS_AHEAD_MAX: Final = 4
 """Chunks (of about 1 MiB) that are read before the consumer has taken the first."""
 
@@ -335,9 +338,9 @@ MACHINE_TICK_S: Final = 0.02
 """Between two looks of a machine at the clock at least: what is due already and could not be done
 yet is not tried more often."""
 
-MACHINE_TICK_S_MAX: Final = 1.0
+MACHINE_TICK_S_MAX: Final = 4.0
 """Between two looks of a busy machine at the clock at most, whatever time it names: what it forgot
-to name is this late. Ten thousand machines cost a tenth of a core with it."""
+to name is this late. Ten thousand machines that wait cost some hundredths of a core with it."""
 
 LAC_DISPUTE_S: Final = 0.2
 """A reader that asks for the last add confirmed waits so long for bookies that may support what one

@@ -6,6 +6,7 @@ from enum import Enum
 
 from bookie_server.core.disk_space import refuse_for_space
 from spark_ledger.bookie_api import Refusal
+from spark_ledger.limits import BOOKIE_WAITING_BYTES_MAX
 from spark_ledger.types import BookieStatus
 
 
@@ -25,6 +26,7 @@ def admit(
     disk_full: str,
     is_full: bool,
     others_wait: bool,
+    waiting_bytes: int,
     flush_failure: Refusal | None,
 ) -> Admission | Refusal:
     """Whether an add may go on.
@@ -37,7 +39,8 @@ def admit(
     (rule P3). So an add waits behind others even if there is room for it by now. When the last
     flush has failed nobody knows when there will be room: the add is refused instead, so that its
     client can go on with other bookies. While there is room a failed flush refuses nobody: the
-    journal still makes adds durable, and the next flush may work.
+    journal still makes adds durable, and the next flush may work. When many bytes wait already, an
+    add is told so at once: its client would take silence for a failure (rule P11).
     """
     if disk_full and not recovery:
         return refuse_for_space(disk_full)
@@ -45,6 +48,9 @@ def admit(
         return Admission.ADD
     if flush_failure is not None:
         return flush_failure
+    if waiting_bytes >= BOOKIE_WAITING_BYTES_MAX:
+        message = f"{waiting_bytes} bytes of adds wait for the next flush: send it again later"
+        return Refusal(BookieStatus.TOO_MANY_REQUESTS, message)
     return Admission.WAIT
 
 

@@ -38,6 +38,7 @@ UNDER_LIMITS = (
 @pytest.fixture
 def bookie(tmp_path: Path, metadata_uri: str) -> Iterator[Process]:
     process = Process(tmp_path, metadata_uri)
+    asyncio.run(make_ledger(metadata_uri))
     config = process.config.read_text().replace('["l0", "l1"]', '["l0"]')
     process.config.write_text(
         config.replace("= 4194304", "= 65536") + "flush_interval_s = 0.05\nentry_log_bytes = 4096\n"

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from bookie_server.core import admission
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal.mark import Mark
@@ -169,3 +170,20 @@ def test_add_refused_without_room_releases_its_bytes(
     machine.bookie.on_flushed()
     assert waiting == [(BookieStatus.IO_ERROR, "flush fails: no room")]
     assert machine.bookie.append_bytes_in_flight == 0
+
+
+def test_adds_behind_many_waiting_bytes_are_told_so_at_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence would be taken for a failure; nothing was decided, so the client sends it again."""
+    monkeypatch.setattr(admission, "BOOKIE_WAITING_BYTES_MAX", 2 * ENTRY_BYTES)
+    first = fill(machine)
+    waiting = [machine.start_add(LEDGER, [first + i], size=ENTRY_BYTES) for i in range(3)]
+    machine.settle()
+    assert [len(answer) for answer in waiting] == [0, 0, 1]
+    assert waiting[2][0][0] is BookieStatus.TOO_MANY_REQUESTS
+    machine.flush()
+    machine.flush()
+    assert [answer[0][0] for answer in waiting[:2]] == [OK, OK]
+    assert machine.add(LEDGER, [first + 2], size=ENTRY_BYTES) is OK
+    assert machine.bookie._waiting_bytes == 0

@@ -11,6 +11,7 @@ from bookie_server.core.admission import (
     refuse_for_failed_flush,
 )
 from spark_ledger.bookie_api import Refusal
+from spark_ledger.limits import BOOKIE_WAITING_BYTES_MAX
 from spark_ledger.types import BookieStatus
 
 REFUSED = Refusal(BookieStatus.IO_ERROR, "flush fails: no room")
@@ -39,9 +40,28 @@ def test_add_waits_behind_others_and_is_refused_after_a_failed_flush(
             disk_full="",
             is_full=is_full,
             others_wait=others_wait,
+            waiting_bytes=BOOKIE_WAITING_BYTES_MAX - 1,
             flush_failure=failure,
         )
         assert found == decision
+
+
+@pytest.mark.parametrize("recovery", [False, True])
+def test_add_is_told_to_come_later_when_many_bytes_wait(recovery: bool) -> None:
+    decisions = [
+        admit(
+            recovery=recovery,
+            disk_full="",
+            is_full=is_full,
+            others_wait=is_full,
+            waiting_bytes=BOOKIE_WAITING_BYTES_MAX,
+            flush_failure=failure,
+        )
+        for is_full, failure in ((False, None), (True, REFUSED), (True, None))
+    ]
+    assert decisions[:2] == [Admission.ADD, REFUSED]
+    assert isinstance(decisions[2], Refusal)
+    assert decisions[2].status is BookieStatus.TOO_MANY_REQUESTS
 
 
 def test_full_disk_refuses_writers_and_lets_recoveries_in() -> None:
@@ -52,6 +72,7 @@ def test_full_disk_refuses_writers_and_lets_recoveries_in() -> None:
                 disk_full="disk full: /d",
                 is_full=is_full,
                 others_wait=False,
+                waiting_bytes=0,
                 flush_failure=None,
             )
             for recovery in (False, True)
