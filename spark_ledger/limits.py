@@ -338,9 +338,9 @@ MACHINE_TICK_S: Final = 0.02
 """Between two looks of a machine at the clock at least: what is due already and could not be done
 yet is not tried more often."""
 
-MACHINE_TICK_S_MAX: Final = 1.0
+MACHINE_TICK_S_MAX: Final = 4.0
 """Between two looks of a busy machine at the clock at most, whatever time it names: what it forgot
-to name is this late. Ten thousand machines cost a tenth of a core with it."""
+to name is this late. Ten thousand machines that wait cost some hundredths of a core with it."""
 
 LAC_DISPUTE_S: Final = 0.2
 """A reader that asks for the last add confirmed waits so long for bookies that may support what one

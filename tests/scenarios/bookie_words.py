@@ -118,6 +118,7 @@ class BookieWords:
         given = _Options(words)
         run = make_run(given.ledger_id, given.numbers)
         verb = "recovery add" if given.recovery else "add"
+        self.machine.keys.learn(given.ledger_id, given.password)
         self.machine.bookie.add(
             run,
             access_key=given.password,
@@ -129,6 +130,7 @@ class BookieWords:
     def do_fence(self, *words: str) -> None:
         """fence [password P] [ledger N]."""
         given = _Options(words)
+        self.machine.keys.learn(given.ledger_id, given.password)
         self.machine.bookie.fence(
             LedgerId(given.ledger_id), access_key=given.password, done=self._answer("fence")
         )
@@ -136,6 +138,7 @@ class BookieWords:
     def do_announce(self, last: str, *words: str) -> None:
         """announce 5: an idle writer tells what is confirmed."""
         given = _Options(words)
+        self.machine.keys.learn(given.ledger_id, given.password)
         self.machine.bookie.write_last_confirmed(
             LedgerId(given.ledger_id),
             EntryId(int(last)),

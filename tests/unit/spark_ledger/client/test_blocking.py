@@ -108,7 +108,9 @@ def test_inbox_is_bounded_while_the_loop_is_busy(
     assert writer.waited_for_room
 
 
-def test_callback_that_waits_for_its_own_thread_is_refused(blocking: BlockingWriter) -> None:
+def test_callback_that_waits_for_its_own_thread_is_refused(
+    blocking: BlockingWriter, pause: threading.Event
+) -> None:
     told: list[object] = []
     done = threading.Event()
 
@@ -120,6 +122,7 @@ def test_callback_that_waits_for_its_own_thread_is_refused(blocking: BlockingWri
         done.set()
 
     blocking.append_async(b"x").add_done_callback(callback)
+    pause.set()  # only now: what is done already calls back in this thread
     assert done.wait(10)
     assert len(told) == 1 and "must not wait" in str(told[0])
 

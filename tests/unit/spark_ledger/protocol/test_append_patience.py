@@ -228,6 +228,8 @@ def test_a_busy_bookie_is_sent_the_same_again_and_has_not_failed() -> None:
     assert writer.fail(1, BUSY) == [], "of the appender that was closed"
     assert [send.bookie_index for send in only(writer.add(), SendEntries)] == [0, 2]
     assert not writer.machine.failed_indexes and not writer.machine.is_idle
+    due = writer.machine.next_deadline
+    assert due is not None and 0.05 <= due < 0.1
     assert writer.machine.held_by_all == -1, "the others have not answered"
     writer.ack(0, 2)
     writer.ack(2, 2)

@@ -14,7 +14,7 @@ from spark_ledger.protocol.events import (
     TellLength,
     WriteMetadata,
 )
-from spark_ledger.types import BookieId, LedgerState
+from spark_ledger.types import BookieId, BookieStatus, LedgerState
 from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one, only
 from tests.unit.spark_ledger.protocol.recovery_driver import (
     DOWN,
@@ -121,3 +121,14 @@ def test_a_stale_acknowledgement_counts_nothing() -> None:
     assert recoverer.ack(0, "b9", 0) == []
     assert Recoverer().ack(0, "b0", 0) == []
     assert recoverer.machine.last_add_confirmed == -1
+
+
+def test_a_busy_bookie_is_sent_what_was_found_again() -> None:
+    recoverer = found_one()
+    assert recoverer.fail(1, "b1", BookieStatus.TOO_MANY_REQUESTS) == [CloseAppender(1)]
+    due = recoverer.machine.next_deadline
+    assert due is not None and due < 0.1
+    again = recoverer.tick(due)
+    assert one(again, OpenAppender).bookie_id == "b1" and len(only(again, SendEntries)) == 1
+    recoverer.ack(0, "b0", 0)
+    assert recoverer.ack(1, "b1", 0), "with two copies the end is stored"
