@@ -40,7 +40,8 @@ from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, 
 from bookie_server.storage.disks import DiskStates, DiskWatch
 from bookie_server.storage.fs.vfs import Lock
 from bookie_server.storage.journal.changes import encode_change
-from bookie_server.storage.journal.journal import Journal, JournalStats, Post
+from bookie_server.storage.journal.journal import Journal, Post
+from bookie_server.storage.journal.waiting import JournalStats
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage, LedgerStorageStats
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import RecordType
@@ -311,6 +312,11 @@ class Bookie:
         A full disk is no failure, see ``disks``.
         """
         return self._journal.failure or self._storage.failure or ""
+
+    @property
+    def unsynced_s(self) -> float:
+        """How long something has waited for the journal without the end of a sync; any thread."""
+        return self._journal.unsynced_s
 
     @property
     def disks(self) -> DiskStates:
