@@ -156,13 +156,11 @@ class Bookie:
             waiting_bytes=self._waiting_bytes,
             flush_failure=self._flush_refusal(add.run.ledger_id),
         )
-        if isinstance(admission, Refusal):
-            add.done(*admission)
-        elif admission is Admission.WAIT:
+        if admission is Admission.WAIT:
             self._waiting.append(add)
             self._waiting_bytes += len(add.run.frames)
         else:
-            self._add(add)
+            self._add(add, admission if isinstance(admission, Refusal) else None)
 
     def _pop_waiting(self) -> _Add:
         add = self._waiting.popleft()
@@ -379,8 +377,9 @@ class Bookie:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _add(self, add: _Add) -> None:
-        """Decide and perform an add for which there is room."""
+    def _add(self, add: _Add, no_room: Refusal | None = None) -> None:
+        """Decide and perform an add. Without room it is refused, unless the ledger's record refuses
+        it already: a writer has to hear of a fence, and not only of a full disk."""
         run = add.run
         key_hash = access_key_hash(add.access_key)
         accepted = self._decide(
@@ -400,6 +399,9 @@ class Bookie:
             again=lambda known: self._admit(add._replace(in_metadata=known)),
         )
         if accepted is None or self._refuses_for_room(add.done):
+            return
+        if no_room is not None:
+            add.done(*no_room)
             return
         if run.first_entry <= accepted.held_up_to:
             conflict = refuse_other_bytes(self._storage, run, accepted.held_up_to)

@@ -345,13 +345,13 @@ MACHINE_TICK_S: Final = 0.02
 """Between two looks of a machine at the clock at least: what is due already and could not be done
 yet is not tried more often."""
 
-MACHINE_TICK_S_MAX: Final = 1.0
+MACHINE_TICK_S_MAX: Final = 4.0
 """Between two looks of a busy machine at the clock at most, whatever time it names: what it forgot
-to name is this late. Ten thousand machines cost a tenth of a core with it."""
+to name is this late. Ten thousand machines that wait cost some hundredths of a core with it."""
 
-LAC_DISPUTE_S: Final = 0.2
+LAC_DISPUTE_S: Final = 1.0
 """A reader that asks for the last add confirmed waits so long for bookies that may support what one
-alone says. Enough for those that work; one that is silent delays an open by no more than this."""
+alone says; then they count as failed. One that is silent delays an open by no more than this."""
 
 TAIL_FIRST_LOOK_S: Final = 1.0
 """A tail begins with the newest metadata if they come within this time, else with those it has."""

@@ -29,6 +29,10 @@ _BACKLOG: Final = 128
 """Connections that wait until the HTTP library is loaded: scrapers, and people who look."""
 
 
+_ACCEPTED_AT_ONCE: Final = 16
+"""In one turn of the loop: those that are closed again take a descriptor until the next one."""
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 picks a free one.
 
@@ -124,7 +128,9 @@ class AdminServer:
             return handler
 
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(protocol, sock=self._listener)
+        self._server = await loop.create_server(
+            protocol, sock=self._listener, backlog=_ACCEPTED_AT_ONCE
+        )
 
     async def stop(self) -> None:
         """Close the port."""

@@ -124,8 +124,9 @@ def _ignore_its_headline(
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """A client that resets its call at once is no error of ours."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+    """A client that resets its call, or leaves before its answer, is no error of ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (asyncio.CancelledError, grpc.aio.InternalError))
 
 
 class _Silent:

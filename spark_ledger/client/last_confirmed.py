@@ -76,7 +76,7 @@ async def read_last_confirmed(
                 waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                round_.conclude()
+                round_.give_up()
             for task in tasks:
                 if task in done:
                     round_.answer(task.result())

@@ -484,7 +484,7 @@ class AppendMachine:
         if not self.has_room:
             # Slow is not failed (rule P11), until it stops producers: then the bookies that the
             # ack quorum can do without are given up early.
-            failing.update(replication.spare_indexes(now, limits.slow_bookie_grace_s))
+            failing.update(replication.spare_indexes(now, limits.spare_after_s, failing))
         retry_s, wait_s = limits.replacement_retry_s, limits.stalled_wait_s
         commands += replication.fail_silent(failing, now, retry_s, wait_s)
         commands += self._change_if_needed(now, asked)  # one change for all of them

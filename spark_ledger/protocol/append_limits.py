@@ -31,3 +31,9 @@ class AppendLimits:
     replacement_retry_s: float = REPLACEMENT_RETRY_S
     explicit_lac_delay_s: float = EXPLICIT_LAC_DELAY_S
     stalled_wait_s: float = STALLED_BOOKIES_WAIT_S
+
+    @property
+    def spare_after_s(self) -> float:
+        """How long a bookie that can be spared may be silent while producers wait: never longer
+        than any other, since all who are silent by then are looked at together (rule P11)."""
+        return min(self.slow_bookie_grace_s, self.add_timeout_s)

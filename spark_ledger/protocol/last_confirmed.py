@@ -106,8 +106,17 @@ class LastConfirmedRead:
         """Whether enough bookies have answered to conclude (rule P13)."""
         return is_covered(frozenset(self._known), self._metadata.quorums)
 
+    def give_up(self) -> None:
+        """The bookies that have not answered take too long: they count as failed, and one that
+        answered is believed in their place (rule P5). Otherwise an end that was told would stay
+        unseen."""
+        for bookie_index in range(self._metadata.quorums.ensemble_size):
+            if bookie_index not in self._answered:
+                self._claims.take(bookie_index, BookieStatus.TIMEOUT, NO_ENTRY)
+        self.conclude()
+
     def conclude(self) -> None:
-        """Take what has been said by those who have answered; the others take too long."""
+        """Take what is believed of what has been said."""
         assert self.is_covered, "Too few have answered to know anything (rule P13)."
         assert self._known <= self._answered, "An answer counts that never came."
         self._result = max(self._claims.believed, self.floor)

@@ -299,15 +299,18 @@ class Replication:
         """When a replacement of a failed member should be looked for."""
         return min((member.retry_at for member in self._members if member.failed), default=None)
 
-    def spare_indexes(self, now: float, silence_s: float) -> list[int]:
-        """Silent members that can be spared: without them every entry still gets AQ copies.
+    def spare_indexes(
+        self, now: float, silence_s: float, failing: Collection[int] = ()
+    ) -> list[int]:
+        """Silent members that can be spared: without them, and without those that are ``failing``,
+        every entry still gets AQ copies.
 
         Those that answer have to suffice: when so many are silent that nothing is confirmed, giving
         them up would not help, and might cost the ledger. All silent members are looked at
         together, because each alone may be spared where all of them may not (rule P11).
         """
         silent = self.silent_indexes(now, silence_s)
-        if not can_confirm(self.failed_indexes.union(silent), self._quorums):
+        if not can_confirm(self.failed_indexes.union(silent, failing), self._quorums):
             return []
         return self._unexcused(silent, now)
 

@@ -56,17 +56,22 @@ def open_files(process: Process) -> int:
 
 
 def flood(address: str) -> list[socket.socket]:
-    """Connections that say nothing."""
+    """Connections that say nothing; nobody waits until they are accepted."""
     host, _, port = address.rpartition(":")
-    return [socket.create_connection((host, int(port)), timeout=10) for _ in range(IDLE)]
+    idle = [socket.socket() for _ in range(IDLE)]
+    for connection in idle:
+        connection.setblocking(False)
+        connection.connect_ex((host, int(port)))
+    return idle
 
 
 @pytest.mark.parametrize("port", ["address", "admin_address"])
 def test_idle_connections_under_few_descriptors_leave_the_storage_enough(
-    bookie: Process, port: str
+    bookie: Process, port: str, metadata_uri: str
 ) -> None:
     bookie.start("--format", python=(*UNDER_LIMITS, f"{LIMIT},{LIMIT}"))
     ready = bookie.await_ready()
+    asyncio.run(make_ledger(metadata_uri))
     idle: list[socket.socket] = []
 
     async def work(transport: GrpcTransport, bookie_id: BookieId) -> None:

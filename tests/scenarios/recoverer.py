@@ -268,7 +268,7 @@ class _Round:
     def handle(self, event: object, now: float) -> list[Command]:
         if isinstance(event, Tick):
             if self._round.result is None and self._round.is_covered:
-                self._round.conclude()
+                self._round.give_up()
                 self._reader.round_over()
             return []
         assert isinstance(event, LastConfirmedAnswer)

@@ -56,20 +56,11 @@ class Arrival:
 
     def register(self, process: Process) -> None:
         """Register a bookie that serves."""
+        self._keep_registered(process, BookieRegistry(self._zookeeper.stores[process.name]))
+
+    def _keep_registered(self, process: Process, registry: BookieRegistry) -> None:
         node = self.node
-
-        async def register() -> None:
-            registry = BookieRegistry(self._zookeeper.stores[process.name])
-            while True:
-                try:
-                    await registry.register(self._info())
-                except LedgerError as error:
-                    node.say(f"{node.name} cannot register yet: {type(error).__name__}")
-                else:
-                    return
-                await asyncio.sleep(0.2)
-
-        node.world.loop.spawn(process, register())
+        node.world.loop.spawn(process, node.announcement.keep_registered(registry))
 
     # -- a schedule with copies --------------------------------------------------------------------
 
@@ -100,7 +91,7 @@ class Arrival:
             if bookie is None:
                 self._end(process)
                 return
-            await self._take_place(process, identity)
+            registry = await self._take_place(process, identity)
             identity.watch(partial(self._replaced, process))
         except (ConfigurationError, CorruptionError) as error:
             self._refused(process, error)
@@ -114,6 +105,7 @@ class Arrival:
                 node.world.say(f"{node.name} has accepted a copy of its disk")
                 self.original = None
             node.serve(process, bookie)
+            self._keep_registered(process, registry)
 
     def _identity(self, process: Process, files: FileSystem) -> Identity:
         return Identity(
@@ -124,7 +116,7 @@ class Arrival:
             on_disk=partial(self._on_disk, process),
         )
 
-    async def _take_place(self, process: Process, identity: Identity) -> None:
+    async def _take_place(self, process: Process, identity: Identity) -> BookieRegistry:
         registry = BookieRegistry(
             self._zookeeper.stores[process.name],
             on_replaced=partial(self._replaced, process),
@@ -133,6 +125,7 @@ class Arrival:
         await registry.wait_until_vacant(self.node.bookie_id)
         await identity.claim()
         await registry.register(self._info())
+        return registry
 
     async def _on_disk(self, process: Process, work: Callable[[], None]) -> None:
         """Disk work, in which the power may be cut."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path, PosixPath
 from typing import Final, Self
 
+from bookie_server.core.disk_space import Space
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, failure
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
@@ -48,6 +49,8 @@ LEDGERS: Final = (ROOT / "ledgers",)
 _WRITES: Final = frozenset({"create", "pwritev", "preallocate"})
 _CHANGES: Final = _WRITES | {"fdatasync", "rename", "remove", "sync_directory"}
 
+_DISK_BYTES: Final = 1 << 40
+
 _formatted: dict[str, MemoryFileSystem] = {}
 
 
@@ -72,7 +75,8 @@ class Disk:
         self.bookie_id = bookie_id
         self.draw: random.Random = world.random_for(f"disk {bookie_id}")
         self.files = formatted(bookie_id)
-        self.full = False
+        self.full: frozenset[str] = frozenset()
+        """Which of ``journal`` and ``ledgers`` have no room."""
         self.error_in = 0
         """The nth change from now on fails with EIO; 0: none."""
         self.cut_in = 0
@@ -165,9 +169,20 @@ class Disk:
                 self.world.fault("disk error", f"{self.bookie_id} {kind} {path.name}")
                 part = self.draw.choice([0.0, 0.5])
                 return Fault(errno.EIO, part if kind == "pwritev" else 0.0)
-        if self.full and kind in _WRITES and "journal" not in path.parts[2]:
+        if kind in _WRITES and path.parts[2] in self.full and self._grows(kind, path):
             return Fault(errno.ENOSPC)
         return None
+
+    def _grows(self, kind: str, path: Path) -> bool:
+        """Whether an operation takes new blocks: files of the journal have theirs from the start,
+        and so have spares."""
+        if path.parts[2] != JOURNAL.name or kind == "create":
+            return True
+        return kind == "preallocate" and not self.files.open(path).size()
+
+    def space(self, directory: Path) -> Space:
+        """What the disk says of itself: the marks are passed once it is full."""
+        return Space(_DISK_BYTES, 0 if directory.name in self.full else _DISK_BYTES)
 
 
 class _FileSystem(FaultFileSystem):
@@ -175,7 +190,11 @@ class _FileSystem(FaultFileSystem):
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk.files, lambda operation: disk.plan(operation.kind, operation.path))
+        self._disk = disk
         self.ask = disk.plan  # type: ignore[method-assign]
+
+    def space(self, directory: Path) -> Space:
+        return self._disk.space(directory)
 
     def check(self, kind: str, path: Path) -> None:
         fault = self.ask(kind, path)

@@ -73,7 +73,7 @@ class Nemesis:
         for node in world.nodes.values():
             node.arrival.end_rivals()
             node.slow = 1.0
-            node.disk.full = False
+            node.disk.full = frozenset()
             node.disk.error_in = node.disk.cut_in = 0
             node.resume()
             node.start()
@@ -152,13 +152,18 @@ class Nemesis:
 
     def _disk_full(self) -> str:
         node = self.draw.choice(list(self.world.nodes.values()))
-        node.disk.full = True
+        # Of a source of its own, so that other faults stay as they are drawn.
+        which = self.world.random_for(f"full disk {self.world.loop.now} {node.name}").choice(
+            [("ledgers",), ("journal",), ("journal", "ledgers")]
+        )
+        node.disk.full = frozenset(which)
+        node.announcement.watch_disk()
 
         def free() -> None:
-            node.disk.full = False
+            node.disk.full = frozenset()
 
         self._mend(free)
-        return node.name
+        return f"{node.name}, {' and '.join(which)}"
 
     def _disk_error(self) -> str:
         running = self._running()

@@ -1,5 +1,4 @@
-"""A simulated bookie: the real Bookie without threads, on a simulated disk, with crashes and
-restarts.
+"""A simulated bookie: the real Bookie without threads, on a simulated disk, through crashes.
 
 Every answer of the bookie passes through here, so this file records what the bookie has promised,
 and after each restart compares the promises with its disk.
@@ -29,6 +28,7 @@ from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import frame_last_add_confirmed
+from tests.sim.announcing import Announcement
 from tests.sim.base import SimBase
 from tests.sim.copies import Arrival
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
@@ -65,6 +65,7 @@ class BookieNode:
         """Whether this is the one bookie of the schedule whose disk is not trusted."""
         self.may_refuse = False
         """Whether its journal may be damaged: then it may refuse to start, and nothing else."""
+        self.announcement = Announcement(self)
         self.broken = ""
         """Why it cannot be started any more; empty if it can."""
         self.acknowledged: dict[LedgerId, dict[int, bytes]] = {}
@@ -123,6 +124,7 @@ class BookieNode:
                 config,
                 post=partial(self._post, process),
                 on_fatal=partial(self._fatal, process),
+                on_state_changed=self.announcement.changed.set,
                 keys=SimKeys(self._zookeeper, process, self._go_on),
                 file_system=files,
                 open_index=lambda path: MemoryIndex(files, path),
@@ -143,6 +145,7 @@ class BookieNode:
         self.world.say(f"{self.name} starts, run {self.runs}")
         self.world.counts["bookie starts"] += 1
         self._check_promises()
+        self.announcement.watch_disk()
 
     def crash(self, kind: str) -> None:
         """Kill the process, with its machine or without it."""
@@ -177,8 +180,8 @@ class BookieNode:
 
     def start_failed(self, error: LedgerError) -> None:
         if isinstance(error, ConfigurationError) and isinstance(error.__cause__, OSError):
-            self.restart_later()  # an I/O error or a full disk: the next start may succeed
-            return
+            self.announcement.start_failed(error.__cause__)
+            return self.restart_later()  # an I/O error: the next start may succeed
         self.broken = str(error)
         self.world.say(f"{self.name} refuses to start: {error}")
         if not (self.weak or self.may_refuse):
@@ -216,9 +219,9 @@ class BookieNode:
     def _go_on(self, work: Callable[[], None]) -> None:
         """Run requests that waited for a ledger's key."""
         self.guarded(work)
-        self._commit_later()
+        self.commit_soon()
 
-    def _commit_later(self) -> None:
+    def commit_soon(self) -> None:
         if not self._commit_due and self.process is not None:
             self._commit_due = True
             delay_s = self._draw.uniform(0.0001, 0.004) * self.slow
@@ -231,7 +234,7 @@ class BookieNode:
             mark = self.bookie._journal.durable_mark
             if mark not in self._batches:  # a write that failed makes nothing durable
                 self._batches.append(mark)
-            self._commit_later()
+            self.commit_soon()
 
     def _flush_later(self) -> None:
         if not self._flush_due and self.process is not None:
@@ -343,7 +346,7 @@ class BookieNode:
         )
         if bookie._waiting and self.process is not None:
             self.world.loop.later(0.001, self.process, self.guarded, self.flush_now)
-        self._commit_later()
+        self.commit_soon()
 
     def fence(self, ledger_id: LedgerId, *, access_key: bytes, done: Done) -> None:
         """See ``Bookie.fence``."""
@@ -364,7 +367,7 @@ class BookieNode:
         if self.bookie is None:
             return
         self.guarded(partial(bookie.fence, ledger_id, access_key=access_key, done=answer))
-        self._commit_later()
+        self.commit_soon()
 
     def write_last_confirmed(
         self, ledger_id: LedgerId, last_add_confirmed: EntryId, *, access_key: bytes, done: Done
@@ -380,7 +383,7 @@ class BookieNode:
                 done=done,
             )
         )
-        self._commit_later()
+        self.commit_soon()
 
     def last_confirmed(self, ledger_id: LedgerId, access_key: bytes) -> LastConfirmed:
         """Answer a request for the last add confirmed."""

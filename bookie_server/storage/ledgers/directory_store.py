@@ -26,7 +26,7 @@ from bookie_server.storage.ledgers.entry_log import (
     EntryLogWriter,
     log_ids,
 )
-from bookie_server.storage.ledgers.index import Index, IndexRow, IndexUpdate
+from bookie_server.storage.ledgers.index import Index, IndexRow, IndexUpdate, NotCommittedError
 from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.write_cache import (
@@ -254,7 +254,10 @@ class DirectoryStore:
                 update.put_mark(self._frozen_mark)
             committing = True
             update.commit()
-        except BaseException:
+        except BaseException as error:
+            # On a full disk this happens again and again: logs that were kept would eat up what is
+            # left of it, for good.
+            committing = committing and not isinstance(error, NotCommittedError)
             update.abort()
             self._abandon_writer(keep=committing or self._writer_is_indexed)
             self._abandon_filled(keep=committing)

@@ -24,6 +24,10 @@ class BlockLocation(NamedTuple):
     length: int
 
 
+class NotCommittedError(OSError):
+    """A commit that failed, and of which nothing can appear later: what it named may be removed."""
+
+
 class IndexRow(NamedTuple):
     """Entries from ``first_entry`` up to the next row are in this block, or not stored.
 

@@ -49,6 +49,7 @@ from bookie_server.storage.ledgers.index import (
     IndexUpdate,
     RowsInRange,
 )
+from bookie_server.storage.ledgers.lmdb_commit import commit_now
 from bookie_server.storage.ledgers.lmdb_pages import check_pages
 from bookie_server.storage.ledgers.row_proofs import (
     CHECKSUM,
@@ -423,7 +424,7 @@ class _LmdbUpdate:
             for name, total in ((_LEDGERS_KEY, self._ledgers_proof), (_ROWS_KEY, self._rows_proof)):
                 stored = sealed(name, _PROOF.pack(*total))
                 self._transaction.put(name, stored, db=self._meta)
-            self._transaction.commit()
+            commit_now(self._index._env, self._transaction, self._path)
         # After the commit: a ledger that could be known before it is durable would look lost.
         self._index._known.update(self._changed)
         self._index._with_rows.update(self._proofs)

@@ -409,3 +409,15 @@ def test_states_are_told_when_they_change_and_only_then() -> None:
     for _again in range(3):
         bookie.check_disks()
     assert len(told) == 2
+
+
+def test_writer_on_a_full_disk_hears_of_the_fence_first() -> None:
+    """A writer that hears of a full disk only goes on with another bookie."""
+    site = Site(LAYOUTS[0])
+    assert site.add(6) is OK
+    site.fill(left=RESERVE - KIB)
+    assert site.add(6) is READ_ONLY
+    assert site.machine.fence(6) is OK
+    assert site.add(6) is BookieStatus.FENCED
+    assert site.add(6, recovery=True) is OK
+    assert site.machine.bookie.append_bytes_in_flight == 0

@@ -99,7 +99,7 @@ def test_cancelled_alarm_is_silent_and_one_that_raises_stops_no_other() -> None:
     asyncio.run(main())
 
 
-def test_writers_beside_a_silent_bookie_look_at_the_clock_once_a_second(
+def test_writers_beside_a_silent_bookie_hardly_look_at_the_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """3,000 of them took a whole core when each looked fifty times a second."""
@@ -119,9 +119,9 @@ def test_writers_beside_a_silent_bookie_look_at_the_clock_once_a_second(
         for writer in writers:
             await writer.append(b"two of three are enough")
         await asyncio.sleep(0.1)  # the last add confirmed is told
-        ticks, looks = 0, 2
-        await asyncio.sleep(looks * MACHINE_TICK_S_MAX)
-        assert ticks <= len(writers) * (looks + 1)
+        ticks = 0
+        await asyncio.sleep(MACHINE_TICK_S_MAX / 2)
+        assert ticks <= len(writers)
 
     with monkeypatch.context() as patched:
         patched.setattr(AppendMachine, "handle", counted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -51,6 +51,7 @@ class Node:
     data: bytes
     owner: int = 0
     version: int = 0
+    cversion: int = 0
 
     @property
     def ephemeralOwner(self) -> int:
@@ -134,7 +135,7 @@ class FakeServer:
 
     def set(self, path: str, data: bytes, version: int = -1) -> Node:
         node = self.expect(path, version)
-        self.nodes[path] = Node(data, node.owner, node.version + 1)
+        self.nodes[path] = replace(node, data=data, version=node.version + 1)
         self.fire(path, EventType.CHANGED)
         return self.nodes[path]
 
@@ -158,6 +159,9 @@ class FakeServer:
                 client.fire(client.child_watches, parent, EventType.CHILD)
             if kind == EventType.DELETED:
                 client.fire(client.child_watches, path, kind)
+        if kind != EventType.CHANGED and parent in self.nodes:
+            above = self.nodes[parent]
+            self.nodes[parent] = replace(above, cversion=above.cversion + 1)
 
 
 class FakeKazoo:
@@ -246,13 +250,17 @@ class FakeKazoo:
         return self._server.node(path)
 
     def get_children_async(
-        self, path: str, watch: Callable[[Any], None] | None = None
+        self,
+        path: str,
+        watch: Callable[[Any], None] | None = None,
+        *,
+        include_data: bool = False,
     ) -> Result[Any]:
-        def act() -> list[str]:
+        def act() -> Any:
             names = self._server.children(path)
             if watch is not None:
                 self.child_watches.setdefault(path, set()).add(watch)
-            return names
+            return (names, self._server.nodes[path]) if include_data else names
 
         return self._request("children", path, act)
 

@@ -1,0 +1,129 @@
+"""An index whose disk is full, or that has reached its size: refused, and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie_server.opening import open_bookie
+from bookie_server.storage.config import StorageConfig
+from bookie_server.storage.cookie import format_directories
+from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.ledgers import lmdb_index
+from bookie_server.storage.ledgers.index import BlockLocation, IndexRow, NotCommittedError
+from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from tests.unit.bookie_server.storage.support import KnownKeys, make_run
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={2 * MIB}", "tmpfs", str(tmp_path)],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=False)
+
+
+def put_rows(index: LmdbIndex, ledger_id: int, count: int) -> None:
+    update = index.begin()
+    try:
+        for entry in range(count):
+            row = IndexRow(EntryId(entry), EntryId(entry), BlockLocation(1, 4096, 100), False)
+            update.put_row(LedgerId(ledger_id), row)
+        update.commit()
+    except OSError:
+        update.abort()
+        raise
+
+
+def test_commit_on_a_full_disk_says_that_nothing_was_committed(small_disk: Path) -> None:
+    index = LmdbIndex(small_disk / "index", map_bytes=64 * MIB)
+    put_rows(index, 1, 100)
+    filler = small_disk / "stranger"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(4 * KIB))
+    for _again in range(3):
+        with pytest.raises(NotCommittedError) as caught:
+            put_rows(index, 2, 5000)
+        assert caught.value.errno == errno.ENOSPC
+        assert len(index.rows(LedgerId(1))) == 100 and not index.rows(LedgerId(2))
+    filler.unlink()
+    put_rows(index, 2, 5000)
+    index.close()
+    again = LmdbIndex(small_disk / "index", map_bytes=64 * MIB)
+    assert len(again.rows(LedgerId(2))) == 5000
+    again.close()
+
+
+def test_flushes_into_a_full_index_leave_no_logs_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt writes the whole generation, and would take that much of what is left."""
+    files = PosixFileSystem()
+    journal, ledgers = tmp_path / "j", tmp_path / "l"
+    format_directories(files, journal, (ledgers,), cluster_id="c", bookie_id=BookieId("b"))
+    config = StorageConfig(
+        journal,
+        (ledgers,),
+        BookieId("b"),
+        cluster_id="c",
+        journal_file_bytes=256 * KIB,
+        index_map_bytes=MIB,
+        disk_reserve_bytes=0,
+        disk_high_water_mark=1.0,
+        disk_low_water_mark=1.0,
+    )
+    keys = KnownKeys()
+    keys.learn(7, b"")
+    posted: list[Callable[[], None]] = []
+    bookie = open_bookie(
+        config,
+        post=posted.append,
+        on_fatal=lambda text: pytest.fail(text),
+        keys=keys,
+        threads=False,
+    )
+    answers: list[BookieStatus] = []
+
+    def add(entry: int) -> None:
+        bookie.add(
+            make_run(7, [entry], 2000),
+            access_key=b"",
+            recovery=False,
+            last_add_confirmed=EntryId(-1),
+            done=lambda status, _text: answers.append(status),
+        )
+        while bookie.commit_pending() or posted:
+            while posted:
+                posted.pop(0)()
+
+    def not_committed(_environment: Any, transaction: Any, _path: Path) -> None:
+        transaction.abort()
+        raise NotCommittedError(errno.ENOSPC, "no space for the index")
+
+    add(0)
+    assert answers == [BookieStatus.OK]
+    with monkeypatch.context() as patch:
+        patch.setattr(lmdb_index, "commit_now", not_committed)
+        for _again in range(4):
+            with pytest.raises(OSError, match="index"):
+                bookie.flush()
+        assert len(list(ledgers.glob("entries-*"))) == 0
+        assert "disk full" in bookie.disks.reason, "a full index is a full directory"
+    bookie.flush()
+    assert not bookie.disks.reason and len(list(ledgers.glob("entries-*"))) == 1
+    outcome = bookie.read(LedgerId(7), EntryId(0), EntryId(0), stride=1, max_bytes=MIB)
+    assert outcome.status is BookieStatus.OK
+    bookie.close()
