@@ -172,10 +172,8 @@ class Bookie:
         return self._journal.batch()
 
     def fence(self, ledger_id: LedgerId, *, access_key: bytes, done: Done) -> None:
-        """Refuse adds of the ledger's writer from now on; ``done(OK)`` once that is durable.
-
-        Works for ledgers never heard of (rule P12).
-        """
+        """Refuse adds of the ledger's writer from now on, also if it was never heard of (rule P12);
+        ``done(OK)`` once that is durable."""
         self._fence(ledger_id, access_key_hash(access_key), done, None)
 
     def _fence(
