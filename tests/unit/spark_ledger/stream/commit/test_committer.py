@@ -25,7 +25,6 @@ from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run
 
-
 SOON_S = 5.0
 """Longer than any commit here takes, and soon enough for one that would try for ever."""
 
