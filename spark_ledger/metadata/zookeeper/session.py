@@ -88,6 +88,8 @@ class Session:
         self._verification: asyncio.Task[None] | None = None
         self._outage: asyncio.Task[None] | None = None
         """Looks why there is no connection."""
+        self.lost = 0
+        """How many sessions were lost and have a successor."""
         self.restored = ""
         """What to say if the store went back in time; empty if it did not."""
         self.client = self._new_client()
@@ -232,6 +234,7 @@ class Session:
         self._on_connected()
         if self._session_lost:
             self._session_lost = False
+            self.lost += 1
             for subscription in list(self._on_lost):
                 subscription.notify()
 
