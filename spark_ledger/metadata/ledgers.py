@@ -118,6 +118,15 @@ class LedgerStore:
         except NoSuchLedgerError:
             return await self._read(ledger_id, self._store.get_latest)
 
+    async def read_latest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        """As ``read``, and no older than this call, though the server that answers may lag."""
+        found = await self._read(ledger_id, self._store.get_latest)
+        if self._seen.is_older(found):  # than a change that this client made meanwhile, perhaps
+            found = await self._read(ledger_id, self._store.get_latest)
+            self._seen.refuse_older(found)
+        self._seen.note(found)
+        return found
+
     async def compare_and_set(self, metadata: LedgerMetadata, version: int) -> int:
         """Replace the metadata if their version is ``version``; the new version (rule P6).
 

@@ -104,6 +104,44 @@ def test_server_that_lags_behind_is_asked_to_catch_up() -> None:
     asyncio.run(main())
 
 
+def test_latest_metadata_are_not_those_of_a_server_that_lags() -> None:
+    """A writer that asks whether a recovery has begun must not be told of a moment before it."""
+
+    async def main() -> None:
+        store = Store(MemoryTree())
+        other = await history(store, OPEN)
+        ledgers = LedgerStore(store)
+        store.lags = await store.get(ledger_path(L))
+        assert (await ledgers.read(L)).value == OPEN
+        version = await other.compare_and_set(IN_RECOVERY, 0)
+        assert (await ledgers.read(L)).value == OPEN
+        assert await ledgers.read_latest(L) == Versioned(IN_RECOVERY, version)
+
+    asyncio.run(main())
+
+
+def test_latest_metadata_that_this_client_has_changed_meanwhile_are_read_again() -> None:
+    async def main() -> None:
+        store = Store(MemoryTree())
+        await history(store, OPEN)
+        ledgers = LedgerStore(store)
+        old = await store.get(ledger_path(L))
+        version = await ledgers.compare_and_set(MOVED, 0)
+        answers = [old]
+
+        async def get_latest(path: str) -> Versioned[bytes]:
+            return answers.pop() if answers else await MemoryMetadataStore.get(store, path)
+
+        store.get_latest = get_latest  # type: ignore[method-assign]
+        assert await ledgers.read_latest(L) == Versioned(MOVED, version)
+        restore(store)
+        await history(store, OPEN)
+        with pytest.raises(MetadataRestoredError):
+            await ledgers.read_latest(L)
+
+    asyncio.run(main())
+
+
 def test_ledgers_that_go_forward_are_read() -> None:
     async def main() -> None:
         store = Store(MemoryTree())
