@@ -233,8 +233,8 @@ class Session:
         self._connected.set()
         self._on_connected()
         if self._session_lost:
-            self._session_lost = False
             self.lost += 1
+            self._session_lost = False
             for subscription in list(self._on_lost):
                 subscription.notify()
 
