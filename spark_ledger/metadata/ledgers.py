@@ -70,6 +70,7 @@ class LedgerStore:
         for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.create(path, data)
+                self._seen.note(Versioned(metadata, 0))
                 return Versioned(metadata, 0)
             except ConflictError:
                 found = await self.read(metadata.ledger_id)
@@ -136,7 +137,8 @@ class LedgerStore:
         ledger_id = metadata.ledger_id
         data = encode_ledger(metadata)
         if self._seen.is_doubtful(ledger_id):
-            # In a store that went back, other metadata may have the version of those seen here.
+            # In a store that went back, other metadata may have the version of those seen here. A
+            # session that is lost from here on fails the write.
             await self.read(ledger_id)
         try:
             new_version = await self._store.put(ledger_path(ledger_id), data, version)

@@ -174,12 +174,41 @@ def test_writer_overwrites_no_other_metadata_of_the_same_version_after_a_restore
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("makes", [True, False])
+def test_writer_that_lost_its_session_overwrites_no_other_ledger_of_the_same_version(
+    makes: bool,
+) -> None:
+    """An ensemble that was restored has a new epoch: the numbers of its changes go on."""
+
+    async def main() -> None:
+        store = Store(MemoryTree())
+        writer = LedgerStore(store)
+        if makes:
+            await writer.create(OPEN)
+        else:
+            await history(store, OPEN)
+            await writer.read(L)
+        restore(store)
+        other = OPEN.with_changes(incarnation=NEW)
+        await history(store, other)
+        store.expire()
+        await asyncio.sleep(0)
+        with pytest.raises(MetadataRestoredError):
+            await writer.compare_and_set(MOVED, 0)
+        assert (await LedgerStore(store).read(L)).value == other
+
+    asyncio.run(main())
+
+
 def test_only_the_last_ledgers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen_ledgers, "LEDGERS_SEEN_MAX", 3)
-    store = Store(MemoryTree())
-    seen = seen_ledgers.SeenLedgers(store)
-    for number in range(10):
-        seen.note(Versioned(OPEN.with_changes(ledger_id=LedgerId(number)), 1))
-    assert len(seen._seen) == 3
-    assert seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(9)), 0))
-    assert not seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(0)), 0))
+
+    async def main() -> None:
+        seen = seen_ledgers.SeenLedgers(Store(MemoryTree()))
+        for number in range(10):
+            seen.note(Versioned(OPEN.with_changes(ledger_id=LedgerId(number)), 1))
+        assert len(seen._seen) == 3
+        assert seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(9)), 0))
+        assert not seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(0)), 0))
+
+    asyncio.run(main())
