@@ -30,7 +30,7 @@ SIMULATED_SCHEDULES: Final = Share(1_500, 50_000)
 SIMULATED_TWICE: Final = Share(40, 500)
 """Seeds of ``tests/sim`` that are run again in another process and have to give the same trace."""
 
-SCOPES: Final = Share(7, 13)
+SCOPES: Final = Share(7, 16)
 """Scopes of ``tests/exhaustive`` of which every state is searched, the first of its list."""
 
 CRASH_SEEDS: Final = Share(2, 5)

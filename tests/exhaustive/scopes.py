@@ -69,7 +69,7 @@ QUICK = (
     _scope("pair-ack-2", (2, 2, 2)),
     _scope("pair", (2, 2, 1)),
 )
-"""Seen whole in less than a minute together: part of every test run."""
+"""Seen whole in a few minutes together: the first of them are part of every test run."""
 
 LONG = (
     _scope("long-pair-crash", (2, 2, 1), crashes=1),

@@ -12,7 +12,7 @@ from tests.effort import SCOPES, in_shares
 from tests.exhaustive.scopes import QUICK, Scope, named
 from tests.exhaustive.search import Search
 
-STATES_MAX = 200_000
+STATES_MAX = 1_000_000
 
 # What each scope has to reach, so that a search that stops exploring does not pass.
 STATES_MIN = {
