@@ -33,7 +33,7 @@ NOISE_MS: Final = 20.0
 HANG_S: Final = 10.0
 """The longest that the neighbour may wait for one entry on a busy machine."""
 
-QUIET_S: Final = 1.5
+QUIET_S: Final = 1.0
 """Without an attack, to know what the neighbour has in peace."""
 
 LOG_BYTES_MAX: Final = 200_000
