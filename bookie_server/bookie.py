@@ -40,7 +40,8 @@ from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, 
 from bookie_server.storage.disks import DiskStates, DiskWatch
 from bookie_server.storage.fs.vfs import Lock
 from bookie_server.storage.journal.changes import encode_change
-from bookie_server.storage.journal.journal import Journal, JournalStats, Post
+from bookie_server.storage.journal.journal import Journal, Post
+from bookie_server.storage.journal.waiting import JournalStats
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage, LedgerStorageStats
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import RecordType
@@ -171,10 +172,8 @@ class Bookie:
         return self._journal.batch()
 
     def fence(self, ledger_id: LedgerId, *, access_key: bytes, done: Done) -> None:
-        """Refuse adds of the ledger's writer from now on; ``done(OK)`` once that is durable.
-
-        Works for ledgers never heard of (rule P12).
-        """
+        """Refuse adds of the ledger's writer from now on, also if it was never heard of (rule P12);
+        ``done(OK)`` once that is durable."""
         self._fence(ledger_id, access_key_hash(access_key), done, None)
 
     def _fence(
@@ -309,6 +308,11 @@ class Bookie:
         A full disk is no failure, see ``disks``.
         """
         return self._journal.failure or self._storage.failure or ""
+
+    @property
+    def unsynced_s(self) -> float:
+        """How long something has waited for the journal without the end of a sync; any thread."""
+        return self._journal.unsynced_s
 
     @property
     def disks(self) -> DiskStates:

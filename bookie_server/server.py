@@ -45,6 +45,7 @@ from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
+from bookie_server.stall_watch import StallWatch
 from bookie_server.storage.cookie import Cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import (
@@ -159,6 +160,7 @@ class BookieServer:
         self._format_if_new = format_if_new
         self._started_at = time.monotonic()
         self._bookie: Bookie
+        self._stall: StallWatch
         self._cookie: Cookie
         self._identity: Identity  # of the service thread
         # Changed by the service thread; the pool reads them.
@@ -198,6 +200,13 @@ class BookieServer:
                 metrics=self._metrics,
             )
             closing.callback(service.close)
+            self._stall = StallWatch(
+                str(self._config.journal_directory),
+                lambda: self._bookie.unsynced_s,
+                lambda reason: self._on_stall(service, reason),
+            )
+            self._stall.start()
+            closing.callback(self._stall.stop)
             guard = MemoryGuard(self._config.memory_bytes, service.relieve, service.memory_is_short)
             guard.start()
             closing.callback(guard.stop)
@@ -383,16 +392,20 @@ class BookieServer:
 
     def _state(self) -> BookieState:
         """READ_ONLY after a failure, as entries that cannot be flushed would fill the memory, and
-        while the disks are full."""
+        while the disks are full or the journal stalls."""
         return BookieState.READ_ONLY if self._why_read_only() else BookieState.WRITABLE
 
     def _why_read_only(self) -> str:
-        return self._bookie.failure or self._bookie.disks.reason
+        return self._bookie.failure or self._bookie.disks.reason or self._stall.reason
 
     def _on_state_changed(self) -> None:
-        """A disk became full, or has room again: what is registered follows at once."""
+        """A disk became full or stalls, or not any more: what is registered follows at once."""
         if self._announced is not None:
             self._announced.refresh_soon()
+
+    def _on_stall(self, service: BookieService, reason: str) -> None:
+        service.journal_stalls(reason)
+        self._on_state_changed()
 
     def _describe(self) -> Description:
         stats = self._bookie.stats()
@@ -421,7 +434,7 @@ class BookieServer:
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
             "metadata_restored": self._metrics.metadata_restored(),
-            "read_only": storage.disks.reason,
+            "read_only": storage.disks.reason or self._stall.reason,
             "directories": storage.disks.status(storage.directories),
         }
 

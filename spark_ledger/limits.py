@@ -305,6 +305,13 @@ BOOKIE_CLOSE_TIMEOUT_S: Final = 60.0
 """Enough to flush a whole write cache to a slow disk. Then the process ends all the same: the
 journal has everything that was acknowledged."""
 
+JOURNAL_STALLED_S: Final = 2.0
+"""A bookie whose journal has not synced for this long says so. Less than `ADD_TIMEOUT_S`, so that
+clients need not find out by silence; more than a disk that is only busy takes (rule S15)."""
+
+JOURNAL_LOOK_S: Final = 0.25
+"""How often a bookie looks whether its journal stalls: a small part of the time above."""
+
 # -- time ------------------------------------------------------------------------------------------
 
 ADD_TIMEOUT_S: Final = 5.0

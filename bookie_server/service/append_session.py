@@ -5,6 +5,9 @@ The reading side hands each run to the bookie and goes on reading; the writing s
 become durable since its last message. One synced journal batch completes many runs at once, so its
 results travel in one message, and of several runs of one tag only the last one is named.
 
+A journal that stalls is told as a note, STALLED: what was sent may become durable yet, and its
+result follows then (rule S15).
+
 A result covers all runs of its tag before it (rule P3). This holds because the bookie answers the
 runs of a ledger in order, and because no run behind a refused one is acknowledged: those that were
 on their way to the disk already may be stored, later ones are dropped.
@@ -48,10 +51,20 @@ class _AppenderState:
     """The runs of one tag: how many are pending, what is durable, and what ended it.
 
     ``acknowledged`` is durable and not reported yet; ``refused_entry`` is the last entry of the
-    earliest run that was refused. Both are NO_ENTRY if there is none. Service thread only.
+    earliest run that was refused. Both are NO_ENTRY if there is none. ``told``: its client knows
+    that what it sent waits for a journal that stalls, and ``note`` says it. Service thread only.
     """
 
-    __slots__ = ("acknowledged", "ledger_id", "pending", "refusal", "refused_entry", "tag")
+    __slots__ = (
+        "acknowledged",
+        "ledger_id",
+        "note",
+        "pending",
+        "refusal",
+        "refused_entry",
+        "tag",
+        "told",
+    )
 
     def __init__(self, tag: int, ledger_id: LedgerId) -> None:
         self.tag = tag
@@ -60,6 +73,8 @@ class _AppenderState:
         self.acknowledged = NO_ENTRY
         self.refusal: Refusal | None = None
         self.refused_entry = NO_ENTRY
+        self.note = ""
+        self.told = False
 
     def refuse(self, last_entry: EntryId, refusal: Refusal) -> None:
         """Keep the refusal of the earliest run; it is reported once those before it are.
@@ -106,6 +121,7 @@ class AppendSession:
         self.peer = context.peer()
         self._metrics = metrics
         self._refusal = refusal
+        self._stall = ""
         self._appenders: dict[int, _AppenderState] = {}
         self._changed: dict[int, _AppenderState] = {}  # those with something to report
         self._pending = 0  # runs of all appenders that are not answered
@@ -152,6 +168,20 @@ class AppendSession:
         finally:
             writer.cancel()
             await asyncio.wait([writer])
+
+    def journal_stalls(self, reason: str) -> None:
+        """The journal does not sync, or goes on (""): tell all who wait, and who comes now."""
+        self._stall = reason
+        if reason:
+            for appender in self._appenders.values():
+                self._note_stall(appender)
+
+    def _note_stall(self, appender: _AppenderState) -> None:
+        """Tell an appender once, until something of it is durable."""
+        if appender.pending and not appender.told:
+            appender.told, appender.note = True, self._stall
+            self._changed[appender.tag] = appender
+            self._wake.set()
 
     def cut(self) -> None:
         """End the call at once, with what gRPC holds for it."""
@@ -247,6 +277,8 @@ class AppendSession:
             last_add_confirmed=frame_last_add_confirmed(run),
             done=done,
         )
+        if self._stall:
+            self._note_stall(appender)
 
     def _completed(
         self,
@@ -268,6 +300,7 @@ class AppendSession:
             appender.refuse(last_entry, Refusal(status, message))
         elif appender.refusal is None or last_entry < appender.refused_entry:
             appender.acknowledged = last_entry
+            appender.told, appender.note = False, ""
         self._changed[appender.tag] = appender
         self._wake.set()
         self._gate.completed()
@@ -293,6 +326,15 @@ class AppendSession:
                 )
                 appender.acknowledged = NO_ENTRY
             if appender.pending:
+                if appender.note:
+                    response.results.add(
+                        tag=tag,
+                        ledger_id=appender.ledger_id,
+                        last_entry=NO_ENTRY,
+                        status=status_to_wire(BookieStatus.STALLED),
+                        message=appender.note,
+                    )
+                    appender.note = ""
                 continue
             if appender.refusal is None:
                 del self._appenders[tag]

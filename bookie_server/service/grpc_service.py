@@ -96,6 +96,7 @@ class BookieService:
         self._sessions: set[AppendSession] = set()
         self._polls: set[asyncio.Event] = set()
         self._is_draining = False
+        self._stall = ""
         self._pool = ThreadPoolExecutor(BOOKIE_READ_THREADS, thread_name_prefix="bookie-read")
         # Of its own: who asks how a bookie does must not wait behind those who keep it busy.
         self._describing = ThreadPoolExecutor(1, thread_name_prefix="bookie-describe")
@@ -142,6 +143,12 @@ class BookieService:
         for poll in list(self._polls):
             poll.set()
 
+    def journal_stalls(self, reason: str) -> None:
+        """The journal does not sync, or goes on (""): those who add are told (rule S15)."""
+        self._stall = reason
+        for session in self._sessions:
+            session.journal_stalls(reason)
+
     def memory_is_short(self, is_short: bool) -> None:
         """Take in less from now on, or as much as usual again."""
         self._gate.memory_is_short(is_short)
@@ -182,6 +189,7 @@ class BookieService:
                 metrics=self._metrics,
                 refusal=self._wrong_bookie(context),
             )
+            session.journal_stalls(self._stall)
             self._metrics.append_streams += 1
             self._sessions.add(session)
             try:

@@ -34,6 +34,8 @@ from spark_ledger.protocol.events import (
     ChooseBookies,
     MetadataConflict,
     MetadataFailed,
+    MetadataRead,
+    MetadataUnread,
     MetadataWritten,
     WriteMetadata,
 )
@@ -168,6 +170,23 @@ class ClientContext:
         except LedgerError as error:
             return MetadataFailed(error)
         return MetadataWritten(command.metadata, version)
+
+    async def read_metadata(self, ledger_id: LedgerId) -> MetadataRead | MetadataUnread:
+        """What is stored of a ledger now. A store that is away is asked again until the deadline of
+        ``write_metadata``."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + METADATA_READ_AGAIN_FACTOR * self.config.metadata_timeout_s
+        while True:
+            try:
+                stored = await self.ledgers.read_latest(ledger_id)
+            except NotFoundError:
+                return MetadataRead(None)
+            except LedgerError as error:
+                if not isinstance(error, MetadataUnavailableError) or loop.time() >= deadline:
+                    return MetadataUnread(error)
+                await asyncio.sleep(METADATA_RETRY_DELAY_S)
+            else:
+                return MetadataRead(stored.value)
 
     async def _read_again(
         self, ledger_id: LedgerId, deadline: float

@@ -41,6 +41,7 @@ from spark_ledger.protocol.events import (
     Failed,
     FailEntries,
     OpenAppender,
+    ReadMetadata,
     SendEntries,
     WriteMetadata,
 )
@@ -280,6 +281,8 @@ class LedgerWriter:
                 self._machine_loop.answer(self._choose(command))
             case WriteMetadata():
                 self._machine_loop.answer(self._write_metadata(command))
+            case ReadMetadata():
+                self._machine_loop.answer(self._context.read_metadata(self.ledger_id))
             case AnnounceLastConfirmed():
                 self._machine_loop.spawn(self._announce(command))
             case FailEntries():

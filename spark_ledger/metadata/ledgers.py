@@ -70,6 +70,7 @@ class LedgerStore:
         for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.create(path, data)
+                self._seen.note(Versioned(metadata, 0))
                 return Versioned(metadata, 0)
             except ConflictError:
                 found = await self.read(metadata.ledger_id)
@@ -117,6 +118,15 @@ class LedgerStore:
         except NoSuchLedgerError:
             return await self._read(ledger_id, self._store.get_latest)
 
+    async def read_latest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+        """As ``read``, and no older than this call, though the server that answers may lag."""
+        found = await self._read(ledger_id, self._store.get_latest)
+        if self._seen.is_older(found):  # than a change that this client made meanwhile, perhaps
+            found = await self._read(ledger_id, self._store.get_latest)
+            self._seen.refuse_older(found)
+        self._seen.note(found)
+        return found
+
     async def compare_and_set(self, metadata: LedgerMetadata, version: int) -> int:
         """Replace the metadata if their version is ``version``; the new version (rule P6).
 
@@ -127,7 +137,8 @@ class LedgerStore:
         ledger_id = metadata.ledger_id
         data = encode_ledger(metadata)
         if self._seen.is_doubtful(ledger_id):
-            # In a store that went back, other metadata may have the version of those seen here.
+            # In a store that went back, other metadata may have the version of those seen here. A
+            # session that is lost from here on fails the write.
             await self.read(ledger_id)
         try:
             new_version = await self._store.put(ledger_path(ledger_id), data, version)

@@ -7,19 +7,18 @@ and P8); without a replacement the writer goes on while AQ is in reach (rule P10
 
 from __future__ import annotations
 
-from typing import Final
-
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits import FRAGMENTS_MAX
 from spark_ledger.protocol import append_errors
+from spark_ledger.protocol.append_announce import Announcements
+from spark_ledger.protocol.append_fence import FenceQuestion
 from spark_ledger.protocol.append_limits import AppendLimits
-from spark_ledger.protocol.append_phases import TRANSITIONS, Phase
+from spark_ledger.protocol.append_phases import ENDING, TRANSITIONS, Phase
 from spark_ledger.protocol.ensemble import closed, replace_bookies, with_ensemble
 from spark_ledger.protocol.events import (
     Abandon,
     AddAcknowledged,
     AddFailed,
-    AnnounceLastConfirmed,
     Append,
     BookiesChosen,
     Close,
@@ -32,6 +31,8 @@ from spark_ledger.protocol.events import (
     FailEntries,
     MetadataConflict,
     MetadataFailed,
+    MetadataRead,
+    MetadataUnread,
     MetadataWritten,
     Tick,
     WriteMetadata,
@@ -41,13 +42,11 @@ from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import (
     NO_ENTRY,
     BookieId,
+    BookieStatus,
     EntryId,
     LedgerMetadata,
     LedgerState,
 )
-
-_ENDING: Final = (Phase.CLOSING, Phase.CLOSED)
-"""The phases in which no entry is taken or confirmed any more."""
 
 
 class AppendMachine:
@@ -84,9 +83,8 @@ class AppendMachine:
             metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
         )
         self._lengths = Lengths()
-        self._announced: EntryId = NO_ENTRY
-        """The last add confirmed that bookies were told of, by an entry or on its own."""
-        self._last_append_at = now
+        self._announcements = Announcements(now, self._limits.explicit_lac_delay_s)
+        self._fence = FenceQuestion()
         self._replacements: dict[int, BookieId] = {}
         """Chosen and not yet installed, by index."""
         self._wanted: LedgerMetadata | None = None
@@ -164,22 +162,23 @@ class AppendMachine:
         return (
             self._phase is Phase.WRITING
             and self._replication.held_by_all_live() == self._last_add_pushed
-            and self._announced >= self._last_add_confirmed
+            and not self._announcements.owes(self._last_add_confirmed)
         )
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest time at which a tick may change something; None if none will. The shell
         ticks then, and not before: what ``_on_tick`` comes to look at has to be named here."""
-        if self._phase in _ENDING:
+        if self._phase in ENDING:
             return None
         limits = self._limits
         silence_s = limits.add_timeout_s if self.has_room else limits.slow_bookie_grace_s
         due = [self._replication.next_silence(silence_s)]
         if self._last_add_pushed > self._last_add_confirmed:
-            due.append(self._replication.next_retry())
-        elif self._announced < self._last_add_confirmed:
-            due.append(self._last_append_at + limits.explicit_lac_delay_s)
+            # While a fence is in question nobody is looked for: the answer is an event of its own.
+            due.append(None if self._fence.is_open else self._replication.next_retry())
+        elif self._announcements.owes(self._last_add_confirmed):
+            due.append(self._announcements.due_at)
         return min((at for at in due if at is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -205,6 +204,8 @@ class AppendMachine:
                 return self._on_conflict(event, now)
             case MetadataFailed():
                 return self._on_metadata_failed(event)
+            case MetadataRead() | MetadataUnread():
+                return self._on_looked(event, now)
             case Close():
                 return self._on_close()
             case Abandon():
@@ -229,12 +230,11 @@ class AppendMachine:
     # -- adding ------------------------------------------------------------------------------------
 
     def _on_append(self, event: Append, now: float) -> list[Command]:
-        assert self._phase not in _ENDING, "The shell checks that entries are taken before it adds."
+        assert self._phase not in ENDING, "The shell checks that entries are taken before it adds."
         assert event.sizes, "An append carries entries."
         self._lengths.extend(event.sizes)
         self._last_add_pushed = EntryId(self._last_add_pushed + len(event.sizes))
-        self._announced = self._last_add_confirmed  # piggybacked in the frames being sent
-        self._last_append_at = now
+        self._announcements.carried(self._last_add_confirmed, now)  # in the frames being sent
         commands = self._replication.push(self._last_add_pushed, now)
         if not self._replication.can_confirm():
             self._replication.retry_now(now)  # the ledger depends on it: ask before giving up
@@ -271,7 +271,7 @@ class AppendMachine:
     # -- failures and ensemble changes -------------------------------------------------------------
 
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
-        if self._phase in _ENDING:
+        if self._phase in ENDING:
             return []  # its appenders are closed; only the metadata store has a say now
         excused = self._replication.excuse(event, now)
         if excused is not None:
@@ -279,17 +279,24 @@ class AppendMachine:
         if not self._replication.fail(event, now, self._limits.replacement_retry_s):
             return []  # not a member any more: what it says of the ledger may be long out of date
         closing: list[Command] = [CloseAppender(event.bookie_index)]
-        refusal = append_errors.refusal(self._metadata.ledger_id, event)
-        if refusal is not None:
-            return closing + self._stop(refusal)
+        if event.status is BookieStatus.FENCED:
+            return closing + self._fence.ask(event.bookie_id)
         return closing + self._change_if_needed(now)
+
+    def _on_looked(self, event: MetadataRead | MetadataUnread, now: float) -> list[Command]:
+        """Whether a bookie that speaks of a fence is to be believed (rule P18)."""
+        if self._phase in ENDING:
+            return []  # its own compare-and-set decides
+        can_wait = self._replication.can_confirm()
+        commands, error = self._fence.answer(event, self._metadata, can_wait=can_wait)
+        return commands + (self._change_if_needed(now) if error is None else self._stop(error))
 
     def _change_if_needed(self, now: float, silent: tuple[int, ...] = ()) -> list[Command]:
         """Start an ensemble change, if a bookie has failed and entries are waiting.
 
         ``silent`` have not failed, and cannot be spared: others are looked for (rule P11).
         """
-        if self._phase is not Phase.WRITING:
+        if self._phase is not Phase.WRITING or self._fence.is_open:
             return []
         if self._last_add_pushed == self._last_add_confirmed:
             # Nothing waits for the bookie. The next add deals with it (rule P9); a change now would
@@ -460,11 +467,8 @@ class AppendMachine:
         return closed(self._metadata, last_entry=end, length=self._lengths.at(end))
 
     def _is_our_end(self, stored: LedgerMetadata) -> bool:
-        """Whether another client closed the ledger with exactly what this writer confirmed.
-
-        The length is compared too: empty entries move the end and not the length, and an end may be
-        equal where the entries are not.
-        """
+        """Whether another client closed the ledger with exactly what this writer confirmed. The
+        length counts too: an end may be equal where the entries are not."""
         end = self._last_add_confirmed
         return stored.last_entry_id == end and stored.length == self._lengths.at(end)
 
@@ -476,7 +480,7 @@ class AppendMachine:
     # -- time --------------------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> list[Command]:
-        if self._phase in _ENDING:
+        if self._phase in ENDING:
             return []
         limits, replication = self._limits, self._replication
         commands = replication.resume(now)
@@ -488,13 +492,7 @@ class AppendMachine:
         retry_s, wait_s = limits.replacement_retry_s, limits.stalled_wait_s
         commands += replication.fail_silent(failing, now, retry_s, wait_s)
         commands += self._change_if_needed(now, asked)  # one change for all of them
-        idle = (
-            self._last_add_pushed == self._last_add_confirmed
-            and now - self._last_append_at >= limits.explicit_lac_delay_s
-        )
-        if idle and self._announced < self._last_add_confirmed:
-            # Entries carry the LAC of when they were sent, so without this the last ones stay
-            # invisible to readers for as long as the writer has nothing to add (rule P5).
-            self._announced = end = self._last_add_confirmed
-            commands.append(AnnounceLastConfirmed(end, replication.live_bookies))
+        end, announcements = self._last_add_confirmed, self._announcements
+        if announcements.owes(end) and self._last_add_pushed == end and now >= announcements.due_at:
+            commands.append(announcements.announce(end, replication))
         return commands

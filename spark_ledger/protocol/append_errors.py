@@ -16,22 +16,8 @@ from spark_ledger.errors import (
     LedgerTakenOverError,
     UnauthorizedError,
 )
-from spark_ledger.protocol.events import AddFailed
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import BookieStatus, EntryId, LedgerId, LedgerMetadata
-
-
-def refusal(ledger_id: LedgerId, event: AddFailed) -> LedgerError | None:
-    """Why this failure is about the ledger and not about the bookie; None if it is not.
-
-    A writer that took a fence for an ordinary failure would replace the bookies that refuse it, and
-    go on behind the back of the recovery that fenced them (rule P12). A bookie that refuses the
-    password is one bad bookie: this client made the ledger, so its password is right (rule P20).
-    """
-    bookie = f"ledger {ledger_id}: bookie {event.bookie_id}"
-    if event.status is BookieStatus.FENCED:
-        return FencedError(f"{bookie} says that another client has fenced the ledger")
-    return None
 
 
 def describe(replication: Replication) -> str:

@@ -14,6 +14,8 @@ from spark_ledger.protocol.events import (
     Close,
     MetadataConflict,
     MetadataFailed,
+    MetadataRead,
+    MetadataUnread,
     MetadataWritten,
     Tick,
 )
@@ -30,27 +32,34 @@ class Phase(Enum):
     CLOSED = auto()
 
 
+ENDING: Final = (Phase.CLOSING, Phase.CLOSED)
+"""The phases in which no entry is taken or confirmed any more."""
+
 _CHANGE_ENDS: Final = (BookiesChosen, MetadataWritten, MetadataConflict)
 """What can end an ensemble change. The failures that are left decide in the same step whether the
 writer stays in WRITING, changes its ensemble again, or gives up (rules P8 and P10)."""
 
+_STOPS: Final = (MetadataRead, MetadataUnread, Abandon)
+"""What can stop a writer in any phase but CLOSING: a fence that the metadata confirm, or cannot
+deny (rule P18), and its own end."""
+
 TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, tuple[type, ...]]]] = {
     Phase.WRITING: {
-        Phase.CHOOSING: (Append, AddFailed, Tick, *_CHANGE_ENDS),
-        Phase.CLOSING: (Close, AddFailed, Tick, *_CHANGE_ENDS),
-        Phase.CLOSED: (AddFailed, Abandon),
+        Phase.CHOOSING: (Append, AddFailed, Tick, MetadataRead, *_CHANGE_ENDS),
+        Phase.CLOSING: (Close, AddFailed, Tick, MetadataRead, *_CHANGE_ENDS),
+        Phase.CLOSED: _STOPS,
     },
     Phase.CHOOSING: {
         Phase.WRITING: (BookiesChosen,),
         Phase.CHANGING: (BookiesChosen,),
         Phase.CLOSING: (BookiesChosen, Close),
-        Phase.CLOSED: (AddFailed, Abandon),
+        Phase.CLOSED: _STOPS,
     },
     Phase.CHANGING: {
         Phase.WRITING: _CHANGE_ENDS,
         Phase.CHANGING: (MetadataConflict,),
         Phase.CLOSING: (MetadataConflict, Close),
-        Phase.CLOSED: (MetadataConflict, MetadataFailed, AddFailed, Abandon),
+        Phase.CLOSED: (MetadataConflict, MetadataFailed, *_STOPS),
     },
     Phase.CLOSING: {
         Phase.CLOSED: (MetadataWritten, MetadataConflict, MetadataFailed, Abandon),

@@ -85,6 +85,19 @@ class MetadataFailed(NamedTuple):
     error: LedgerError
 
 
+class MetadataRead(NamedTuple):
+    """What is stored of the ledger, no older than the question; None if it is gone. Answers
+    ``ReadMetadata``."""
+
+    metadata: LedgerMetadata | None
+
+
+class MetadataUnread(NamedTuple):
+    """What is stored of the ledger cannot be told. Answers ``ReadMetadata``."""
+
+    error: LedgerError
+
+
 class Close(NamedTuple):
     """The application closes the ledger; adds that are still pending are given up."""
 
@@ -170,6 +183,8 @@ Event = (
     | MetadataWritten
     | MetadataConflict
     | MetadataFailed
+    | MetadataRead
+    | MetadataUnread
     | Close
     | Abandon
     | Tick
@@ -244,6 +259,11 @@ class WriteMetadata(NamedTuple):
 
     metadata: LedgerMetadata
     version: int
+
+
+class ReadMetadata(NamedTuple):
+    """Read the ledger's metadata as they are now, and not as a server that lags has them. One such
+    question is open at a time."""
 
 
 class AnnounceLastConfirmed(NamedTuple):
@@ -323,6 +343,7 @@ Command = (
     | FailEntries
     | ChooseBookies
     | WriteMetadata
+    | ReadMetadata
     | AnnounceLastConfirmed
     | ReadLastConfirmed
     | ReadEntries

@@ -25,6 +25,8 @@ class Scope:
     """Requests of which a client learns that there is no answer; they may still arrive."""
     closes: bool = False
     """Whether the writer may close its ledger."""
+    liar: int | None = None
+    """The bookie of this index says to every add of the writer that the ledger is fenced."""
     slow: int | None = None
     """None: messages arrive in any order. Else that many channels may be slow, by choice at any
     moment, and theirs arrive whenever they like; all others bring the oldest message first."""
@@ -36,6 +38,7 @@ class Scope:
         words += [_count(self.crashes, "crash", "crashes")] if self.crashes else []
         words += [_count(self.losses, "timeout")] if self.losses else []
         words += ["close"] if self.closes else []
+        words += [] if self.liar is None else ["a false fence"]
         words += ["any order" if self.slow is None else f"{self.slow} slow"]
         return ", ".join(words)
 
@@ -60,6 +63,9 @@ QUICK = (
     _scope("pair-crash", (2, 2, 1), entries=1, crashes=1),
     _scope("stripe", (3, 2, 2), entries=1, slow=3),
     _scope("pair-two-recoveries", (2, 2, 2), entries=1, recoveries=2, slow=2),
+    _scope("pair-false-fence", (2, 2, 1), entries=1, liar=0),
+    _scope("pair-false-fence-timeout", (2, 2, 2), entries=1, losses=1, liar=0, slow=1),
+    _scope("three-false-fence", (3, 3, 2), entries=1, liar=0, slow=1),
     _scope("pair-ack-2", (2, 2, 2)),
     _scope("pair", (2, 2, 1)),
 )

@@ -32,6 +32,7 @@ from spark_ledger.protocol.events import (
     ReadEntries,
     ReadLastConfirmed,
     ReadLength,
+    ReadMetadata,
     SendEntries,
     TellLength,
     WriteMetadata,
@@ -100,6 +101,10 @@ class Choose(NamedTuple):
     avoided: frozenset[BookieId]
 
 
+class Look(NamedTuple):
+    """A question for the metadata."""
+
+
 class CompareAndSet(NamedTuple):
     """A change of the metadata."""
 
@@ -107,7 +112,7 @@ class CompareAndSet(NamedTuple):
     version: int
 
 
-Request = Store | AskLast | Read | AskLength | Choose | CompareAndSet
+Request = Store | AskLast | Read | AskLength | Choose | Look | CompareAndSet
 
 
 class Step(NamedTuple):
@@ -261,6 +266,8 @@ class _Run:
                 self.take(LengthRead(ENTRY_BYTES * (command.entry_id + 1), NO_ENTRY))
             case WriteMetadata():
                 self._send("metadata", CompareAndSet(command.metadata, command.version))
+            case ReadMetadata():
+                self._send("look", Look())
             case ChooseBookies():
                 shell.failed_before |= frozenset(command.failed.values())
                 failed = tuple(command.failed.items())

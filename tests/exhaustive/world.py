@@ -23,6 +23,7 @@ from spark_ledger.protocol.events import (
     LengthRead,
     LengthUnknown,
     MetadataConflict,
+    MetadataRead,
     MetadataWritten,
     ReadEnded,
 )
@@ -46,6 +47,7 @@ from tests.exhaustive.shells import (
     Choose,
     Clients,
     CompareAndSet,
+    Look,
     Read,
     Request,
     Step,
@@ -217,7 +219,7 @@ class World:
         seen = set()
         for number, _ in state.network:
             channel = self.channels[number // 2]
-            if number // 2 not in seen and channel.kind not in ("choose", "length"):
+            if number // 2 not in seen and channel.kind not in ("choose", "length", "look"):
                 seen.add(number // 2)
                 if self.clients[state.clients[channel.client]].listens(channel):
                     yield Action("lose", number)
@@ -383,6 +385,8 @@ class _Draft:
                 return self._ask_length(message, number)
             case Choose():
                 return [self._choose(message)]
+            case Look():
+                return [MetadataRead(self.world.metadata[self.metadata])]
             case CompareAndSet():
                 return [self._compare_and_set(message)]
         raise AssertionError(message)
@@ -394,9 +398,8 @@ class _Draft:
         shell = self.world.clients[self.clients[index]]
         self.network.pop(number | 1, None)
         if channel.kind == "store":
-            self.event(
-                index, AddFailed(bookie_index, shell.lanes[bookie_index][0], BookieStatus.TIMEOUT)
-            )
+            bookie_id = shell.lanes[bookie_index][0]
+            self.event(index, AddFailed(bookie_index, bookie_id, BookieStatus.TIMEOUT))
         elif channel.kind == "last":
             self.event(index, LastConfirmedAnswer(bookie_index, BookieStatus.TIMEOUT, EntryId(-1)))
         elif channel.kind == "read":
@@ -418,7 +421,7 @@ class _Draft:
         status = BookieStatus.OK
         if not bookie.up:
             status = BookieStatus.UNAVAILABLE
-        elif bookie.fenced and not message.recovery:
+        elif (bookie.fenced or index == self.world.scope.liar) and not message.recovery:
             status = BookieStatus.FENCED
         bookie_index = channel.bookie_index
         if status is not BookieStatus.OK:
@@ -455,9 +458,7 @@ class _Draft:
             entry_id += message.stride
         if entry_id > message.first:
             events.append(EntriesRead(bookie_index, lane, EntryId(entry_id - message.stride)))
-        absent = BookieStatus.NO_SUCH_LEDGER
-        if bookie.knows_ledger:
-            absent = BookieStatus.NO_SUCH_ENTRY
+        absent = BookieStatus.NO_SUCH_ENTRY if bookie.knows_ledger else BookieStatus.NO_SUCH_LEDGER
         return [*events, ReadEnded(bookie_index, lane, absent, EntryId(entry_id))]
 
     def _ask_length(self, message: AskLength, number: int) -> list[Event]:
@@ -474,9 +475,8 @@ class _Draft:
 
     def _choose(self, message: Choose) -> Event:
         """A bookie that is no member, one that never failed first; else the failed one, if up."""
-        up = [
-            name for name, bookie in zip(self.world.names, self.bookies, strict=True) if bookie.up
-        ]
+        named = zip(self.world.names, self.bookies, strict=True)
+        up = [name for name, bookie in named if bookie.up]
         free = [name for name in up if name not in message.members]
         free.sort(key=message.avoided.__contains__)
         failed = dict(message.failed)

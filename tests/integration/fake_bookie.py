@@ -37,6 +37,7 @@ STATUS_LIES: Final = {
     "is-stalled": BookieStatus.STALLED,
     "is-full": BookieStatus.READ_ONLY,
     "has-errors": BookieStatus.IO_ERROR,
+    "speaks-of-a-fence": BookieStatus.FENCED,
     "is-another-bookie": BookieStatus.WRONG_BOOKIE,
     "knows-no-request": BookieStatus.BAD_REQUEST,
     "says-what-nobody-knows": BookieStatus.UNKNOWN_STATE,

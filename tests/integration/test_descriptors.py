@@ -67,11 +67,10 @@ def flood(address: str) -> list[socket.socket]:
 
 @pytest.mark.parametrize("port", ["address", "admin_address"])
 def test_idle_connections_under_few_descriptors_leave_the_storage_enough(
-    bookie: Process, port: str, metadata_uri: str
+    bookie: Process, port: str
 ) -> None:
     bookie.start("--format", python=(*UNDER_LIMITS, f"{LIMIT},{LIMIT}"))
     ready = bookie.await_ready()
-    asyncio.run(make_ledger(metadata_uri))
     idle: list[socket.socket] = []
 
     async def work(transport: GrpcTransport, bookie_id: BookieId) -> None:

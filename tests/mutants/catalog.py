@@ -7,6 +7,7 @@ occur exactly once is an error: the source has changed, and the mutant has to fo
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -113,9 +114,22 @@ def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
 
 
 def evenly(mutants: Sequence[Mutant], number_max: int) -> list[Mutant]:
-    """At most so many mutants, spread evenly over the list, and always the same."""
-    number = min(number_max, len(mutants))
-    return [mutants[index * len(mutants) // number] for index in range(number)]
+    """At most so many mutants, always the same: of each file in turn, spread evenly over it."""
+    areas: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        areas.setdefault(mutant.area, []).append(mutant)
+    shares = dict.fromkeys(areas, 0)
+    left = min(number_max, len(mutants))
+    while left:
+        for area in areas:
+            if left and shares[area] < len(areas[area]):
+                shares[area] += 1
+                left -= 1
+    return [
+        found[index * len(found) // shares[area]]
+        for area, found in areas.items()
+        for index in range(shares[area])
+    ]
 
 
 def _check_only_bodies(name: str, file: str, text: str) -> None:
@@ -125,6 +139,7 @@ def _check_only_bodies(name: str, file: str, text: str) -> None:
         raise StaleError(f"{name}: changes {file} outside of the bodies of functions")
 
 
+@functools.lru_cache(maxsize=256)
 def _outside(text: str) -> str:
     tree = ast.parse(text)
     for node in ast.walk(tree):

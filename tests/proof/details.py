@@ -155,6 +155,24 @@ def _chaos(figures: Figures) -> str:
     return table(("what", "number"), totals) + "\n" + table(heads, faults)
 
 
+def _hostile(figures: Figures) -> str:
+    rows = (
+        (
+            outcome["kind"],
+            f"{outcome['p99_before_ms']:.1f}",
+            f"{outcome['p99_ms']:.1f}",
+            f"{outcome['longest_ms']:.0f}",
+            outcome["peak_mib"],
+        )
+        for outcome in figures["outcomes"]
+    )
+    heads = (
+        "kind of client", "append of the neighbour before, p99 ms", "under attack, p99 ms",
+        "longest, ms", "the bookie's memory at most, MiB",
+    )  # fmt: skip
+    return f"Each kind for {figures['seconds']:g} s.\n\n" + table(heads, rows)
+
+
 def _fixes() -> str:
     bugs = tomllib.loads(BUGS.read_text(encoding="utf-8"))["bugs"]
     return table(("bug", "what was changed"), ((bug["bug"], bug["fix"]) for bug in bugs))
@@ -166,4 +184,5 @@ _SECTIONS: Final[dict[str, tuple[str, Callable[[Figures], str]]]] = {
     "crash": ("Crashes, failing operations and damage", _crash),
     "fuzz": ("Fuzzing", _fuzz),
     "chaos": ("Chaos", _chaos),
+    "hostile": ("Attack", _hostile),
 }

@@ -99,6 +99,16 @@ def _chaos(figures: Figures) -> str:
     )
 
 
+def _hostile(figures: Figures) -> str:
+    outcomes = figures["outcomes"]
+    return (
+        f"{len(outcomes)} kinds, {figures['seconds']:g} s each, "
+        f"{figures['entries']:,} entries of a neighbour: {len(figures['problems'])} problems; it "
+        f"waited at most {max(o['longest_ms'] for o in outcomes) / 1e3:.1f} s for one, and the "
+        f"bookie took at most {max(o['peak_mib'] for o in outcomes)} MiB"
+    )
+
+
 def _coverage(figures: Figures) -> str:
     return f"{figures['percent']:.0f} % of lines and branches of {len(figures['files'])} files"
 
@@ -124,6 +134,7 @@ _NAMES: Final = {
     "crash": "Crashes and disk faults",
     "fuzz": "Fuzzing",
     "chaos": "Chaos",
+    "hostile": "Attack",
     "coverage": "Branches",
 }
 
@@ -134,6 +145,7 @@ _METHODS: Final = {
     "crash": "A bookie's storage: a crash at, and a failure of, each disk operation; damaged files",
     "fuzz": "Malformed input to every parser of bytes and text",
     "chaos": "Real processes under load that are killed, paused, cut off and rolled back",
+    "hostile": "Hostile clients against a real bookie, beside a steady appender",
     "coverage": "Protocol, wire formats, rules and records of a bookie, by their own tests alone",
 }
 
@@ -144,6 +156,7 @@ _SHARES: Final = {
     "crash": f"{effort.CRASH_POINTS.test:,} crash points, fewer of the others",
     "fuzz": f"{effort.FUZZED_INPUTS.test:,} inputs, and a bookie's socket",
     "chaos": f"two mixes of faults, {effort.CHAOS_SECONDS.test} s each",
+    "hostile": f"{len(effort.HOSTILE_KINDS)} kinds, {effort.HOSTILE_SECONDS.test} s each",
     "coverage": "all",
 }
 
@@ -154,6 +167,7 @@ _FINDINGS: Final[dict[str, Callable[[Figures], str]]] = {
     "crash": _crash,
     "fuzz": _fuzz,
     "chaos": _chaos,
+    "hostile": _hostile,
     "coverage": _coverage,
 }
 

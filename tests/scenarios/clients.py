@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from spark_ledger.errors import MetadataUnavailableError, NoSuchLedgerError
@@ -25,11 +26,14 @@ from spark_ledger.protocol.events import (
     LastConfirmedAnswer,
     MetadataConflict,
     MetadataFailed,
+    MetadataRead,
+    MetadataUnread,
     MetadataWritten,
     OpenAppender,
     ReadEnded,
     ReadEntries,
     ReadLastConfirmed,
+    ReadMetadata,
     SendEntries,
     Tick,
     WriteMetadata,
@@ -125,6 +129,8 @@ class Client:
                 self._choose(command)
             case WriteMetadata():
                 self._write_metadata(command)
+            case ReadMetadata():
+                self._look()
             case AnnounceLastConfirmed():
                 for bookie_id in command.bookies:
                     self._announce(bookie_id, command.last_add_confirmed)
@@ -313,6 +319,29 @@ class Client:
         store = self.world.metadata
         told = f"{text}: version {store.version}, {store.value.state.value.replace('_', ' ')}"
         self._answer(METADATA, "metadata", told, MetadataConflict(store.value, store.version))
+
+    def _look(self) -> None:
+        self.message(METADATA, "look", "what is stored?", self._looked, self._cannot_look)
+
+    def _looked(self) -> None:
+        store = self.world.metadata
+        if store.refuses:
+            self._cannot_look()
+            return
+        told, metadata = store.value.state.value.replace("_", " "), store.value
+        event = MetadataRead(None if store.deleted else metadata)
+        self._told_what_is_stored(
+            f"version {store.version}, {told}" if not store.deleted else "nothing", event
+        )
+
+    def _cannot_look(self) -> None:
+        error = MetadataUnavailableError("the metadata store cannot be reached")
+        self._told_what_is_stored("refused", MetadataUnread(error))
+
+    def _told_what_is_stored(self, text: str, event: Event) -> None:
+        channel = f"{self.name}:look answers"
+        take = partial(self.take, event)
+        self.world.send(Message(METADATA, self.name, channel, text, take, self._cannot_look))
 
     def _answer(self, source: str, channel: str, text: str, event: Event) -> None:
         lose = self._read_metadata_again if source == METADATA else (lambda: self.take(event))

@@ -27,6 +27,7 @@ FLAGS = {
     "refuses-reads": "refuses_reads",
     "limbo": "in_limbo",
     "refuses-password": "refuses_password",
+    "speaks-of-a-fence": "speaks_of_a_fence",
 }
 
 
@@ -240,7 +241,7 @@ class Commands:
 
     def do_make(self, name: str, flag: str) -> None:
         """make b0 read-only | refuses-adds | refuses-recovery | refuses-reads | limbo |
-        refuses-password."""
+        refuses-password | speaks-of-a-fence."""
         setattr(self.world.bookies[BookieId(name)], FLAGS[flag], True)
 
     def do_mend(self, name: str, flag: str) -> None:

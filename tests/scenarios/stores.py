@@ -45,6 +45,7 @@ class ModelBookie:
     refuses_reads: bool = False
     in_limbo: bool = False
     refuses_password: bool = False
+    speaks_of_a_fence: bool = False
     damaged: set[int] = field(default_factory=set)
     hidden: set[int] = field(default_factory=set)
     """Entries that are on the disk, and that the bookie denies."""
@@ -60,7 +61,7 @@ class ModelBookie:
             return BookieStatus.UNAVAILABLE
         if password != self.password or self.refuses_password:
             return BookieStatus.UNAUTHORIZED
-        if self.fenced and not recovery:
+        if (self.fenced or self.speaks_of_a_fence) and not recovery:
             return BookieStatus.FENCED
         if self.read_only and not recovery:
             return BookieStatus.READ_ONLY

@@ -17,8 +17,10 @@ from spark_ledger.errors import (
     DigestMismatchError,
     FencedError,
     LedgerError,
+    MetadataRestoredError,
     NotEnoughBookiesError,
     NotFoundError,
+    UnauthorizedError,
 )
 from tests.history.model import Phase
 from tests.history.values import value
@@ -344,9 +346,11 @@ class ReaderClient(Client):
                 reader: LedgerReader = await self.attempt(
                     "open", self.open(client, self.ledger_id), ledger_id=self.ledger_id
                 )
-            except NotFoundError:
+            except (NotFoundError, MetadataRestoredError):
                 return None
-            except LedgerError:
+            except LedgerError as error:
+                if isinstance(error, UnauthorizedError) and self.world.options.restores:
+                    return None  # bookies hold another ledger of this id
                 await asyncio.sleep(0.1)
             else:
                 return reader

@@ -49,7 +49,7 @@ class Arrival:
         self.rivals: list[Process] = []
         self._zookeeper = zookeeper
         self._rivals = 0
-        if node.world.options.copies:
+        if node.world.options.copies or node.world.options.restores:
             self._found()
 
     # -- a schedule without copies -----------------------------------------------------------------
@@ -139,6 +139,10 @@ class Arrival:
     def _refused(self, process: Process, error: LedgerError) -> None:
         node = self.node
         self._end(process)
+        if self.original is None and self.world_was_restored:
+            node.say(f"{node.name} waits for `ledger cluster restored`: {error}")
+            node.restart_later()
+            return
         if self.original is None:
             node.start_failed(error)
             return
@@ -146,6 +150,11 @@ class Arrival:
         node.world.counts["copies refused"] += 1
         node.disk.files, self.original = self.original, None
         node.restart_later()
+
+    @property
+    def world_was_restored(self) -> bool:
+        """Whether the cluster may know fewer starts than this bookie."""
+        return bool(self.node.world.faults["metadata restored"])
 
     def _end(self, process: Process) -> None:
         """A start has failed: the process exits."""

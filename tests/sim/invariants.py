@@ -7,13 +7,16 @@ These are the checks that a history of clients cannot make, or only at the end o
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_ledger.metadata.codec import decode_ledger
+from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from tests.sim.base import SimBase
 from tests.sim.node import BookieNode
+from tests.sim.restoring import Owners
 from tests.sim.witness import Witness
 
 _BUCKET_PATH = re.compile(r"streams/[^/]+/commits/\d{7}")
@@ -31,6 +34,8 @@ class LedgerTruth:
     frames: dict[int, bytes] = field(default_factory=dict)
     """The content of each entry, as first acknowledged."""
     deleted: bool = False
+    disturbed: bool = False
+    """ZooKeeper was restored to a time at which the ledger was not closed, see ``restoring``."""
 
 
 class Invariants(Witness):
@@ -40,6 +45,8 @@ class Invariants(Witness):
         self._world = world
         self._nodes = nodes
         self.ledgers: dict[int, LedgerTruth] = {}
+        self.owners: Owners | None = None
+        """Whose entries bookies hold, in a schedule with a restore."""
 
     def of(self, ledger_id: int) -> LedgerTruth:
         """The record of a ledger, created when it is first mentioned."""
@@ -48,10 +55,28 @@ class Invariants(Witness):
             truth = self.ledgers[ledger_id] = LedgerTruth()
         return truth
 
+    def restored(self, nodes: Mapping[str, bytes]) -> None:
+        """The metadata are as these nodes say: only what they know as closed is judged in full."""
+        for ledger_id, truth in self.ledgers.items():
+            path = ledger_path(LedgerId(ledger_id))
+            data = nodes.get(path)
+            found = None if data is None else decode_ledger(path, LedgerId(ledger_id), data)
+            is_final = found is not None and found.is_closed and not truth.deleted
+            truth.metadata, truth.disturbed = found, truth.disturbed or not is_final
+
+    @property
+    def disturbed(self) -> frozenset[int]:
+        """Ledgers of which a restore may have lost something."""
+        return frozenset(each for each, truth in self.ledgers.items() if truth.disturbed)
+
     # -- what bookies say --------------------------------------------------------------------------
 
     def stored(self, node: BookieNode, run: EntryRun) -> None:
         """Check I4: no entry ever has two contents."""
+        if self.owners is not None and (mixed := self.owners.mixed(node, run)):
+            self._world.violate("restore", "mixed", mixed)
+        if self.of(run.ledger_id).disturbed:
+            return
         frames = self.of(run.ledger_id).frames
         for entry_id, frame in run.split():
             known = frames.setdefault(entry_id, bytes(frame))
@@ -65,6 +90,8 @@ class Invariants(Witness):
     def told(self, node: BookieNode, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
         """Check I6: no bookie returns a LAC beyond what was confirmed."""
         truth = self.of(ledger_id)
+        if truth.disturbed:
+            return
         proved = truth.confirmed
         if truth.metadata is not None and truth.metadata.is_closed:
             proved = max(proved, truth.metadata.last_entry_id)
@@ -83,7 +110,7 @@ class Invariants(Witness):
         metadata's ensemble store the entry."""
         truth, metadata = self.of(ledger_id), self.of(ledger_id).metadata
         truth.confirmed = max(truth.confirmed, entry_id)
-        if metadata is None:
+        if metadata is None or truth.disturbed:
             return  # the ledger was deleted
         if metadata.is_closed and entry_id > metadata.last_entry_id:
             self._world.violate(
@@ -149,6 +176,9 @@ class Invariants(Witness):
         self, ledger_id: int, truth: LedgerTruth, old: LedgerMetadata, new: LedgerMetadata
     ) -> None:
         say = self._world.violate
+        if old.incarnation != new.incarnation:
+            say("restore", "overwritten", f"ledger {ledger_id} was overwritten by an older one")
+            return
         if old.is_closed:
             # Also with the same end: whoever closes again has not seen the first close, and would
             # have closed at any other end too.
@@ -159,6 +189,8 @@ class Invariants(Witness):
                 say("I7", "reopened", f"ledger {ledger_id} left recovery and is open again")
             if new.state is LedgerState.IN_RECOVERY and new.fragments != old.fragments:
                 say("I9", "ensemble", f"ledger {ledger_id}: fragments changed during recovery")
+        if truth.disturbed:
+            return
         if new.state is LedgerState.OPEN and new.fragments != old.fragments:
             first = new.last_fragment.first_entry
             if first <= truth.confirmed:

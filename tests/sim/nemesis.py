@@ -11,6 +11,7 @@ from bookie_server.storage.ledgers.index import IndexRow
 from tests.sim.clients import Client, WriterClient
 from tests.sim.copies import Copier
 from tests.sim.node import BookieNode
+from tests.sim.restoring import Restorer
 from tests.sim.world import World
 
 
@@ -40,6 +41,8 @@ class Nemesis:
             "clock_jump": self._clock_jump,
         }
         self._copier = Copier(world)
+        if world.options.restores:
+            Restorer(world)
         self._next()
 
     def _next(self) -> None:
@@ -66,7 +69,7 @@ class Nemesis:
         world = self.world
         world.healing = True
         world.say("== healing ==")
-        world.zookeeper.down = False
+        world.zookeeper.down = world.zookeeper.restoring = False
         world.zookeeper.faults = 0.0
         world.zookeeper.cut_off.clear()
         world.network.mend_all()

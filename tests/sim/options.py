@@ -112,6 +112,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the bookie with the damaged journal loses its newest file instead of a bit."""
     copies: bool = False
     """Whether disks are copied, and bookies started on the copies."""
+    restores: bool = False
+    """Whether ZooKeeper is restored from a backup."""
 
 
 def draw_options(seed: int) -> Options:
@@ -151,6 +153,7 @@ def draw_options(seed: int) -> Options:
         stream=stream,
         loses_newest=draw.random() < 0.5,
         copies=draw.random() < 0.15 and not rot,
+        restores=draw.random() < 0.06 and stream is None,
     )
 
 

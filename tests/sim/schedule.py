@@ -33,6 +33,7 @@ from tests.sim.clients import Client, read_all
 from tests.sim.loop import Deadlock, current_process
 from tests.sim.nemesis import Nemesis
 from tests.sim.options import Options, options_of
+from tests.sim.restoring import check_disturbed, without
 from tests.sim.streams import judge_stream
 from tests.sim.world import World
 
@@ -210,14 +211,19 @@ class _Run:
 
     def _judge(self) -> None:
         world = self.world
-        for ledger in self.final.values():
+        disturbed = world.invariants.disturbed
+        for violation in check_disturbed(world, disturbed, self.final):
+            world.violate(violation.invariant, violation.name, violation.text)
+        judged = {number: each for number, each in self.final.items() if number not in disturbed}
+        for ledger in judged.values():
             if ledger.unreadable and not ledger.beyond_tolerance:
                 text = f"ledger {ledger.ledger_id} after healing: {ledger.unreadable}"
                 world.violate("I13", "unreadable", text)
-        things: list[FinalLedger | FinalStream] = [*self.final.values()]
+        history = without(world.history, disturbed) if disturbed else world.history
+        things: list[FinalLedger | FinalStream] = [*judged.values()]
         if self.stream and not (self.stream.unreadable and world.is_beyond_tolerance):
             things.append(self.stream)
-        for violation in check_all(world.history, FinalState.of(*things), exact=True):
+        for violation in check_all(history, FinalState.of(*things), exact=True):
             if violation.name == "unreadable" and world.is_beyond_tolerance:
                 continue  # more copies were damaged than the promises allow
             if violation.name == "not-linearizable" and world.options.stale_reads:

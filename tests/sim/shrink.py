@@ -91,6 +91,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("rot", ""),
         ("loses_newest", False),
         ("copies", False),
+        ("restores", False),
         ("flush_s", 30.0),
         ("chunk_bytes", 1 << 20),
         ("write_cache_bytes", 65536),

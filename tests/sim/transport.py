@@ -325,7 +325,8 @@ class SimTransport:
 
     async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
         def serve(node: BookieNode, reply: Callable[[BookieDescription], None]) -> None:
-            reply(BookieDescription(bookie_id, "sim", "sim", "writable", 0, 0, 0, 0, 0.0))
+            next_id = node.bookie.next_ledger_id() if node.bookie is not None else 0
+            reply(BookieDescription(bookie_id, "sim", "sim", "writable", 0, 0, 0, 0, 0.0, next_id))
 
         told = await self._call("describe", bookie_id, serve, timeout_s)
         if isinstance(told, BookieStatus):

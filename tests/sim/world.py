@@ -20,6 +20,7 @@ from tests.sim.invariants import Invariants
 from tests.sim.network import Network
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
+from tests.sim.restoring import Owners
 from tests.sim.strangers import StrangerClient
 from tests.sim.streams import AppendClient, Checkpoint, SinkClient, StreamReaderClient
 from tests.sim.zookeeper import SimZookeeper
@@ -36,6 +37,8 @@ class World(SimBase):
         self.history = History()
         self.nodes: dict[BookieId, BookieNode] = {}
         self.invariants = Invariants(self, self.nodes)
+        if options.restores:
+            self.invariants.owners = Owners()
         self.network = Network(self)
         self.zookeeper = SimZookeeper(
             self,
@@ -46,6 +49,8 @@ class World(SimBase):
         )
         self.clients: list[Client] = []
         self.ledger_ids: list[int] = []
+        self.successors: set[str] = set()
+        """Writers that started after ZooKeeper was restored."""
         self.passwords: dict[int, bytes] = {}
         """Passwords of the ledgers that have one."""
         self.recovering: Counter[int] = Counter()
@@ -99,11 +104,14 @@ class World(SimBase):
 
     def created(self, number: int, ledger_id: int) -> None:
         """A ledger exists: start its other clients."""
-        self.ledger_ids.append(ledger_id)
+        if ledger_id in self.ledger_ids:
+            self.counts["ids given again"] += 1
+        else:
+            self.ledger_ids.append(ledger_id)
         self.counts["ledgers"] += 1
-        plan, draw = self.options.ledgers[number], self.draw
-        if plan.password:
-            self.passwords[ledger_id] = PASSWORD
+        plans, draw = self.options.ledgers, self.draw
+        plan = plans[number % len(plans)]
+        self.passwords[ledger_id] = PASSWORD if plan.password else b""
 
         def come(name: str, kind: Any, *args: Any, after_s: float, **named: Any) -> None:
             def start() -> None:

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from spark_ledger.errors import (
     LedgerError,
@@ -20,7 +20,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.metadata.base import Create, Delete, Operation, Put, Watch, check_path
-from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree, _Node
 from spark_ledger.types import Versioned
 from tests.sim.base import SimBase
 from tests.sim.loop import Process
@@ -29,6 +29,9 @@ R = TypeVar("R")
 
 _check_path = functools.lru_cache(maxsize=4096)(check_path)
 """Cached, because every schedule asks for the same few paths many times."""
+
+Backup: TypeAlias = tuple[int, dict[str, tuple[bytes, int, int]]]
+"""The number of the last change, and the nodes that are not ephemeral: data, version, changes."""
 
 _HISTORY_MAX = 4
 _REGISTRATIONS = ("bookies/writable/", "bookies/readonly")
@@ -58,6 +61,30 @@ class SimTree(MemoryTree):
                     self._changed(path, None)
                 case _:
                     pass
+
+    def back_up(self) -> Backup:
+        """Everything that a restore brings back."""
+        nodes = {
+            path: (node.data, node.version, node.changes)
+            for path, node in self._nodes.items()
+            if node.owner is None
+        }
+        return self.zxid, nodes
+
+    def restore(self, backup: Backup) -> None:
+        """Be as the backup was: numbers and versions are given again, sessions are gone."""
+        self.zxid, nodes = backup
+        self.past.clear()
+        self._nodes = {
+            path: _Node(data, version, None, changes)
+            for path, (data, version, changes) in nodes.items()
+        }
+        self._children = {path: set() for path in nodes}
+        for path, (data, version, _) in nodes.items():
+            if path:
+                above, _, name = path.rpartition("/")
+                self._children[above].add(name)
+            self.past[path] = [(self.zxid, Versioned(data, version))]
 
     def at(self, path: str, zxid: int) -> Versioned[bytes]:
         """A node as it was after change ``zxid``, if that is still known."""
@@ -122,6 +149,7 @@ class SimStore(MemoryMetadataStore):
         self.watches: set[_SimWatch] = set()
         self.seen = zookeeper.tree.zxid
         """The last change that this session has seen; its reads are never older."""
+        self._went_back = ""
 
     @property
     def session(self) -> int:
@@ -146,6 +174,17 @@ class SimStore(MemoryMetadataStore):
         for subscription in list(self._lost):
             subscription.notify()
         self.notify_watches()
+
+    def come_back(self, *, shows: bool) -> None:
+        """Connect to a store that was restored: see whether it shows, with a new session."""
+        if shows and self.seen > self.changes.zxid:
+            self._went_back = "ZooKeeper was restored from a backup"
+        self.zookeeper.returning.discard(self.process.name)
+        self.expire()
+
+    @property
+    def restored(self) -> str:
+        return self._went_back
 
     def notify_watches(self) -> None:
         """Notify all watches: after a reconnect, changes may have been missed."""
@@ -185,9 +224,12 @@ class SimStore(MemoryMetadataStore):
         return act()
 
     async def _write(self, name: str, path: str, act: Callable[[], None]) -> None:
+        session = self._session
         await self._reach(name, path)
         await asyncio.sleep(self._delay())
         self._check_open(name, path)
+        if session != self._session and name in ("put", "transaction"):
+            raise OutcomeUnknownError(f"metadata {name} of {path!r}: the session was lost")
         error: LedgerError | None = None
         if self.zookeeper.strikes(1.0):
             error = await self._strike(name, path, act)
@@ -250,6 +292,10 @@ class SimZookeeper:
         self.stale_reads = stale_reads
         self.timeout_s = 1.0
         self.down = False
+        self.restoring = False
+        """Down until a backup is in place."""
+        self.returning: set[str] = set()
+        """Processes that have not connected since the restore."""
         self.cut_off: set[str] = set()
         self.stores: dict[str, SimStore] = {}
 
@@ -260,7 +306,20 @@ class SimZookeeper:
 
     def is_unreachable(self, process: Process) -> bool:
         """Whether the process cannot reach the servers now."""
-        return self.down or process.name in self.cut_off
+        name = process.name
+        return self.down or self.restoring or name in self.cut_off or name in self.returning
+
+    def restore(self, backup: Backup, *, shows: bool) -> None:
+        """Come back as the backup was. ``shows``: clients can tell it by the last change."""
+        self.tree.restore(backup)
+        self.restoring = False
+        for name, store in self.stores.items():
+            if store.process.alive:
+                self.returning.add(name)
+                delay_s = self.draw.choice([3.0, 100.0]) * self.world.delay()
+                self.world.loop.later(
+                    delay_s, store.process, functools.partial(store.come_back, shows=shows)
+                )
 
     def strikes(self, weight: float) -> bool:
         """Whether this request fails."""

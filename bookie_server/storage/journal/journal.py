@@ -2,9 +2,9 @@
 
 ``append`` queues a record. ``commit_pending`` writes the queue as one batch, syncs it, and posts
 all completions at once: one sync pays for everything that arrived during the sync before it. In a
-bookie a thread calls it in a loop; simulation and tests call it themselves. A small batch that
-comes while the disk is idle is committed in place by the service thread, because handing it to the
-other thread and back costs more than the sync.
+bookie a thread calls it in a loop; simulation and tests call it themselves. For a small batch that
+comes while the disk is idle the service thread waits a moment, because a post to its loop costs
+more than the sync; a disk that hangs stops the journal thread, and never the loop.
 
 A write or sync that fails is final (rule S3). After it the kernel may have dropped the pages and
 marked them clean, and it reports that only once: a second sync would succeed and prove nothing. So
@@ -15,9 +15,8 @@ A disk without room for the next file is no failure (rule S14). Nothing was writ
 be lost: who waits is refused with READ_ONLY, what was appended is kept in its order, because memory
 has it already (rule S2), and is written first once there is room.
 
-A journal object always starts a new file (rule S4). The last batches of the older file may have
-been read from pages that never reached the disk; a file that is never written again cannot mix them
-with newer ones.
+A journal object always starts a new file (rule S4): the last batches of the older one may have been
+read from pages that never reached the disk, and must not mix with newer ones.
 """
 
 from __future__ import annotations
@@ -31,13 +30,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import File, FileSystem, is_no_space
 from bookie_server.storage.journal.batch import pack_batch, records_bytes
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.journal.supply import FileSupply, NoRoomError
+from bookie_server.storage.journal.waiting import HandedBatch, JournalStats, Waiting
 from bookie_server.storage.records import (
     BATCH_ALIGNMENT,
     FILE_HEADER_BYTES,
@@ -53,44 +53,22 @@ logger = logging.getLogger(__name__)
 Post = Callable[[Callable[[], None]], None]
 
 _IN_PLACE_BYTES_MAX: Final = 64 * KIB
-"""Most that is committed in place: a message of one or few small entries."""
+"""Most that is committed in place: a message of few small entries."""
 
 _IN_PLACE_SYNC_S_MAX: Final = 0.002
-"""A disk whose last sync took longer is left to the thread: the service must not wait long."""
+"""Nobody waits in place for a disk whose last sync took longer."""
 
-
-class _Waiting(NamedTuple):
-    """A record that was appended, and who waits for it: nobody any more once it was refused."""
-
-    record_type: int
-    body: Block
-    done: Done | None
-
-
-class JournalStats(NamedTuple):
-    """Counters since the start, and what is in flight. Times are seconds."""
-
-    records: int
-    batches: int
-    bytes_written: int
-    sync_time_s: float
-    last_sync_s: float
-    bytes_in_flight: int
-    file_number: int
+_IN_PLACE_WAIT_S: Final = 0.01
+"""No longer, when it is slow all the same: a disk that hangs must not stop the loop."""
 
 
 class Journal:
     """One journal in one directory.
 
     Three threads meet here. The *service thread* appends, and runs the completions. The *journal
-    thread* commits what is queued. The *flush thread* reads the durable mark, and removes files
-    that no directory needs any more. Without ``start`` there is no journal thread, and whoever
-    calls ``commit_pending`` has its part.
-
-    Only one thread commits at a time, the *committer*. It is the journal thread, or the service
-    thread while the journal thread sleeps with an empty queue: only the service thread appends, so
-    nothing can wake the journal thread before the service thread is done (see ``_end_of_batch``).
-    What the committer changed is seen by the next one, as both have held ``_wakeup`` in between.
+    thread* commits what is queued: it is the *committer*. The *flush thread* reads the durable
+    mark, and removes files that no directory needs any more. Without ``start`` there is no journal
+    thread, and whoever calls ``commit_pending`` is the committer.
     """
 
     def __init__(
@@ -131,9 +109,11 @@ class Journal:
         self._clock = clock
         # Protected by _wakeup.
         self._wakeup = threading.Condition()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[Waiting] = deque()
         self._sleeping = False
         self._stopping = False
+        self._handed: HandedBatch | None = None  # what the service thread waits for
+        self._unsynced_since: float | None = None
         # Set once, under _wakeup. Any thread reads it: None may be out of date, a message is not.
         self._failure: str | None = None
         # Set and cleared by the committer, under _wakeup. Any thread reads it, perhaps out of date.
@@ -163,8 +143,7 @@ class Journal:
         """The checkpoint mark behind the last durable batch; any thread.
 
         A checkpoint reads it *before* it freezes the caches: what the mark covers was in memory
-        before it was in the journal, so it is frozen too (rule S2). Read afterwards, the mark
-        could cover an add that the frozen generation lacks.
+        first, so it is frozen too (rule S2). Read afterwards, it could cover an add that is not.
         """
         return self._durable
 
@@ -188,6 +167,12 @@ class Journal:
         """Why there is no next file, for want of space; "" when there is one. Any thread."""
         return self._no_room or self._supply.refusal
 
+    @property
+    def unsynced_s(self) -> float:
+        """How long something has waited without the end of a sync, or 0; any thread."""
+        since = self._unsynced_since
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
     def stats(self) -> JournalStats:
         """Counters; any thread."""
         return self._stats._replace(
@@ -201,12 +186,14 @@ class Journal:
             failure, no_room = self._failure, self._no_room
             if failure is None and no_room:
                 # It was decided before that was known: memory has it, so the journal gets it too.
-                self._queue.append(_Waiting(record_type, body, None))
+                self._queue.append(Waiting(record_type, body, None))
             elif failure is None:
-                self._queue.append(_Waiting(record_type, body, done))
+                self._queue.append(Waiting(record_type, body, done))
                 self._bytes_in_flight += body.length
-                # Inside ``batch`` the decision who commits falls at its end, when its size is
-                # known. A batch that is too large for the service thread anyway starts at once.
+                if self._unsynced_since is None:
+                    self._unsynced_since = self._clock()
+                # Inside ``batch`` its end decides, when its size is known. One that is too large to
+                # wait for in place starts at once.
                 may_be_in_place = self._in_batch and self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
                 if self._sleeping and not may_be_in_place:
                     self._wakeup.notify()
@@ -227,35 +214,35 @@ class Journal:
             self._end_of_batch()
 
     def _end_of_batch(self) -> None:
-        """Commit in place, or wake the journal thread."""
+        """Wake the journal thread, and wait for it where that is the fastest way."""
         with self._wakeup:
-            # Unless the journal thread sleeps it looks at the queue again, and so does whoever
-            # closes the journal, or commits without a thread.
+            # Who does not sleep looks at the queue again: the journal thread, or who closes.
             if not self._queue or not self._sleeping or self._stopping:
                 return
-            assert self._thread is not None, "only the journal thread sleeps"
-            if not self._is_fast_in_place():
-                self._wakeup.notify()
-                return
-            batch = list(self._queue)
-            self._queue.clear()
-        # Without the lock, and still alone: the journal thread sleeps until the queue holds
-        # something, and only this thread appends. A wake-up that was sent before finds the queue
-        # empty, and the thread sleeps on.
-        if self._commit(batch):
+            handed = self._handed = HandedBatch() if self._is_fast_in_place() else None
+            self._wakeup.notify()
+        if handed is None:
+            return
+        handed.wait(_IN_PLACE_WAIT_S)
+        with self._wakeup:
+            self._handed = None
+            batch = handed.durable
+        if batch:  # otherwise the journal thread posts the completion
             self._complete(batch, BookieStatus.OK, "")
 
     def _is_fast_in_place(self) -> bool:
         """Whether the disk was idle for as long as a sync takes, and a sync is short.
 
-        A busier journal is better off with its thread, which commits together what arrives during
-        a sync. The batch also has to fit into the file: making a new one takes several syncs.
+        A busier journal is better off without: it commits together what arrives during a sync. A
+        new file takes several syncs. And what is older has had its completion, or would get it
+        after this batch.
         """
         sync_s = self._stats.last_sync_s
         return (
             self._file is not None
             and self._no_room is None
             and self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
+            and self._bytes_in_flight == sum(waiting.body.length for waiting in self._queue)
             and self._durable.offset + 2 * _IN_PLACE_BYTES_MAX < self._file_bytes
             and 0.0 < sync_s <= _IN_PLACE_SYNC_S_MAX
             and self._clock() - self._idle_since >= sync_s
@@ -275,11 +262,26 @@ class Journal:
         batch = self._take()
         if not batch:
             return False
-        if self._commit(batch):
-            self._post(partial(self._complete, batch, BookieStatus.OK, ""))
+        is_durable = False
+        try:
+            is_durable = self._commit(batch)
+        finally:
+            self._committed(batch if is_durable else [])
         return True
 
-    def _commit(self, batch: list[_Waiting]) -> bool:
+    def _committed(self, durable: list[Waiting]) -> None:
+        """Tell of a batch that is durable; if it was refused, that was told."""
+        with self._wakeup:
+            waits = bool(self._queue) and self._no_room is None
+            self._unsynced_since = self._idle_since if waits else None
+            handed, self._handed = self._handed, None
+            if handed is not None:
+                handed.hand_back(durable)
+                return
+        if durable:
+            self._post(partial(self._complete, durable, BookieStatus.OK, ""))
+
+    def _commit(self, batch: list[Waiting]) -> bool:
         """Make a batch durable. False when that failed, for good; then all waiters are told."""
         assert batch, "an empty batch is no batch: replay would take its trailer for a commit"
         assert self._failure is None, "nothing is written behind a batch that failed"
@@ -296,11 +298,11 @@ class Journal:
             raise
         return True
 
-    def _wait_for_room(self, batch: list[_Waiting], error: NoRoomError) -> None:
+    def _wait_for_room(self, batch: list[Waiting], error: NoRoomError) -> None:
         """Refuse the batch and all that is queued, and keep the records for when there is room.
 
-        None of it was written. It is not dropped, because memory has it: a fence that was refused
-        holds there, and the key of a ledger goes to the disk before any entry of it.
+        It is not dropped, because memory has it: a fence that was refused holds there, and the key
+        of a ledger goes to the disk before any entry of it.
         """
         message = f"disk full: journal {self._directory}: {error}"
         logger.warning("%s; nothing is written until there is room", message)
@@ -349,10 +351,8 @@ class Journal:
                 self._wakeup.notify()
 
     def close(self) -> None:
-        """Commit what is queued, stop the thread, close the file. Closing twice is allowed.
-
-        The service thread appends nothing any more, whichever thread calls this.
-        """
+        """Commit what is queued, stop the thread, close the file; nothing is appended any more.
+        Closing twice is allowed."""
         with self._wakeup:
             if self._stopping:
                 return
@@ -364,11 +364,12 @@ class Journal:
         while self.commit_pending():
             pass
         assert all(each.done is None for each in self._queue), "a record is left without an answer"
-        if self._file is not None:
-            if self._failure is None:
-                with suppress(OSError):  # it would show damage of the last batch, and loses nothing
-                    self._end_file(self._file, 0)
-            self._file.close()
+        if self._file is None:
+            return
+        if self._failure is None:
+            with suppress(OSError):  # it would show damage of the last batch, and loses nothing
+                self._end_file(self._file, 0)
+        self._file.close()
 
     def _run(self) -> None:
         """The journal thread. At the end it has committed everything, or failed for good."""
@@ -394,12 +395,12 @@ class Journal:
         """Whether the journal thread has something to do; under the lock."""
         return self._retries if self._no_room is not None else bool(self._queue)
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[Waiting]:
         """The next batch, in the order of the appends; empty when nothing is queued.
 
         Bounded, so that the first record of a long queue is not answered as late as its last.
         """
-        batch: list[_Waiting] = []
+        batch: list[Waiting] = []
         room = self._batch_bytes_max
         with self._wakeup:
             queue = self._queue
@@ -409,7 +410,7 @@ class Journal:
                 batch.append(waiting)
         return batch
 
-    def _write(self, batch: list[_Waiting]) -> None:
+    def _write(self, batch: list[Waiting]) -> None:
         """Write and sync a batch; the durable mark moves behind it (rules S1 and S11)."""
         start = self._durable
         size = records_bytes(waiting.body for waiting in batch)
@@ -473,11 +474,10 @@ class Journal:
         file.pwritev([block], self._durable.offset)
         file.fdatasync()
 
-    def _fail(self, batch: list[_Waiting], error: Exception) -> None:
+    def _fail(self, batch: list[Waiting], error: Exception) -> None:
         """Answer the batch and all that is queued with IO_ERROR, for good (rule S3).
 
-        The failure is set and the queue is emptied under one lock: an append comes before, and is
-        answered here, or after, and is refused.
+        Both under one lock: an append comes before, and is answered, or after, and is refused.
         """
         message = f"journal {self._directory}: {error}; this bookie must restart"
         logger.error("%s", message)
@@ -490,7 +490,7 @@ class Journal:
         if first:
             self._post(partial(self._on_fatal, message))
 
-    def _complete(self, batch: list[_Waiting], status: BookieStatus, message: str) -> None:
+    def _complete(self, batch: list[Waiting], status: BookieStatus, message: str) -> None:
         """Tell everybody who waits, in the order of the appends. Service thread."""
         batch = [waiting for waiting in batch if waiting.done is not None]
         self._bytes_in_flight -= sum(waiting.body.length for waiting in batch)

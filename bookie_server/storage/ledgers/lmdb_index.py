@@ -245,8 +245,8 @@ class LmdbIndex:
         with _translated(self._path), self._env.begin(db=self._proofs) as transaction:
             expected = _proof(transaction, self._meta, _ROWS_KEY, self._path)
             for key, _stored in transaction.cursor():
-                self._with_rows.add(LedgerId(_LEDGER_KEY.unpack(key)[0]))
                 proof = _proof(transaction, self._proofs, key, self._path)
+                self._with_rows.add(LedgerId(_LEDGER_KEY.unpack(key)[0]))
                 values, total = values + proof.values, total + proof.total
         if (values, total & _SUM_MASK) != expected:
             raise CorruptionError(
@@ -291,7 +291,11 @@ class LmdbIndex:
     def highest_ledger(self) -> int:
         with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
             cursor = transaction.cursor()
-            return int(_LEDGER_KEY.unpack(cursor.key())[0]) if cursor.last() else -1
+            if not cursor.last():
+                return -1
+            key, stored = cursor.item()
+            _ledger_record(key, stored, self._path)  # a damaged key names no ledger
+            return int(_LEDGER_KEY.unpack(key)[0])
 
     def mark(self) -> Mark | None:
         with _translated(self._path), self._env.begin(db=self._meta) as transaction:

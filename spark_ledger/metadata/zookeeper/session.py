@@ -88,6 +88,8 @@ class Session:
         self._verification: asyncio.Task[None] | None = None
         self._outage: asyncio.Task[None] | None = None
         """Looks why there is no connection."""
+        self.lost = 0
+        """How many sessions were lost and have a successor."""
         self.restored = ""
         """What to say if the store went back in time; empty if it did not."""
         self.client = self._new_client()
@@ -231,6 +233,7 @@ class Session:
         self._connected.set()
         self._on_connected()
         if self._session_lost:
+            self.lost += 1
             self._session_lost = False
             for subscription in list(self._on_lost):
                 subscription.notify()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from kazoo import exceptions as kz
 
@@ -53,6 +53,9 @@ from spark_ledger.metadata.zookeeper.watches import WatchTable
 from spark_ledger.types import Versioned
 
 T = TypeVar("T")
+
+_VERSIONED: Final = ("put", "transaction")
+"""Writes that mean a version which their caller has read."""
 
 Look: TypeAlias = Callable[[float], Awaitable[bool]]
 """Given the deadline: did a write happen whose reply was lost? False means that it may be sent
@@ -312,11 +315,16 @@ class ZooKeeperStore:
     ) -> T | None:
         """Send a write; its answer, or None if ``look`` found that it has happened.
 
-        Without ``look``, a lost reply raises OutcomeUnknownError at once.
+        Without ``look``, a lost reply raises OutcomeUnknownError at once. So does a put or a
+        transaction for which the session was lost: the store may have been restored meanwhile, and
+        have given the version again that the caller means.
         """
+        sessions_lost = self._session.lost
         deadline = self._session.deadline()
         lost: BaseException | None = None
         while await self._session.wait_connected(deadline):
+            if self._session.lost != sessions_lost and action in _VERSIONED:
+                raise unknown(action, path, "the session was lost") from lost
             try:
                 return await self._session.submit(send, deadline)
             except LOST as error:

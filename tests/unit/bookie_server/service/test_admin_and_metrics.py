@@ -16,7 +16,7 @@ from bookie_server.service.log_bound import LogBound
 from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.service.prometheus import exposition
 from bookie_server.storage.disks import DiskStates
-from bookie_server.storage.journal.journal import JournalStats
+from bookie_server.storage.journal.waiting import JournalStats
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorageStats
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import BookieStatus

@@ -315,3 +315,59 @@ async def test_results_that_cannot_be_written_end_the_call(f: Fixture) -> None:
     f.context.send((1, 0))
     await settle()
     assert f.task.done()
+
+
+STALLED = int(BookieStatus.STALLED)
+
+
+@on_loop
+async def test_appenders_that_wait_are_told_of_a_stall_once_and_get_their_result_later(
+    f: Fixture,
+) -> None:
+    """STALLED is a note: what was sent may become durable yet (rule S15)."""
+    f.context.send((1, 0), (2, 0))
+    await settle()
+    f.bookie.hold = True
+    f.context.send((2, 1))
+    await settle()
+    del f.context.responses[:]
+    f.session.journal_stalls("journal /journal has not synced for 2.0 s")
+    await settle()
+    assert f.results == [(2, -1, STALLED)], "tag 1 waits for nothing"
+    f.context.send((2, 2), (3, 7))
+    await settle()
+    assert f.results[1:] == [(3, -1, STALLED)], "who comes now is told at once"
+    f.bookie.release()
+    await settle()
+    assert sorted(f.results[2:]) == [(2, 2, OK), (3, 7, OK)]
+
+
+@on_loop
+async def test_appender_is_told_again_when_the_journal_stalls_again(f: Fixture) -> None:
+    f.bookie.hold = True
+    f.context.send((1, 0))
+    f.context.send((1, 1))
+    await settle()
+    f.session.journal_stalls("it stalls")
+    await settle()
+    first, *f.bookie._held = f.bookie._held
+    first()
+    f.session.journal_stalls("")
+    await settle()
+    f.session.journal_stalls("it stalls again")
+    await settle()
+    f.bookie.release()
+    await settle()
+    assert f.results == [(1, -1, STALLED), (1, 0, OK), (1, -1, STALLED), (1, 1, OK)]
+
+
+@on_loop
+async def test_stall_that_has_ended_before_it_was_written_is_not_told(f: Fixture) -> None:
+    f.bookie.hold = True
+    f.context.send((1, 0), (1, 1))
+    await settle()
+    f.session.journal_stalls("it stalls")
+    f.bookie.release()
+    f.session.journal_stalls("")
+    await settle()
+    assert f.results == [(1, 1, OK)]

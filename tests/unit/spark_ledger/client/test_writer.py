@@ -231,6 +231,10 @@ def test_takeover_fails_adds_in_flight_and_queued() -> None:
         client, other = await world.client(), await world.client()
         writer = await client.create_ledger()
         await writer.append(b"0")
+        ledgers = other._context.ledgers
+        stored = await ledgers.read(writer.ledger_id)
+        marked = stored.value.with_changes(state=LedgerState.IN_RECOVERY)
+        await ledgers.compare_and_set(marked, stored.version)
         for bookie in world.bookies.values():
             bookie.ledgers[writer.ledger_id].fenced = True
         futures = [writer.append_nowait(b"in flight") for _ in range(3)]

@@ -104,6 +104,44 @@ def test_server_that_lags_behind_is_asked_to_catch_up() -> None:
     asyncio.run(main())
 
 
+def test_latest_metadata_are_not_those_of_a_server_that_lags() -> None:
+    """A writer that asks whether a recovery has begun must not be told of a moment before it."""
+
+    async def main() -> None:
+        store = Store(MemoryTree())
+        other = await history(store, OPEN)
+        ledgers = LedgerStore(store)
+        store.lags = await store.get(ledger_path(L))
+        assert (await ledgers.read(L)).value == OPEN
+        version = await other.compare_and_set(IN_RECOVERY, 0)
+        assert (await ledgers.read(L)).value == OPEN
+        assert await ledgers.read_latest(L) == Versioned(IN_RECOVERY, version)
+
+    asyncio.run(main())
+
+
+def test_latest_metadata_that_this_client_has_changed_meanwhile_are_read_again() -> None:
+    async def main() -> None:
+        store = Store(MemoryTree())
+        await history(store, OPEN)
+        ledgers = LedgerStore(store)
+        old = await store.get(ledger_path(L))
+        version = await ledgers.compare_and_set(MOVED, 0)
+        answers = [old]
+
+        async def get_latest(path: str) -> Versioned[bytes]:
+            return answers.pop() if answers else await MemoryMetadataStore.get(store, path)
+
+        store.get_latest = get_latest  # type: ignore[method-assign]
+        assert await ledgers.read_latest(L) == Versioned(MOVED, version)
+        restore(store)
+        await history(store, OPEN)
+        with pytest.raises(MetadataRestoredError):
+            await ledgers.read_latest(L)
+
+    asyncio.run(main())
+
+
 def test_ledgers_that_go_forward_are_read() -> None:
     async def main() -> None:
         store = Store(MemoryTree())
@@ -136,12 +174,41 @@ def test_writer_overwrites_no_other_metadata_of_the_same_version_after_a_restore
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("makes", [True, False])
+def test_writer_that_lost_its_session_overwrites_no_other_ledger_of_the_same_version(
+    makes: bool,
+) -> None:
+    """An ensemble that was restored has a new epoch: the numbers of its changes go on."""
+
+    async def main() -> None:
+        store = Store(MemoryTree())
+        writer = LedgerStore(store)
+        if makes:
+            await writer.create(OPEN)
+        else:
+            await history(store, OPEN)
+            await writer.read(L)
+        restore(store)
+        other = OPEN.with_changes(incarnation=NEW)
+        await history(store, other)
+        store.expire()
+        await asyncio.sleep(0)
+        with pytest.raises(MetadataRestoredError):
+            await writer.compare_and_set(MOVED, 0)
+        assert (await LedgerStore(store).read(L)).value == other
+
+    asyncio.run(main())
+
+
 def test_only_the_last_ledgers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen_ledgers, "LEDGERS_SEEN_MAX", 3)
-    store = Store(MemoryTree())
-    seen = seen_ledgers.SeenLedgers(store)
-    for number in range(10):
-        seen.note(Versioned(OPEN.with_changes(ledger_id=LedgerId(number)), 1))
-    assert len(seen._seen) == 3
-    assert seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(9)), 0))
-    assert not seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(0)), 0))
+
+    async def main() -> None:
+        seen = seen_ledgers.SeenLedgers(Store(MemoryTree()))
+        for number in range(10):
+            seen.note(Versioned(OPEN.with_changes(ledger_id=LedgerId(number)), 1))
+        assert len(seen._seen) == 3
+        assert seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(9)), 0))
+        assert not seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(0)), 0))
+
+    asyncio.run(main())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import ConfigurationError, OutcomeUnknownError
 from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from tests.unit.spark_ledger.metadata.fake_zookeeper import (
@@ -241,6 +241,8 @@ def test_death_of_kazoo_starts_another_client(run: Run) -> None:
             lost: list[int] = []
             watch = store.on_session_lost(lambda lost=lost: lost.append(1))  # type: ignore[misc]
             old.die()
+            with pytest.raises(OutcomeUnknownError, match="session was lost"):
+                await store.put("n", b"x", version)
             assert await store.put("n", b"x", version) == version + 1
             assert server.clients[-1] is not old
             await eventually(lambda old=old: old.is_stopped)  # type: ignore[misc]
@@ -262,6 +264,8 @@ def test_write_under_way_when_kazoo_dies_goes_to_its_successor(run: Run) -> None
             old = server.clients[-1]
             server.troubles = [Trouble(name, How.LOST_REQUEST, old.die, comes_back=False)]
             if name == "set":
+                with pytest.raises(OutcomeUnknownError, match="session was lost"):
+                    await store.put("n", b"1", 0)  # the version may have been given again
                 assert await store.put("n", b"1", 0) == 1
             elif name == "create":
                 await store.create("m", b"", ephemeral=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from spark_ledger.errors import (
-    MetadataUnavailableError,
-)
+from spark_ledger.errors import LedgerError, MetadataUnavailableError
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
@@ -17,6 +15,8 @@ from spark_ledger.protocol.events import (
     Command,
     MetadataConflict,
     MetadataFailed,
+    MetadataRead,
+    MetadataUnread,
     MetadataWritten,
     Tick,
     WriteMetadata,
@@ -69,6 +69,12 @@ class Writer:
 
     def metadata_failed(self) -> list[Command]:
         return self.machine.handle(MetadataFailed(MetadataUnavailableError("gone")), self.now)
+
+    def looked(self, metadata: LedgerMetadata | None) -> list[Command]:
+        return self.machine.handle(MetadataRead(metadata), self.now)
+
+    def cannot_look(self, error: LedgerError) -> list[Command]:
+        return self.machine.handle(MetadataUnread(error), self.now)
 
     def close(self) -> list[Command]:
         return self.machine.handle(Close(), self.now)

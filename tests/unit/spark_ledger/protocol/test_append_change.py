@@ -156,17 +156,6 @@ def test_bookie_returning_to_its_index_needs_no_metadata_write() -> None:
     assert commands == [OpenAppender(1, BookieId("b1")), SendEntries(1, EntryId(0), EntryId(0))]
 
 
-def test_fenced_stops_the_writer() -> None:
-    writer = Writer()
-    writer.add()
-    commands = writer.fail(1, BookieStatus.FENCED)
-    assert isinstance(one(commands, FailEntries).error, FencedError)
-    assert len(only(commands, CloseAppender)) == 4
-    assert writer.ack(0, 0) == [] and writer.ack(2, 0) == [], "nothing is confirmed any more"
-    assert writer.fail(2) == []
-    assert one(writer.close(), Done)
-
-
 def test_one_bookie_that_refuses_the_password_is_replaced() -> None:
     """Any client may be the first to speak of a ledger's id to a bookie; one that was told another
     key is one bad bookie, and not the end (rule P20)."""
@@ -215,15 +204,6 @@ def test_what_a_failed_bookie_holds_is_not_confirmed_while_a_replacement_is_chos
     writer.fail(1)
     assert writer.ack(0, 0) == []
     assert writer.choose() == [ConfirmEntries(EntryId(0))], "it stays in the metadata"
-
-
-def test_fenced_while_a_change_is_written() -> None:
-    writer = Writer()
-    writer.add()
-    wanted = change_of_index_1(writer)
-    assert isinstance(one(writer.fail(0, BookieStatus.FENCED), FailEntries).error, FencedError)
-    assert writer.written(wanted) == []
-    assert writer.choose(i1="b4") == []
 
 
 def test_the_metadata_store_fails_during_a_change() -> None:

@@ -59,6 +59,7 @@ def test_tick_after_stop_changes_nothing() -> None:
     writer = Writer()
     writer.add()
     writer.fail(0, BookieStatus.FENCED)
+    writer.looked(None)
     assert writer.tick(100.0) == []
 
 

@@ -152,6 +152,22 @@ def give_up() -> None:
         answer(writer, wanted)
 
 
+def look_whether_a_fence_is_real() -> None:
+    """Runs in which it is not, and the bookie that spoke of it is replaced, or nobody can."""
+    writer = writer_with_an_entry()
+    writer.fail(1, BookieStatus.FENCED)
+    writer.looked(writer.first)
+    writer = writer_with_an_entry()
+    writer.fail(1, BookieStatus.FENCED)
+    writer.fail(0, BookieStatus.FENCED)
+    writer.looked(writer.first)
+    writer.looked(writer.first)
+    writer.choose()
+    writer = writer_whose_bookie_1_returned()
+    writer.fail(1, BookieStatus.FENCED)
+    writer.looked(writer.first)
+
+
 def reach_the_most_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in which the fragments that are allowed are used up, by this writer and by another."""
     for choose_first in (False, True):
@@ -174,9 +190,15 @@ def test_writer_takes_every_change_of_its_table(
 ) -> None:
     choose_again()
     give_up()
+    look_whether_a_fence_is_real()
     reach_the_most_fragments(monkeypatch)
     for begin in (writer_with_an_entry, choosing, changing):
-        begin().fail(2, BookieStatus.FENCED)
+        writer = begin()
+        writer.fail(2, BookieStatus.FENCED)
+        writer.looked(None)
+        writer = begin()
+        writer.fail(2, BookieStatus.FENCED)
+        writer.cannot_look(LedgerError("damaged"))
         begin().close()
         abandon(begin())
     choosing().choose(i1="b1")  # nothing to write: its own index, from the same entry on

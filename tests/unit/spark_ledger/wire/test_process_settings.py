@@ -83,7 +83,7 @@ def test_freed_memory_is_kept(
     library = CLibrary(1)
     use(monkeypatch, library)
     allocator.keep_freed_memory(64 * MIB)
-    assert library.asked == [(-3, 32 * MIB), (-1, 64 * MIB), (-2, 8 * MIB)]
+    assert library.asked == [(-3, 8 * MIB), (-1, 64 * MIB), (-2, 8 * MIB)]
     assert not caplog.messages
 
 
@@ -95,7 +95,7 @@ def test_a_refused_parameter_is_logged(
     allocator.keep_freed_memory(5)
     assert caplog.messages == [
         f"mallopt({parameter}, {value}) was refused"
-        for parameter, value in ((-3, 32 * MIB), (-1, 5), (-2, 8 * MIB))
+        for parameter, value in ((-3, 8 * MIB), (-1, 5), (-2, 8 * MIB))
     ]
 
 

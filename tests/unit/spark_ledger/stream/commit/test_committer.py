@@ -25,6 +25,9 @@ from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run
 
+SOON_S = 5.0
+"""Longer than any commit here takes, and soon enough for one that would try for ever."""
+
 
 async def commits_of(stream: Stream) -> list[Commit]:
     return await stream.commits(0, (await stream.head()).next_commit)
@@ -185,7 +188,9 @@ def test_commit_to_deleted_or_recreated_stream_is_refused() -> None:
     run(scenario())
 
 
-def test_commit_overtaken_by_a_deletion_is_refused() -> None:
+def test_commit_overtaken_by_a_deletion_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "COMMIT_TIMEOUT_S", SOON_S)
+
     async def scenario() -> None:
         ledgers = FakeLedgers()
         await StreamCatalog(ledgers).create("s", SCHEMA)
@@ -205,7 +210,9 @@ def test_commit_overtaken_by_a_deletion_is_refused() -> None:
     run(scenario())
 
 
-def test_commit_after_schema_change_is_decided_again() -> None:
+def test_commit_after_schema_change_is_decided_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "COMMIT_TIMEOUT_S", SOON_S)
+
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)

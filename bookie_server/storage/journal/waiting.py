@@ -1,0 +1,70 @@
+"""What the threads of a journal hand to each other: records that wait, a batch, counters."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from bookie_server.storage.blocks import Block
+from spark_ledger.bookie_api import Done
+
+
+class Waiting(NamedTuple):
+    """A record that was appended, and who waits for it: nobody any more once it was refused."""
+
+    record_type: int
+    body: Block
+    done: Done | None
+
+
+class JournalStats(NamedTuple):
+    """Counters since the start, and what is in flight. Times are seconds.
+
+    ``last_sync_s`` says whether the next sync is waited for in place; it is 0 before the first.
+    """
+
+    records: int
+    batches: int
+    bytes_written: int
+    sync_time_s: float
+    last_sync_s: float
+    bytes_in_flight: int
+    file_number: int
+
+
+class HandedBatch:
+    """A batch that the service thread has handed to the journal thread, and waits for.
+
+    To wait for it in place costs two changes of threads. To post its completion costs a turn of
+    the event loop on top, as long again as the sync of a quick disk takes. But no thread can be
+    called back from a sync, so the one that must not stop is not the one that syncs: it waits for
+    a bounded time, and then goes on without the batch.
+
+    Whether it came back in time is settled under the journal's lock: the journal thread hands it
+    back while the other one waits, or posts its completion. Never both, as each waiter is told
+    once; and never neither.
+
+    A batch that was refused comes back empty at once: its waiters are told by a post, and the
+    service thread has to be there to run that.
+    """
+
+    __slots__ = ("_handed_back", "durable")
+
+    def __init__(self) -> None:
+        self.durable: list[Waiting] = []
+        """What is durable and not completed; under the journal's lock."""
+        self._handed_back = threading.Lock()
+        self._handed_back.acquire()
+
+    def hand_back(self, durable: list[Waiting]) -> None:
+        """The batch was committed; empty if that failed. Journal thread, under the lock.
+
+        After it the batch belongs to the service thread, also if that has just stopped waiting: it
+        looks once more, under the same lock.
+        """
+        self.durable = durable
+        self._handed_back.release()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return once it is back, or so long has passed. Service thread, without the lock."""
+        self._handed_back.acquire(timeout=timeout_s)

@@ -1,0 +1,182 @@
+"""ZooKeeper is restored from a backup: the fault, what it makes impossible, and what must hold.
+
+A restored store knows a past state. Ledgers that it knows as closed are judged as all others are.
+Ledgers that were open in the backup, came after it or were deleted since are *disturbed*: what was
+acknowledged in them may be lost. The checks here hold for them all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from spark_ledger.cli.restoring import accept_restored
+from spark_ledger.errors import LedgerError
+from spark_ledger.runs import EntryRun
+from tests.history.final import FinalLedger
+from tests.history.model import History, Operation
+from tests.history.values import verify
+from tests.history.violation import Violation
+from tests.sim.clients import Client, WriterClient
+from tests.sim.zookeeper import Backup
+
+if TYPE_CHECKING:
+    from tests.sim.node import BookieNode
+    from tests.sim.world import World
+
+_OWNER: Final = re.compile(rb"((?:writer|successor)[0-9]+)/\d+/\d+/\d+/[0-9a-f]{8}")
+_OPERATOR_ATTEMPTS: Final = 20
+
+
+def owner_of(frame: bytes) -> str:
+    """The writer whose value a frame holds; "" for a frame of nobody's."""
+    match = _OWNER.search(frame)
+    return match[1].decode() if match else ""
+
+
+class Restorer:
+    """Takes a backup, and has ZooKeeper come back with it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.draw: random.Random = world.random_for("restore")
+        self._backup: Backup | None = None
+        latest_s = self.draw.choice([0.02, 0.02, 0.5, 1.5])
+        self._later(self.draw.uniform(0.0, latest_s), self._back_up)
+
+    def _later(self, after_s: float, work: Callable[[], None]) -> None:
+        self.world.loop.later(after_s, None, self._unless_healing, work)
+
+    def _unless_healing(self, work: Callable[[], None]) -> None:
+        if not self.world.healing:
+            work()
+
+    def _back_up(self) -> None:
+        self._backup = self.world.zookeeper.tree.back_up()
+        self.world.say("a backup of ZooKeeper is taken")
+        self._later(self.draw.choice([0.1, 0.3, 1.0]) * self.draw.uniform(0.2, 1.5), self._go_down)
+
+    def _go_down(self) -> None:
+        self.world.zookeeper.restoring = True
+        self.world.loop.later(self.draw.uniform(0.02, 0.6), None, self._restore)
+
+    def _restore(self) -> None:
+        """Come back with the backup, or as before when the schedule heals meanwhile."""
+        world, zookeeper = self.world, self.world.zookeeper
+        if world.healing:
+            return
+        assert self._backup is not None
+        # With an ensemble, or after many changes, nobody can tell it by the number of a change.
+        shows = self.draw.random() < 0.6
+        zookeeper.restore(self._backup, shows=shows)
+        world.invariants.restored({path: node[0] for path, node in self._backup[1].items()})
+        command = self.draw.random() < 0.5 or world.options.copies
+        world.fault("metadata restored", f"{'shows' if shows else 'does not show'}")
+        if command:
+            Operator(world)
+        for number in range(self.draw.randint(1, 2)):
+            after_s = self.draw.uniform(0.0, 0.8)
+            self._later(after_s, functools.partial(self._write_again, number))
+
+    def _write_again(self, number: int) -> None:
+        """A client that starts after the restore makes a ledger; its id may be given again."""
+        world = self.world
+        plans = world.options.ledgers
+        index = len(plans) + number
+        writer = WriterClient(world, f"successor{number}", plans[index % len(plans)], index)
+        world.successors.add(writer.name)
+        world.clients.append(writer)
+
+
+class Operator(Client):
+    """Runs ``ledger cluster restored`` until it is accepted."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "operator")
+        world.clients.append(self)
+        self.start(self._run())
+
+    async def _run(self) -> None:
+        client = await self.connect()
+        context = client._context
+        for _ in range(_OPERATOR_ATTEMPTS):
+            try:
+                done = await accept_restored(context.store, context.transport, ())
+            except LedgerError as error:
+                self.world.say(f"operator: {type(error).__name__}: {error}")
+                await asyncio.sleep(self.draw.uniform(0.1, 0.4))
+            else:
+                self.world.counts["restores accepted"] += 1
+                self.world.say(f"operator: the next ledger id is {done.next_ledger_id}")
+                return
+
+
+class Owners:
+    """Whose entries each bookie holds. Checks that no bookie mixes two ledgers of one id."""
+
+    def __init__(self) -> None:
+        self._owners: dict[tuple[str, int], str] = {}
+
+    def mixed(self, node: BookieNode, run: EntryRun) -> str:
+        """Note what a bookie has stored; what is wrong with it, or ""."""
+        for _, frame in run.split():
+            owner = owner_of(bytes(frame))
+            known = self._owners.setdefault((node.name, run.ledger_id), owner)
+            if known != owner:
+                return f"{node.name} holds entries of {known} and {owner} in ledger {run.ledger_id}"
+        return ""
+
+
+def without(history: History, ledger_ids: frozenset[int]) -> History:
+    """The history without the operations on these ledgers."""
+    left_out = {event.operation for event in history.events if event.ledger_id in ledger_ids}
+    return History(event for event in history.events if event.operation not in left_out)
+
+
+def check_disturbed(
+    world: World, disturbed: frozenset[int], final: dict[int, FinalLedger]
+) -> Iterator[Violation]:
+    """What must hold for ledgers that a restore has disturbed."""
+    entries: dict[tuple[str, int, int], str] = {}
+    owners: dict[tuple[str, int], str] = {}
+    for operation in world.history.operations("read", "tail"):
+        ledger_id = operation.ledger_id
+        if ledger_id not in disturbed or not operation.ok:
+            continue
+        for entry_id, text in enumerate(operation.values, operation.first_entry):
+            owner = text.partition("/")[0]
+            whose = f"{operation.invoke.process} read entry {entry_id} of ledger {ledger_id}"
+            if not verify(text) or text.split("/")[1] != str(ledger_id):
+                yield _restore_violation("another ledger", f"{whose}: {text}", operation)
+            elif owners.setdefault((operation.invoke.process, ledger_id), owner) != owner:
+                yield _restore_violation("two ledgers", f"{whose}, of {owner}", operation)
+            elif entries.setdefault((owner, ledger_id, entry_id), text) != text:
+                yield _restore_violation("two contents", f"{whose}: {text}", operation)
+    yield from _check_successors(world, disturbed, final)
+
+
+def _check_successors(
+    world: World, disturbed: frozenset[int], final: dict[int, FinalLedger]
+) -> Iterator[Violation]:
+    """A ledger that was made after the restore keeps what was acknowledged, whatever its id."""
+    for operation in world.history.operations("append"):
+        ledger_id = operation.ledger_id
+        if ledger_id not in disturbed or not operation.ok:
+            continue
+        if operation.invoke.process not in world.successors:
+            continue
+        assert operation.end is not None
+        ledger, entry_id = final[ledger_id], operation.end.entry_id
+        if ledger.unreadable or (ledger.deleted and world.invariants.of(ledger_id).deleted):
+            continue  # bookies that hold the lost ledger of this id count as failed ones
+        if ledger.values[entry_id : entry_id + 1] != operation.values:
+            text = f"entry {entry_id} of ledger {ledger_id}, made after the restore, is lost"
+            yield _restore_violation("new ledger", text, operation)
+
+
+def _restore_violation(name: str, text: str, operation: Operation) -> Violation:
+    return Violation("restore", name, text, (operation.number,))
