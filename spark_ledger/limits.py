@@ -170,12 +170,6 @@ BOOKIE_APPEND_SHARED_BYTES: Final = 16 * MIB
 """Append bytes that all connections together may have in flight before each is held to its share: a
 batch of the journal. Whoever waits for each of its entries waits behind little more than that."""
 
-BOOKIE_ADD_COST_BYTES: Final = 32 * KIB
-"""What an add counts beside its bytes: the service works as long for one as the disk for these."""
-
-BOOKIE_APPEND_TURN_S: Final = 0.002
-"""All append streams together keep the service loop for so long; then others have a turn."""
-
 BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
 """Append bytes that wait for room in the write cache; further adds are told to come back later."""
 

@@ -11,7 +11,13 @@ from functools import partial
 from typing import Final
 
 from spark_ledger.bookie_api import BookieApi
-from spark_ledger.limits import BOOKIE_APPEND_SHARED_BYTES, BOOKIE_APPEND_TURN_S
+from spark_ledger.limits import BOOKIE_APPEND_SHARED_BYTES, KIB
+
+APPEND_TURN_S: Final = 0.002
+"""All append streams together keep the service loop for so long; then others have a turn."""
+
+ADD_COST_BYTES: Final = 32 * KIB
+"""What an add counts beside its bytes: the service works as long for one as the disk for these."""
 
 _SHORT_MEMORY_DIVISOR: Final = 8
 """Of the bound on bytes in flight: appends never stop for lack of memory, they get slower."""
@@ -144,7 +150,7 @@ class AppendTurns:
     Everything here belongs to the service thread.
     """
 
-    def __init__(self, round_s: float = BOOKIE_APPEND_TURN_S) -> None:
+    def __init__(self, round_s: float = APPEND_TURN_S) -> None:
         self._round_s = round_s
         self._used_s = 0.0
         self._usual_s = round_s  # of one turn

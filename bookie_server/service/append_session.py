@@ -24,7 +24,13 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
+from bookie_server.service.append_gate import (
+    ADD_COST_BYTES,
+    APPEND_TURN_S,
+    AppendGate,
+    AppendShares,
+    AppendTurns,
+)
 from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.cutting import current_call, cut
@@ -33,8 +39,6 @@ from spark_ledger.bookie_api import BookieApi, Refusal
 from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits import (
     APPEND_MESSAGE_BYTES_TARGET,
-    BOOKIE_ADD_COST_BYTES,
-    BOOKIE_APPEND_TURN_S,
     BOOKIE_MALFORMED_ADDS_MAX,
     BOOKIE_REFUSED_APPENDERS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
@@ -212,7 +216,7 @@ class AppendSession:
             await self._turns.wait()
             turn: list[ReceivedAdd] = []
             turn_began = time.perf_counter()
-            ends_at = turn_began + BOOKIE_APPEND_TURN_S
+            ends_at = turn_began + APPEND_TURN_S
             try:
                 for add in adds:
                     turn.append(add)
@@ -263,7 +267,7 @@ class AppendSession:
             refusal = Refusal(BookieStatus.BAD_REQUEST, message)
         appender.pending += 1
         self._pending += 1
-        self._shares.began(self.peer, BOOKIE_ADD_COST_BYTES + len(run.frames))
+        self._shares.began(self.peer, ADD_COST_BYTES + len(run.frames))
         last_entry = run.last_entry if run.sizes else run.first_entry
         size = len(run.frames)
         done = partial(self._completed, appender, last_entry, run.count, size, now)
@@ -292,7 +296,7 @@ class AppendSession:
     ) -> None:
         appender.pending -= 1
         self._pending -= 1
-        self._shares.ended(self.peer, BOOKIE_ADD_COST_BYTES + size_bytes)
+        self._shares.ended(self.peer, ADD_COST_BYTES + size_bytes)
         self._metrics.add_completed(status, entries, size_bytes, time.perf_counter() - started)
         if status is not BookieStatus.OK:
             if appender.refusal is None:
