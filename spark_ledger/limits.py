@@ -166,6 +166,10 @@ BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
 """Append bytes a bookie holds before they are durable; then it stops reading its streams. Twice
 what one writer may have in flight, and a third of a second of a fast disk."""
 
+BOOKIE_APPEND_SHARED_BYTES: Final = 16 * MIB
+"""Append bytes that all connections together may have in flight before each is held to its share: a
+batch of the journal. Whoever waits for each of its entries waits behind little more than that."""
+
 BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
 """Append bytes that wait for room in the write cache; further adds are told to come back later."""
 

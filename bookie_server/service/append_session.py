@@ -19,13 +19,18 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from functools import partial
-from typing import Final
 
 import grpc
 import grpc.aio
 
+from bookie_server.service.append_gate import (
+    ADD_COST_BYTES,
+    APPEND_TURN_S,
+    AppendGate,
+    AppendShares,
+    AppendTurns,
+)
 from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.cutting import current_call, cut
@@ -44,70 +49,6 @@ from spark_ledger.wire.codec import ReceivedAdd, decode_append_request, status_t
 from spark_ledger.wire.frame import frame_last_add_confirmed
 
 logger = logging.getLogger(__name__)
-
-_TURN_S: Final = 0.005
-"""A stream decodes a message for so long; then other streams and calls have their turn."""
-
-_SHORT_MEMORY_DIVISOR: Final = 8
-"""Of the bound on bytes in flight: appends never stop for lack of memory, they get slower."""
-
-_EXPECTED_FOR_S: Final = 0.05
-"""A stream that may read on has read its next message by then, or its client has none."""
-
-
-class AppendGate:
-    """Holds back the reading of all streams while the bookie has too many bytes in flight.
-
-    Streams wait in a row. Each that goes on is counted for a moment with what it is expected to
-    read: a thousand that were let go together would each read a message before one is counted.
-    """
-
-    def __init__(self, bookie: BookieApi, bytes_max: int) -> None:
-        # Everything here belongs to the service thread.
-        self._bookie = bookie
-        self._bytes_max = bytes_max
-        self._memory_is_short = False
-        self._bytes_expected = 0
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._check_is_due = False
-
-    async def wait(self, expected_bytes: int) -> None:
-        """Return once the bookie takes more; ``expected_bytes`` is what the next message has."""
-        if self._waiting or self._is_closed():
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append((turn, expected_bytes))
-            await turn
-
-    def memory_is_short(self, is_short: bool) -> None:
-        """Take in less from now on, or as much as usual again."""
-        self._memory_is_short = is_short
-        self.completed()
-
-    def completed(self) -> None:
-        """Some bytes were answered: look again, once for all completions of a journal batch."""
-        if self._waiting and not self._check_is_due:
-            self._check_is_due = True
-            asyncio.get_running_loop().call_soon(self._check)
-
-    def _is_closed(self) -> bool:
-        bytes_in_flight = self._bookie.append_bytes_in_flight
-        bytes_max = self._bytes_max // (_SHORT_MEMORY_DIVISOR if self._memory_is_short else 1)
-        return bytes_in_flight + self._bytes_expected > bytes_max
-
-    def _check(self) -> None:
-        self._check_is_due = False
-        while self._waiting and not self._is_closed():
-            turn, expected_bytes = self._waiting.popleft()
-            if turn.done():
-                continue  # its stream has ended
-            turn.set_result(None)
-            self._bytes_expected += expected_bytes
-            loop = asyncio.get_running_loop()
-            loop.call_later(_EXPECTED_FOR_S, self._arrived, expected_bytes)
-
-    def _arrived(self, expected_bytes: int) -> None:
-        self._bytes_expected -= expected_bytes
-        self.completed()
 
 
 class _AppenderState:
@@ -168,6 +109,8 @@ class AppendSession:
         context: CallContext,
         *,
         gate: AppendGate,
+        shares: AppendShares,
+        turns: AppendTurns,
         connections: Connections,
         metrics: ServiceMetrics,
         refusal: Refusal | None,
@@ -176,6 +119,8 @@ class AppendSession:
         self._bookie = bookie
         self._context = context
         self._gate = gate
+        self._shares = shares
+        self._turns = turns
         self._connections = connections
         self.peer = context.peer()
         self._metrics = metrics
@@ -249,6 +194,7 @@ class AppendSession:
     async def _read_all(self) -> None:
         while not self._draining:
             self._is_waiting = True
+            await self._shares.wait(self.peer, self._message_bytes)
             await self._gate.wait(self._message_bytes)
             while len(self._changed) > BOOKIE_UNSENT_RESULTS_MAX:
                 self._sent.clear()
@@ -267,8 +213,10 @@ class AppendSession:
         adds = decode_append_request(data)
         began = time.perf_counter()
         while True:
+            await self._turns.wait()
             turn: list[ReceivedAdd] = []
-            ends_at = time.perf_counter() + _TURN_S
+            turn_began = time.perf_counter()
+            ends_at = turn_began + APPEND_TURN_S
             try:
                 for add in adds:
                     turn.append(add)
@@ -282,6 +230,7 @@ class AppendSession:
             with self._bookie.batch():
                 for add in turn:
                     self._add(add, began)
+            self._turns.used(time.perf_counter() - turn_began)
             if error:
                 await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, error)
             await self._check_refusals()
@@ -318,6 +267,7 @@ class AppendSession:
             refusal = Refusal(BookieStatus.BAD_REQUEST, message)
         appender.pending += 1
         self._pending += 1
+        self._shares.began(self.peer, ADD_COST_BYTES + len(run.frames))
         last_entry = run.last_entry if run.sizes else run.first_entry
         size = len(run.frames)
         done = partial(self._completed, appender, last_entry, run.count, size, now)
@@ -346,6 +296,7 @@ class AppendSession:
     ) -> None:
         appender.pending -= 1
         self._pending -= 1
+        self._shares.ended(self.peer, ADD_COST_BYTES + size_bytes)
         self._metrics.add_completed(status, entries, size_bytes, time.perf_counter() - started)
         if status is not BookieStatus.OK:
             if appender.refusal is None:

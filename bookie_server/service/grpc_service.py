@@ -20,7 +20,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from bookie_server.service.append_session import AppendGate, AppendSession
+from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
+from bookie_server.service.append_session import AppendSession
 from bookie_server.service.calls import AnswerRoom, CallLimits, Kind
 from bookie_server.service.connections import Connections, received_bytes
 from bookie_server.service.context import CallContext
@@ -85,6 +86,8 @@ class BookieService:
         self._describe = describe
         self._metrics = metrics
         self._gate = AppendGate(bookie, BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
+        self._shares = AppendShares()
+        self._turns = AppendTurns()
         self._limits = CallLimits()
         self._connections = Connections()
         self._answers = AnswerRoom(
@@ -180,6 +183,8 @@ class BookieService:
                 self._bookie,
                 context,
                 gate=self._gate,
+                shares=self._shares,
+                turns=self._turns,
                 connections=self._connections,
                 metrics=self._metrics,
                 refusal=self._wrong_bookie(context),

@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 _TRIM_AGAIN_S: Final = 5.0
 """After a look at freed memory that did not help, before the next one: it takes milliseconds."""
 
+_TRIM_PAUSE_S: Final = 0.2
+"""After one that helped: meanwhile freed memory is used again, and nobody waits for the allocator,
+which is locked for as long as the kernel takes pages back."""
+
 _LET_GO_S: Final = 0.02
 """gRPC frees the memory of calls that were cut by then."""
 
@@ -66,6 +70,8 @@ class MemoryGuard:
         self._used = used
         self._trim = trim
         self._trim_at = 0.0
+        self._trimmed_at = 0.0
+        self._cut_unsaid = 0  # calls that the log does not have yet
         self._task: asyncio.Task[None] | None = None
         self.cut = 0
         """Calls cut since the start, for metrics."""
@@ -98,16 +104,21 @@ class MemoryGuard:
         """Make room."""
         cut = await self._relieve()
         loop = asyncio.get_running_loop()
-        if cut or loop.time() >= self._trim_at:
+        self.cut += cut
+        self._cut_unsaid += cut
+        if cut:
+            self._trim_at = min(self._trim_at, self._trimmed_at + _TRIM_PAUSE_S)
+        if loop.time() >= self._trim_at:
             before = self._used()
             if cut:
                 await asyncio.sleep(_LET_GO_S)
             await loop.run_in_executor(None, self._trim)
             after = self._used()
             helped = cut or after < 0.95 * before
-            self._trim_at = loop.time() + (0.0 if helped else _TRIM_AGAIN_S)
-            if cut:
-                self.cut += cut
+            self._trimmed_at = loop.time()
+            self._trim_at = self._trimmed_at + (_TRIM_PAUSE_S if helped else _TRIM_AGAIN_S)
+            if self._cut_unsaid:
+                cut, self._cut_unsaid = self._cut_unsaid, 0
                 logger.warning(
                     "memory is near its budget (%d of %d MiB): cut %d calls whose clients kept "
                     "them waiting, %d MiB now",

@@ -22,8 +22,8 @@ from connector.read.offsets import (
 )
 from connector.read.partitions import LedgerPartition
 from connector.read.planner import partition_count
-from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import POLL_WAIT_S
+from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
+from spark_ledger.limits import POLL_WAIT_S, TAIL_METADATA_WAIT_S
 from spark_ledger.types import EntryId, LedgerId
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class LedgerSource:
         self._initial: EntryId | None = None
         self._target: EntryId | None = None
         self._entries_held_since = clock()
+        self._metadata_away_since: float | None = None
 
     def _end(self) -> EntryId:
         """The entry after the last confirmed one, as far as this reader knows."""
@@ -57,6 +58,22 @@ class LedgerSource:
         if not self._reader.is_closed:
             self._reader.refresh()
         return self._end()
+
+    def _followed_end(self) -> EntryId:
+        """The end, as a tail learns it: while the metadata cannot be read, from the bookies that
+        are known, until nothing has come for too long."""
+        before = self._end()
+        try:
+            end = self._refreshed_end()
+        except MetadataUnavailableError:
+            self._reader.refresh_confirmed()
+            if self._metadata_away_since is None or self._end() > before:
+                self._metadata_away_since = self._clock()
+            if self._clock() - self._metadata_away_since > TAIL_METADATA_WAIT_S:
+                raise
+            return self._end()
+        self._metadata_away_since = None
+        return end
 
     def initial_offset(self) -> OffsetJson:
         if self._initial is None:
@@ -99,11 +116,11 @@ class LedgerSource:
 
     def _grown_end(self, position: EntryId) -> EntryId:
         """The end; if nothing is new, the end a moment later."""
-        end = self._refreshed_end()
+        end = self._followed_end()
         if end > position:
             return end
         time.sleep(POLL_WAIT_S)
-        return self._refreshed_end()
+        return self._followed_end()
 
     def newest_offset(self) -> OffsetJson | None:
         return ledger_offset(self._ledger_id, self._end())

@@ -306,6 +306,10 @@ class BlockingReader:
         """Learn of new fragments, of the close, and of newly confirmed entries."""
         self._portal.call(self._reader.refresh())
 
+    def refresh_confirmed(self) -> None:
+        """Learn of newly confirmed entries, without the metadata."""
+        self._portal.call(self._reader.refresh_confirmed())
+
     def read(
         self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
     ) -> Iterator[Entry]:

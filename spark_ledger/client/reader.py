@@ -76,6 +76,11 @@ class LedgerReader:
         MetadataUnavailableError.
         """
         await self._refresh_metadata()
+        await self.refresh_confirmed()
+
+    async def refresh_confirmed(self) -> None:
+        """Learn of newly confirmed entries from the bookies that this reader knows: needs no
+        metadata. Raises BookieUnavailableError."""
         if not self.is_closed:
             newest = await read_last_confirmed(self._context, self.metadata, self._access_key)
             self._last_add_confirmed = max(self._last_add_confirmed, newest)

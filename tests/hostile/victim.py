@@ -26,6 +26,10 @@ from spark_ledger.wire.options import transfer_options
 from tests.made_ledgers import make_ledgers
 
 BOOKIE: Final = "bookie-0"
+OTHER: Final = "bookie-1"
+"""Attacked in the same way while nobody watches, for the control: what the attack takes from the
+machine, and not from the bookie."""
+
 BIG_LEDGER: Final = 2
 """Holds one entry of 16 MiB."""
 MANY_LEDGER: Final = 3
@@ -48,17 +52,21 @@ class Victim:
     """One bookie with data, and its neighbour. Ends both at the end of the ``with`` block."""
 
     def __init__(self, directory: Path) -> None:
-        self._cluster = LocalCluster(bookies=1, directory=directory / "cluster")
+        self._cluster = LocalCluster(bookies=2, directory=directory / "cluster")
         self.address = self._cluster.bookie_address(0)
         self.admin_address = self._cluster.bookie_admin_address(0)
+        self.other_address = self._cluster.bookie_address(1)
+        self.other_admin_address = self._cluster.bookie_admin_address(1)
         self.pid = self._cluster.bookie_pid(0)
+        self._peak_mib = 0
         self._latencies = directory / "latencies"
         self._neighbour: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Victim:
         try:
             make_ledgers(self._cluster.uri, (1, BIG_LEDGER, MANY_LEDGER, *FLOODED_LEDGERS))
-            self._fill()
+            self._fill(self.address, BOOKIE)
+            self._fill(self.other_address, OTHER)
             self._latencies.touch()
             command = (sys.executable, "-m", "tests.hostile.neighbour", self.address, BOOKIE)
             self._neighbour = subprocess.Popen(
@@ -94,14 +102,22 @@ class Victim:
 
     def forget_peak(self) -> None:
         """Measure the most memory from now on."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5", encoding="ascii")
+        self._peak_mib = 0
 
-    def memory(self) -> tuple[int, int]:
-        """The most memory that the process had, and what it has now, in MiB."""
+    def look(self) -> None:
+        """Note the memory, again and again: the kernel keeps no peak of private memory."""
+        self._peak_mib = max(self._peak_mib, self._private_mib())
+
+    def _private_mib(self) -> int:
         lines = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines()
         values = dict(line.split(":", 1) for line in lines)
-        peak, now = (int(values[name].split()[0]) // 1024 for name in ("VmHWM", "VmRSS"))
-        return peak, now
+        return int(values["RssAnon"].split()[0]) // 1024
+
+    def memory(self) -> tuple[int, int]:
+        """The most private memory that was seen since ``forget_peak``, and what there is now, in
+        MiB. Pages of files do not count: they are the kernel's to take back."""
+        now = self._private_mib()
+        return max(self._peak_mib, now), now
 
     def latencies(self, begin: float, end: float) -> list[float]:
         """Of the neighbour's entries that were acknowledged then, sorted; and, when it waits for
@@ -123,23 +139,25 @@ class Victim:
         self._neighbour.stdin.close()
         return self._neighbour.wait(120)
 
-    def _fill(self) -> None:
+    @staticmethod
+    def _fill(address: str, bookie_id: str) -> None:
         runs = [plain_run(BIG_LEDGER, 0, 1, 16 * _MIB)]
         runs += [plain_run(MANY_LEDGER, first, 64, 16_384) for first in range(0, 4_096, 64)]
-        with grpc.insecure_channel(self.address, options=transfer_options()) as channel:
+        with grpc.insecure_channel(address, options=transfer_options()) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE_NAME}/Append")
             messages = (
                 encode_append_request([AddCommand(run.ledger_id, b"", False, run)]) for run in runs
             )
-            metadata = ((BOOKIE_ID_KEY, BOOKIE),)
+            metadata = ((BOOKIE_ID_KEY, bookie_id),)
             for data in call(messages, timeout=60, metadata=metadata):
                 results = pb.AppendResponse.FromString(data).results
                 assert all(result.status == pb.OK for result in results), results
 
 
-def p99(latencies: Sequence[float]) -> float:
-    """Seconds; of sorted ones."""
-    return latencies[min(len(latencies) - 1, int(len(latencies) * 0.99))] if latencies else 0.0
+def quantile(latencies: Sequence[float], share: float) -> float:
+    """Milliseconds; of sorted seconds."""
+    last = len(latencies) - 1
+    return 1e3 * latencies[min(last, int(len(latencies) * share))] if latencies else 0.0
 
 
 def wait(seconds: float) -> tuple[float, float]:

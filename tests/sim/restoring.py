@@ -89,6 +89,8 @@ class Restorer:
         index = len(plans) + number
         writer = WriterClient(world, f"successor{number}", plans[index % len(plans)], index)
         world.successors.add(writer.name)
+        if world.counts["restores accepted"]:
+            world.after_command.add(index)
         world.clients.append(writer)
 
 

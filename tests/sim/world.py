@@ -51,6 +51,8 @@ class World(SimBase):
         self.ledger_ids: list[int] = []
         self.successors: set[str] = set()
         """Writers that started after ZooKeeper was restored."""
+        self.after_command: set[int] = set()
+        """Numbers of those that started after ``ledger cluster restored`` was accepted."""
         self.passwords: dict[int, bytes] = {}
         """Passwords of the ledgers that have one."""
         self.recovering: Counter[int] = Counter()
@@ -106,6 +108,9 @@ class World(SimBase):
         """A ledger exists: start its other clients."""
         if ledger_id in self.ledger_ids:
             self.counts["ids given again"] += 1
+            if number in self.after_command:
+                text = f"ledger {ledger_id} is made again after `ledger cluster restored`"
+                self.violate("restore", "id given again", text)
         else:
             self.ledger_ids.append(ledger_id)
         self.counts["ledgers"] += 1

@@ -11,7 +11,8 @@ import grpc.aio
 import pytest
 
 from bookie_server.service import append_session
-from bookie_server.service.append_session import AppendGate, AppendSession
+from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
+from bookie_server.service.append_session import AppendSession
 from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
@@ -85,6 +86,8 @@ class Fixture:
             self.bookie,
             cast("CallContext", self.context),
             gate=self.gate,
+            shares=AppendShares(),
+            turns=AppendTurns(),
             connections=Connections(),
             metrics=self.metrics,
             refusal=self.refusal,

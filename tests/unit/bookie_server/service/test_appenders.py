@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bookie_server.service.append_session import AppendGate
+from bookie_server.service.append_gate import AppendGate
 from spark_ledger.bookie_api import Done
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId

@@ -251,7 +251,7 @@ async def test_long_message_lets_other_clients_have_their_turn(f: Fixture) -> No
             lags.append(loop.time() - before)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bookie_server.service.append_session._TURN_S", 0.001)
+        patch.setattr("bookie_server.service.append_session.APPEND_TURN_S", 0.001)
         call = f.stub.Append(metadata=HERE)
         await call.write(pb.AppendRequest(adds=[]))
         await until(lambda: f.metrics.append_streams == 1)

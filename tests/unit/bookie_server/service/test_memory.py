@@ -50,7 +50,11 @@ def test_calls_that_hold_memory_are_cut_and_their_memory_is_given_back() -> None
     assert (process.looks, process.trims, process.guard.cut) == (1, 1, 3)
 
 
-def test_freed_memory_is_given_back_again_and_again_only_if_that_helps() -> None:
+def test_freed_memory_is_given_back_again_and_again_only_if_that_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "_TRIM_PAUSE_S", 0.0)
+
     async def look_thrice(process: Process) -> int:
         for _number in range(3):
             await process.guard.look()
@@ -58,6 +62,22 @@ def test_freed_memory_is_given_back_again_and_again_only_if_that_helps() -> None
 
     assert asyncio.run(look_thrice(Process(90))) == 1
     assert asyncio.run(look_thrice(Process(300, freed=20))) == 3
+
+
+def test_clients_that_are_cut_all_the_time_do_not_keep_the_allocator_locked() -> None:
+    """Each look cuts somebody; others wait for the allocator while pages are given back."""
+
+    async def main() -> None:
+        process = Process(10_000, cuts=1, freed=20)
+        began = asyncio.get_running_loop().time()
+        for _number in range(50):
+            await process.guard.look()
+            await asyncio.sleep(0.001)
+        lasted_s = asyncio.get_running_loop().time() - began
+        assert process.guard.cut == 50
+        assert 1 <= process.trims <= 1 + lasted_s / 0.2
+
+    asyncio.run(main())
 
 
 def test_guard_looks_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

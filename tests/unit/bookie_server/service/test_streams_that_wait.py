@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 
 from bookie_server.service import append_session
-from bookie_server.service.append_session import AppendGate
+from bookie_server.service.append_gate import AppendGate
 from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from tests.contracts.scripted_bookie import ScriptedBookie
@@ -61,7 +61,7 @@ def test_call_that_is_cancelled_leaves_no_error_in_the_loop() -> None:
 def test_drain_in_the_middle_of_a_message_answers_all_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(append_session, "_TURN_S", 0.0)
+    monkeypatch.setattr(append_session, "APPEND_TURN_S", 0.0)
 
     @test_append_session.on_loop
     async def drain(f: Fixture) -> None:

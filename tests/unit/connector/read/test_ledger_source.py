@@ -8,8 +8,8 @@ from connector.options import read_options
 from connector.read import ledger_source
 from connector.read.ledger_source import LedgerSource
 from connector.read.offsets import OffsetJson
-from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import MIB
+from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
+from spark_ledger.limits import MIB, TAIL_METADATA_WAIT_S
 from spark_ledger.types import Entry, EntryId, LedgerId
 
 Source = LedgerSource
@@ -25,8 +25,15 @@ class Ledger:
         self.last_add_confirmed = -1
         self.refreshes = 0
 
+    metadata_away = False
+
     def refresh(self) -> None:
+        if self.metadata_away:
+            raise MetadataUnavailableError("no ZooKeeper answered")
         self.refreshes += 1
+        self.refresh_confirmed()
+
+    def refresh_confirmed(self) -> None:
         self.last_add_confirmed = len(self.sizes) - 1
 
     def read(self, first: int, last: int) -> list[Entry]:
@@ -155,3 +162,29 @@ def test_plan_has_as_many_partitions_as_the_bytes_of_its_range_need(clock: Clock
 def test_checkpoint_of_another_ledger_is_refused(clock: Clock) -> None:
     with pytest.raises(ConfigurationError, match="belongs to ledger 6"):
         source(Ledger(1), clock).latest_offset({"entry": 0, "ledger": 6}, unlimited=False)
+
+
+def test_stream_goes_on_while_the_metadata_are_away_as_long_as_entries_come(clock: Clock) -> None:
+    ledger = Ledger(1)
+    reader = source(ledger, clock)
+    ledger.metadata_away = True
+    position = offset(0)
+    for entry in range(1, 5):
+        position = reader.latest_offset(position, unlimited=False)
+        assert position == offset(entry)
+        ledger.sizes.append(1)
+        clock.now += TAIL_METADATA_WAIT_S - 1
+
+
+def test_stream_ends_when_the_metadata_are_away_and_nothing_comes(clock: Clock) -> None:
+    ledger = Ledger()
+    reader = source(ledger, clock)
+    ledger.metadata_away = True
+    assert reader.latest_offset(offset(0), unlimited=False) == offset(0)
+    clock.now += TAIL_METADATA_WAIT_S + 1
+    with pytest.raises(MetadataUnavailableError):
+        reader.latest_offset(offset(0), unlimited=False)
+    ledger.metadata_away = False
+    assert reader.latest_offset(offset(0), unlimited=False) == offset(0)
+    ledger.metadata_away = True
+    assert reader.latest_offset(offset(0), unlimited=False) == offset(0), "it counts anew"

@@ -64,6 +64,7 @@ class FakeStream:
     def __init__(self, earliest: int = 0, damaged: int = -1) -> None:
         self._earliest = earliest
         self._damaged = damaged
+        self._losses = 0
 
     def head(self) -> Any:
         return SimpleNamespace(earliest=Dlsn(self._earliest))
@@ -74,6 +75,8 @@ class FakeStream:
         for part in ranges:
             number = part.segment.number
             if number < self._earliest or number == self._damaged:
+                self._losses += 1
+                assert self._losses < 10, "what is lost is asked for again and again"
                 raise DataLossError(f"segment {number} is gone")
             rows = pa.record_batch({"a": [number]}, schema=schema)
             yield PositionedBatch(Dlsn(number), LedgerId(1), 10 + number, 1000, rows)

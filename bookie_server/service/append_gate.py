@@ -1,0 +1,191 @@
+"""Decides when append streams are read on: a bound for all, and a share for each connection.
+
+What is not read stays with its client, so nobody waits behind more than the shares of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from functools import partial
+from typing import Final
+
+from spark_ledger.bookie_api import BookieApi
+from spark_ledger.limits import BOOKIE_APPEND_SHARED_BYTES, KIB
+
+APPEND_TURN_S: Final = 0.002
+"""All append streams together keep the service loop for so long; then others have a turn."""
+
+ADD_COST_BYTES: Final = 32 * KIB
+"""What an add counts beside its bytes: the service works as long for one as the disk for these."""
+
+_SHORT_MEMORY_DIVISOR: Final = 8
+"""Of the bound on bytes in flight: appends never stop for lack of memory, they get slower."""
+
+_EXPECTED_FOR_S: Final = 0.05
+"""A stream that may read on has read its next message by then, or its client has none."""
+
+
+class AppendGate:
+    """Holds back the reading of all streams while the bookie has too many bytes in flight.
+
+    Streams wait in a row. Each that goes on is counted for a moment with what it is expected to
+    read: a thousand that were let go together would each read a message before one is counted.
+    """
+
+    def __init__(self, bookie: BookieApi, bytes_max: int) -> None:
+        # Everything here belongs to the service thread.
+        self._bookie = bookie
+        self._bytes_max = bytes_max
+        self._memory_is_short = False
+        self._bytes_expected = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._check_is_due = False
+
+    async def wait(self, expected_bytes: int) -> None:
+        """Return once the bookie takes more; ``expected_bytes`` is what the next message has."""
+        if self._waiting or self._is_closed():
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append((turn, expected_bytes))
+            await turn
+
+    def memory_is_short(self, is_short: bool) -> None:
+        """Take in less from now on, or as much as usual again."""
+        self._memory_is_short = is_short
+        self.completed()
+
+    def completed(self) -> None:
+        """Some bytes were answered: look again, once for all completions of a journal batch."""
+        if self._waiting and not self._check_is_due:
+            self._check_is_due = True
+            asyncio.get_running_loop().call_soon(self._check)
+
+    def _is_closed(self) -> bool:
+        bytes_in_flight = self._bookie.append_bytes_in_flight
+        bytes_max = self._bytes_max // (_SHORT_MEMORY_DIVISOR if self._memory_is_short else 1)
+        return bytes_in_flight + self._bytes_expected > bytes_max
+
+    def _check(self) -> None:
+        self._check_is_due = False
+        while self._waiting and not self._is_closed():
+            turn, expected_bytes = self._waiting.popleft()
+            if turn.done():
+                continue  # its stream has ended
+            turn.set_result(None)
+            self._bytes_expected += expected_bytes
+            loop = asyncio.get_running_loop()
+            loop.call_later(_EXPECTED_FOR_S, self._arrived, expected_bytes)
+
+    def _arrived(self, expected_bytes: int) -> None:
+        self._bytes_expected -= expected_bytes
+        self.completed()
+
+
+class AppendShares:
+    """Keeps what all connections together have in flight small enough for a new add to be quick.
+
+    The journal takes adds in the order in which they were read. So a connection is read on only
+    while it has less than its share in flight: the bound, divided by the connections that have
+    something in flight. One that has nothing is read at once, so a client that waits for each of
+    its entries meets at most the shares of those who flood. Of several streams of a connection each
+    is let go in turn.
+
+    Everything here belongs to the service thread.
+    """
+
+    def __init__(self, bytes_max: int = BOOKIE_APPEND_SHARED_BYTES) -> None:
+        self._bytes_max = bytes_max
+        self._in_flight: Counter[str] = Counter()  # no connection is in it with nothing
+        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
+        self._check_is_due = False
+
+    async def wait(self, connection: str, expected_bytes: int) -> None:
+        """Return once the connection may be read; the next message has ``expected_bytes``."""
+        if connection in self._waiting or not self._has_room(connection):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(connection, deque()).append((turn, expected_bytes))
+            await turn
+
+    def began(self, connection: str, cost: int) -> None:
+        """An add was read, or is about to be."""
+        self._in_flight[connection] += cost
+
+    def ended(self, connection: str, cost: int) -> None:
+        """It was answered."""
+        self._in_flight[connection] -= cost
+        assert self._in_flight[connection] >= 0, "an add is answered once"
+        if not self._in_flight[connection]:
+            del self._in_flight[connection]
+        if self._waiting and not self._check_is_due:  # once for a whole journal batch
+            self._check_is_due = True
+            asyncio.get_running_loop().call_soon(self._check)
+
+    def _has_room(self, connection: str) -> bool:
+        own = self._in_flight.get(connection, 0)
+        return own < self._bytes_max // max(1, len(self._in_flight))
+
+    def _check(self) -> None:
+        self._check_is_due = False
+        loop = asyncio.get_running_loop()
+        for connection, turns in list(self._waiting.items()):
+            while turns and self._has_room(connection):
+                turn, expected_bytes = turns.popleft()
+                if turn.done():
+                    continue  # its stream has ended
+                turn.set_result(None)
+                if turns and expected_bytes:  # those behind it must see what it will read
+                    self.began(connection, expected_bytes)
+                    loop.call_later(
+                        _EXPECTED_FOR_S, partial(self.ended, connection, expected_bytes)
+                    )
+            if not turns:
+                del self._waiting[connection]
+
+
+class AppendTurns:
+    """Bounds how long all streams together keep the loop between two looks at what has arrived.
+
+    A thousand streams that each take a short message would keep it for a second. So once the time
+    of a round is used up the others wait for the next round, in the order in which they came.
+    Everything here belongs to the service thread.
+    """
+
+    def __init__(self, round_s: float = APPEND_TURN_S) -> None:
+        self._round_s = round_s
+        self._used_s = 0.0
+        self._usual_s = round_s  # of one turn
+        self._round_ends = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Return once there is time for a turn."""
+        if self._waiting or self._used_s >= self._round_s:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            self._end_round()
+            await turn
+
+    def used(self, seconds: float) -> None:
+        """A turn took so long."""
+        self._used_s += seconds
+        self._usual_s += (seconds - self._usual_s) / 8
+        self._end_round()
+
+    def _end_round(self) -> None:
+        """Begin a new round once the loop has looked at what has arrived."""
+        if not self._round_ends:
+            self._round_ends = True
+            asyncio.get_running_loop().call_soon(self._next_round)
+
+    def _next_round(self) -> None:
+        """Let as many go on as there is time for; one in any case."""
+        self._round_ends = False
+        self._used_s = 0.0
+        left_s = self._round_s
+        while self._waiting and left_s > 0:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its stream has ended
+                turn.set_result(None)
+                left_s -= self._usual_s
+        if self._waiting:
+            self._end_round()

@@ -1,0 +1,135 @@
+"""Fair turns between the connections that append."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from bookie_server.service.append_gate import AppendShares, AppendTurns
+from spark_ledger.limits import MIB
+
+
+def on_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            async with asyncio.timeout(10):
+                await test()
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def settle() -> None:
+    for _number in range(5):
+        await asyncio.sleep(0)
+
+
+@on_loop
+async def test_connection_that_floods_is_held_to_its_share() -> None:
+    """Eight that read on whenever they may have a bound together, not a bound each."""
+    shares = AppendShares(16 * MIB)
+
+    async def flood(connection: str) -> None:
+        while True:
+            await shares.wait(connection, MIB)
+            shares.began(connection, MIB)
+            await asyncio.sleep(0)
+
+    floods = [asyncio.ensure_future(flood(f"flood-{number}")) for number in range(8)]
+    for _number in range(200):
+        await asyncio.sleep(0)
+    assert sum(shares._in_flight.values()) <= (16 + 8) * MIB, "a message more than the share each"
+    await shares.wait("neighbour", 100)
+    for each in floods:
+        each.cancel()
+
+
+@on_loop
+async def test_connection_alone_has_the_whole_bound() -> None:
+    shares = AppendShares(16 * MIB)
+    for _number in range(16):
+        await shares.wait("alone", MIB)
+        shares.began("alone", MIB)
+    waits = asyncio.ensure_future(shares.wait("alone", MIB))
+    await settle()
+    assert not waits.done()
+    shares.ended("alone", MIB)
+    await waits
+
+
+@on_loop
+async def test_streams_of_a_connection_are_let_go_one_after_the_other() -> None:
+    shares = AppendShares(2 * MIB)
+    shares.began("client", 2 * MIB)
+    streams = [asyncio.ensure_future(shares.wait("client", 2 * MIB)) for _number in range(4)]
+    await settle()
+    streams[0].cancel()  # its client leaves
+    shares.ended("client", MIB)
+    await settle()
+    assert [stream.done() for stream in streams] == [True, True, False, False]
+    shares.ended("client", MIB)
+    await asyncio.gather(*streams[1:])
+    while shares._in_flight:
+        await asyncio.sleep(0.01)
+    assert not shares._waiting, "what was expected is forgotten"
+
+
+@on_loop
+async def test_share_grows_when_another_connection_has_its_answers() -> None:
+    shares = AppendShares(4 * MIB)
+    shares.began("one", 2 * MIB)
+    shares.began("other", MIB)
+    waits = asyncio.ensure_future(shares.wait("one", MIB))
+    await settle()
+    assert not waits.done()
+    shares.ended("other", MIB)
+    await waits
+
+
+@on_loop
+async def test_streams_beyond_the_time_of_a_round_wait_for_the_next() -> None:
+    turns = AppendTurns(0.002)
+    order: list[int] = []
+
+    async def take(number: int) -> None:
+        await turns.wait()
+        order.append(number)
+        turns.used(0.003)
+
+    streams = [asyncio.ensure_future(take(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    assert order == [0], "its turn has used the round up"
+    streams[1].cancel()  # its client leaves
+    streams.append(asyncio.ensure_future(take(4)))
+    await asyncio.gather(*streams, return_exceptions=True)
+    assert order == [0, 2, 3, 4]
+
+
+@on_loop
+async def test_short_turns_share_a_round() -> None:
+    turns = AppendTurns(0.002)
+    taken = 0
+
+    async def take() -> None:
+        nonlocal taken
+        await turns.wait()
+        taken += 1
+        turns.used(0.0001)
+
+    streams = [asyncio.ensure_future(take()) for _number in range(10)]
+    await asyncio.sleep(0)
+    assert taken == 10
+    await asyncio.gather(*streams)
+
+
+@on_loop
+async def test_stream_that_leaves_in_its_turn_lets_the_next_go_on() -> None:
+    turns = AppendTurns(0.002)
+    gone, waits = (asyncio.ensure_future(turns.wait()) for _number in range(2))
+    turns.used(0.01)
+    await asyncio.sleep(0)  # both wait, and the first is let go
+    gone.cancel()
+    await asyncio.wait_for(waits, 1)
+    assert gone.cancelled()
