@@ -341,7 +341,7 @@ BUSY_RETRY_S_MAX: Final = 1.0
 WRITER_CLOSE_GRACE_S: Final = 0.25
 """A closing writer lets the slowest replica catch up for so long, to leave WQ copies behind."""
 
-TIMER_SLOT_S: Final = 0.005
+TIMER_STEP_S: Final = 0.005
 """A client's timer rounds up to this: what is due together is called together, at most this often.
 A quarter of the shortest time that a machine waits for (``EXPLICIT_LAC_DELAY_S``)."""
 

@@ -259,11 +259,11 @@ class AnswerRoom:
         if not self._held:
             return
         now = asyncio.get_running_loop().time()
-        patience_s = self._grace_s if self._waiting else self._unread_s
+        bound_s = self._grace_s if self._waiting else self._unread_s
         old = [
             (answer.since, id(call), call)
             for call, answer in self._held.items()
-            if now - answer.since >= patience_s and not answer.is_cut
+            if now - answer.since >= bound_s and not answer.is_cut
         ]
         if old:
             self._cut(min(old)[2])

@@ -72,7 +72,7 @@ class LaneReader:
             order=order,
             speculative_delay_s=context.config.speculative_read_delay_s,
             now=loop.time(),
-            patience_s=context.config.read_timeout_s,
+            busy_wait_s=context.config.read_timeout_s,
             jitter=context.random.random(),
         )
         self._reads: dict[int, asyncio.Task[None]] = {}

@@ -30,11 +30,11 @@ async def cancelled_at_exit(*tasks: asyncio.Task[object]) -> AsyncIterator[None]
 
 
 async def unless_busy(
-    context: ClientContext, ask: Callable[[], Awaitable[LastConfirmed]], patience_s: float
+    context: ClientContext, ask: Callable[[], Awaitable[LastConfirmed]], busy_wait_s: float
 ) -> LastConfirmed:
     """A bookie's answer. One that says that it is busy is asked again, later and later."""
     loop = asyncio.get_running_loop()
-    deadline, pause_s = loop.time() + patience_s, BUSY_PAUSE_S
+    deadline, pause_s = loop.time() + busy_wait_s, BUSY_PAUSE_S
     while True:
         reply = await ask()
         wait_s = pause_s * context.random.uniform(0.5, 1.5)

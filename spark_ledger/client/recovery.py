@@ -159,8 +159,8 @@ class Recovery:
 
     async def _read(self, command: ReadEntries) -> None:
         key, me = (command.bookie_index, command.lane), asyncio.current_task()
-        patience_s, pause_s = self._context.config.read_timeout_s, BUSY_PAUSE_S
-        deadline = self._loop.time() + patience_s
+        busy_wait_s, pause_s = self._context.config.read_timeout_s, BUSY_PAUSE_S
+        deadline = self._loop.time() + busy_wait_s
         ended = await self._read_once(command)
         while (
             ended is not None

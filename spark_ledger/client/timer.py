@@ -3,7 +3,7 @@
 A client has thousands of writers, and each of them waits for something that rarely happens: a
 bookie that stays silent. Were each to look at the clock fifty times a second, a client beside one
 silent bookie would do little else. So each says when it wants to be called, and one timer of the
-event loop stands for the earliest of them. Times are rounded up to slots: what is due together is
+event loop stands for the earliest of them. Times are rounded up to steps: what is due together is
 called in one turn of the loop.
 """
 
@@ -14,45 +14,45 @@ import heapq
 import math
 from collections.abc import Callable
 
-from spark_ledger.limits import TIMER_SLOT_S
+from spark_ledger.limits import TIMER_STEP_S
 
 
 class Timer:
     """Calls back at given times of the event loop's clock. Belongs to the loop that made it.
 
-    Every slot that somebody waits in is in ``_times`` once, and the loop's timer is set for the
+    Every step that somebody waits in is in ``_times`` once, and the loop's timer is set for the
     earliest of them or for one before it.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._slots: dict[int, dict[Alarm, None]] = {}
+        self._steps: dict[int, dict[Alarm, None]] = {}
         self._times: list[int] = []
-        """The slots that are in use, as a heap."""
+        """The steps that are in use, as a heap."""
         self._handle: asyncio.TimerHandle | None = None
 
     def alarm(self, callback: Callable[[], None]) -> Alarm:
         """An alarm that is not set yet."""
         return Alarm(self, callback)
 
-    def add(self, alarm: Alarm, slot: int) -> None:
-        """Have the alarm called in this slot."""
-        waiting = self._slots.get(slot)
+    def add(self, alarm: Alarm, step: int) -> None:
+        """Have the alarm called in this step."""
+        waiting = self._steps.get(step)
         if waiting is None:
-            waiting = self._slots[slot] = {}
-            heapq.heappush(self._times, slot)
+            waiting = self._steps[step] = {}
+            heapq.heappush(self._times, step)
             self._set()
         waiting[alarm] = None
 
-    def remove(self, alarm: Alarm, slot: int) -> None:
-        """The alarm is not called any more in this slot. An empty slot passes by itself."""
-        waiting = self._slots.get(slot)
-        if waiting is not None:  # else its slot has just come, and it is about to ring
+    def remove(self, alarm: Alarm, step: int) -> None:
+        """The alarm is not called any more in this step. An empty step passes by itself."""
+        waiting = self._steps.get(step)
+        if waiting is not None:  # else its step has just come, and it is about to ring
             waiting.pop(alarm, None)
 
     def _set(self) -> None:
-        """Have the loop call back for the earliest slot."""
-        at = self._times[0] * TIMER_SLOT_S
+        """Have the loop call back for the earliest step."""
+        at = self._times[0] * TIMER_STEP_S
         if self._handle is not None:
             if self._handle.when() <= at:
                 return
@@ -61,10 +61,10 @@ class Timer:
 
     def _on_time(self) -> None:
         self._handle = None
-        # Half a slot: the loop may be a rounding error early, and must not be called twice.
-        passed = math.floor(self._loop.time() / TIMER_SLOT_S + 0.5)
+        # Half a step: the loop may be a rounding error early, and must not be called twice.
+        passed = math.floor(self._loop.time() / TIMER_STEP_S + 0.5)
         while self._times and self._times[0] <= passed:
-            for alarm in self._slots.pop(heapq.heappop(self._times)):
+            for alarm in self._steps.pop(heapq.heappop(self._times)):
                 # Not from here: one that raises must not keep the others from being called, and
                 # what comes over the network has its turn in between.
                 self._loop.call_soon(alarm.ring)
@@ -73,36 +73,36 @@ class Timer:
 
 
 class Alarm:
-    """One caller's place in a Timer. It stands in one slot at most, and rings once when set."""
+    """One caller's place in a Timer. It stands in one step at most, and rings once when set."""
 
-    __slots__ = ("_callback", "_slot", "_timer", "was_due")
+    __slots__ = ("_callback", "_step", "_timer", "was_due")
 
     def __init__(self, timer: Timer, callback: Callable[[], None]) -> None:
         self._timer = timer
         self._callback = callback
-        self._slot: int | None = None
+        self._step: int | None = None
         self.was_due = 0.0
         """The time that it was last set for, when it rings."""
 
     def set_by(self, at: float) -> None:
         """Ring at ``at`` at the latest: an alarm that is set for an earlier time stays."""
-        slot = math.ceil(at / TIMER_SLOT_S)
-        if self._slot is not None:
-            if self._slot <= slot:
+        step = math.ceil(at / TIMER_STEP_S)
+        if self._step is not None:
+            if self._step <= step:
                 return
-            self._timer.remove(self, self._slot)
-        self._slot = slot
-        self._timer.add(self, slot)
+            self._timer.remove(self, self._step)
+        self._step = step
+        self._timer.add(self, step)
 
     def ring(self) -> None:
         """The time has come, unless the alarm was cancelled on the way."""
-        if self._slot is not None:
-            self.was_due = self._slot * TIMER_SLOT_S
-            self._slot = None
+        if self._step is not None:
+            self.was_due = self._step * TIMER_STEP_S
+            self._step = None
             self._callback()
 
     def cancel(self) -> None:
         """Do not ring. Idempotent."""
-        if self._slot is not None:
-            self._timer.remove(self, self._slot)
-            self._slot = None
+        if self._step is not None:
+            self._timer.remove(self, self._step)
+            self._step = None

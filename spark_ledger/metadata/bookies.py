@@ -79,7 +79,7 @@ class BookieRegistry:
         bookie that this registry had registered."""
         self._store = store
         self._on_replaced = on_replaced
-        self._patience_s = session_timeout_s + REGISTRATION_MARGIN_S
+        self._vacant_in_s = session_timeout_s + REGISTRATION_MARGIN_S
         self._info: BookieInfo | None = None
         self._session = 0
         """Counts lost sessions."""
@@ -112,14 +112,14 @@ class BookieRegistry:
         """
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         watch = self.watch_one(bookie_id, changed.set)
-        deadline = loop.time() + self._patience_s
+        deadline = loop.time() + self._vacant_in_s
         try:
             while path := await self._taken(bookie_id):
                 left = deadline - loop.time()
                 if left <= 0:
                     raise BookieReplacedError(
                         f"another process is registered as bookie {bookie_id!r}, and has not gone "
-                        f"within {self._patience_s:g} s (metadata node {path!r}): two processes "
+                        f"within {self._vacant_in_s:g} s (metadata node {path!r}): two processes "
                         "cannot be one bookie; stop the other one, or leave this one stopped"
                     )
                 logger.info(
@@ -300,7 +300,7 @@ class BookieRegistry:
     def _may_be_our_last_session(self) -> bool:
         """A session was lost, and its node may not have gone yet."""
         waited_s = asyncio.get_running_loop().time() - self._lost_at
-        return not self.registered and waited_s < self._patience_s
+        return not self.registered and waited_s < self._vacant_in_s
 
     async def _pause(self, error: LedgerError) -> None:
         logger.warning("cannot register again yet: %s", error)
@@ -379,13 +379,6 @@ class BookieRegistry:
                 raise error from None
             if found.value != data:
                 raise ConflictError(f"bookie id {bookie_id!r} is taken in this cluster") from error
-
-    async def get_cookie(self, bookie_id: BookieId) -> Versioned[bytes]:
-        """A bookie's cookie. Raises NotFoundError if it has none: it is not part of the cluster."""
-        try:
-            return await self._store.get(f"{COOKIES_PATH}/{check_bookie_id(bookie_id)}")
-        except NotFoundError as error:
-            raise NotFoundError(f"bookie {bookie_id!r} is not part of this cluster") from error
 
     async def delete_cookie(self, bookie_id: BookieId) -> None:
         """Remove a bookie from the cluster for good. A missing cookie is fine."""

@@ -59,10 +59,10 @@ class ReadMachine:
         order: Sequence[int],
         speculative_delay_s: float,
         now: float,
-        patience_s: float = READ_TIMEOUT_S,
+        busy_wait_s: float = READ_TIMEOUT_S,
         jitter: float = 0.0,
     ) -> None:
-        """``patience_s`` bounds how long busy replicas are waited for; ``jitter``, from 0 to 1, is
+        """``busy_wait_s`` bounds how long busy replicas are waited for; ``jitter``, from 0 to 1, is
         this reader's share of randomness in when it asks them again."""
         lane, first = wanted.lane, wanted.first
         assert sorted(order) == sorted(lane.indexes), "The order names every replica once."
@@ -84,7 +84,7 @@ class ReadMachine:
         self._speculative_delay_s = speculative_delay_s
         self._progress_at = now
         """When the last replica was asked, or brought something."""
-        self._patience_s = patience_s
+        self._busy_wait_s = busy_wait_s
         self._delivered_at = now
         """When the consumer was last brought something, or began to wait for it."""
         self._pause_s = BUSY_PAUSE_S * (0.5 + jitter)
@@ -230,7 +230,7 @@ class ReadMachine:
 
     def _ask_next(self, now: float) -> list[Command]:
         candidates = self._candidates()
-        if not candidates and self._busy() and now - self._delivered_at < self._patience_s:
+        if not candidates and self._busy() and now - self._delivered_at < self._busy_wait_s:
             # To fail now would blame bookies that work; to ask at once would keep them busy.
             self._enter(Phase.WAITING)
             self._ask_again_at = now + self._pause_s

@@ -25,6 +25,7 @@ from spark_ledger.errors import (
     MalformedMessageError,
 )
 from spark_ledger.limits import READ_CALL_S_MAX
+from spark_ledger.transport.answer_timeout import answer_within
 from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import (
     AddResult,
@@ -33,7 +34,6 @@ from spark_ledger.transport.base import (
     ReadChunk,
 )
 from spark_ledger.transport.channel import GrpcOptions, failure_of, is_broken, open_channel, said
-from spark_ledger.transport.patience import patiently
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.allocator import keep_freed_memory
@@ -167,7 +167,7 @@ class GrpcTransport:
         )
         call = connection.read(request, timeout=READ_CALL_S_MAX, metadata=connection.metadata)
         try:
-            while (data := await patiently(call.read(), timeout_s)) is not grpc.aio.EOF:
+            while (data := await answer_within(call.read(), timeout_s)) is not grpc.aio.EOF:
                 assert isinstance(data, bytes), "the call has no deserializer"
                 response, run = decode_read_response(data)
                 if run is None:

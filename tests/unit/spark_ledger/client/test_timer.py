@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from spark_ledger.client.timer import Timer
-from spark_ledger.limits import MACHINE_TICK_S_MAX, TIMER_SLOT_S
+from spark_ledger.limits import MACHINE_TICK_S_MAX, TIMER_STEP_S
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.events import Command, Event, Tick
 from spark_ledger.types import BookieId
@@ -25,9 +25,9 @@ def test_alarms_ring_in_the_order_of_their_times_and_never_early() -> None:
             alarm.set_by(began + delay)
         async with asyncio.timeout(5):
             while len(rung) < len(wanted):
-                await asyncio.sleep(TIMER_SLOT_S)
+                await asyncio.sleep(TIMER_STEP_S)
         assert [name for name, _ in rung] == ["a", "also a", "b", "c"]
-        assert all(at >= wanted[name] - TIMER_SLOT_S / 2 for name, at in rung)
+        assert all(at >= wanted[name] - TIMER_STEP_S / 2 for name, at in rung)
 
     asyncio.run(main())
 
@@ -68,7 +68,7 @@ def test_alarm_set_from_its_own_call_or_from_another_rings_again() -> None:
         second.set_by(loop.time())
         async with asyncio.timeout(5):
             while rung < 5:
-                await asyncio.sleep(TIMER_SLOT_S)
+                await asyncio.sleep(TIMER_STEP_S)
 
     asyncio.run(main())
 
@@ -92,7 +92,7 @@ def test_cancelled_alarm_is_silent_and_one_that_raises_stops_no_other() -> None:
         cancelled.cancel()
         async with asyncio.timeout(5):
             while not rung:
-                await asyncio.sleep(TIMER_SLOT_S)
+                await asyncio.sleep(TIMER_STEP_S)
         assert rung == ["good"]
         assert errors == ["broken"]
 
@@ -146,7 +146,7 @@ def test_alarm_that_another_of_its_slot_cancels_does_not_ring() -> None:
             alarm.set_by(at)
         async with asyncio.timeout(5):
             while "last" not in rung:
-                await asyncio.sleep(TIMER_SLOT_S)
+                await asyncio.sleep(TIMER_STEP_S)
         assert rung == ["first", "last"]
 
     asyncio.run(main())

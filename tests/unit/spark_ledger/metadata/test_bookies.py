@@ -15,6 +15,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster, read_cluster
+from spark_ledger.metadata.cookies import cookie_path
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
@@ -146,13 +147,11 @@ def test_one_bad_registration_does_not_hide_the_others(caplog: pytest.LogCapture
 
 def test_cookies() -> None:
     async def main() -> None:
-        tree = MemoryTree()
-        registry = BookieRegistry(tree.open_session())
-        with pytest.raises(NotFoundError, match="'b'"):
-            await registry.get_cookie(BookieId("b"))
+        store = MemoryTree().open_session()
+        registry = BookieRegistry(store)
         await registry.create_cookie(BookieId("b"), b"mine")
         await registry.create_cookie(BookieId("a"), b"other")
-        assert (await registry.get_cookie(BookieId("b"))).value == b"mine"
+        assert (await store.get(cookie_path(BookieId("b")))).value == b"mine"
         with pytest.raises(ConflictError, match="'b' is taken"):
             await registry.create_cookie(BookieId("b"), b"theirs")
         assert await registry.list_cookies() == ["a", "b"]

@@ -11,7 +11,7 @@ from spark_ledger.limits import LOOP_LATE_S
 T = TypeVar("T")
 
 
-async def patiently(answer: Coroutine[Any, Any, T], timeout_s: float) -> T:
+async def answer_within(answer: Coroutine[Any, Any, T], timeout_s: float) -> T:
     """The answer, if it comes within the time; a loop that stood still is given a moment more.
 
     An application that computes on the event loop lets answers wait unread. They have come in
