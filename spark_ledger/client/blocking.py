@@ -17,7 +17,7 @@ import atexit
 import concurrent.futures
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Self, TypeAlias, TypeVar
 
 from spark_ledger.client.ledger_client import LedgerClient
@@ -85,6 +85,27 @@ class BlockingPortal:
             future.cancel()  # KeyboardInterrupt: do not leave the work running behind
             raise
 
+    def _begin_and_wait(self, begin: Callable[[], Work[T]]) -> T:
+        """As ``call``, with the coroutine made on the loop's thread. One that is made here is left
+        behind if Ctrl-C comes before the loop has it, and Python warns on standard error."""
+        if self.is_current:
+            raise _would_deadlock()
+        self.check_usable()
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def settle(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                done.cancel()
+            elif (error := task.exception()) is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(task.result())
+
+        self.loop.call_soon_threadsafe(
+            lambda: self.loop.create_task(begin()).add_done_callback(settle)
+        )
+        return done.result()
+
     def check_usable(self) -> None:
         """Raises LedgerClosedError where the loop does not run, so that nobody waits for ever:
         in a forked child, and in exit handlers that run after the loop was stopped."""
@@ -128,7 +149,7 @@ class BlockingPortal:
                 await iterator.aclose()
 
         try:
-            while (item := self.call(read_next())) is not None:
+            while (item := self._begin_and_wait(read_next)) is not None:
                 yield item[0]
         finally:
             if self.is_running:

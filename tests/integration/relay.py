@@ -26,6 +26,7 @@ class Relay:
         self._open.set()
         self.cut = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = False
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Relay:
@@ -36,12 +37,11 @@ class Relay:
     async def __aexit__(self, *_exception: object) -> None:
         assert self._server is not None
         self._server.close()
-        await asyncio.sleep(0)  # a connection that was just accepted gets its task now
-        while self._tasks:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        self._ended = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0.01)  # a connection that was refused half-way releases its socket
 
     def lose_next(self, what: Lose, *, then_closed: bool = False) -> None:
@@ -64,18 +64,24 @@ class Relay:
         """End the loss for what is sent from now on; what was lost stays unanswered."""
         self._lose = Lose.NOTHING
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Not a coroutine: one that is cancelled before its first step would leave the socket."""
+        if self._ended:
+            writer.transport.abort()
+            return
+
+        def release(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+        task = asyncio.create_task(self._pass_on(reader, writer))
         self._tasks.add(task)
-        try:
+        task.add_done_callback(release)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):  # cut by one end
             await self._open.wait()
             await self._serve(reader, writer)
-        except (OSError, asyncio.CancelledError):
-            pass  # cut, by one end or by the test
-        finally:
-            await self._cut(writer)
-            self._tasks.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)

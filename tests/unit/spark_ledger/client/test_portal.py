@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from spark_ledger.client import blocking
 from spark_ledger.client.blocking import BlockingPortal, BlockingWriter
 from spark_ledger.errors import LedgerClosedError
 from tests.style.sources import ROOT
@@ -47,6 +51,43 @@ def test_control_c_while_an_item_is_awaited_closes_the_iterator(attempt: int) ->
         timer.cancel()
         signal.signal(signal.SIGINT, before)
     assert closed.is_set()
+
+
+@pytest.mark.filterwarnings("error")
+def test_control_c_at_any_line_of_an_iteration_leaves_no_coroutine_behind() -> None:
+    """A signal is handled between any two instructions; a trace function raises at each line."""
+    interrupted_at: set[int] = set()
+    tracer = sys.gettrace()
+
+    def interrupt(frame: FrameType, event: str, _argument: object) -> Any:
+        if frame.f_code.co_filename != blocking.__file__:
+            return None
+        if event == "line" and frame.f_lineno not in interrupted_at:
+            interrupted_at.add(frame.f_lineno)
+            sys.settrace(tracer)
+            raise KeyboardInterrupt
+        return interrupt
+
+    async def endless() -> AsyncIterator[int]:
+        while True:
+            yield len(interrupted_at)
+
+    while True:
+        before = len(interrupted_at)
+        items = BlockingPortal.get().iterate(endless())
+        assert next(items) == before
+        sys.settrace(interrupt)
+        try:
+            next(items)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(tracer)
+        items.close()
+        gc.collect()
+        if len(interrupted_at) == before:
+            break
+    assert len(interrupted_at) > 5
 
 
 def test_exit_handler_that_runs_after_the_portal_has_stopped_is_told() -> None:
