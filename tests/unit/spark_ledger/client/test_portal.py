@@ -83,7 +83,7 @@ def test_control_c_at_any_line_of_an_iteration_leaves_no_coroutine_behind() -> N
             pass
         finally:
             sys.settrace(tracer)
-        items.close()
+        del items
         gc.collect()
         if len(interrupted_at) == before:
             break
