@@ -30,7 +30,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
-from spark_ledger.limits import BOOKIE_REFRESH_INTERVAL_S
+from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry, check_bookie_id
 from spark_ledger.metadata.cluster import ensure_cluster, read_cluster

@@ -55,13 +55,13 @@ from spark_ledger.errors import (
     LedgerError,
     MetadataUnavailableError,
 )
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
     BOOKIE_CLOSE_TIMEOUT_S,
     BOOKIE_CONNECT_ATTEMPTS_S,
     BOOKIE_WITHDRAW_TIMEOUT_S,
-    METADATA_TIMEOUT_S,
 )
+from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from bookie_server.core.journal_stall import stall_reason
-from spark_ledger.limits import JOURNAL_LOOK_S
+from spark_ledger.limits.bookie import JOURNAL_LOOK_S
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from enum import Enum, IntEnum, StrEnum
 from typing import Final, Generic, NamedTuple, NewType, NoReturn, TypeVar
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import ENSEMBLE_SIZE_MAX
+from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX
 
 LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)

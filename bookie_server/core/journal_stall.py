@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_ledger.limits import JOURNAL_STALLED_S
+from spark_ledger.limits.bookie import JOURNAL_STALLED_S
 
 
 def stall_reason(journal: str, unsynced_s: float) -> str:

@@ -24,25 +24,21 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from bookie_server.service.append_gate import (
-    ADD_COST_BYTES,
-    APPEND_TURN_S,
-    AppendGate,
-    AppendShares,
-    AppendTurns,
-)
+from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
 from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.cutting import current_call, cut
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.bookie_api import BookieApi, Refusal
 from spark_ledger.errors import MalformedMessageError
-from spark_ledger.limits import (
-    APPEND_MESSAGE_BYTES_TARGET,
+from spark_ledger.limits.bookie import (
+    ADD_COST_BYTES,
+    APPEND_TURN_S,
     BOOKIE_MALFORMED_ADDS_MAX,
     BOOKIE_REFUSED_APPENDERS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
 )
+from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import ReceivedAdd, decode_append_request, status_to_wire

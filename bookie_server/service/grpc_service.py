@@ -29,7 +29,7 @@ from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
 from spark_ledger.bookie_api import BookieApi, Done, LedgerEnd, Refusal, refuse_reader
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     BOOKIE_ANSWER_BYTES_MAX,
     BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
     BOOKIE_HELD_BYTES_MAX,
@@ -39,9 +39,8 @@ from spark_ledger.limits import (
     BOOKIE_RECEIVE_SHORT_S,
     BOOKIE_UNREAD_GRACE_S,
     BOOKIE_UNREAD_S,
-    LONG_POLL_S_MAX,
-    REQUEST_BYTES_MAX,
 )
+from spark_ledger.limits.entries import LONG_POLL_S_MAX, REQUEST_BYTES_MAX
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import BOOKIE_ID_KEY, SERVICE_NAME, encode_read_end, status_to_wire

@@ -16,11 +16,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from spark_ledger.limits import (
-    BOOKIE_MEMORY_HIGH,
-    BOOKIE_MEMORY_INTERVAL_S,
-    MIB,
-)
+from spark_ledger.limits import MIB
+from spark_ledger.limits.bookie import BOOKIE_MEMORY_HIGH, BOOKIE_MEMORY_INTERVAL_S
 
 logger = logging.getLogger(__name__)
 

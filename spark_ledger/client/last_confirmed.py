@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from spark_ledger.client.context import ClientContext
-from spark_ledger.limits import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S, TAIL_PAUSE_S
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S, TAIL_PAUSE_S
 from spark_ledger.protocol.events import LastConfirmedAnswer
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
 from spark_ledger.transport.base import LastConfirmed

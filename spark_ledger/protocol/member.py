@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_ledger.limits import (
-    BOOKIE_REFRESH_INTERVAL_S,
-    BOOKIE_RETURN_DELAY_S,
-    BOOKIE_RETURN_DELAY_S_MAX,
-)
+from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
+from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BOOKIE_RETURN_DELAY_S_MAX
 from spark_ledger.types import BookieId, BookieStatus
 
 _SILENT: Final = (BookieStatus.TIMEOUT, BookieStatus.STALLED)

@@ -22,7 +22,8 @@ from typing import Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import ADD_TIMEOUT_S, JOURNAL_STALLED_S
+from spark_ledger.limits.bookie import JOURNAL_STALLED_S
+from spark_ledger.limits.client import ADD_TIMEOUT_S
 from spark_ledger.local import LocalCluster
 from spark_ledger.types import BookieInfo
 

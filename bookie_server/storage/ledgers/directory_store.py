@@ -37,7 +37,8 @@ from bookie_server.storage.ledgers.write_cache import (
     free_slowly,
 )
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX, KIB
+from spark_ledger.limits import KIB
+from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 

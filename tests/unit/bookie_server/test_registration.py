@@ -21,7 +21,7 @@ from bookie_server.registration import (
     local_cookie,
 )
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import BOOKIE_REFRESH_INTERVAL_S
+from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster
 from spark_ledger.metadata.codec import encode_bookie

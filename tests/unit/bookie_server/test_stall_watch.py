@@ -6,7 +6,8 @@ import asyncio
 
 from bookie_server.core.journal_stall import stall_reason
 from bookie_server.stall_watch import StallWatch
-from spark_ledger.limits import ADD_TIMEOUT_S, JOURNAL_LOOK_S, JOURNAL_STALLED_S
+from spark_ledger.limits.bookie import JOURNAL_LOOK_S, JOURNAL_STALLED_S
+from spark_ledger.limits.client import ADD_TIMEOUT_S
 
 
 class Fixture:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bookie_server.core.journal_stall import stall_reason
-from spark_ledger.limits import JOURNAL_STALLED_S
+from spark_ledger.limits.bookie import JOURNAL_STALLED_S
 
 
 @pytest.mark.parametrize("unsynced_s", [0.0, JOURNAL_STALLED_S * 0.99])

@@ -17,7 +17,7 @@ from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.bookie_api import Refusal
-from spark_ledger.limits import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
+from spark_ledger.limits.bookie import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.codec import AddCommand, encode_append_request

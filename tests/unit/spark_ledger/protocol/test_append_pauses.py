@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_ledger.errors import EnsembleLostError
-from spark_ledger.limits import (
-    BOOKIE_REFRESH_INTERVAL_S,
-    BOOKIE_RETURN_DELAY_S,
-    BOOKIE_RETURN_DELAY_S_MAX,
-)
+from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
+from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BOOKIE_RETURN_DELAY_S_MAX
 from spark_ledger.protocol.events import (
     AddFailed,
     BookiesChosen,
