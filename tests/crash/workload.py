@@ -19,7 +19,7 @@ from tests.crash.promises import LEDGER_COUNT, Promises, key_of, run_of
 from tests.unit.bookie_server.storage.support import Machine, small_config
 
 INJECTED = (errno.EIO, errno.ENOSPC, errno.EINTR, errno.EDQUOT)
-CONFIG = small_config(write_cache_bytes=128 * KIB, entry_log_bytes=32 * KIB)
+CONFIG = small_config(write_cache_bytes=128 * KIB, entry_log_bytes=32 * KIB, write_once_bytes=KIB)
 
 
 class Workload:
