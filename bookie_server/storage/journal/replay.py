@@ -30,7 +30,7 @@ from bookie_server.storage.journal.logs import DurableMarks
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.journal.newest import read_newest
 from bookie_server.storage.journal.waiting import RunPlace
-from bookie_server.storage.journal.witness import JOURNAL_LOG, decode_witness
+from bookie_server.storage.journal.witness import JOURNAL_LOG, decode_witness, run_log_number
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import FILE_HEADER_BYTES, RECORD_HEADER_BYTES, RecordType
@@ -68,13 +68,16 @@ def replay(
         _end_of_run_log(file_system, store, start)
         for store, start in zip(stores, starts, strict=True)
     ]
-    marks = DurableMarks(START_OF_JOURNAL, tuple(run_log_ends))
+    ends = {
+        run_log_number(number): (store.directory, run_log_ends[number])
+        for number, store in enumerate(stores)
+    }
     # The journal first: it has the access keys of the ledgers whose runs are in the run logs.
-    end = _replay_journal(file_system, directory, stores, marks, cache_bytes_max)
-    marks = marks._replace(journal=end)
+    end = _replay_journal(file_system, directory, stores, ends, cache_bytes_max)
+    ends[JOURNAL_LOG] = directory, end
     for number, (store, start) in enumerate(zip(stores, starts, strict=True)):
         if start is not None:
-            _replay_run_log(file_system, number, store, start, marks, cache_bytes_max)
+            _replay_run_log(file_system, number, store, start, ends, cache_bytes_max)
     return DurableMarks(
         _behind_all_files(file_system, directory, end),
         tuple(
@@ -88,10 +91,10 @@ def _replay_journal(
     file_system: FileSystem,
     directory: Path,
     stores: Sequence[DirectoryStore],
-    marks: DurableMarks,
+    ends: Mapping[int, tuple[Path, Mark]],
     cache_bytes_max: int,
 ) -> Mark:
-    """Apply the journal; its end. ``marks`` has the ends of the run logs."""
+    """Apply the journal; its end. ``ends`` are those of the run logs."""
     remove_unfinished(file_system, directory)
     start = _start(file_system, directory, {store.directory: store.mark for store in stores})
     if start is None:
@@ -102,7 +105,7 @@ def _replay_journal(
     for batch in read_batches(file_system, directory, start):
         assert end.is_behind(batch.end), "batches are applied in the order of their sequences"
         end = batch.end
-        _check_witness(batch, marks, directory, stores, journal=None)
+        _check_witness(batch, directory, ends)
         _apply(stores, batch, directory)
         # All that lies up to this batch is in the caches, so its end is a mark like any other. If
         # the start is interrupted, the next one goes on from here.
@@ -175,13 +178,13 @@ def _replay_run_log(
     number: int,
     store: DirectoryStore,
     start: Mark,
-    marks: DurableMarks,
+    ends: Mapping[int, tuple[Path, Mark]],
     cache_bytes_max: int,
 ) -> None:
     """Apply a directory's run log: each run stays where it is, and gets its rows (rule S16)."""
     full: list[DirectoryStore] = []
     for batch in read_batches(file_system, store.directory, start):
-        _check_witness(batch, marks, store.directory, [store], journal=marks.journal)
+        _check_witness(batch, store.directory, ends)
         offset = batch.offset
         for record_type, body in batch.records:
             if record_type == RecordType.RUN:
@@ -196,22 +199,17 @@ def _replay_run_log(
         if store.cache.byte_count >= cache_bytes_max and not full:
             _flush(store, None, batch.end, full)
     if not full:
-        _flush(store, None, marks.run_logs[number], full)
+        _flush(store, None, ends[run_log_number(number)][1], full)
     if not full:
         _check_stored([store])
 
 
 def _check_witness(
-    batch: JournalBatch,
-    marks: DurableMarks,
-    directory: Path,
-    stores: Sequence[DirectoryStore],
-    *,
-    journal: Mark | None,
+    batch: JournalBatch, directory: Path, ends: Mapping[int, tuple[Path, Mark]]
 ) -> None:
     """Raise CorruptionError if another log had gone further when this batch was begun (rule S5).
 
-    ``journal`` is its end; None while it is being read.
+    ``directory`` is that of the batch, ``ends`` are those of other logs, with their directories.
     """
     for record_type, body in batch.records:
         if record_type != RecordType.WITNESS:
@@ -220,13 +218,13 @@ def _check_witness(
         if seen is None:
             raise _unreadable(directory, batch.end, "a witness of another form")
         for log, sequence in seen.items():
-            end = journal if log == JOURNAL_LOG else marks.run_logs[log - 1]
-            if end is not None and end.sequence < sequence:
-                name = "the journal" if log == JOURNAL_LOG else f"the run log of directory {log}"
+            other, end = ends[log]
+            if end.sequence < sequence:
                 raise CorruptionError(
-                    f"{name} ends behind batch {end.sequence}, but "
-                    f"{journal_path(directory, batch.end.file_number)} was written after its batch "
-                    f"{sequence} was synced: {RESTORE_OR_FORMAT}"
+                    f"journal file {journal_path(other, end.file_number)}: ends or is damaged at "
+                    f"offset {end.offset} behind batch {end.sequence}, but batch {sequence} was "
+                    f"synced before {journal_path(directory, batch.end.file_number)} went on: "
+                    f"{RESTORE_OR_FORMAT}"
                 )
 
 
