@@ -13,6 +13,7 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.last_confirmed import read_last_confirmed
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.recovery import Recovery
+from spark_ledger.client.timer import Timer
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.config import ClientConfig, build
 from spark_ledger.errors import ConfigurationError, NotEnoughBookiesError, UnauthorizedError
@@ -105,6 +106,11 @@ class LedgerClient:
     def store(self) -> MetadataStore:
         """The metadata store of this connection."""
         return self._context.store
+
+    @property
+    def timer(self) -> Timer:
+        """The one timer of this connection."""
+        return self._context.timer
 
     async def create_ledger(
         self,

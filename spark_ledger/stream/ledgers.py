@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Final, Protocol
 
+from spark_ledger.client.timer import Timer
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.types import Entry, EntryId, LedgerId, LedgerMetadata
 
@@ -58,6 +59,10 @@ class Ledgers(Protocol):
 
     @property
     def store(self) -> MetadataStore: ...
+
+    @property
+    def timer(self) -> Timer:
+        """Wakes whatever of this connection waits for a time."""
 
     async def create_ledger(
         self,

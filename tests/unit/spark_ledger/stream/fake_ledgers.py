@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 
+from spark_ledger.client.timer import Timer
 from spark_ledger.errors import (
     LedgerClosedError,
     LedgerError,
@@ -136,6 +137,13 @@ class FakeLedgers:
         self.reads: list[tuple[int, int, int]] = []
         self.chunks_read = 0
         self.deleted: list[int] = []
+        self._timer: Timer | None = None
+
+    @property
+    def timer(self) -> Timer:
+        if self._timer is None or self._timer_loop is not asyncio.get_running_loop():
+            self._timer, self._timer_loop = Timer(), asyncio.get_running_loop()
+        return self._timer
 
     async def create_ledger(
         self,
