@@ -19,6 +19,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_ledger.client.timer import Alarm
 from spark_ledger.errors import (
     ConfigurationError,
     LedgerError,
@@ -178,7 +179,8 @@ class SegmentWriter:
         self._calls = 0
         """Calls that are writing now. A ledger is only idle between them."""
         self._idle_since = 0.0
-        self._idle = ledgers.timer.alarm(self._on_idle)
+        self._idle: Alarm | None = None
+        """Made in the loop, and this object perhaps not."""
 
     @property
     def ledger_id(self) -> int | None:
@@ -269,7 +271,8 @@ class SegmentWriter:
     async def close(self) -> None:
         """Close the ledger, once what was pushed is confirmed or has failed. Idempotent."""
         self.abandon()
-        self._idle.cancel()
+        if self._idle is not None:
+            self._idle.cancel()
         self._close_ledger()
         while self._closing:
             await asyncio.wait(self._closing)
@@ -345,8 +348,9 @@ class SegmentWriter:
 
     def _used(self) -> None:
         """Something was written: from now on the ledger is idle."""
-        loop = asyncio.get_running_loop()
-        self._idle_since = loop.time()
+        self._idle_since = asyncio.get_running_loop().time()
+        if self._idle is None:
+            self._idle = self._ledgers.timer.alarm(self._on_idle)
         if self._ledger is not None:
             self._idle.set_by(self._idle_since + IDLE_LEDGER_S)
 
@@ -357,7 +361,10 @@ class SegmentWriter:
         the ledger open and in use, or gets a new one. A micro-batch that was begun and waits for
         more rows keeps its ledger, as do its entries that wait to be joined with the next ones.
         """
+        assert self._idle is not None, "it rings"
         idle_until = self._idle_since + IDLE_LEDGER_S
+        if self._ledger is not None and self._ledger.is_closed:
+            return  # failed, or gone with its connection: the next micro-batch sees it
         if self._calls or self._segments or self._encoder is not None:
             idle_until = asyncio.get_running_loop().time() + IDLE_LEDGER_S
         elif self._idle.was_due >= idle_until:

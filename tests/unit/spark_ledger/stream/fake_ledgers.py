@@ -137,13 +137,14 @@ class FakeLedgers:
         self.reads: list[tuple[int, int, int]] = []
         self.chunks_read = 0
         self.deleted: list[int] = []
-        self._timer: Timer | None = None
+        self._timers: dict[asyncio.AbstractEventLoop, Timer] = {}
 
     @property
     def timer(self) -> Timer:
-        if self._timer is None or self._timer_loop is not asyncio.get_running_loop():
-            self._timer, self._timer_loop = Timer(), asyncio.get_running_loop()
-        return self._timer
+        loop = asyncio.get_running_loop()
+        if loop not in self._timers:
+            self._timers[loop] = Timer()
+        return self._timers[loop]
 
     async def create_ledger(
         self,
