@@ -90,8 +90,8 @@ def confirmed_end(acked: Sequence[int], last_pushed: int, quorums: Quorums) -> E
     end = last_pushed
     for lane in lanes(quorums):
         # The AQ-th highest number of the lane: up to there, AQ bookies hold the lane's entries.
-        in_order = sorted([acked[index] for index in lane.indexes])
-        stored = in_order[-quorums.ack_quorum]
+        in_order = sorted([acked[index] for index in lane.indexes], reverse=True)
+        stored = in_order[quorums.ack_quorum - 1]
         # Confirmation is in order over all lanes: the first entry that lacks copies in any of them
         # ends it, or readers would find a hole below the last add confirmed.
         first_missing = lane.first_at_or_after(stored + 1)
