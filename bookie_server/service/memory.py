@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Final
 
+from bookie_server.service.log_bound import LogBound
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import (
     BOOKIE_MEMORY_BYTES_PER_S,
@@ -25,6 +26,7 @@ from spark_ledger.limits.bookie import (
 )
 
 logger = logging.getLogger(__name__)
+logger.addFilter(LogBound())  # a look that fails is repeated forty times a second
 
 _TRIM_AGAIN_S: Final = 5.0
 """After a look at freed memory that did not help, before the next one: it takes milliseconds."""
@@ -117,20 +119,31 @@ class MemoryGuard:
     def _on_time(self) -> None:
         """Look, and again before memory can be short. Not a task: a bookie that does nothing else
         would be busy with the two turns of the loop that a sleep takes."""
-        used = self._used()
+        try:
+            used = self._used()
+        except OSError as error:  # without a free descriptor the kernel cannot be asked
+            self._failed(error)
+            return
         is_short = used > self._high_bytes
         if is_short != self._is_short:
             self._is_short = is_short
             self._on_short(is_short)
         if is_short:
-            self._task = asyncio.get_running_loop().create_task(self.look())
-            self._task.add_done_callback(self._looked)
+            self._task = asyncio.get_running_loop().create_task(self._make_room())
         else:
             self._look_again(look_again_s(self._high_bytes - used))
 
-    def _looked(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():  # else the guard was stopped
+    async def _make_room(self) -> None:
+        try:
+            await self.look()
+        except OSError as error:
+            self._failed(error)
+        else:
             self._look_again(BOOKIE_MEMORY_INTERVAL_S)
+
+    def _failed(self, error: OSError) -> None:
+        logger.warning("memory cannot be looked at: %s", error)
+        self._look_again(BOOKIE_MEMORY_INTERVAL_S)
 
     async def look(self) -> None:
         """Make room."""
