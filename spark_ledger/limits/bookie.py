@@ -164,8 +164,12 @@ JOURNAL_STALLED_S: Final = 2.0
 """A bookie whose journal has not synced for this long says so. Less than `ADD_TIMEOUT_S`, so that
 clients need not find out by silence; more than a disk that is only busy takes (rule S15)."""
 
-JOURNAL_LOOK_S: Final = 0.25
-"""How often a bookie looks whether its journal stalls: a small part of the time above."""
+LEDGERS_STALLED_S: Final = 3.0
+"""A flush that adds wait for, and that has not come further for this long, stalls like a journal.
+Longer than one commit of an index with a hundred thousand changed ledgers takes (rule S15)."""
+
+STALL_LOOK_S: Final = 0.25
+"""How often a bookie looks whether its disks stall: a small part of the times above."""
 
 # -- start, registration, end ----------------------------------------------------------------------
 
