@@ -136,19 +136,25 @@ def test_guard_of_an_idle_bookie_looks_a_few_times_a_second() -> None:
 
     asyncio.run(main())
     assert 1 <= next(looks) <= 4
+
+
 def test_guard_that_cannot_ask_the_kernel_once_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bookie that has no descriptor left for a moment must not lose its guard for good."""
     monkeypatch.setattr(memory, "BOOKIE_MEMORY_INTERVAL_S", 0.001)
 
     async def main() -> None:
-        process, answers = Process(90, cuts=1), [OSError(24, "Too many open files"), None]
+        process, broken = Process(90, cuts=1), iter([True, False, True, False])
+
+        def used() -> int:
+            if next(broken, False):
+                raise OSError(24, "Too many open files")
+            return process.used
 
         async def relieve() -> int:
-            if answers and (error := answers.pop(0)) is not None:
-                raise error
+            used()
             return await process.relieve()
 
-        guard = MemoryGuard(BUDGET, relieve, lambda _is_short: None, used=lambda: process.used)
+        guard = MemoryGuard(BUDGET, relieve, lambda _is_short: None, used=used)
         guard.start()
         async with asyncio.timeout(10):
             while not process.looks:
