@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -106,6 +107,8 @@ class DirectoryStore:
         self.mark = index.mark()
         self.run_log_mark = index.run_log_mark()
         self.entry_log_bytes_written = 0
+        # When the flush that runs came further; its thread writes it, any thread reads it.
+        self.moved_at = 0.0
         self._frozen_mark: Mark | None = None
         self._frozen_run_log_mark: Mark | None = None
         self._frozen_unsettled: set[LedgerId] = set()
@@ -264,11 +267,13 @@ class DirectoryStore:
                 self._store_ledger(update, ledger_id, ledgers[ledger_id])
             if self._writer is not None and self.cache.frozen.run_count:
                 self._writer.sync()
+            self.moves()
             for ledger_id, ledger_record in self._frozen_ledger_records.items():
                 if ledger_id in self._frozen_unsettled:  # it names a run that is not stored yet
                     last_entry = update.last_entry(ledger_id)
                     ledger_record = ledger_record._replace(last_entry=last_entry)
                 update.put_ledger_record(ledger_id, ledger_record)
+            self.moves()
             if (later := _later(self.mark, self._frozen_mark)) is not None:
                 update.put_mark(later)
             if (later := _later(self.run_log_mark, self._frozen_run_log_mark)) is not None:
@@ -285,6 +290,10 @@ class DirectoryStore:
             raise
         self._after_commit(self.cache.frozen)
         return True
+
+    def moves(self) -> None:
+        """A flush begins, or comes further: its disk goes on (rule S15)."""
+        self.moved_at = time.monotonic()
 
     def close(self) -> None:
         """Finish the entry log and close the files; flush first."""
@@ -392,6 +401,7 @@ class DirectoryStore:
         else:
             location = self._writer_for_block().append(run.ledger_id, cached.block)
             self.entry_log_bytes_written += cached.block.length
+        self.moves()
         return IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
 
     def _store_among(self, update: IndexUpdate, cached: CachedRun) -> None:
