@@ -118,6 +118,7 @@ class BookieNode:
             write_cache_bytes=options.write_cache_bytes,
             entry_log_bytes=16 * KIB,
             block_cache_bytes=4 * KIB,
+            write_once_bytes=options.write_once_bytes,
         )
         try:
             return open_bookie(
