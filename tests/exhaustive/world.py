@@ -36,6 +36,7 @@ from spark_ledger.types import (
     Fragment,
     LedgerId,
     LedgerMetadata,
+    LedgerState,
 )
 from tests.exhaustive.promises import Broken, check_change
 from tests.exhaustive.scopes import Scope
@@ -334,6 +335,15 @@ class _Draft:
                 del self.network[number]
         for number, message_number in world.numbers_of(step):
             self.network[number] = (*self.network.get(number, ()), message_number)
+            if isinstance(world.messages[message_number], Look):
+                self._answer_what_stays(number)
+
+    def _answer_what_stays(self, number: int) -> None:
+        """A look at metadata that are not OPEN is answered at once: they never will be again (rule
+        P6), and what the writer could do meanwhile it can do before it hears of the fence."""
+        if self.world.metadata[self.metadata].state is not LedgerState.OPEN:
+            self.deliver(number)
+            self.deliver(number + 1)
 
     def _put(self, number: int, message: Request | Event) -> None:
         message_number = self.world.message_number(message)
