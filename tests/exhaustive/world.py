@@ -1,13 +1,11 @@
-"""The states of a scope and what may happen in each: plain tuples, and a function to the next.
+"""What may happen in each state of a scope, and a function to the state after it.
 
 Bookies and the metadata store are models that follow their contract and none of their code.
-A state holds them, the number of each client (see ``shells``) and the messages under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from spark_ledger.errors import NoSuchEntryError
 from spark_ledger.protocol.append import AppendMachine
@@ -54,44 +52,8 @@ from tests.exhaustive.shells import (
     Step,
     Store,
 )
+from tests.exhaustive.states import Action, Bookie, State
 from tests.exhaustive.values import Interned, freeze
-
-
-class Bookie(NamedTuple):
-    """A bookie's disk and rules."""
-
-    entries: frozenset[int] = frozenset()
-    last_add_confirmed: int = -1
-    fenced: bool = False
-    knows_ledger: bool = False
-    up: bool = True
-
-
-class State(NamedTuple):
-    """Everything. ``network`` has a channel's number and the numbers of its messages, in order."""
-
-    metadata: int
-    version: int
-    bookies: tuple[Bookie, ...]
-    clients: tuple[int, ...]
-    network: tuple[tuple[int, tuple[int, ...]], ...]
-    frames: tuple[int, ...]
-    """The last add confirmed that each entry carries."""
-    confirmed: int
-    crashes: int
-    losses: int
-    pushed_at_close: int
-    slow: tuple[int, ...]
-    """Channels that are slow now."""
-    slow_left: int
-
-
-class Action(NamedTuple):
-    """Something that may happen: its kind, and the channel, bookie or client it happens to."""
-
-    kind: str
-    number: int = 0
-
 
 _EMPTY = Bookie()
 
