@@ -50,7 +50,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
-from spark_ledger.limits import METADATA_ATTEMPTS, REGISTER_RETRY_DELAY_S
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS, REGISTER_RETRY_DELAY_S
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cookie, encode_cookie
 from spark_ledger.types import BookieId, BookieStart, DirectoryPlace

@@ -12,7 +12,7 @@ from enum import Enum, IntEnum, StrEnum
 from typing import Final, Generic, NamedTuple, NewType, NoReturn, TypeVar
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import ENSEMBLE_SIZE_MAX
+from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX
 
 LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)
@@ -244,7 +244,7 @@ class BookieStatus(IntEnum):
     The last two are never sent: a client's transport reports them when no answer came.
     READ_ONLY says that a disk is full: nothing was stored, and other bookies may have room.
     TOO_MANY_REQUESTS says "busy": nothing was decided, and the same may be asked again later.
-    STALLED says that the bookie's journal has not synced for too long: what it was asked to store
+    STALLED says that a disk of the bookie has not moved for too long: what it was asked to store
     may become durable yet. ENTRY_CONFLICT says that it holds other bytes under the entry's id.
     """
 

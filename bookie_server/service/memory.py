@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from spark_ledger.limits import (
-    BOOKIE_MEMORY_HIGH,
-    BOOKIE_MEMORY_INTERVAL_S,
-    MIB,
-)
+from bookie_server.service.log_bound import LogBound
+from spark_ledger.limits import MIB
+from spark_ledger.limits.bookie import BOOKIE_MEMORY_HIGH, BOOKIE_MEMORY_INTERVAL_S
 
 logger = logging.getLogger(__name__)
+logger.addFilter(LogBound())  # a look that fails is repeated forty times a second
 
 _TRIM_AGAIN_S: Final = 5.0
 """After a look at freed memory that did not help, before the next one: it takes milliseconds."""
@@ -93,12 +92,18 @@ class MemoryGuard:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(BOOKIE_MEMORY_INTERVAL_S)
-            is_short = self.is_high
-            if is_short != self._is_short:
-                self._is_short = is_short
-                self._on_short(is_short)
-            if is_short:
-                await self.look()
+            try:
+                await self._check()
+            except OSError as error:  # without a free descriptor the kernel cannot be asked
+                logger.warning("memory cannot be looked at: %s", error)
+
+    async def _check(self) -> None:
+        is_short = self.is_high
+        if is_short != self._is_short:
+            self._is_short = is_short
+            self._on_short(is_short)
+        if is_short:
+            await self.look()
 
     async def look(self) -> None:
         """Make room."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_ledger.errors import BookieUnavailableError, NoSuchLedgerError, NotFoundError
-from spark_ledger.limits import METADATA_READS_IN_FLIGHT_MAX
+from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.types import (
     NO_ENTRY,
     BookieId,

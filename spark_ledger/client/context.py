@@ -21,11 +21,8 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits import (
-    BOOKIE_SUSPECT_S,
-    METADATA_READ_AGAIN_FACTOR,
-    METADATA_RETRY_DELAY_S,
-)
+from spark_ledger.limits.client import BOOKIE_SUSPECT_S
+from spark_ledger.limits.metadata import METADATA_READ_AGAIN_FACTOR, METADATA_RETRY_DELAY_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore

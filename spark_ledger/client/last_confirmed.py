@@ -9,7 +9,7 @@ from typing import Final
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import verify_chunk
-from spark_ledger.limits import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S, TAIL_PAUSE_S
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S, TAIL_PAUSE_S
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadEntries
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll, Proof
 from spark_ledger.transport.base import LastConfirmed

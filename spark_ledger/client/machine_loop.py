@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import LOOP_LATE_S, MACHINE_TICK_S, MACHINE_TICK_S_MAX
+from spark_ledger.limits.client import LOOP_LATE_S, MACHINE_TICK_S, MACHINE_TICK_S_MAX
 from spark_ledger.protocol.events import Command, Event, Tick
 from spark_ledger.types import LedgerId
 

@@ -14,7 +14,7 @@ import heapq
 import math
 from collections.abc import Callable
 
-from spark_ledger.limits import TIMER_STEP_S
+from spark_ledger.limits.client import TIMER_STEP_S
 
 
 class Timer:

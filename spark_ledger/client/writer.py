@@ -20,11 +20,8 @@ from spark_ledger.errors import (
     LedgerError,
     TooManyRequestsError,
 )
-from spark_ledger.limits import (
-    ENTRY_PAYLOAD_BYTES_MAX,
-    WRITER_CLOSE_GRACE_S,
-    WRITER_QUEUED_BYTES_FACTOR,
-)
+from spark_ledger.limits.client import WRITER_CLOSE_GRACE_S, WRITER_QUEUED_BYTES_FACTOR
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
-from spark_ledger.limits import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
+from spark_ledger.limits.entries import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
 from spark_ledger.types import (
     INCARNATION_BYTES,
     BookieId,

@@ -19,10 +19,7 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits import (
-    METADATA_ATTEMPTS,
-    METADATA_READS_IN_FLIGHT_MAX,
-)
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS, METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.codec import (
     decode_ledger,

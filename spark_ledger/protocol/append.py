@@ -8,7 +8,7 @@ and P8); without a replacement the writer goes on while AQ is in reach (rule P10
 from __future__ import annotations
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import FRAGMENTS_MAX
+from spark_ledger.limits.entries import FRAGMENTS_MAX
 from spark_ledger.protocol import append_errors
 from spark_ledger.protocol.append_announce import Announcements
 from spark_ledger.protocol.append_fence import FenceQuestion

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from spark_ledger.limits import BOOKIE_RETURN_DELAY_S, BUSY_RETRY_S, BUSY_RETRY_S_MAX
+from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BUSY_RETRY_S, BUSY_RETRY_S_MAX
 from spark_ledger.protocol.events import (
     AddFailed,
     BookiesChosen,

@@ -109,3 +109,25 @@ def test_memory_of_this_process_is_known() -> None:
     del held
     trim()
     assert anonymous_bytes() - before < 48 * MIB
+
+
+def test_guard_that_cannot_ask_the_kernel_once_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bookie that has no descriptor left for a moment must not lose its guard for good."""
+    monkeypatch.setattr(memory, "BOOKIE_MEMORY_INTERVAL_S", 0.001)
+
+    async def main() -> None:
+        process, answers = Process(90, cuts=1), [OSError(24, "Too many open files"), None]
+
+        async def relieve() -> int:
+            if answers and (error := answers.pop(0)) is not None:
+                raise error
+            return await process.relieve()
+
+        guard = MemoryGuard(BUDGET, relieve, lambda _is_short: None, used=lambda: process.used)
+        guard.start()
+        async with asyncio.timeout(10):
+            while not process.looks:
+                await asyncio.sleep(0.001)
+        guard.stop()
+
+    asyncio.run(main())

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
-from spark_ledger.limits import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
+from spark_ledger.limits.entries import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
 from spark_ledger.metadata.codec import (
     BookieNode,
     ClusterNode,

@@ -1,0 +1,16 @@
+"""Bounds of streams: the clocks of their writers, and cleaning up after a commit."""
+
+from __future__ import annotations
+
+from typing import Final
+
+COMMIT_CLOCK_AHEAD_MS_MAX: Final = 60_000
+"""Two writers whose clocks differ by less give their commits times that ascend: the one behind
+takes the time of the other. A commit that is further ahead was made by a wrong clock."""
+
+COMMIT_TIME_RESETS_MAX: Final = 100
+"""How often commit times of a stream may go back before every later one takes the latest time: each
+reset is a search of its own for readers that start at a time, and a number in the head."""
+
+LIST_REMOVAL_S: Final = 5.0
+"""How long a commit that failed tries to delete the ledger of its segment list."""
