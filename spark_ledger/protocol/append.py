@@ -93,6 +93,11 @@ class AppendMachine:
         self._wanted: LedgerMetadata | None = None
         """The metadata that are being written; None if no write is in flight."""
         self._close_requested = False
+        self.held_by_all = int(NO_ENTRY)
+        """The highest entry up to which every live bookie holds all that it has to."""
+        self.bytes_in_flight = 0
+        """Payload bytes that are not confirmed, or that the slowest live bookie has not
+        acknowledged. During an ensemble change bookies acknowledge and nothing is confirmed."""
 
     def start(self) -> list[Command]:
         """Open the appenders of the first ensemble."""
@@ -141,18 +146,6 @@ class AppendMachine:
         return self._replication.failed_indexes
 
     @property
-    def held_by_all(self) -> int:
-        """The highest entry up to which every live bookie holds all that it has to."""
-        return self._replication.held_by_all_live()
-
-    @property
-    def bytes_in_flight(self) -> int:
-        """Payload bytes that are not confirmed, or that the slowest live bookie has not
-        acknowledged. During an ensemble change bookies acknowledge and nothing is confirmed."""
-        held = min(self._replication.held_by_all_live(), self._last_add_confirmed)
-        return self.length - self._lengths.at(held)
-
-    @property
     def has_room(self) -> bool:
         """Whether a producer may add more now. This bounds the writer's memory (rule P11)."""
         return self.bytes_in_flight < self._limits.bytes_in_flight_max
@@ -164,8 +157,8 @@ class AppendMachine:
             return True
         return (
             self._phase is Phase.WRITING
-            and self._replication.held_by_all_live() == self._last_add_pushed
-            and not self._announcements.owes(self._last_add_confirmed, self.bookies)
+            and self.held_by_all == self._last_add_pushed
+            and not self._announcements.owes(self._last_add_confirmed, self._replication)
         )
 
     @property
@@ -176,19 +169,23 @@ class AppendMachine:
             return None
         limits = self._limits
         silence_s = limits.add_timeout_s if self.has_room else limits.slow_bookie_grace_s
-        due = [self._replication.next_silence(silence_s)]
+        due, also = self._replication.next_silence(silence_s), None
         if self._last_add_pushed > self._last_add_confirmed:
             # While a fence is in question nobody is looked for: the answer is an event of its own.
-            due.append(None if self._fence.is_open else self._replication.next_retry())
-        elif self._announcements.owes(self._last_add_confirmed, self.bookies):
-            due.append(self._announcements.due_at)
-        return min((at for at in due if at is not None), default=None)
+            also = None if self._fence.is_open else self._replication.next_retry()
+        elif self._announcements.owes(self._last_add_confirmed, self._replication):
+            also = self._announcements.due_at
+        return also if due is None or (also is not None and also < due) else due
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
         self._event = event
         commands = self._on_event(event, now)
         self._event = None
+        # Here, once: the shell asks for these numbers several times after each event.
+        held = self.held_by_all = self._replication.held_by_all_live()
+        confirmed = self._last_add_confirmed
+        self.bytes_in_flight = self.length - self._lengths.at(min(held, confirmed))
         return commands
 
     def _on_event(self, event: Event, now: float) -> list[Command]:

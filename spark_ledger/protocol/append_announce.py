@@ -44,13 +44,13 @@ class Announcements:
             self._knows[event.bookie_id] = max(known, event.last_add_confirmed)
         return []
 
-    def owes(self, last_confirmed: EntryId, bookies: tuple[BookieId, ...]) -> bool:
-        """Whether a reader that asks these bookies may not see this end."""
+    def owes(self, last_confirmed: EntryId, replication: Replication) -> bool:
+        """Whether a reader that asks the members may not see this end."""
         if self._carried >= last_confirmed:
             return False
         knowing = frozenset(
             index
-            for index, bookie_id in enumerate(bookies)
+            for index, bookie_id in enumerate(replication.bookies)
             if self._knows.get(bookie_id, NO_ENTRY) >= last_confirmed
         )
         return not is_told(knowing, self._quorums)
@@ -68,7 +68,7 @@ class Announcements:
         Entries carry the LAC of when they were sent, so without this the last ones stay invisible
         to readers for as long as the writer has nothing to add (rule P5).
         """
-        if now < self._due_at or not self.owes(last_confirmed, replication.bookies):
+        if now < self._due_at or not self.owes(last_confirmed, replication):
             return []
         if self._announced < last_confirmed:
             self._announced, self._pause_s = last_confirmed, REPEAT_S

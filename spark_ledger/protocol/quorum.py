@@ -90,7 +90,7 @@ def confirmed_end(acked: Sequence[int], last_pushed: int, quorums: Quorums) -> E
     end = last_pushed
     for lane in lanes(quorums):
         # The AQ-th highest number of the lane: up to there, AQ bookies hold the lane's entries.
-        in_order = sorted((acked[index] for index in lane.indexes), reverse=True)
+        in_order = sorted([acked[index] for index in lane.indexes], reverse=True)
         stored = in_order[quorums.ack_quorum - 1]
         # Confirmation is in order over all lanes: the first entry that lacks copies in any of them
         # ends it, or readers would find a hole below the last add confirmed.
@@ -102,7 +102,7 @@ def confirmed_end(acked: Sequence[int], last_pushed: int, quorums: Quorums) -> E
 
 def can_confirm(failed_indexes: frozenset[int], quorums: Quorums) -> bool:
     """Whether every write set still has AQ members that have not failed (rule P10)."""
-    return all(
+    return not failed_indexes or all(
         sum(index not in failed_indexes for index in lane.indexes) >= quorums.ack_quorum
         for lane in lanes(quorums)
     )
