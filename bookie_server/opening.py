@@ -120,17 +120,7 @@ def _open(
         stores,
         cache_bytes_max=max(1, config.write_cache_bytes // len(stores)),
     )
-    journal = Journal(
-        files,
-        config.journal_directory,
-        end=marks.journal,
-        file_bytes=config.journal_file_bytes,
-        batch_bytes_max=config.journal_batch_bytes_max,
-        post=post,
-        on_fatal=on_fatal,
-        saves_room=_is_full(files, config.journal_directory, config),
-        run_logs=_run_logs(files, config, marks),
-    )
+    journal = _begin_journal(files, config, marks, post, on_fatal)
     undo.callback(journal.close)
 
     def flushed() -> None:  # on the thread that only `start` starts
@@ -157,6 +147,27 @@ def _open(
         on_changed=lambda: post(on_state_changed),
     )
     return (bookie := Bookie(journal, storage, disks, locks, post, keys))
+
+
+def _begin_journal(
+    files: FileSystem,
+    config: StorageConfig,
+    marks: DurableMarks,
+    post: Post,
+    on_fatal: Callable[[str], None],
+) -> Journal:
+    """A new file of the journal behind what was replayed, and run logs beside it."""
+    return Journal(
+        files,
+        config.journal_directory,
+        end=marks.journal,
+        file_bytes=config.journal_file_bytes,
+        batch_bytes_max=config.journal_batch_bytes_max,
+        post=post,
+        on_fatal=on_fatal,
+        saves_room=_is_full(files, config.journal_directory, config),
+        run_logs=_run_logs(files, config, marks),
+    )
 
 
 def _run_logs(files: FileSystem, config: StorageConfig, marks: DurableMarks) -> tuple[RunLog, ...]:

@@ -89,15 +89,14 @@ class BookieNode:
         """Start on the disk as it is. If the start fails, the bookie stays down."""
         if self.process is not None or self.arrival.starting is not None or self.broken:
             return
-        options = self.world.options
         self.runs += 1
-        rate = self._draw.uniform(0.8, 1.25) if options.drift else 1.0
+        rate = self._draw.uniform(0.8, 1.25) if self.world.options.drift else 1.0
         process = Process(f"{self.name}#{self.runs}", rate=rate)
         files = self.disk.attach()
         self._commit_due = self._flush_due = False
         self._inbox.clear()
         self._batches.clear()
-        if options.copies:
+        if self.world.options.copies:
             self.arrival.begin(process, files)
             return
         bookie = self.open(process, files)

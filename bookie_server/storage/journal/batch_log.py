@@ -67,7 +67,11 @@ class BatchLog:
 
     @property
     def end(self) -> Mark:
-        """The mark behind the last durable batch."""
+        """The mark behind the last durable batch.
+
+        It moves within ``write``. Who shows it to others does so once all that depends on the batch
+        is said, such as the places of its runs.
+        """
         return self._end
 
     @property
@@ -106,6 +110,7 @@ class BatchLog:
         """Go on in the next file; the mark of its first batch. Raises as ``write``."""
         end = self._end
         number = end.file_number + 1
+        # First the new file, then its name in the old one: a name of nothing would be a file lost.
         file, seed = self.supply.take(number, end, is_first=self._file is None)
         if self._file is not None:
             self._end_file(self._file, number)

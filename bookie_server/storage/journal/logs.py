@@ -130,6 +130,8 @@ class Logs:
             run_log.close()
 
     def _write_to_journal(self, batch: Sequence[Waiting]) -> None:
+        """Make records durable in the journal. A run among them has no place of its own any more:
+        the flush copies it to an entry log, as it does with small ones."""
         records, witnessed = self._with_witness(JOURNAL_LOG, batch)
         try:
             written = self.journal.write(records)
@@ -144,6 +146,11 @@ class Logs:
             self.marks = self._marks()
 
     def _write_to_run_log(self, directory: int, runs: Sequence[Waiting]) -> bool:
+        """Make runs durable in a run log, and settle their places; False if it does not take them.
+
+        Nobody reads a place before its run is synced: a row that points to it would name bytes that
+        a power cut can still take back.
+        """
         number, run_log = run_log_number(directory), self._run_logs[directory]
         records, witnessed = self._with_witness(number, runs)
         written = run_log.write(records)

@@ -115,7 +115,12 @@ def _replay_journal(
     # A directory is flushed up to durable marks only, so the journal did reach this one's mark. A
     # journal that ends before it lost batches that were synced, although its tail looks torn.
     for store in stores:
-        _check_reaches(directory, end, store.directory, store.mark)
+        if store.mark is not None and store.mark.sequence > end.sequence:
+            raise CorruptionError(
+                f"journal file {journal_path(directory, end.file_number)}: ends or is damaged at "
+                f"offset {end.offset} behind batch {end.sequence}, but ledger directory "
+                f"{store.directory} holds batch {store.mark.sequence}: {RESTORE_OR_FORMAT}"
+            )
     for store in stores:
         if (store.mark is None or store.mark.is_behind(end)) and store not in full:
             _flush(store, end, None, full)
@@ -131,16 +136,6 @@ def _check_stored(stores: Sequence[DirectoryStore]) -> None:
     assert not any(store.cache.byte_count or store.dirty_ledgers() for store in stores), (
         "what was applied is stored before the bookie serves, or kept in memory on a full disk"
     )
-
-
-def _check_reaches(directory: Path, end: Mark, holder: Path, mark: Mark | None) -> None:
-    """Raise CorruptionError if a log ends before the mark of a directory."""
-    if mark is not None and mark.sequence > end.sequence:
-        raise CorruptionError(
-            f"journal file {journal_path(directory, end.file_number)}: ends or is damaged at "
-            f"offset {end.offset} behind batch {end.sequence}, but ledger directory "
-            f"{holder} holds batch {mark.sequence}: {RESTORE_OR_FORMAT}"
-        )
 
 
 def _behind_all_files(file_system: FileSystem, directory: Path, end: Mark) -> Mark:
@@ -169,7 +164,6 @@ def _end_of_run_log(file_system: FileSystem, store: DirectoryStore, start: Mark 
     end = start
     for batch in read_batches(file_system, store.directory, start):
         end = batch.end
-    _check_reaches(store.directory, end, store.directory, store.run_log_mark)
     return end
 
 
@@ -262,6 +256,8 @@ def _start(
         # stand in for it: whatever was trimmed was in the index.
         if not numbers and not marks and newest is None:
             return None
+        if not numbers and not marks and newest is not None:
+            raise missing_file(directory, newest)
         if not numbers or numbers[0] != 1:
             raise CorruptionError(
                 f"ledger directory {unmarked[0]}: its index is empty, but the journal in "
