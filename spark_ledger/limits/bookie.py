@@ -104,8 +104,14 @@ BOOKIE_MEMORY_HIGH: Final = 0.75
 """Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
 and an idle interpreter take two thirds."""
 
+BOOKIE_MEMORY_BYTES_PER_S: Final = 1200 * MIB
+"""What gRPC takes in at most, with a processor of its own."""
+
 BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
-"""How often a bookie looks at its memory: gRPC takes in about 30 MiB in this time."""
+"""How often a bookie looks at its memory when that may soon be short: 30 MiB are taken in."""
+
+BOOKIE_MEMORY_INTERVAL_S_MAX: Final = 0.25
+"""How often at least. Forty looks a second were 3 % of a core, for each bookie that did nothing."""
 
 BOOKIE_ANSWER_BYTES_MAX: Final = 64 * MIB
 """Bytes read for clients and not sent yet: at a gigabyte per second, a few network round trips."""
@@ -158,8 +164,12 @@ JOURNAL_STALLED_S: Final = 2.0
 """A bookie whose journal has not synced for this long says so. Less than `ADD_TIMEOUT_S`, so that
 clients need not find out by silence; more than a disk that is only busy takes (rule S15)."""
 
-JOURNAL_LOOK_S: Final = 0.25
-"""How often a bookie looks whether its journal stalls: a small part of the time above."""
+LEDGERS_STALLED_S: Final = 3.0
+"""A flush that adds wait for, and that has not come further for this long, stalls like a journal.
+Longer than one commit of an index with a hundred thousand changed ledgers takes (rule S15)."""
+
+STALL_LOOK_S: Final = 0.25
+"""How often a bookie looks whether its disks stall: a small part of the times above."""
 
 # -- start, registration, end ----------------------------------------------------------------------
 
