@@ -132,8 +132,9 @@ class LedgerMetadata:
     ``last_entry_id`` and ``length`` (payload bytes) are known once the ledger is CLOSED.
     ``incarnation`` is random, and makes this ledger another one than any that had or gets the
     same id; its keys and digests are derived from it (rule P20). Ledgers made by older versions
-    have none, and no ``access_key_hash`` unless they have a password. ``creation_token`` tells a
-    creator whose reply was lost that the node it meets is its own.
+    have none, and no ``access_key_hash`` unless they have a password. ``owner`` is the connection
+    that made the ledger and may append to it (``metadata/owners.py``); older ledgers name none.
+    ``creation_token`` tells a creator whose reply was lost that the node it meets is its own.
     """
 
     ledger_id: LedgerId
@@ -148,6 +149,7 @@ class LedgerMetadata:
     creation_token: str = ""
     custom_metadata: Mapping[str, str] = field(default_factory=dict)
     incarnation: bytes = b""
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.fragments, FragmentList):

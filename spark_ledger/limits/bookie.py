@@ -104,8 +104,14 @@ BOOKIE_MEMORY_HIGH: Final = 0.75
 """Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
 and an idle interpreter take two thirds."""
 
+BOOKIE_MEMORY_BYTES_PER_S: Final = 1200 * MIB
+"""What gRPC takes in at most, with a processor of its own."""
+
 BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
-"""How often a bookie looks at its memory: gRPC takes in about 30 MiB in this time."""
+"""How often a bookie looks at its memory when that may soon be short: 30 MiB are taken in."""
+
+BOOKIE_MEMORY_INTERVAL_S_MAX: Final = 0.25
+"""How often at least. Forty looks a second were 3 % of a core, for each bookie that did nothing."""
 
 BOOKIE_ANSWER_BYTES_MAX: Final = 64 * MIB
 """Bytes read for clients and not sent yet: at a gigabyte per second, a few network round trips."""
