@@ -16,6 +16,7 @@ TAG_PURPOSE: Final = "purpose"
 
 PURPOSE_SEGMENTS: Final = "segments"
 PURPOSE_SEGMENT_LIST: Final = "segment-list"
+PURPOSE_MANIFEST: Final = "manifest"
 
 
 class OpenLedger(Protocol):
