@@ -13,7 +13,7 @@ import msgspec
 
 from bookie_server.storage.config import StorageConfig
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import BOOKIE_MEMORY_BYTES
+from spark_ledger.limits.bookie import BOOKIE_MEMORY_BYTES
 from spark_ledger.types import BookieId
 
 _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, checked by msgspec

@@ -11,7 +11,7 @@ import resource
 from typing import Final, NamedTuple
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     BOOKIE_ADMIN_CONNECTIONS_MAX,
     BOOKIE_CONNECTIONS_MAX,
     BOOKIE_OPEN_LOGS_MAX,

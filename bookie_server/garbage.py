@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     BOOKIE_COLLECT_INTERVAL_S,
     BOOKIE_COLLECT_OBJECTS_MAX,
     BOOKIE_COLLECT_OVERDUE_S,

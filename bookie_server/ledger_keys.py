@@ -9,7 +9,7 @@ from bookie_server.first_contact import Answer, not_in_the_metadata
 from bookie_server.service.log_bound import LogBound
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     FIRST_CONTACT_LOOKUPS_MAX,
     FIRST_CONTACT_LOOKUPS_WAITING_MAX,
     FIRST_CONTACT_TIMEOUT_S,

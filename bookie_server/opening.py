@@ -28,7 +28,7 @@ from bookie_server.storage.ledgers.index import Index
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX
+from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,8 @@ from connector.option_parsers import (
     parse_whole_number,
 )
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX, KIB
+from spark_ledger.limits import KIB
+from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.model import ENTRY_BYTES_MIN
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from connector.option_table import (
     parse_options,
 )
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import TRIGGER_DELAY_S_DEFAULT
+from spark_ledger.limits.connector import TRIGGER_DELAY_S_DEFAULT
 from spark_ledger.types import LedgerId, Quorums
 
 METADATA_ENVIRONMENT: Final = "SPARK_LEDGER_METADATA"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from spark_ledger.errors import LedgerError, OutcomeUnknownError, RetryableError
-from spark_ledger.limits import RETRY_PAUSES_S, RETRY_S
+from spark_ledger.limits.connector import RETRY_PAUSES_S, RETRY_S
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from connector.options import ConnectionOptions
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ConfigurationError, NoSuchStreamError
-from spark_ledger.limits import RAW_READERS_MAX
+from spark_ledger.limits.connector import RAW_READERS_MAX
 from spark_ledger.types import LedgerId
 
 if TYPE_CHECKING:

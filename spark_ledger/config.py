@@ -12,16 +12,15 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import (
+from spark_ledger.limits import KIB
+from spark_ledger.limits.client import (
     ADD_TIMEOUT_S,
     EXPLICIT_LAC_DELAY_S,
-    KIB,
-    METADATA_TIMEOUT_S,
     READ_TIMEOUT_S,
-    SESSION_TIMEOUT_S,
     SPECULATIVE_READ_DELAY_S,
     WRITER_BYTES_IN_FLIGHT_MAX,
 )
+from spark_ledger.limits.metadata import METADATA_TIMEOUT_S, SESSION_TIMEOUT_S
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 from bookie_server.core.disk_space import refuse_for_space
 from spark_ledger.bookie_api import Refusal
-from spark_ledger.limits import BOOKIE_WAITING_BYTES_MAX
+from spark_ledger.limits.bookie import BOOKIE_WAITING_BYTES_MAX
 from spark_ledger.types import BookieStatus
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from bookie_server.service.log_bound import LogBound
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import BOOKIE_ADMIN_CONNECTION_S, BOOKIE_ADMIN_CONNECTIONS_MAX
+from spark_ledger.limits.bookie import BOOKIE_ADMIN_CONNECTION_S, BOOKIE_ADMIN_CONNECTIONS_MAX
 
 if TYPE_CHECKING:
     from aiohttp import web

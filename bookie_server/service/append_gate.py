@@ -11,13 +11,7 @@ from functools import partial
 from typing import Final
 
 from spark_ledger.bookie_api import BookieApi
-from spark_ledger.limits import BOOKIE_APPEND_SHARED_BYTES, KIB
-
-APPEND_TURN_S: Final = 0.002
-"""All append streams together keep the service loop for so long; then others have a turn."""
-
-ADD_COST_BYTES: Final = 32 * KIB
-"""What an add counts beside its bytes: the service works as long for one as the disk for these."""
+from spark_ledger.limits.bookie import APPEND_TURN_S, BOOKIE_APPEND_SHARED_BYTES
 
 _SHORT_MEMORY_DIVISOR: Final = 8
 """Of the bound on bytes in flight: appends never stop for lack of memory, they get slower."""

@@ -20,7 +20,7 @@ from typing import Final
 
 from bookie_server.service.cutting import Call, current_call, cut
 from spark_ledger.bookie_api import Refusal
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     BOOKIE_APPEND_STREAMS_MAX,
     BOOKIE_CONFIRMS_MAX,
     BOOKIE_CONNECTION_SHARE,
@@ -31,9 +31,8 @@ from spark_ledger.limits import (
     BOOKIE_LONG_POLLS_MAX,
     BOOKIE_READS_MAX,
     BOOKIE_RECEIVING_MAX,
-    ENTRY_PAYLOAD_BYTES_MAX,
-    READ_CHUNK_BYTES_TARGET,
 )
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX, READ_CHUNK_BYTES_TARGET
 from spark_ledger.types import BookieStatus
 
 

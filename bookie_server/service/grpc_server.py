@@ -14,7 +14,7 @@ from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.interceptors import MetricsInterceptor
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     BOOKIE_CALLS_MAX,
     BOOKIE_CONNECTIONS_MAX,
     BOOKIE_HANDSHAKE_TIMEOUT_S,

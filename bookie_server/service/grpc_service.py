@@ -29,7 +29,7 @@ from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
 from spark_ledger.bookie_api import BookieApi, Done, LedgerEnd, Refusal, refuse_reader
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     BOOKIE_ANSWER_BYTES_MAX,
     BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
     BOOKIE_HELD_BYTES_MAX,
@@ -39,9 +39,8 @@ from spark_ledger.limits import (
     BOOKIE_RECEIVE_SHORT_S,
     BOOKIE_UNREAD_GRACE_S,
     BOOKIE_UNREAD_S,
-    LONG_POLL_S_MAX,
-    REQUEST_BYTES_MAX,
 )
+from spark_ledger.limits.entries import LONG_POLL_S_MAX, REQUEST_BYTES_MAX
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import BOOKIE_ID_KEY, SERVICE_NAME, encode_read_end, status_to_wire
@@ -143,11 +142,11 @@ class BookieService:
         for poll in list(self._polls):
             poll.set()
 
-    def journal_stalls(self, reason: str) -> None:
-        """The journal does not sync, or goes on (""): those who add are told (rule S15)."""
+    def disks_stall(self, reason: str) -> None:
+        """A disk that adds wait for does not move, or goes on (""): tell who adds (rule S15)."""
         self._stall = reason
         for session in self._sessions:
-            session.journal_stalls(reason)
+            session.disks_stall(reason)
 
     def memory_is_short(self, is_short: bool) -> None:
         """Take in less from now on, or as much as usual again."""
@@ -189,7 +188,7 @@ class BookieService:
                 metrics=self._metrics,
                 refusal=self._wrong_bookie(context),
             )
-            session.journal_stalls(self._stall)
+            session.disks_stall(self._stall)
             self._metrics.append_streams += 1
             self._sessions.add(session)
             try:

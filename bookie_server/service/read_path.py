@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from spark_ledger.bookie_api import BookieApi
-from spark_ledger.limits import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb

@@ -27,7 +27,8 @@ from typing import Final, NamedTuple
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c_value
 
-from spark_ledger.limits import MESSAGE_BYTES_MAX, MIB
+from spark_ledger.limits import MIB
+from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 

@@ -23,7 +23,8 @@ from connector.read.offsets import (
 from connector.read.partitions import LedgerPartition
 from connector.read.planner import partition_count
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
-from spark_ledger.limits import POLL_WAIT_S, TAIL_METADATA_WAIT_S
+from spark_ledger.limits.client import TAIL_METADATA_WAIT_S
+from spark_ledger.limits.connector import POLL_WAIT_S
 from spark_ledger.types import EntryId, LedgerId
 
 if TYPE_CHECKING:

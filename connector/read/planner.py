@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from connector.options import PlanLimits, TriggerLimits
-from spark_ledger.limits import (
+from spark_ledger.limits.connector import (
     PARTITION_BYTES_MAX,
     PARTITION_BYTES_MIN,
     PARTITIONS_MAX,

@@ -29,7 +29,7 @@ from connector.read.source import Source, check_schema, open_source
 from connector.read.task import read_partition
 from connector.retry import retry_transient
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
-from spark_ledger.limits import RETRY_AT_START_S
+from spark_ledger.limits.connector import RETRY_AT_START_S
 
 T = TypeVar("T")
 

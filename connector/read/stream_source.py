@@ -27,7 +27,7 @@ from connector.read.partitions import StreamPartition
 from connector.read.planner import has_rows, plan_partitions, trigger_end
 from connector.retry import RetryBudget
 from spark_ledger.errors import ConfigurationError, DataLossError
-from spark_ledger.limits import METADATA_LAG_S, POLL_WAIT_S, SEGMENTS_PER_FETCH
+from spark_ledger.limits.connector import METADATA_LAG_S, POLL_WAIT_S, SEGMENTS_PER_FETCH
 from spark_ledger.stream.model import Commit, Head, Segment, ranges_between
 from spark_ledger.types import Dlsn
 

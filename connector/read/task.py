@@ -21,7 +21,7 @@ from connector.read.partitions import LedgerPartition, StreamPartition
 from connector.retry import RetryBudget
 from connector.schema import read_schema
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
-from spark_ledger.limits import (
+from spark_ledger.limits.connector import (
     RAW_ENTRIES_PER_BATCH,
     RETRY_IN_TASK_S,
     SPARK_BATCH_BYTES_MAX,

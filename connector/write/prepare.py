@@ -15,7 +15,7 @@ from connector.options import WriteOptions
 from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
 from spark_ledger.errors import ConflictError, NoSuchStreamError, SchemaMismatchError
-from spark_ledger.limits import RETRY_AT_START_S, STREAM_CREATE_ATTEMPTS
+from spark_ledger.limits.connector import RETRY_AT_START_S, STREAM_CREATE_ATTEMPTS
 from spark_ledger.stream.model import ENTRY_BYTES_DEFAULT, Compression
 
 if TYPE_CHECKING:

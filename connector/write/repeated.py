@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.errors import ConflictError
-from spark_ledger.limits import RUNS_REMEMBERED_MAX
+from spark_ledger.limits.connector import RUNS_REMEMBERED_MAX
 from spark_ledger.stream.model import Commit, Segment
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
-from spark_ledger.limits import RETRY_IN_TASK_S, TASK_KEPT_BYTES_MAX
+from spark_ledger.limits.connector import RETRY_IN_TASK_S, TASK_KEPT_BYTES_MAX
 from spark_ledger.stream.model import Segment
 
 TRANSIENT_ERRORS: Final = (

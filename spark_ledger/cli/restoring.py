@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerError
-from spark_ledger.limits import METADATA_TIMEOUT_S, RESTORED_IDS_SKIPPED
+from spark_ledger.limits.metadata import METADATA_TIMEOUT_S, RESTORED_IDS_SKIPPED
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import accept_newer_starts

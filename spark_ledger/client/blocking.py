@@ -24,7 +24,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.writer import LedgerWriter, check_payload, copy_error
 from spark_ledger.errors import ConfigurationError, LedgerClosedError, LedgerError
-from spark_ledger.limits import PORTAL_STOP_TIMEOUT_S
+from spark_ledger.limits.client import PORTAL_STOP_TIMEOUT_S
 from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata
 
 T = TypeVar("T")

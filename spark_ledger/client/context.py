@@ -21,14 +21,12 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits import (
-    BOOKIE_SUSPECT_S,
-    METADATA_READ_AGAIN_FACTOR,
-    METADATA_RETRY_DELAY_S,
-)
+from spark_ledger.limits.client import BOOKIE_SUSPECT_S
+from spark_ledger.limits.metadata import METADATA_READ_AGAIN_FACTOR, METADATA_RETRY_DELAY_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.owners import Owner
 from spark_ledger.protocol.events import (
     BookiesChosen,
     ChooseBookies,
@@ -57,6 +55,7 @@ class ClientContext:
 
     store: MetadataStore
     ledgers: LedgerStore
+    owner: Owner
     directory: BookieDirectory
     transport: Transport
     config: ClientConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
 from spark_ledger.protocol.quorum import entries_of_index
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerMetadata

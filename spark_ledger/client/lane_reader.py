@@ -11,7 +11,8 @@ from contextlib import aclosing
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import READ_CHUNKS_AHEAD_MAX, READ_PARK_S, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits.client import READ_CHUNKS_AHEAD_MAX, READ_PARK_S
+from spark_ledger.limits.entries import READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.protocol.events import (
     CancelRead,

@@ -11,7 +11,8 @@ from spark_ledger.client.lane_reader import LaneReader, verify_chunk
 from spark_ledger.client.last_confirmed import unless_busy
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
+from spark_ledger.limits.entries import READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.events import (
     CancelRead,
     ChooseBookies,

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits import (
+from spark_ledger.limits.client import (
     BOOKIE_PROBE_HOLDS_S,
     BOOKIE_PROBE_TIMEOUT_S,
     BOOKIE_PROBES_MAX,

@@ -22,13 +22,13 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
     NoSuchEntryError,
 )
-from spark_ledger.limits import (
-    LONG_POLL_S_MAX,
-    METADATA_RETRY_DELAY_S,
+from spark_ledger.limits.client import (
     TAIL_FIRST_LOOK_S,
     TAIL_METADATA_WAIT_S,
     TAIL_RETRY_DELAY_S_MAX,
 )
+from spark_ledger.limits.entries import LONG_POLL_S_MAX
+from spark_ledger.limits.metadata import METADATA_RETRY_DELAY_S
 from spark_ledger.types import Entry, EntryId, LedgerId, LedgerMetadata
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import METADATA_REQUEST_BYTES_MAX
+from spark_ledger.limits.entries import METADATA_REQUEST_BYTES_MAX
 from spark_ledger.types import Versioned
 
 

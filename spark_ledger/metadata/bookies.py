@@ -25,7 +25,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
-from spark_ledger.limits import (
+from spark_ledger.limits.metadata import (
     METADATA_ATTEMPTS,
     REGISTER_RETRY_DELAY_S,
     REGISTRATION_MARGIN_S,

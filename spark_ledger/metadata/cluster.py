@@ -6,7 +6,7 @@ import uuid
 from typing import Final
 
 from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
-from spark_ledger.limits import METADATA_ATTEMPTS
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.codec import ClusterNode, decode_node, encode_node
 

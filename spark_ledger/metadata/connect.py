@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_ledger.limits import METADATA_TIMEOUT_S, SESSION_TIMEOUT_S
+from spark_ledger.limits.metadata import METADATA_TIMEOUT_S, SESSION_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.uri import parse_uri
 

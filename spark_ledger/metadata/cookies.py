@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError, OutcomeUnknownError
-from spark_ledger.limits import METADATA_ATTEMPTS
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import COOKIES_PATH, check_bookie_id
 from spark_ledger.types import BookieId, BookieStart, DirectoryPlace

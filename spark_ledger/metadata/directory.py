@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping
 
 from spark_ledger.errors import LedgerError, MetadataUnavailableError
-from spark_ledger.limits import (
+from spark_ledger.limits.metadata import (
     DIRECTORY_JITTER_S,
     DIRECTORY_REFRESH_S,
     DIRECTORY_REFRESHES_OF_ALL,

@@ -13,7 +13,7 @@ import uuid
 from typing import Final
 
 from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
-from spark_ledger.limits import (
+from spark_ledger.limits.metadata import (
     LEDGER_ID_BLOCK,
     LEDGER_ID_BLOCK_MAX,
     LEDGER_ID_BLOCK_S,

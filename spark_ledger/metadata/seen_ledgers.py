@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from spark_ledger.errors import MetadataRestoredError
-from spark_ledger.limits import LEDGERS_SEEN_MAX
+from spark_ledger.limits.metadata import LEDGERS_SEEN_MAX
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 

@@ -1,13 +1,13 @@
 """The numbers that an append machine is given: they come from the client's configuration.
 
-Their defaults, with the reasons, are in ``spark_ledger.limits``.
+Their defaults, with the reasons, are in ``spark_ledger.limits.client``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_ledger.limits import (
+from spark_ledger.limits.client import (
     ADD_TIMEOUT_S,
     EXPLICIT_LAC_DELAY_S,
     REPLACEMENT_RETRY_S,

@@ -16,7 +16,7 @@ from spark_ledger.errors import (
     LedgerError,
     NoSuchEntryError,
 )
-from spark_ledger.limits import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, READ_TIMEOUT_S
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, READ_TIMEOUT_S
 from spark_ledger.protocol.ensemble import LaneRange
 from spark_ledger.protocol.events import (
     CancelRead,

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from spark_ledger.errors import FencedError, LedgerError
-from spark_ledger.limits import ADD_TIMEOUT_S, STALLED_BOOKIES_WAIT_S
+from spark_ledger.limits.client import ADD_TIMEOUT_S, STALLED_BOOKIES_WAIT_S
 from spark_ledger.protocol import recovery_errors
 from spark_ledger.protocol.ensemble import (
     closed,

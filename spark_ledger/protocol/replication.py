@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from spark_ledger.limits import BOOKIE_RETURN_DELAY_S, BUSY_RETRY_S, BUSY_RETRY_S_MAX
+from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BUSY_RETRY_S, BUSY_RETRY_S_MAX
 from spark_ledger.protocol.events import (
     AddFailed,
     BookiesChosen,
@@ -122,10 +122,10 @@ class Replication:
     def held_by_all_live(self) -> int:
         """The highest entry up to which no live member owes an acknowledgement."""
         held = self._last_pushed
-        for member in self._members:  # several times for each event: most owe nothing
+        for member in self._members:  # after each event: most owe nothing
             owes = member.sent_to > member.acked_to or member.paused_until is not None
-            if owes and not member.failed and member.held_to < held:
-                held = member.held_to
+            if owes and not member.failed:
+                held = min(held, member.held_to)
         assert held <= self._last_pushed, "Nobody holds what does not exist."
         return held
 

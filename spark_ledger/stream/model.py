@@ -15,7 +15,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, GIB, KIB, MIB
+from spark_ledger.limits import GIB, KIB, MIB
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
 if TYPE_CHECKING:

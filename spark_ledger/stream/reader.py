@@ -23,7 +23,8 @@ from spark_ledger.errors import (
     NoSuchLedgerError,
     NotFoundError,
 )
-from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits import KIB
+from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
 from spark_ledger.stream.concurrency import prefetch, run_all
 from spark_ledger.stream.format.entries import decode_entry, read_header
 from spark_ledger.stream.format.metadata_column import PositionedBatch

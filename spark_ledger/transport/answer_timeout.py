@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from spark_ledger.limits import LOOP_LATE_S
+from spark_ledger.limits.client import LOOP_LATE_S
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from spark_ledger.limits import APPEND_MESSAGE_ADDS_MAX, APPEND_MESSAGE_BYTES_TARGET, MIB
+from spark_ledger.limits import MIB
+from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX, APPEND_MESSAGE_BYTES_TARGET
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.channel import failure_of, said

@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from spark_ledger.limits import WRITER_BYTES_IN_FLIGHT_MAX
+from spark_ledger.limits.client import WRITER_BYTES_IN_FLIGHT_MAX
 from spark_ledger.types import BookieStatus
 from spark_ledger.wire.options import transfer_options
 

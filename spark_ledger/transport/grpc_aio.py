@@ -24,7 +24,7 @@ from spark_ledger.errors import (
     LedgerClosedError,
     MalformedMessageError,
 )
-from spark_ledger.limits import READ_CALL_S_MAX
+from spark_ledger.limits.client import READ_CALL_S_MAX
 from spark_ledger.transport.answer_timeout import answer_within
 from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import (

@@ -13,7 +13,11 @@ from typing import TypeVar
 
 from spark_ledger.bookie_api import BookieApi, refuse_reader
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
-from spark_ledger.limits import LONG_POLL_S_MAX, READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits.entries import (
+    LONG_POLL_S_MAX,
+    READ_CHUNK_BYTES_TARGET,
+    READ_REQUEST_BYTES_MAX,
+)
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, cast
 from google.protobuf.message import DecodeError
 
 from spark_ledger.errors import MalformedMessageError
-from spark_ledger.limits import (
+from spark_ledger.limits.entries import (
     APPEND_MESSAGE_ADDS_MAX,
     ENTRY_FRAME_OVERHEAD_BYTES_MAX,
     ENTRY_PAYLOAD_BYTES_MAX,

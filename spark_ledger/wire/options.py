@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_ledger.limits import MESSAGE_BYTES_MAX, MIB
+from spark_ledger.limits import MIB
+from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
 
 _HTTP2_FRAME_BYTES: Final = 1 * MIB
 """One DATA frame for one message of the usual size, instead of 64 frames of 16 KiB."""

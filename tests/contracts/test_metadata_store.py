@@ -13,7 +13,7 @@ from spark_ledger.errors import (
     LedgerClosedError,
     NotFoundError,
 )
-from spark_ledger.limits import METADATA_REQUEST_BYTES_MAX
+from spark_ledger.limits.entries import METADATA_REQUEST_BYTES_MAX
 from spark_ledger.metadata.base import Check, Create, Delete, MetadataStore, Operation, Put
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.memory import MemoryTree

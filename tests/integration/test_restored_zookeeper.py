@@ -16,7 +16,7 @@ import pytest
 from spark_ledger.aio import connect
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NoSuchLedgerError
-from spark_ledger.limits import RESTORED_IDS_SKIPPED
+from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED
 from spark_ledger.local import LocalCluster
 
 PATIENCE_S = 60.0

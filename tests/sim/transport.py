@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
-from spark_ledger.limits import LONG_POLL_S_MAX, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits.entries import LONG_POLL_S_MAX, READ_REQUEST_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId

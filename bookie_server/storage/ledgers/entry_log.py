@@ -53,7 +53,8 @@ from bookie_server.storage.records import (
     parse_header,
 )
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import BOOKIE_OPEN_LOGS_MAX, MIB
+from spark_ledger.limits import MIB
+from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import LedgerId
 

@@ -11,7 +11,7 @@ import contextlib
 
 from kazoo import exceptions as kz
 
-from spark_ledger.limits import ZOOKEEPER_PROBE_TIMEOUT_S
+from spark_ledger.limits.metadata import ZOOKEEPER_PROBE_TIMEOUT_S
 from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper.kazoo_api import Client
 

@@ -19,7 +19,7 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import make_digest_acl
 
 from spark_ledger.errors import LedgerClosedError, LedgerError, MetadataUnavailableError
-from spark_ledger.limits import (
+from spark_ledger.limits.metadata import (
     ZOOKEEPER_CONNECT_ATTEMPT_S,
     ZOOKEEPER_PROBE_AFTER_S,
     ZOOKEEPER_RECONNECT_DELAY_S,

@@ -30,7 +30,7 @@ from spark_ledger.errors import (
     NotFoundError,
     UnauthorizedError,
 )
-from spark_ledger.limits import METADATA_TIMEOUT_S
+from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
 from spark_ledger.metadata.base import (
     Check,
     Create,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from spark_ledger.errors import ConflictError
-from spark_ledger.limits import COMMIT_CLOCK_AHEAD_MS_MAX, COMMIT_TIME_RESETS_MAX
+from spark_ledger.limits.stream import COMMIT_CLOCK_AHEAD_MS_MAX, COMMIT_TIME_RESETS_MAX
 from spark_ledger.stream.model import (
     UNPLACED,
     Commit,

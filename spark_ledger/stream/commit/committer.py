@@ -26,7 +26,9 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, KIB, LIST_REMOVAL_S
+from spark_ledger.limits import KIB
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.limits.stream import LIST_REMOVAL_S
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide

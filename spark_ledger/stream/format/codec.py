@@ -20,7 +20,8 @@ import msgspec
 import pyarrow as pa
 
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
-from spark_ledger.limits import KIB, LEDGER_METADATA_BYTES_MAX, MIB
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits.entries import LEDGER_METADATA_BYTES_MAX
 from spark_ledger.stream.model import (
     Commit,
     Compression,

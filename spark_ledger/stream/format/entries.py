@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_ledger.errors import CorruptionError, EntryTooLargeError
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, MIB
+from spark_ledger.limits import MIB
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.format.arrow_types import concat_batches, map_type
 from spark_ledger.stream.format.ipc_message import check_record_batch_message
 from spark_ledger.stream.model import Compression

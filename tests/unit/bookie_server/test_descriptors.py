@@ -14,7 +14,7 @@ from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     BOOKIE_ADMIN_CONNECTIONS_MAX,
     BOOKIE_CONNECTIONS_MAX,
     BOOKIE_OPEN_LOGS_MAX,

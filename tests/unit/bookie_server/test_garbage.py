@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bookie_server.garbage import Collector
-from spark_ledger.limits import (
+from spark_ledger.limits.bookie import (
     BOOKIE_COLLECT_INTERVAL_S,
     BOOKIE_COLLECT_OBJECTS_MAX,
     BOOKIE_COLLECT_OVERDUE_S,

@@ -20,7 +20,7 @@ from connector.options import (
     write_options,
 )
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.model import ENTRY_BYTES_MIN
 from spark_ledger.types import Dlsn, Quorums
 

@@ -10,7 +10,7 @@ import pytest
 from connector import sessions
 from connector.options import ConnectionOptions, read_options
 from spark_ledger.errors import LedgerClosedError, NoSuchStreamError
-from spark_ledger.limits import RAW_READERS_MAX
+from spark_ledger.limits.connector import RAW_READERS_MAX
 from spark_ledger.types import LedgerId
 from tests.unit.connector.world import Cluster, cluster, table, to_read
 

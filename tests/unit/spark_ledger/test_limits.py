@@ -1,33 +1,57 @@
-"""Limits have reasons, and fit each other."""
+"""Limits have reasons and one home each, and fit each other."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
+from types import ModuleType
+
+import pytest
 
 from spark_ledger import limits
+from spark_ledger.limits import bookie, client, entries
+
+TOPICS = [
+    importlib.import_module(f"{limits.__name__}.{topic.name}")
+    for topic in pkgutil.iter_modules(limits.__path__)
+]
 
 
-def test_every_limit_says_why() -> None:
-    body = ast.parse(inspect.getsource(limits)).body
+def names(module: ModuleType) -> list[str]:
+    """The constants that a module makes, without those that it imports."""
+    body = ast.parse(inspect.getsource(module)).body
+    targets = [statement.target for statement in body if isinstance(statement, ast.AnnAssign)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.__name__)
+def test_every_limit_says_why(topic: ModuleType) -> None:
+    body = ast.parse(inspect.getsource(topic)).body
     bare = []
     for statement, following in zip(body, [*body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign):
             continue
         assert isinstance(statement.target, ast.Name)
         reason = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if not reason and statement.target.id not in {"KIB", "MIB", "GIB"}:
+        if not reason:
             bare.append(statement.target.id)
     assert not bare
 
 
+def test_every_limit_has_one_home() -> None:
+    every = [name for topic in [limits, *TOPICS] for name in names(topic)]
+    assert len(every) == len(set(every))
+
+
 def test_limits_fit_each_other() -> None:
-    largest_frame = limits.ENTRY_PAYLOAD_BYTES_MAX + limits.ENTRY_FRAME_OVERHEAD_BYTES_MAX
-    assert largest_frame < limits.MESSAGE_BYTES_MAX, "the largest entry fits into a message"
-    assert largest_frame < limits.READ_REQUEST_BYTES_MAX
-    assert limits.WRITER_BYTES_IN_FLIGHT_MAX > limits.ENTRY_PAYLOAD_BYTES_MAX
-    assert limits.BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX > limits.WRITER_BYTES_IN_FLIGHT_MAX
-    assert limits.LEDGER_METADATA_BYTES_MAX < limits.METADATA_REQUEST_BYTES_MAX < 2**20
-    assert limits.SLOW_BOOKIE_GRACE_S < limits.ADD_TIMEOUT_S
-    assert limits.SPECULATIVE_READ_DELAY_S < limits.READ_TIMEOUT_S
-    assert limits.EXPLICIT_LAC_DELAY_S < limits.SPECULATIVE_READ_DELAY_S
+    largest_frame = entries.ENTRY_PAYLOAD_BYTES_MAX + entries.ENTRY_FRAME_OVERHEAD_BYTES_MAX
+    assert largest_frame < entries.MESSAGE_BYTES_MAX, "the largest entry fits into a message"
+    assert largest_frame < entries.READ_REQUEST_BYTES_MAX
+    assert client.WRITER_BYTES_IN_FLIGHT_MAX > entries.ENTRY_PAYLOAD_BYTES_MAX
+    assert bookie.BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX > client.WRITER_BYTES_IN_FLIGHT_MAX
+    assert entries.LEDGER_METADATA_BYTES_MAX < entries.METADATA_REQUEST_BYTES_MAX < 2**20
+    assert client.SLOW_BOOKIE_GRACE_S < client.ADD_TIMEOUT_S
+    assert client.SPECULATIVE_READ_DELAY_S < client.READ_TIMEOUT_S
+    assert client.EXPLICIT_LAC_DELAY_S < client.SPECULATIVE_READ_DELAY_S

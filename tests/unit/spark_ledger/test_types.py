@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import ENSEMBLE_SIZE_MAX
+from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX
 from spark_ledger.types import (
     BookieId,
     BookieInfo,

@@ -11,7 +11,7 @@ from bookie_server.core.admission import (
     refuse_for_failed_flush,
 )
 from spark_ledger.bookie_api import Refusal
-from spark_ledger.limits import BOOKIE_WAITING_BYTES_MAX
+from spark_ledger.limits.bookie import BOOKIE_WAITING_BYTES_MAX
 from spark_ledger.types import BookieStatus
 
 REFUSED = Refusal(BookieStatus.IO_ERROR, "flush fails: no room")

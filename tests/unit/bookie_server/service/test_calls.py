@@ -9,7 +9,7 @@ import pytest
 
 from bookie_server.service import calls
 from bookie_server.service.calls import BOUNDS, AnswerRoom, CallLimits, Kind
-from spark_ledger.limits import BOOKIE_CALLS_MAX, BOOKIE_RECEIVING_MAX
+from spark_ledger.limits.bookie import BOOKIE_CALLS_MAX, BOOKIE_RECEIVING_MAX
 from spark_ledger.types import BookieStatus
 
 

@@ -16,7 +16,7 @@ from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import merge_runs
 from spark_ledger.errors import ConfigurationError, CorruptionError
-from spark_ledger.limits import MESSAGE_BYTES_MAX
+from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb

@@ -14,7 +14,8 @@ import pytest
 
 from bookie_server.service import grpc_service
 from bookie_server.service.calls import BOUNDS, Kind
-from spark_ledger.limits import APPEND_MESSAGE_ADDS_MAX, BOOKIE_MALFORMED_ADDS_MAX
+from spark_ledger.limits.bookie import BOOKIE_MALFORMED_ADDS_MAX
+from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX
 from spark_ledger.types import LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from tests.hostile.http2 import RawConnection, message

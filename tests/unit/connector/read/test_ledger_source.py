@@ -9,7 +9,8 @@ from connector.read import ledger_source
 from connector.read.ledger_source import LedgerSource
 from connector.read.offsets import OffsetJson
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
-from spark_ledger.limits import MIB, TAIL_METADATA_WAIT_S
+from spark_ledger.limits import MIB
+from spark_ledger.limits.client import TAIL_METADATA_WAIT_S
 from spark_ledger.types import Entry, EntryId, LedgerId
 
 Source = LedgerSource

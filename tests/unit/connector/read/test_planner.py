@@ -17,7 +17,8 @@ from connector.read.planner import (
     plan_partitions,
     trigger_end,
 )
-from spark_ledger.limits import MIB, PARTITIONS_MAX
+from spark_ledger.limits import MIB
+from spark_ledger.limits.connector import PARTITIONS_MAX
 from spark_ledger.stream.model import Commit, Segment, ranges_between
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 

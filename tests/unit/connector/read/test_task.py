@@ -21,7 +21,8 @@ from connector.read.planner import Plan
 from connector.read.task import _resized, ranges_after, read_partition
 from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
 from spark_ledger.errors import BookieUnavailableError, DataLossError, NoSuchStreamError
-from spark_ledger.limits import KIB, MIB, RETRY_IN_TASK_S
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits.connector import RETRY_IN_TASK_S
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId

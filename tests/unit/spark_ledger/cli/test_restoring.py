@@ -11,7 +11,7 @@ import pytest
 from spark_ledger.cli import inspection
 from spark_ledger.cli.restoring import Restored, accept_restored
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError
-from spark_ledger.limits import RESTORED_IDS_SKIPPED as SKIPPED
+from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED as SKIPPED
 from spark_ledger.metadata.bookies import COOKIES_PATH
 from spark_ledger.metadata.cookies import BookieCookie, decode_cookie, encode_cookie
 from spark_ledger.metadata.ledger_ids import LedgerIds, raise_counter

@@ -20,7 +20,7 @@ from spark_ledger.errors import (
     ReadBeyondConfirmedError,
     UnauthorizedError,
 )
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.types import BookieStatus, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.world import World, run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_ledger.client.frames import FrameStore
-from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
 from spark_ledger.types import (
     NO_ENTRY,
     BookieId,

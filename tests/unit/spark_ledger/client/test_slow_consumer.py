@@ -13,7 +13,7 @@ import pytest
 from spark_ledger.client import lane_reader
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
-from spark_ledger.limits import READ_CHUNKS_AHEAD_MAX
+from spark_ledger.limits.client import READ_CHUNKS_AHEAD_MAX
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieStatus, EntryId
 from tests.unit.spark_ledger.client.world import World, run

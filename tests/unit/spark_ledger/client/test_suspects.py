@@ -9,7 +9,11 @@ import pytest
 
 from spark_ledger.client.suspects import Suspects
 from spark_ledger.errors import BookieUnavailableError
-from spark_ledger.limits import BOOKIE_PROBE_HOLDS_S, BOOKIE_PROBE_TIMEOUT_S, BOOKIE_PROBES_MAX
+from spark_ledger.limits.client import (
+    BOOKIE_PROBE_HOLDS_S,
+    BOOKIE_PROBE_TIMEOUT_S,
+    BOOKIE_PROBES_MAX,
+)
 from spark_ledger.transport.base import BookieDescription
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from spark_ledger.client.timer import Timer
-from spark_ledger.limits import MACHINE_TICK_S_MAX, TIMER_STEP_S
+from spark_ledger.limits.client import MACHINE_TICK_S_MAX, TIMER_STEP_S
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.events import Command, Event, Tick
 from spark_ledger.types import BookieId

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.errors import ConfigurationError, ConflictError
-from spark_ledger.limits import METADATA_REQUEST_BYTES_MAX
+from spark_ledger.limits.entries import METADATA_REQUEST_BYTES_MAX
 from spark_ledger.metadata.base import Create, Delete, Put, Subscription, check_operations
 from spark_ledger.metadata.memory import MemoryMetadataStore
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger.errors import MetadataUnavailableError
-from spark_ledger.limits import DIRECTORY_JITTER_S
+from spark_ledger.limits.metadata import DIRECTORY_JITTER_S
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.directory import BookieDirectory

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from spark_ledger.errors import ConflictError
-from spark_ledger.limits import LEDGER_ID_BLOCK, LEDGER_ID_BLOCK_MAX
+from spark_ledger.limits.metadata import LEDGER_ID_BLOCK, LEDGER_ID_BLOCK_MAX
 from spark_ledger.metadata.codec import CounterNode, decode_node
 from spark_ledger.metadata.ledger_ids import COUNTER_PATH
 from spark_ledger.metadata.ledgers import LedgerStore

@@ -14,7 +14,7 @@ from spark_ledger.errors import (
     NoSuchLedgerError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits import LEDGER_ID_BLOCK
+from spark_ledger.limits.metadata import LEDGER_ID_BLOCK
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, Interpose, MemoryTree, Outcome
 from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums

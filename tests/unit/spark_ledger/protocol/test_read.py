@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_ledger.errors import BookieUnavailableError, DigestMismatchError, NoSuchEntryError
-from spark_ledger.limits import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, READ_TIMEOUT_S
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, READ_TIMEOUT_S
 from spark_ledger.protocol.events import (
     CancelRead,
     Command,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.model import (
     ENTRY_BYTES_MIN,
     SINK_ID_CHARS_MAX,

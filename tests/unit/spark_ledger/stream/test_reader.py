@@ -16,7 +16,8 @@ from spark_ledger.errors import (
     DataLossError,
     NoSuchStreamError,
 )
-from spark_ledger.limits import KIB, READ_CHUNK_BYTES_TARGET
+from spark_ledger.limits import KIB
+from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.metadata_column import ledger_array, ledger_type
 from spark_ledger.stream.model import SegmentRange, ranges_between

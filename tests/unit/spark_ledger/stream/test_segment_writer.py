@@ -18,7 +18,8 @@ from spark_ledger.errors import (
     NotEnoughBookiesError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, KIB
+from spark_ledger.limits import KIB
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.entries import decode_entry
 from spark_ledger.stream.model import UNPLACED, Segment

@@ -9,7 +9,8 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from spark_ledger.limits import APPEND_MESSAGE_BYTES_TARGET, MIB
+from spark_ledger.limits import MIB
+from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.append_stream import (
     AppendCall,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ledger.errors import MalformedMessageError
-from spark_ledger.limits import APPEND_MESSAGE_ADDS_MAX, ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX, ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb

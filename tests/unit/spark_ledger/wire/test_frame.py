@@ -7,7 +7,7 @@ import random
 import pytest
 
 from spark_ledger.errors import DigestMismatchError
-from spark_ledger.limits import ENTRY_FRAME_OVERHEAD_BYTES_MAX
+from spark_ledger.limits.entries import ENTRY_FRAME_OVERHEAD_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import DigestType, EntryId, LedgerId
 from spark_ledger.wire.frame import (

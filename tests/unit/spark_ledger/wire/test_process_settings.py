@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from spark_ledger.limits import MESSAGE_BYTES_MAX, MIB
+from spark_ledger.limits import MIB
+from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
 from spark_ledger.wire import allocator, grpc_environment
 from spark_ledger.wire.options import transfer_options
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger.errors import ConflictError
-from spark_ledger.limits import COMMIT_CLOCK_AHEAD_MS_MAX, COMMIT_TIME_RESETS_MAX
+from spark_ledger.limits.stream import COMMIT_CLOCK_AHEAD_MS_MAX, COMMIT_TIME_RESETS_MAX
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
 from spark_ledger.stream.model import UNPLACED, Head, SinkRecord
 from spark_ledger.types import Dlsn

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import CorruptionError, EntryTooLargeError
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, KIB, MIB
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.format.entries import (
     HEADER,
     EntryEncoder,

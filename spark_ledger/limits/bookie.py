@@ -1,0 +1,188 @@
+"""Bounds and intervals of a bookie: calls, memory, connections, disks, start and end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_ledger.limits import KIB, MIB
+
+# -- appends ---------------------------------------------------------------------------------------
+
+BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
+"""Append bytes a bookie holds before they are durable; then it stops reading its streams. Twice
+what one writer may have in flight, and a third of a second of a fast disk."""
+
+BOOKIE_APPEND_SHARED_BYTES: Final = 16 * MIB
+"""Append bytes that all connections together may have in flight before each is held to its share: a
+batch of the journal. Whoever waits for each of its entries waits behind little more than that."""
+
+BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
+"""Append bytes that wait for room in the write cache; further adds are told to come back later."""
+
+APPEND_TURN_S: Final = 0.002
+"""All append streams together keep the service loop for so long; then others have a turn."""
+
+ADD_COST_BYTES: Final = 32 * KIB
+"""What an add counts beside its bytes: the service works as long for one as the disk for these."""
+
+BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
+"""On one append stream. Refused appenders are remembered, so that nothing behind a refusal is
+stored. A stream with more of them has been failing for days: it is ended, its client starts afresh.
+"""
+
+BOOKIE_MALFORMED_ADDS_MAX: Final = 16
+"""On one append stream. Each is answered; a client that sends more of them is not one of ours."""
+
+BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
+"""Results that wait for a client which does not read them; then its stream is not read either."""
+
+# -- first contact with a ledger -------------------------------------------------------------------
+
+FIRST_CONTACT_TIMEOUT_S: Final = 3.0
+"""A bookie looks up the key of a ledger that it has no record of for this long, then it says that
+it is busy. Below the time after which a writer takes it for silent."""
+
+FIRST_CONTACT_LOOKUPS_MAX: Final = 64
+"""Keys that a bookie looks up at a time: some 10,000 new ledgers per second, and a stranger who
+asks for ledgers that do not exist puts no more load on ZooKeeper."""
+
+FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
+"""Ledgers whose first request waits; beyond it a bookie is busy. Entries that wait count as in
+flight."""
+
+# -- calls of each kind at once --------------------------------------------------------------------
+
+BOOKIE_APPEND_STREAMS_MAX: Final = 2_048
+"""A client has one per bookie. Each kind of call has a bound of its own, so that many of one kind
+never refuse another."""
+
+BOOKIE_FENCES_MAX: Final = 1_024
+"""Reads of recoveries, too: they fence with their first question."""
+
+BOOKIE_READS_MAX: Final = 1_024
+"""Far more than are served at once; the rest wait in a row, and hold no data."""
+
+BOOKIE_LONG_POLLS_MAX: Final = 4_096
+"""Readers at the tail of a ledger. Above it a client asks again later."""
+
+BOOKIE_CONFIRMS_MAX: Final = 1_024
+"""Writers that tell the last add confirmed as they become idle, and readers that ask for it."""
+
+BOOKIE_LISTS_MAX: Final = 64
+"""Each may be long."""
+
+BOOKIE_DESCRIBES_MAX: Final = 64
+"""People, probes and tools that ask how a bookie does."""
+
+BOOKIE_RECEIVING_MAX: Final = 1_024
+"""Calls whose request has not arrived as a whole: with honest clients it comes with the call."""
+
+BOOKIE_LEFTOVERS_MAX: Final = 1_024
+"""Calls that are answered, and whose clients do not read even a few bytes."""
+
+BOOKIE_CONNECTION_SHARE: Final = 4
+"""One connection may have one in so many of the calls of a kind, so that others have theirs."""
+
+BOOKIE_CALLS_MAX: Final = 12_000
+"""Calls at once in gRPC, which refuses without a look at the kind: above the sum of the bounds."""
+
+BOOKIE_RECEIVE_S: Final = 5.0
+"""A request of a few bytes that is not there by then will not come."""
+
+BOOKIE_READ_THREADS: Final = 4
+"""Reads wait for the disk or copy memory; both leave the interpreter's lock to others."""
+
+BOOKIE_RANGES_PER_MESSAGE: Final = 10_000
+"""About 100 KB of the answer that lists a ledger's entries."""
+
+# -- memory, and clients that hold it --------------------------------------------------------------
+
+BOOKIE_MEMORY_BYTES: Final = 512 * MIB
+"""Default of a bookie's memory budget: the write cache takes half of it."""
+
+BOOKIE_MEMORY_HIGH: Final = 0.75
+"""Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
+and an idle interpreter take two thirds."""
+
+BOOKIE_MEMORY_BYTES_PER_S: Final = 1200 * MIB
+"""What gRPC takes in at most, with a processor of its own."""
+
+BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
+"""How often a bookie looks at its memory when that may soon be short: 30 MiB are taken in."""
+
+BOOKIE_MEMORY_INTERVAL_S_MAX: Final = 0.25
+"""How often at least. Forty looks a second were 3 % of a core, for each bookie that did nothing."""
+
+BOOKIE_ANSWER_BYTES_MAX: Final = 64 * MIB
+"""Bytes read for clients and not sent yet: at a gigabyte per second, a few network round trips."""
+
+BOOKIE_UNREAD_GRACE_S: Final = 1.0
+"""While others wait for memory, an answer that its client has not read for so long is cut; the
+client asks again for what it lacks. One that reads takes its part within milliseconds."""
+
+BOOKIE_UNREAD_S: Final = 30.0
+"""An answer that its client has not read for so long is cut in any case. Consumers pause, and ask
+again afterwards."""
+
+BOOKIE_HELD_BYTES_MAX: Final = 1 * MIB
+"""What a connection may have on its way while memory is short: with more, its calls are cut."""
+
+BOOKIE_RECEIVE_SHORT_S: Final = 0.25
+"""While memory is short, a request that is not there by then is cut."""
+
+BOOKIE_COLLECT_INTERVAL_S: Final = 60.0
+"""Between two searches of a bookie for old cyclic garbage."""
+
+BOOKIE_COLLECT_OBJECTS_MAX: Final = 150_000
+"""A search among so many objects of the storage takes about 20 ms; with more it is put off."""
+
+BOOKIE_COLLECT_OVERDUE_S: Final = 3600.0
+"""A bookie that was busy all the time searches all the same: a second in an hour."""
+
+# -- connections and files -------------------------------------------------------------------------
+
+BOOKIE_CONNECTIONS_MAX: Final = 10_000
+"""Connections of clients at once, fewer where the limit of open files is lower. Each client has one
+to each bookie; further ones are closed at once, and their clients try again later."""
+
+BOOKIE_HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""A connection that says nothing for this long is closed: it would take a client's place."""
+
+BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
+"""Scrapers and health checks are few; further connections to the admin port are closed at once."""
+
+BOOKIE_ADMIN_CONNECTION_S: Final = 10.0
+"""A connection to the admin port ends after this, once its request is answered: scrapers connect
+again, and who sends half a request does not keep others out."""
+
+BOOKIE_OPEN_LOGS_MAX: Final = 256
+"""Entry logs of one directory that stay open for readers; of more the one used last is closed."""
+
+# -- disks -----------------------------------------------------------------------------------------
+
+JOURNAL_STALLED_S: Final = 2.0
+"""A bookie whose journal has not synced for this long says so. Less than `ADD_TIMEOUT_S`, so that
+clients need not find out by silence; more than a disk that is only busy takes (rule S15)."""
+
+LEDGERS_STALLED_S: Final = 3.0
+"""A flush that adds wait for, and that has not come further for this long, stalls like a journal.
+Longer than one commit of an index with a hundred thousand changed ledgers takes (rule S15)."""
+
+STALL_LOOK_S: Final = 0.25
+"""How often a bookie looks whether its disks stall: a small part of the times above."""
+
+# -- start, registration, end ----------------------------------------------------------------------
+
+BOOKIE_CONNECT_ATTEMPTS_S: Final = (1.0, 2.0, 4.0)
+"""Lengths of a starting bookie's attempts to reach the metadata store; the last one is repeated.
+The first is short, because services that are started together find each other quickly."""
+
+BOOKIE_REFRESH_INTERVAL_S: Final = 5.0
+"""How often a bookie compares its state and free space with what it has registered."""
+
+BOOKIE_WITHDRAW_TIMEOUT_S: Final = 3.0
+"""A stopping bookie withdraws its registration for this long; otherwise the session ends later."""
+
+BOOKIE_CLOSE_TIMEOUT_S: Final = 60.0
+"""Enough to flush a whole write cache to a slow disk. Then the process ends all the same: the
+journal has everything that was acknowledged."""

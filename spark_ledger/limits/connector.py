@@ -1,0 +1,70 @@
+"""Retries, waiting and sizes of the Spark connector."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_ledger.limits import MIB
+
+# -- retries and waiting ---------------------------------------------------------------------------
+
+RETRY_S: Final = 120.0
+"""On Spark's driver. As long as Spark's own default for a lost network peer
+(``spark.network.timeout``)."""
+
+RETRY_AT_START_S: Final = 30.0
+"""At the start of a query a store that does not answer is more likely a wrong URI: say so soon."""
+
+RETRY_IN_TASK_S: Final = 20.0
+"""In a task, which Spark repeats as well: long enough for bookies that start again."""
+
+RETRY_PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Before each attempt; the last one repeats. Short ones first, because most outages are short."""
+
+METADATA_LAG_S: Final = 2.0
+"""How far a ZooKeeper server may lag behind the one that a query asked before its restart."""
+
+STREAM_CREATE_ATTEMPTS: Final = 3
+"""Opening a stream that others create and delete at the same time."""
+
+POLL_WAIT_S: Final = 0.1
+"""How long a poll for the newest rows waits if there are none. Without it Spark asks every 11 ms;
+it asks the sources of a query one after the other, so a longer wait would slow the others down."""
+
+TRIGGER_DELAY_S_DEFAULT: Final = 900.0
+"""How long ``minRowsPerTrigger`` may hold rows back; 15 minutes, as in Spark's Kafka source."""
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+PARTITIONS_MAX: Final = 2048
+"""A partition costs about 50 ms to start: 100 s on one core. Beyond it partitions grow instead."""
+
+PARTITIONS_WANTED: Final = 8
+"""A range is cut into this many partitions if their size stays within the two bounds below."""
+
+PARTITION_BYTES_MIN: Final = 16 * MIB
+"""Below this the start of a task costs more than its data."""
+
+PARTITION_BYTES_MAX: Final = 128 * MIB
+"""Spark's own partition size for files."""
+
+SPARK_BATCH_BYTES_TARGET: Final = 1 * MIB
+"""Smaller Arrow batches are joined up to this: Spark moves batches of 1 to 2 MB fastest."""
+
+SPARK_BATCH_BYTES_MAX: Final = 4 * MIB
+"""Larger Arrow batches are cut into slices of the target."""
+
+RAW_ENTRIES_PER_BATCH: Final = 4096
+"""Raw entries of a few bytes are given to Spark in Arrow batches of at most this many."""
+
+SEGMENTS_PER_FETCH: Final = 1024
+"""Commits are read in steps of this many segments while a limited trigger looks for its end."""
+
+TASK_KEPT_BYTES_MAX: Final = 16 * MIB
+"""Arrow bytes a task keeps to write them again: most micro-batches fit, and memory stays small."""
+
+RAW_READERS_MAX: Final = 64
+"""Raw ledgers that one process keeps open per connection."""
+
+RUNS_REMEMBERED_MAX: Final = 1024
+"""Runs of queries whose first micro-batch the process that commits remembers."""

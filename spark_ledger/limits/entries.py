@@ -1,0 +1,52 @@
+"""Sizes of entries, ledgers and messages: what clients, bookies and ZooKeeper have to agree on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_ledger.limits import KIB, MIB
+
+# -- ledgers and entries ---------------------------------------------------------------------------
+
+ENTRY_PAYLOAD_BYTES_MAX: Final = 16 * MIB
+"""One entry. Larger ones would hold a journal batch, and every entry behind it, for too long."""
+
+ENTRY_FRAME_OVERHEAD_BYTES_MAX: Final = 32 + 16
+"""Header and the longest digest (``wire.frame``)."""
+
+ENSEMBLE_SIZE_MAX: Final = 15
+"""Each bookie more costs the writer one stream; beyond this, stripe over several ledgers."""
+
+FRAGMENTS_MAX: Final = 10_000
+"""An ensemble that changes this often is a sick cluster; metadata stay readable in one node."""
+
+LEDGER_METADATA_BYTES_MAX: Final = 256 * KIB
+"""A quarter of ZooKeeper's own ``jute.maxbuffer``, so that a transaction holds several nodes."""
+
+METADATA_REQUEST_BYTES_MAX: Final = 1 * MIB - 16 * KIB
+"""One metadata write or transaction. ZooKeeper drops the connection, without a reason, of a client
+that sends more than its ``jute.maxbuffer`` (1 MiB less a byte), names and ACLs included."""
+
+# -- messages --------------------------------------------------------------------------------------
+
+APPEND_MESSAGE_BYTES_TARGET: Final = 1 * MIB
+"""A sender puts what is queued into one message up to this; it amortises one gRPC message."""
+
+APPEND_MESSAGE_ADDS_MAX: Final = 4_096
+"""Adds of one message: of many small ones, more would keep a bookie busy with one client."""
+
+REQUEST_BYTES_MAX: Final = 64 * KIB
+"""A request that carries no entries: some numbers and an access key. A bookie decodes no longer
+one, whatever gRPC lets through."""
+
+MESSAGE_BYTES_MAX: Final = ENTRY_PAYLOAD_BYTES_MAX + 1 * MIB
+"""gRPC message size both ways: the largest entry, its frame, and room for the fields around it."""
+
+READ_CHUNK_BYTES_TARGET: Final = 1 * MIB
+"""A bookie streams a range in chunks of about this size (a single larger entry is one chunk)."""
+
+READ_REQUEST_BYTES_MAX: Final = 64 * MIB
+"""A bookie ends one range read after this many bytes; the reader asks for the rest."""
+
+LONG_POLL_S_MAX: Final = 30.0
+"""A bookie holds a tail request at most this long."""
