@@ -25,7 +25,7 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits import LIST_REMOVAL_S
+from spark_ledger.limits.stream import LIST_REMOVAL_S
 from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.concurrency import run_all

@@ -21,7 +21,8 @@ import msgspec
 import pyarrow as pa
 
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import ENTRY_PAYLOAD_BYTES_MAX, MIB
+from spark_ledger.limits import MIB
+from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer
 
 FORMAT_VERSION: Final = 1
