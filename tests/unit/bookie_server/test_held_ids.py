@@ -125,3 +125,35 @@ def test_bookie_that_was_running_passes_ids_over_before_it_is_registered_again(
         assert await running == EXIT_OK
 
     asyncio.run(main())
+
+
+def test_bookie_looks_at_the_ids_after_each_reconnect_within_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that is in the backup outlives the restore, and numbers of changes may go on."""
+    cluster = cluster_of(tmp_path, monkeypatch, held_below=8)
+    sessions: list[MemoryMetadataStore] = []
+    open_session = cluster.tree.open_session
+
+    def keep(**named: Any) -> MemoryMetadataStore:
+        sessions.append(open_session(**named))
+        return sessions[-1]
+
+    monkeypatch.setattr(cluster.tree, "open_session", keep)
+
+    async def main() -> None:
+        other = open_session()
+        await raise_counter(other, 100)
+        bookie = cluster.server()
+        running = asyncio.create_task(bookie.run())
+        await until(lambda: cluster.tree.children("bookies/writable") != [])
+        await other.delete(COUNTER_PATH)
+        for session in sessions:
+            session.reconnect()
+        async with asyncio.timeout(30):
+            while await next_counted(other) != 8 + RESTORED_IDS_SKIPPED:
+                await asyncio.sleep(0.01)
+        bookie._stop.set()
+        assert await running == EXIT_OK
+
+    asyncio.run(main())
