@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bookie_server import registration
 from bookie_server.bookie import Bookie
 from bookie_server.exit_codes import EXIT_OK
 from bookie_server.held_ids import pass_over_held_ids
@@ -132,6 +133,7 @@ def test_bookie_looks_at_the_ids_after_each_reconnect_within_a_session(
 ) -> None:
     """A session that is in the backup outlives the restore, and numbers of changes may go on."""
     cluster = cluster_of(tmp_path, monkeypatch, held_below=8)
+    monkeypatch.setattr(registration, "BOOKIE_REFRESH_INTERVAL_S", 1000.0)
     sessions: list[MemoryMetadataStore] = []
     open_session = cluster.tree.open_session
 
