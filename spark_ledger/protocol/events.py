@@ -259,12 +259,14 @@ class ChooseBookies(NamedTuple):
 
     A failed bookie may return to its own index (rule P10), never to another: ``failed`` says which.
     Those of ``silent`` have not failed (rule P11): who is not replaced, and alive, is waited for.
+    ``liars`` spoke of a fence that is not there (rule P18): new ledgers should do without them.
     """
 
     indexes: tuple[int, ...]
     members: frozenset[BookieId]
     failed: Mapping[int, BookieId]
     silent: Mapping[int, BookieId]
+    liars: frozenset[BookieId] = frozenset()
 
 
 class WriteMetadata(NamedTuple):
