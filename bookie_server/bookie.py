@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from bookie_server.core.admission import Admission, BytesInFlight, admit, refuse_for_failed_flush
 from bookie_server.core.disk_space import refuse_for_space
 from bookie_server.core.ledger_record import Change, LedgerRecord
+from bookie_server.core.read_only import Stall, stall
 from bookie_server.core.transitions import (
     Accepted,
     Step,
@@ -37,33 +37,20 @@ from bookie_server.duplicates import refuse_other_bytes
 from bookie_server.first_contact import FirstContacts, LedgerKeys
 from bookie_server.reads import list_entries, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
-from bookie_server.storage.disks import DiskStates, DiskWatch
+from bookie_server.storage.disks import DiskWatch
 from bookie_server.storage.fs.vfs import Lock
 from bookie_server.storage.journal.changes import encode_change
 from bookie_server.storage.journal.journal import Journal, Post
-from bookie_server.storage.journal.waiting import JournalStats
-from bookie_server.storage.ledgers.ledger_storage import LedgerStorage, LedgerStorageStats
+from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import RecordType
+from bookie_server.storage.stats import StorageStats
 from bookie_server.watchers import Watchers
 from spark_ledger.bookie_api import Done, LedgerEnd, ReadOutcome, Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
-
-
-@dataclass(frozen=True, slots=True)
-class StorageStats:
-    """Counters and sizes for metrics and status."""
-
-    journal: JournalStats
-    ledger_storage: LedgerStorageStats
-    append_bytes_in_flight: int
-    adds_waiting: int
-    failure: str
-    disks: DiskStates
-    directories: tuple[str, ...]
 
 
 class _Add(NamedTuple):
@@ -297,7 +284,7 @@ class Bookie:
             self._bytes_in_flight.count,
             len(self._waiting),
             self.failure,
-            self.disks,
+            self._disks.states,
             self._disks.names,
         )
 
@@ -310,14 +297,21 @@ class Bookie:
         return self._journal.failure or self._storage.failure or ""
 
     @property
-    def unsynced_s(self) -> float:
-        """How long something has waited for the journal without the end of a sync; any thread."""
-        return self._journal.unsynced_s
+    def stall(self) -> Stall | None:
+        """A disk on which nothing moves while adds wait for it (rule S15); any thread."""
+        directory, unmoved_s = self._storage.unmoved
+        return stall(
+            self._disks.names[0],
+            self._journal.unsynced_s,
+            directory,
+            unmoved_s,
+            adds_wait=bool(self._waiting),
+        )
 
     @property
-    def disks(self) -> DiskStates:
+    def disks(self) -> DiskWatch:
         """How full the disks are, and whether adds of writers are taken; any thread."""
-        return self._disks.states
+        return self._disks
 
     # -- driving and closing -------------------------------------------------------------------
 
@@ -332,10 +326,6 @@ class Bookie:
         finally:
             self._disks.check()
         self._post(self.on_flushed)
-
-    def check_disks(self) -> None:
-        """Look at the disks now, for callers without threads."""
-        self._disks.check()
 
     def on_flushed(self) -> None:
         """A flush has ended, well or not: adds that wait go on, are refused, or wait for the next.

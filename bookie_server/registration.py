@@ -27,8 +27,6 @@ from spark_ledger.errors import (
     CorruptionError,
     LedgerError,
     NotFoundError,
-    OutcomeUnknownError,
-    RetryableError,
 )
 from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.base import MetadataStore
@@ -189,10 +187,17 @@ class Registration:
         self._wanted.set()
 
     def _now(self) -> BookieInfo:
+        """What to announce. A disk that does not answer keeps the number that it had, as with
+        ``DiskWatch``: what the bookie says of its state matters more."""
+        free = self._info.free_bytes
+        try:
+            free = self._free_bytes()
+        except OSError as error:
+            logger.warning("free space is unknown: %s", error)
         return replace(
             self._info,
             state=self._state(),
-            free_bytes=self._free_bytes(),
+            free_bytes=free,
             reason=self._reason()[:REASON_CHARACTERS_MAX],
         )
 
@@ -223,7 +228,7 @@ class Registration:
                 continue
             try:
                 await self._registry.register(info)
-            except (RetryableError, OutcomeUnknownError, ConflictError) as error:
+            except LedgerError as error:  # whatever it is: nobody else says what has changed
                 logger.warning("the registration is not up to date: %s", error)
                 continue
             if info.state is not self._info.state:

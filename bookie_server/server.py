@@ -23,12 +23,14 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from bookie_server.bookie import Bookie, StorageStats
+from bookie_server.bookie import Bookie
 from bookie_server.config import BookieConfig
+from bookie_server.core.read_only import Cause, why_read_only
 from bookie_server.daemon_thread import in_daemon_thread
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
 from bookie_server.garbage import Collector
+from bookie_server.held_ids import pass_over_held_ids
 from bookie_server.identity import Identity
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
@@ -48,6 +50,7 @@ from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.stall_watch import StallWatch
 from bookie_server.storage.cookie import Cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.stats import StorageStats
 from spark_ledger.errors import (
     BookieReplacedError,
     ConfigurationError,
@@ -201,9 +204,7 @@ class BookieServer:
             )
             closing.callback(service.close)
             self._stall = StallWatch(
-                str(self._config.journal_directory),
-                lambda: self._bookie.unsynced_s,
-                lambda reason: self._on_stall(service, reason),
+                lambda: self._bookie.stall, lambda reason: self._on_stall(service, reason)
             )
             self._stall.start()
             closing.callback(self._stall.stop)
@@ -303,6 +304,7 @@ class BookieServer:
             store,
             on_replaced=self._on_replaced,
             session_timeout_s=self._config.session_timeout_s,
+            in_new_session=lambda: pass_over_held_ids(store, self._bookie.next_ledger_id),
         )
 
     async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
@@ -392,11 +394,16 @@ class BookieServer:
 
     def _state(self) -> BookieState:
         """READ_ONLY after a failure, as entries that cannot be flushed would fill the memory, and
-        while the disks are full or the journal stalls."""
-        return BookieState.READ_ONLY if self._why_read_only() else BookieState.WRITABLE
+        while the disks are full or stall."""
+        return BookieState.READ_ONLY if self._read_only() else BookieState.WRITABLE
+
+    def _read_only(self) -> dict[Cause, str]:
+        """Why it is READ_ONLY, by cause; any thread."""
+        bookie = self._bookie
+        return why_read_only(bookie.failure, bookie.disks.states.reason, self._stall.stall)
 
     def _why_read_only(self) -> str:
-        return self._bookie.failure or self._bookie.disks.reason or self._stall.reason
+        return next(iter(self._read_only().values()), "")
 
     def _on_state_changed(self) -> None:
         """A disk became full or stalls, or not any more: what is registered follows at once."""
@@ -404,7 +411,7 @@ class BookieServer:
             self._announced.refresh_soon()
 
     def _on_stall(self, service: BookieService, reason: str) -> None:
-        service.journal_stalls(reason)
+        service.disks_stall(reason)
         self._on_state_changed()
 
     def _describe(self) -> Description:
@@ -434,7 +441,7 @@ class BookieServer:
             "adds_waiting": storage.adds_waiting,
             "failure": storage.failure,
             "metadata_restored": self._metrics.metadata_restored(),
-            "read_only": storage.disks.reason or self._stall.reason,
+            "read_only": self._why_read_only(),
             "directories": storage.disks.status(storage.directories),
         }
 
@@ -442,7 +449,8 @@ class BookieServer:
         from bookie_server.service.prometheus import exposition  # loaded at the first scrape
 
         stats = self._bookie.stats()
-        return exposition(self._metrics, stats, up=not (self._fatal or stats.failure))
+        up = not (self._fatal or stats.failure)
+        return exposition(self._metrics, stats, up=up, read_only=self._read_only())
 
     # -- stop --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""StallWatch: looks at the journal at a cadence, and tells when it stalls and when it goes on."""
+"""StallWatch: looks at the disks at a cadence, and tells when one stalls and when it goes on."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ import logging
 import time
 from collections.abc import Callable
 
-from bookie_server.core.journal_stall import stall_reason
-from spark_ledger.limits.bookie import JOURNAL_LOOK_S
+from bookie_server.core.read_only import Stall
+from spark_ledger.limits.bookie import STALL_LOOK_S
 
 logger = logging.getLogger(__name__)
 
 
 class StallWatch:
     """Belongs to the service thread, which no disk stops (see ``Journal``). Any thread may read
-    ``reason``."""
+    ``stall``, the one that was told last; None while there is none."""
 
     def __init__(
         self,
-        journal: str,
-        unsynced_s: Callable[[], float],
+        ask: Callable[[], Stall | None],
         on_changed: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_changed`` gets the reason when a stall begins, and "" when it has ended."""
-        self.reason = ""
-        self._journal = journal
-        self._unsynced_s = unsynced_s
+        self.stall: Stall | None = None
+        self._ask = ask
         self._on_changed = on_changed
         self._clock = clock
         self._looked_at = clock()
@@ -35,7 +33,7 @@ class StallWatch:
 
     def start(self) -> None:
         """Look now, and at the cadence from now on."""
-        self._timer = asyncio.get_running_loop().call_later(JOURNAL_LOOK_S, self.start)
+        self._timer = asyncio.get_running_loop().call_later(STALL_LOOK_S, self.start)
         self.look()
 
     def stop(self) -> None:
@@ -46,14 +44,18 @@ class StallWatch:
     def look(self) -> None:
         """Look once.
 
-        A look that comes late proves nothing: the process stood still, and the journal with it.
+        A look that comes late proves nothing: the process stood still, and its disks with it.
         """
         now = self._clock()
-        is_late = now - self._looked_at > 2 * JOURNAL_LOOK_S
+        is_late = now - self._looked_at > 2 * STALL_LOOK_S
         self._looked_at = now
-        reason = stall_reason(self._journal, self._unsynced_s())
-        if bool(reason) == bool(self.reason) or (reason and is_late):
+        before, stall = self.stall, self._ask()
+        if (stall and stall.cause) == (before and before.cause) or (stall and is_late):
             return
-        self.reason = reason
-        logger.warning("%s", reason or f"journal {self._journal} syncs again")
-        self._on_changed(reason)
+        self.stall = stall
+        if stall is None:
+            assert before is not None, "a stall ends that was told"
+            logger.warning("it goes on: %s", before.reason)
+        else:
+            logger.warning("%s", stall.reason)
+        self._on_changed("" if stall is None else stall.reason)

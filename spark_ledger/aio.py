@@ -89,6 +89,7 @@ class StreamClient(LedgerClient):
         ack_quorum: int = 2,
         password: bytes = b"",
         custom_metadata: Mapping[str, str] | None = None,
+        until_named: bool = False,
     ) -> Opening[LedgerWriter]:
         """Create a ledger; its only writer. See ``LedgerClient.create_ledger``."""
         return Opening(
@@ -98,6 +99,7 @@ class StreamClient(LedgerClient):
                 ack_quorum=ack_quorum,
                 password=password,
                 custom_metadata=custom_metadata,
+                until_named=until_named,
             )
         )
 

@@ -132,8 +132,9 @@ class LedgerMetadata:
     ``last_entry_id`` and ``length`` (payload bytes) are known once the ledger is CLOSED.
     ``incarnation`` is random, and makes this ledger another one than any that had or gets the
     same id; its keys and digests are derived from it (rule P20). Ledgers made by older versions
-    have none, and no ``access_key_hash`` unless they have a password. ``creation_token`` tells a
-    creator whose reply was lost that the node it meets is its own.
+    have none, and no ``access_key_hash`` unless they have a password. ``owner`` is the connection
+    that made the ledger and may append to it (``metadata/owners.py``); older ledgers name none.
+    ``creation_token`` tells a creator whose reply was lost that the node it meets is its own.
     """
 
     ledger_id: LedgerId
@@ -148,6 +149,7 @@ class LedgerMetadata:
     creation_token: str = ""
     custom_metadata: Mapping[str, str] = field(default_factory=dict)
     incarnation: bytes = b""
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.fragments, FragmentList):
@@ -244,7 +246,7 @@ class BookieStatus(IntEnum):
     The last two are never sent: a client's transport reports them when no answer came.
     READ_ONLY says that a disk is full: nothing was stored, and other bookies may have room.
     TOO_MANY_REQUESTS says "busy": nothing was decided, and the same may be asked again later.
-    STALLED says that the bookie's journal has not synced for too long: what it was asked to store
+    STALLED says that a disk of the bookie has not moved for too long: what it was asked to store
     may become durable yet. ENTRY_CONFLICT says that it holds other bytes under the entry's id.
     """
 

@@ -5,7 +5,7 @@ The reading side hands each run to the bookie and goes on reading; the writing s
 become durable since its last message. One synced journal batch completes many runs at once, so its
 results travel in one message, and of several runs of one tag only the last one is named.
 
-A journal that stalls is told as a note, STALLED: what was sent may become durable yet, and its
+A disk that stalls is told as a note, STALLED: what was sent may become durable yet, and its
 result follows then (rule S15).
 
 A result covers all runs of its tag before it (rule P3). This holds because the bookie answers the
@@ -52,7 +52,7 @@ class _AppenderState:
 
     ``acknowledged`` is durable and not reported yet; ``refused_entry`` is the last entry of the
     earliest run that was refused. Both are NO_ENTRY if there is none. ``told``: its client knows
-    that what it sent waits for a journal that stalls, and ``note`` says it. Service thread only.
+    that what it sent waits for a disk that stalls, and ``note`` says it. Service thread only.
     """
 
     __slots__ = (
@@ -169,16 +169,23 @@ class AppendSession:
             writer.cancel()
             await asyncio.wait([writer])
 
-    def journal_stalls(self, reason: str) -> None:
-        """The journal does not sync, or goes on (""): tell all who wait, and who comes now."""
+    def disks_stall(self, reason: str) -> None:
+        """A disk that adds wait for does not move, or goes on (""): tell all who wait, and who
+        comes now."""
         self._stall = reason
         if reason:
             for appender in self._appenders.values():
                 self._note_stall(appender)
 
     def _note_stall(self, appender: _AppenderState) -> None:
-        """Tell an appender once, until something of it is durable."""
-        if appender.pending and not appender.told:
+        """Tell an appender once, until something of it is durable.
+
+        One that was refused as busy as well: where others suffice its client goes on with them,
+        instead of sending the same again and again.
+        """
+        refusal = appender.refusal
+        waits = appender.pending or (refusal and refusal.status is BookieStatus.TOO_MANY_REQUESTS)
+        if waits and not appender.told:
             appender.told, appender.note = True, self._stall
             self._changed[appender.tag] = appender
             self._wake.set()
@@ -341,16 +348,16 @@ class AppendSession:
                     tag=tag, ledger_id=appender.ledger_id, last_entry=appender.acknowledged
                 )
                 appender.acknowledged = NO_ENTRY
+            if appender.note:
+                response.results.add(
+                    tag=tag,
+                    ledger_id=appender.ledger_id,
+                    last_entry=NO_ENTRY,
+                    status=status_to_wire(BookieStatus.STALLED),
+                    message=appender.note,
+                )
+                appender.note = ""
             if appender.pending:
-                if appender.note:
-                    response.results.add(
-                        tag=tag,
-                        ledger_id=appender.ledger_id,
-                        last_entry=NO_ENTRY,
-                        status=status_to_wire(BookieStatus.STALLED),
-                        message=appender.note,
-                    )
-                    appender.note = ""
                 continue
             if appender.refusal is None:
                 del self._appenders[tag]

@@ -16,6 +16,7 @@ from bookie_server.service.connections import Connections
 from bookie_server.service.hanging_up import HangUp, Why
 from bookie_server.service.sockets import Sockets, open_file_count
 from spark_ledger.limits.bookie import (
+    BOOKIE_CONNECTION_IDLE_S,
     BOOKIE_CONNECTION_LOOK_S,
     BOOKIE_CONNECTIONS_FREE_SHARE,
     BOOKIE_CONNECTIONS_LOOK_S,
@@ -89,7 +90,8 @@ class ClientWatch:
 
     async def _watch(self, port: int, connections_max: int) -> None:
         while True:
-            await asyncio.sleep(BOOKIE_CONNECTION_LOOK_S)
+            is_busy = self._parts or self._limits.receiving_for(0.0)
+            await asyncio.sleep(BOOKIE_CONNECTION_LOOK_S if is_busy else BOOKIE_CONNECTION_IDLE_S)
             await self.look()
             await self.make_room(port, connections_max)
 

@@ -156,11 +156,11 @@ class BookieService:
         for poll in list(self._polls):
             poll.set()
 
-    def journal_stalls(self, reason: str) -> None:
-        """The journal does not sync, or goes on (""): those who add are told (rule S15)."""
+    def disks_stall(self, reason: str) -> None:
+        """A disk that adds wait for does not move, or goes on (""): tell who adds (rule S15)."""
         self._stall = reason
         for session in self._sessions:
-            session.journal_stalls(reason)
+            session.disks_stall(reason)
 
     def memory_is_short(self, is_short: bool) -> None:
         """Take in less from now on, or as much as usual again."""
@@ -209,7 +209,7 @@ class BookieService:
                 metrics=self._metrics,
                 refusal=self._wrong_bookie(context),
             )
-            session.journal_stalls(self._stall)
+            session.disks_stall(self._stall)
             self._metrics.append_streams += 1
             self._sessions.add(session)
             try:

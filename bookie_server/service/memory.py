@@ -13,13 +13,20 @@ import ctypes
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from functools import cache
 from typing import Final
 
+from bookie_server.service.log_bound import LogBound
 from spark_ledger.limits import MIB
-from spark_ledger.limits.bookie import BOOKIE_MEMORY_HIGH, BOOKIE_MEMORY_INTERVAL_S
+from spark_ledger.limits.bookie import (
+    BOOKIE_MEMORY_BYTES_PER_S,
+    BOOKIE_MEMORY_HIGH,
+    BOOKIE_MEMORY_INTERVAL_S,
+    BOOKIE_MEMORY_INTERVAL_S_MAX,
+)
 
 logger = logging.getLogger(__name__)
+logger.addFilter(LogBound())  # a look that fails is repeated forty times a second
 
 _TRIM_AGAIN_S: Final = 5.0
 """After a look at freed memory that did not help, before the next one: it takes milliseconds."""
@@ -31,19 +38,32 @@ which is locked for as long as the kernel takes pages back."""
 _LET_GO_S: Final = 0.02
 """gRPC frees the memory of connections that were ended by then."""
 
-_STATM: Final = Path("/proc/self/statm")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_STATM_BYTES: Final = 256
+"""Seven numbers."""
 
 
 def anonymous_bytes() -> int:
     """Memory of this process that belongs to no file; pages of the index are the kernel's cache."""
-    _size, resident, shared = _STATM.read_text(encoding="ascii").split()[:3]
+    _size, resident, shared = os.pread(_statm(os.getpid()), _STATM_BYTES, 0).split()[:3]
     return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+@cache
+def _statm(pid: int) -> int:
+    """Open for good: a bookie that does nothing else would mostly open and close it."""
+    return os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def trim() -> None:
     """Give freed memory back to the kernel."""
     ctypes.CDLL(None).malloc_trim(0)
+
+
+def look_again_s(left_bytes: float) -> float:
+    """How long nobody needs to look at the memory: at most half of what is left can be taken."""
+    in_time_s = left_bytes / 2 / BOOKIE_MEMORY_BYTES_PER_S
+    return min(max(in_time_s, BOOKIE_MEMORY_INTERVAL_S), BOOKIE_MEMORY_INTERVAL_S_MAX)
 
 
 class MemoryGuard:
@@ -69,33 +89,61 @@ class MemoryGuard:
         self._trim_at = 0.0
         self._trimmed_at = 0.0
         self._cut_unsaid = 0  # clients that the log does not have yet
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.cut = 0
         """Clients that it has hung up on since the start."""
 
     def start(self) -> None:
         """Watch from now on."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
+        self._look_again(0.0)
 
     def stop(self) -> None:
         """Watch no more."""
-        if self._task is not None:
-            self._task.cancel()
+        for pending in (self._timer, self._task):
+            if pending is not None:
+                pending.cancel()
 
     @property
     def is_high(self) -> bool:
         """Nothing large should be begun."""
-        return self._used() > BOOKIE_MEMORY_HIGH * self._budget_bytes
+        return self._used() > self._high_bytes
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(BOOKIE_MEMORY_INTERVAL_S)
-            is_short = self.is_high
-            if is_short != self._is_short:
-                self._is_short = is_short
-                self._on_short(is_short)
-            if is_short:
-                await self.look()
+    @property
+    def _high_bytes(self) -> float:
+        return BOOKIE_MEMORY_HIGH * self._budget_bytes
+
+    def _look_again(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
+
+    def _on_time(self) -> None:
+        """Look, and again before memory can be short. Not a task: a bookie that does nothing else
+        would be busy with the two turns of the loop that a sleep takes."""
+        try:
+            used = self._used()
+        except OSError as error:  # without a free descriptor the kernel cannot be asked
+            self._failed(error)
+            return
+        is_short = used > self._high_bytes
+        if is_short != self._is_short:
+            self._is_short = is_short
+            self._on_short(is_short)
+        if is_short:
+            self._task = asyncio.get_running_loop().create_task(self._make_room())
+        else:
+            self._look_again(look_again_s(self._high_bytes - used))
+
+    async def _make_room(self) -> None:
+        try:
+            await self.look()
+        except OSError as error:
+            self._failed(error)
+        else:
+            self._look_again(BOOKIE_MEMORY_INTERVAL_S)
+
+    def _failed(self, error: OSError) -> None:
+        logger.warning("memory cannot be looked at: %s", error)
+        self._look_again(BOOKIE_MEMORY_INTERVAL_S)
 
     async def look(self) -> None:
         """Make room."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -14,16 +14,19 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from bookie_server.bookie import StorageStats
+from bookie_server.core.read_only import Cause
 from bookie_server.service.memory import anonymous_bytes
 from bookie_server.service.metrics import Histogram, ServiceMetrics
+from bookie_server.storage.stats import StorageStats
 from spark_ledger.types import BookieStatus
 
 
-def exposition(metrics: ServiceMetrics, storage: StorageStats, up: bool) -> bytes:
-    """Everything that is counted, as text."""
+def exposition(
+    metrics: ServiceMetrics, storage: StorageStats, *, up: bool, read_only: Collection[Cause]
+) -> bytes:
+    """Everything that is counted, as text. ``read_only``: why new adds should go elsewhere."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(lambda: _families(metrics, storage, up)))
+    registry.register(_Collector(lambda: _families(metrics, storage, up, read_only)))
     return generate_latest(registry)
 
 
@@ -37,10 +40,13 @@ class _Collector(Collector):
         return self._families()
 
 
-def _families(metrics: ServiceMetrics, storage: StorageStats, up: bool) -> Iterator[Metric]:
+def _families(
+    metrics: ServiceMetrics, storage: StorageStats, up: bool, read_only: Collection[Cause]
+) -> Iterator[Metric]:
     yield GaugeMetricFamily("bookie_healthy", "1 while the storage works.", value=float(up))
     yield from _service(metrics)
     yield from _storage(storage)
+    yield from _read_only(read_only)
 
 
 def _service(metrics: ServiceMetrics) -> Iterator[Metric]:
@@ -124,12 +130,21 @@ def _storage(storage: StorageStats) -> Iterator[Metric]:
         sum_value=ledgers.flush_time_s,
     )
     yield _gauge("bookie_storage_failed", "1 after a failure.", int(bool(storage.failure)))
+    yield from _directories(storage)
+
+
+def _read_only(causes: Collection[Cause]) -> Iterator[Metric]:
     yield _gauge(
         "bookie_read_only",
-        "1 while all adds of writers are refused: disks are full.",
-        int(bool(storage.disks.reason)),
+        "1 while writers should choose other bookies, for any cause.",
+        int(bool(causes)),
     )
-    yield from _directories(storage)
+    by_cause = GaugeMetricFamily(
+        "bookie_read_only_cause", "1 for each cause that holds now.", labels=["cause"]
+    )
+    for cause in Cause:
+        by_cause.add_metric([cause.value], int(cause in causes))
+    yield by_cause
 
 
 def _directories(storage: StorageStats) -> Iterator[Metric]:

@@ -79,9 +79,13 @@ class Sockets:
 
     def _look(self) -> list[tuple[str, int]]:
         """Find all connections again; the peer and the local port of each."""
-        self._descriptors.clear()
         found: list[tuple[str, int]] = []
-        for descriptor in self._open_files():
+        try:
+            descriptors = list(self._open_files())
+        except OSError:  # without a free descriptor the kernel cannot be asked: the next look can
+            return found
+        self._descriptors.clear()
+        for descriptor in descriptors:
             peer, port = _ends_at(descriptor)
             if peer:
                 self._descriptors[peer] = descriptor

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.cli.inspection import Holding, LedgerPicture
-from spark_ledger.cli.output import print_rich, print_table, size_text, time_text
+from spark_ledger.cli.output import age_text, print_rich, print_table, size_text, time_text
 from spark_ledger.cli.zones import Safety, Zone, fragments_with_ends, safety_zones
+from spark_ledger.stream.ledgers import purpose_of, stream_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -44,6 +45,10 @@ def ledger_fields(picture: LedgerPicture) -> dict[str, object]:
         "last_add_confirmed": picture.last_add_confirmed,
         "length": metadata.length if metadata.is_closed else None,
         "creation_time_ms": metadata.creation_time_ms,
+        "purpose": purpose_of(metadata),
+        "stream": stream_of(metadata),
+        "owner": metadata.owner,
+        "owner_lives": picture.owner is not None,
         "custom_metadata": dict(metadata.custom_metadata),
         "fragments": [
             {"first_entry": first, "last_entry": last, "bookies": list(fragment.bookies)}
@@ -84,8 +89,10 @@ def draw_ledger(picture: LedgerPicture) -> None:
     if metadata.is_closed:
         facts.append(size_text(metadata.length))
     if metadata.creation_time_ms:
-        facts.append(f"created {time_text(metadata.creation_time_ms)}")
+        created = time_text(metadata.creation_time_ms)
+        facts.append(f"created {created}, {age_text(metadata.creation_time_ms)} ago")
     print_rich(" · ".join(facts))
+    print_rich(" · ".join(_belonging(picture)))
     for key, value in sorted(metadata.custom_metadata.items()):
         print_rich(f"  {key} = {value}", style="dim")
 
@@ -114,6 +121,19 @@ def draw_ledger(picture: LedgerPicture) -> None:
     for holding in picture.holdings:
         if holding.silent:
             print_rich(_silence(holding), style="red")
+
+
+def _belonging(picture: LedgerPicture) -> list[str]:
+    """What the ledger is for, and whose it is."""
+    metadata, owner = picture.metadata, picture.owner
+    facts = [f"purpose {purpose_of(metadata)}"]
+    if stream_of(metadata):
+        facts.append(f"stream {stream_of(metadata)}")
+    if owner is not None:
+        facts.append(f"owner {owner.owner}: process {owner.pid} on {owner.host}")
+    elif metadata.owner:
+        facts.append(f"owner {metadata.owner}: gone")
+    return facts
 
 
 def _bookie(bookie_id: str, is_silent: bool) -> str:

@@ -27,6 +27,7 @@ from spark_ledger.types import (
 if TYPE_CHECKING:
     from spark_ledger.cli.restoring import Restored
     from spark_ledger.metadata.base import MetadataStore
+    from spark_ledger.metadata.codec import OwnerNode
     from spark_ledger.transport.base import BookieDescription, Transport
 
 ANSWER_TIMEOUT_S: Final = 3.0
@@ -54,6 +55,15 @@ class LedgerPicture:
     metadata: LedgerMetadata
     last_add_confirmed: EntryId
     holdings: tuple[Holding, ...]
+    owner: OwnerNode | None = None
+    """Who made the ledger, while that connection lives."""
+
+
+class LedgerRow(NamedTuple):
+    """A ledger of the list. ``owner_lives``: the connection that made it is there."""
+
+    metadata: LedgerMetadata
+    owner_lives: bool
 
 
 class BookieRow(NamedTuple):
@@ -87,11 +97,12 @@ async def _transport(store: MetadataStore) -> AsyncIterator[Transport]:
         await transport.close()
 
 
-def all_metadata(uri: str, advance: Callable[[], None]) -> list[LedgerMetadata]:
-    """Metadata of every ledger, by id. ``advance`` is called after each."""
+def all_ledgers(uri: str, advance: Callable[[], None]) -> list[LedgerRow]:
+    """Every ledger, by id. ``advance`` is called after each."""
 
-    async def run() -> list[LedgerMetadata]:
+    async def run() -> list[LedgerRow]:
         from spark_ledger.metadata.ledgers import LedgerStore
+        from spark_ledger.metadata.owners import OWNERS_PATH
 
         async with _store(uri) as store:
             ledgers = LedgerStore(store)
@@ -108,7 +119,8 @@ def all_metadata(uri: str, advance: Callable[[], None]) -> list[LedgerMetadata]:
                         advance()
 
             found = await asyncio.gather(*(one(ledger_id) for ledger_id in ledger_ids))
-            return [metadata for metadata in found if metadata is not None]
+            owners = frozenset(await store.children(OWNERS_PATH))
+            return [LedgerRow(each, each.owner in owners) for each in found if each is not None]
 
     return asyncio.run(run())
 
@@ -118,9 +130,11 @@ def inspect_ledger(uri: str, ledger_id: int) -> LedgerPicture:
 
     async def run() -> LedgerPicture:
         from spark_ledger.metadata.ledgers import LedgerStore
+        from spark_ledger.metadata.owners import read_owner
 
         async with _store(uri) as store:
             metadata = (await LedgerStore(store).read(LedgerId(ledger_id))).value
+            owner = await read_owner(store, metadata.owner) if metadata.owner else None
             names = dict.fromkeys(b for fragment in metadata.fragments for b in fragment.bookies)
             async with _transport(store) as transport:
                 holdings = await asyncio.gather(
@@ -129,7 +143,7 @@ def inspect_ledger(uri: str, ledger_id: int) -> LedgerPicture:
         confirmed = max((h.last_add_confirmed for h in holdings), default=NO_ENTRY)
         if metadata.is_closed:
             confirmed = metadata.last_entry_id
-        return LedgerPicture(metadata, confirmed, tuple(holdings))
+        return LedgerPicture(metadata, confirmed, tuple(holdings), owner)
 
     return asyncio.run(run())
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import click
 
 from spark_ledger.cli.output import (
+    age_text,
     payload_fields,
     print_json,
     print_table,
@@ -19,6 +20,7 @@ from spark_ledger.cli.output import (
     time_text,
 )
 from spark_ledger.cli.settings import Command, Settings, common_options, password_option
+from spark_ledger.stream.ledgers import purpose_of, stream_of
 from spark_ledger.types import Entry, LedgerMetadata
 
 if TYPE_CHECKING:
@@ -69,16 +71,18 @@ def custom_metadata(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.pass_obj
 def list_ledgers(settings: Settings) -> None:
     """List all ledgers."""
-    from spark_ledger.cli.inspection import all_metadata
+    from spark_ledger.cli.inspection import all_ledgers
 
     with progress("reading metadata", None) as advance:
-        found = all_metadata(settings.uri(), advance)
+        found = all_ledgers(settings.uri(), advance)
     if settings.as_json:
-        print_json([summary(metadata) for metadata in found])
+        print_json([summary(metadata, owner_lives=lives) for metadata, lives in found])
         return
-    columns = ("ledger#", "state", "replication", "entries#", "size#", "fragments#", "created")
     print_table(
-        columns,
+        (
+            *("ledger#", "state", "replication", "entries#", "size#", "fragments#"),
+            *("purpose", "stream", "owner", "age#", "created"),
+        ),
         (
             (
                 metadata.ledger_id,
@@ -87,14 +91,18 @@ def list_ledgers(settings: Settings) -> None:
                 metadata.last_entry_id + 1 if metadata.is_closed else "",
                 size_text(metadata.length) if metadata.is_closed else "",
                 len(metadata.fragments),
+                purpose_of(metadata),
+                stream_of(metadata),
+                owner_text(metadata.owner, lives=lives),
+                age_text(metadata.creation_time_ms),
                 time_text(metadata.creation_time_ms),
             )
-            for metadata in found
+            for metadata, lives in found
         ),
     )
 
 
-def summary(metadata: LedgerMetadata) -> dict[str, object]:
+def summary(metadata: LedgerMetadata, *, owner_lives: bool) -> dict[str, object]:
     """A ledger in the JSON of ``list``; the end is unknown (null) while it is open."""
     return {
         "ledger_id": metadata.ledger_id,
@@ -106,8 +114,17 @@ def summary(metadata: LedgerMetadata) -> dict[str, object]:
         "length": metadata.length if metadata.is_closed else None,
         "fragments": len(metadata.fragments),
         "creation_time_ms": metadata.creation_time_ms,
+        "purpose": purpose_of(metadata),
+        "stream": stream_of(metadata),
+        "owner": metadata.owner,
+        "owner_lives": owner_lives,
         "custom_metadata": dict(metadata.custom_metadata),
     }
+
+
+def owner_text(owner: str, *, lives: bool) -> str:
+    """Who owns a ledger; ledgers of older versions name nobody."""
+    return f"{owner} ({'alive' if lives else 'gone'})" if owner else ""
 
 
 @group.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -87,3 +88,14 @@ def time_text(time_ms: int) -> str:
     if not time_ms:
         return ""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def age_text(time_ms: int) -> str:
+    """How long ago a time was, in its largest unit; empty for 0, which means unknown."""
+    if not time_ms:
+        return ""
+    age_s = max(0, time.time_ns() // 1_000_000 - time_ms) // 1000
+    for unit_s, letter in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if age_s >= unit_s:
+            return f"{age_s // unit_s} {letter}"
+    return f"{age_s} s"

@@ -26,6 +26,7 @@ from spark_ledger.limits.metadata import METADATA_READ_AGAIN_FACTOR, METADATA_RE
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.owners import Owner
 from spark_ledger.protocol.events import (
     BookiesChosen,
     ChooseBookies,
@@ -54,6 +55,7 @@ class ClientContext:
 
     store: MetadataStore
     ledgers: LedgerStore
+    owner: Owner
     directory: BookieDirectory
     transport: Transport
     config: ClientConfig
@@ -101,6 +103,8 @@ class ClientContext:
         and then the bookie has failed (rule P11). A probe would say less: it waits in the process,
         which may stand still for the disk.
         """
+        for bookie_id in command.liars:
+            self.suspects.add_liar(bookie_id)
         taken = set(command.members)
         found: dict[int, BookieId] = {}
         for bookie_index in command.indexes:

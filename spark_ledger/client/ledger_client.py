@@ -13,6 +13,7 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.last_confirmed import read_last_confirmed
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.recovery import Recovery
+from spark_ledger.client.timer import Timer
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.config import ClientConfig, build
 from spark_ledger.errors import ConfigurationError, NotEnoughBookiesError, UnauthorizedError
@@ -22,6 +23,7 @@ from spark_ledger.metadata.cluster import ensure_cluster
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.owners import Owner
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import (
     INCARNATION_BYTES,
@@ -92,6 +94,7 @@ class LedgerClient:
             ClientContext(
                 store=store,
                 ledgers=LedgerStore(store, draw),
+                owner=Owner(store),
                 directory=directory,
                 transport=transport,
                 config=config or ClientConfig(),
@@ -104,6 +107,11 @@ class LedgerClient:
         """The metadata store of this connection."""
         return self._context.store
 
+    @property
+    def timer(self) -> Timer:
+        """The one timer of this connection."""
+        return self._context.timer
+
     async def create_ledger(
         self,
         *,
@@ -112,11 +120,12 @@ class LedgerClient:
         ack_quorum: int = 2,
         password: bytes = b"",
         custom_metadata: Mapping[str, str] | None = None,
+        until_named: bool = False,
     ) -> LedgerWriter:
         """Create a ledger; its only writer.
 
         A ``password`` protects it: entries carry an HMAC, and appending, fencing and opening need
-        it (rule P20).
+        it (rule P20). ``until_named``: for streams, see ``stream.ledgers.Ledgers``.
 
         Raises ConfigurationError if an argument is wrong, NotEnoughBookiesError if fewer than
         ``ensemble_size`` bookies are writable, MetadataUnavailableError, OutcomeUnknownError.
@@ -130,6 +139,7 @@ class LedgerClient:
             raise NotEnoughBookiesError(
                 f"a ledger with ensemble_size {ensemble_size} {reason}, or lower ensemble_size"
             )
+        owner = await self._context.owner.announce()
         ledger_id = await self._context.ledgers.new_ledger_id()
         incarnation = secrets.token_bytes(INCARNATION_BYTES)
         access_key, digest_key = await _derive_keys(password, ledger_id, incarnation)
@@ -145,7 +155,9 @@ class LedgerClient:
                 creation_token=secrets.token_hex(16),
                 incarnation=incarnation,
                 custom_metadata=custom,
-            )
+                owner=owner,
+            ),
+            until_named=until_named,
         )
         digest = digest_for(digest_type, digest_key)
         return LedgerWriter(self._context, created, access_key=access_key, digest=digest)
@@ -174,7 +186,9 @@ class LedgerClient:
             ).run()
         last_add_confirmed = NO_ENTRY
         if not ledger.value.is_closed:
-            last_add_confirmed = await read_last_confirmed(self._context, ledger.value, access_key)
+            last_add_confirmed = await read_last_confirmed(
+                self._context, ledger.value, access_key, digest
+            )
         return LedgerReader(
             self._context,
             ledger,
@@ -229,6 +243,7 @@ class LedgerClient:
         await self._context.suspects.close()
         await self._context.transport.close()
         await self._context.directory.close()
+        await self._context.owner.close()
         await self._context.store.close()
 
     async def __aenter__(self) -> Self:

@@ -90,9 +90,10 @@ class MachineLoop:
 
     def keep_ticking(self) -> None:
         """Make sure that a tick comes when one is due, while the machine is busy."""
-        if self._stopped or not self._busy():
-            return
-        now, due = self._loop.time(), self._machine.next_deadline
+        now = self._loop.time()
+        if self._tick.is_set_by(now + MACHINE_TICK_S) or self._stopped or not self._busy():
+            return  # no tick comes sooner: this runs after each event of each writer
+        due = self._machine.next_deadline
         latest = now + MACHINE_TICK_S_MAX
         if due is not None and due < latest:
             latest = max(due, now + MACHINE_TICK_S)

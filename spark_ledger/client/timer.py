@@ -94,6 +94,10 @@ class Alarm:
         self._step = step
         self._timer.add(self, step)
 
+    def is_set_by(self, at: float) -> bool:
+        """Whether it rings at ``at`` at the latest, so that ``set_by`` would change nothing."""
+        return self._step is not None and self._step <= math.ceil(at / TIMER_STEP_S)
+
     def ring(self) -> None:
         """The time has come, unless the alarm was cancelled on the way."""
         if self._step is not None:

@@ -107,8 +107,14 @@ cache and an idle interpreter take two thirds."""
 BOOKIE_PROCESS_BYTES: Final = 80 * MIB
 """What a bookie takes before it has a client: the interpreter, gRPC, the libraries."""
 
+BOOKIE_MEMORY_BYTES_PER_S: Final = 1200 * MIB
+"""What gRPC takes in at most, with a processor of its own."""
+
 BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
-"""How often a bookie looks at its memory: gRPC takes in about 30 MiB in this time."""
+"""How often a bookie looks at its memory when that may soon be short: 30 MiB are taken in."""
+
+BOOKIE_MEMORY_INTERVAL_S_MAX: Final = 0.25
+"""How often at least. Forty looks a second were 3 % of a core, for each bookie that did nothing."""
 
 BOOKIE_ANSWER_BYTES_MAX: Final = 64 * MIB
 """Bytes read for clients and not sent yet: at a gigabyte per second, a few network round trips."""
@@ -128,7 +134,10 @@ BOOKIE_RECEIVE_SHORT_S: Final = 0.25
 """While memory is short, a request that is not there by then is cut."""
 
 BOOKIE_CONNECTION_LOOK_S: Final = 0.025
-"""How often a bookie looks for messages that do not arrive: gRPC takes in some 30 MiB meanwhile."""
+"""How often a bookie looks at messages that do not arrive: gRPC takes in some 30 MiB meanwhile."""
+
+BOOKIE_CONNECTION_IDLE_S: Final = 0.25
+"""How often it looks whether there are any: a bookie that has nothing to do sleeps."""
 
 BOOKIE_CONNECTIONS_LOOKED_AT: Final = 64
 """Append streams that are looked at then: a fifth of a millisecond. Two thousand have their turn
@@ -195,8 +204,12 @@ JOURNAL_STALLED_S: Final = 2.0
 """A bookie whose journal has not synced for this long says so. Less than `ADD_TIMEOUT_S`, so that
 clients need not find out by silence; more than a disk that is only busy takes (rule S15)."""
 
-JOURNAL_LOOK_S: Final = 0.25
-"""How often a bookie looks whether its journal stalls: a small part of the time above."""
+LEDGERS_STALLED_S: Final = 3.0
+"""A flush that adds wait for, and that has not come further for this long, stalls like a journal.
+Longer than one commit of an index with a hundred thousand changed ledgers takes (rule S15)."""
+
+STALL_LOOK_S: Final = 0.25
+"""How often a bookie looks whether its disks stall: a small part of the times above."""
 
 # -- start, registration, end ----------------------------------------------------------------------
 

@@ -91,6 +91,13 @@ REGISTRATION_POLL_S: Final = 2.0
 REGISTER_RETRY_DELAY_S: Final = 0.2
 """Pause between attempts of a bookie to register again after a lost session."""
 
+OWNER_RETRY_DELAY_S: Final = 0.5
+"""Pause between attempts of a client to make its owner node again after a lost session. Its ledgers
+are left alone for much longer (``limits/keeper.py``)."""
+
+NAMED_LEDGERS_KEPT: Final = 10_000
+"""Ledgers of which a client remembers that a transaction has named them: each costs one read."""
+
 DIRECTORY_REFRESH_S: Final = 30.0
 """A client looks at the list of bookies again about this often: watches are hints."""
 

@@ -12,5 +12,10 @@ COMMIT_TIME_RESETS_MAX: Final = 100
 """How often commit times of a stream may go back before every later one takes the latest time: each
 reset is a search of its own for readers that start at a time, and a number in the head."""
 
+IDLE_LEDGER_S: Final = 20.0
+"""A writer of segments that was given nothing for so long closes its ledger: Spark ends its Python
+processes without a word, and each would leave an open ledger. Longer than a trigger of a few
+seconds, whose micro-batches share a ledger; a new ledger costs some milliseconds."""
+
 LIST_REMOVAL_S: Final = 5.0
 """How long a commit that failed tries to delete the ledger of its segment list."""

@@ -5,7 +5,8 @@
 | ledger | format_version, ledger_id, ensemble_size, write_quorum, ack_quorum, state, fragments as |
 | | ``[[first_entry, [bookie, ...]], ...]``, last_entry_id, length, digest_type, |
 | | access_key_hash (base64), creation_time_ms, creation_token, custom_metadata; since format 2 |
-| | also incarnation (base64) |
+| | also incarnation (base64), since format 3 also owner |
+| owner | format_version, owner, host, pid |
 | bookie | format_version, bookie_id, address, state, rack, free_bytes, admin_address |
 | cluster | format_version, cluster_id |
 | ledger id counter | format_version, next_id, token |
@@ -42,8 +43,12 @@ from spark_ledger.types import (
 FORMAT_VERSION: Final = 1
 """To be raised when a program that knows only the older format must not touch the data."""
 
-LEDGER_FORMAT_VERSION: Final = 2
+INCARNATION_FORMAT_VERSION: Final = 2
 """Of ledgers with an incarnation. A program that does not know of it would derive other keys."""
+
+LEDGER_FORMAT_VERSION: Final = 3
+"""Of ledgers with an owner. A program that does not know of it would drop the owner with its next
+write, and nobody would recover the ledger."""
 
 _Count = Annotated[int, Meta(ge=0)]
 _LastEntry = Annotated[int, Meta(ge=-1)]
@@ -77,6 +82,15 @@ class LedgerNode(_Node, frozen=True, kw_only=True):
     creation_token: str
     custom_metadata: dict[str, str]
     incarnation: bytes | UnsetType = UNSET
+    owner: _Name | UnsetType = UNSET
+
+
+class OwnerNode(_Node, frozen=True, kw_only=True):
+    """One connection that makes ledgers, and the process that it belongs to."""
+
+    owner: _Name
+    host: str
+    pid: _Count
 
 
 class BookieNode(_Node, frozen=True, kw_only=True):
@@ -159,7 +173,8 @@ def encode_ledger(metadata: LedgerMetadata) -> bytes:
             creation_token=metadata.creation_token,
             custom_metadata=dict(metadata.custom_metadata),
             incarnation=metadata.incarnation or UNSET,
-            format_version=LEDGER_FORMAT_VERSION if metadata.incarnation else FORMAT_VERSION,
+            owner=metadata.owner or UNSET,
+            format_version=_ledger_format(metadata),
         )
     )
     if len(data) > LEDGER_METADATA_BYTES_MAX or len(metadata.fragments) > FRAGMENTS_MAX:
@@ -171,6 +186,13 @@ def encode_ledger(metadata: LedgerMetadata) -> bytes:
             "are possible: use less custom metadata, or continue in a new ledger"
         )
     return data
+
+
+def _ledger_format(metadata: LedgerMetadata) -> int:
+    if metadata.owner:
+        assert metadata.incarnation, "who names an owner makes an incarnation"
+        return LEDGER_FORMAT_VERSION
+    return INCARNATION_FORMAT_VERSION if metadata.incarnation else FORMAT_VERSION
 
 
 def decode_ledger(path: str, ledger_id: LedgerId, data: bytes) -> LedgerMetadata:
@@ -202,6 +224,7 @@ def decode_ledger(path: str, ledger_id: LedgerId, data: bytes) -> LedgerMetadata
         creation_token=node.creation_token,
         custom_metadata=node.custom_metadata,
         incarnation=b"" if node.incarnation is UNSET else node.incarnation,
+        owner="" if node.owner is UNSET else node.owner,
     )
 
 
@@ -212,6 +235,8 @@ def _ledger_problem(node: LedgerNode, ledger_id: LedgerId) -> str | None:
     found = 0 if node.incarnation is UNSET else len(node.incarnation)
     if found != wanted:
         return f"its incarnation has {found} bytes, and needs {wanted}"
+    if (node.owner is UNSET) is (node.format_version >= LEDGER_FORMAT_VERSION):
+        return f"format version {node.format_version} and an owner do not fit"
     firsts = [first_entry for first_entry, _ in node.fragments]
     if firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)):
         return f"fragments start at {firsts[:5]}..., not at 0 and ascending"

@@ -1,12 +1,14 @@
 """LedgerStore: ids and metadata of ledgers, changed only by compare-and-set.
 
 A ledger's node is ``ledgers/00/0000/L0001``: the id in groups of four digits, so that no level
-has more than ten thousand children. Its version is the token of the compare-and-set.
+has more than ten thousand children. Its version is the token of the compare-and-set. A ledger with
+an owner has nodes beside it as long as somebody has to look after it (``unsettled.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import uuid
@@ -20,13 +22,21 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS, METADATA_READS_IN_FLIGHT_MAX
-from spark_ledger.metadata.base import MetadataStore, Watch
+from spark_ledger.metadata.base import (
+    Create,
+    Delete,
+    MetadataStore,
+    Put,
+    Watch,
+    parent_of,
+)
 from spark_ledger.metadata.codec import (
     decode_ledger,
     encode_ledger,
 )
 from spark_ledger.metadata.ledger_ids import LedgerIds
 from spark_ledger.metadata.seen_ledgers import SeenLedgers
+from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, id_path
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 LEDGERS_PATH: Final = "ledgers"
@@ -35,10 +45,7 @@ _NAME: Final = re.compile(r"L(\d{4})")
 
 def ledger_path(ledger_id: LedgerId) -> str:
     """The path of a ledger's metadata."""
-    assert ledger_id >= 0, "ledger ids count upwards"
-    rest, low = divmod(ledger_id, 10_000)
-    high, middle = divmod(rest, 10_000)
-    return f"{LEDGERS_PATH}/{high:02d}/{middle:04d}/L{low:04d}"
+    return id_path(LEDGERS_PATH, ledger_id)
 
 
 class LedgerStore:
@@ -53,24 +60,34 @@ class LedgerStore:
         """An id that no other ledger has or had. Ids of one client ascend, with gaps."""
         return await self._ids.take()
 
-    async def create(self, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
+    async def create(
+        self, metadata: LedgerMetadata, *, until_named: bool = False
+    ) -> Versioned[LedgerMetadata]:
         """Make a ledger known. Nothing may be sent to a bookie before this returned.
 
-        A missing creation token is added; after a lost reply it tells whether the node that is
-        found is this ledger's (rule P6). Raises ConflictError if the id is in use,
-        OutcomeUnknownError if no attempt brought a reply.
+        With ``until_named`` it counts as unnamed until a transaction names it. A missing creation
+        token is added; after a lost reply it tells whether the node that is found is this ledger's
+        (rule P6). Raises ConflictError if the id is in use, OutcomeUnknownError if no attempt
+        brought a reply.
         """
         if not metadata.creation_token:
             metadata = metadata.with_changes(creation_token=uuid.uuid4().hex)
-        path = ledger_path(metadata.ledger_id)
-        data = encode_ledger(metadata)
+        assert metadata.owner or not until_named, "whose end is waited for, if nobody owns it?"
+        operations = [Create(ledger_path(metadata.ledger_id), encode_ledger(metadata))]
+        if metadata.owner:
+            operations.append(Create(id_path(OPEN_PATH, metadata.ledger_id), b""))
+        if until_named:
+            operations.append(Create(id_path(UNNAMED_PATH, metadata.ledger_id), b""))
         for attempt in range(METADATA_ATTEMPTS):
             try:
-                await self._store.create(path, data)
+                await self._create_all(operations)
                 self._seen.note(Versioned(metadata, 0))
                 return Versioned(metadata, 0)
             except ConflictError:
-                found = await self.read(metadata.ledger_id)
+                try:
+                    found = await self.read_newest(metadata.ledger_id)
+                except NoSuchLedgerError:  # what is left of one that was deleted
+                    raise ConflictError(f"ledger {metadata.ledger_id} was deleted") from None
                 if found.value.creation_token == metadata.creation_token:
                     return found
                 raise ConflictError(f"ledger {metadata.ledger_id} exists already") from None
@@ -81,6 +98,18 @@ class LedgerStore:
                         f"ledger {metadata.ledger_id} may or may not have been created: {error}"
                     ) from error
         raise AssertionError("the last attempt returns or raises")
+
+    async def _create_all(self, operations: Sequence[Create]) -> None:
+        """Create the nodes in one transaction. Their parents are made when they are missing: that
+        is every ten thousand ledgers, or when the keeper has taken an empty one away."""
+        for _ in range(METADATA_ATTEMPTS):
+            try:
+                return await self._store.transaction(operations)
+            except NotFoundError:
+                for each in operations:
+                    with contextlib.suppress(ConflictError):
+                        await self._store.create(parent_of(each.path), b"")
+        return await self._store.transaction(operations)
 
     async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
         """The metadata and their version.
@@ -138,7 +167,7 @@ class LedgerStore:
             # session that is lost from here on fails the write.
             await self.read(ledger_id)
         try:
-            new_version = await self._store.put(ledger_path(ledger_id), data, version)
+            new_version = await self._replace(metadata, Put(ledger_path(ledger_id), data, version))
         except ConflictError as error:
             raise ConflictError(
                 f"ledger {ledger_id}: another client changed its metadata after version {version}"
@@ -151,6 +180,18 @@ class LedgerStore:
             ) from error
         self._seen.note(Versioned(metadata, new_version))
         return new_version
+
+    async def _replace(self, metadata: LedgerMetadata, put: Put) -> int:
+        """Write the metadata; with the close the ledger is open no more. The new version."""
+        if metadata.owner and metadata.is_closed:
+            is_open = Delete(id_path(OPEN_PATH, metadata.ledger_id))
+            try:
+                await self._store.transaction([put, is_open])
+            except NotFoundError:
+                pass  # closed before and reopened by a restore, or deleted: the put will tell
+            else:
+                return put.version + 1
+        return await self._store.put(put.path, put.data, put.version)
 
     async def delete(self, ledger_id: LedgerId) -> None:
         """Delete a ledger's metadata. A missing one is fine.

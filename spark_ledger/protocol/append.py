@@ -29,6 +29,7 @@ from spark_ledger.protocol.events import (
     Event,
     Failed,
     FailEntries,
+    LastConfirmedTold,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
@@ -83,13 +84,20 @@ class AppendMachine:
             metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
         )
         self._lengths = Lengths()
-        self._announcements = Announcements(now, self._limits.explicit_lac_delay_s)
+        self._announcements = Announcements(
+            now, self._limits.explicit_lac_delay_s, metadata.quorums
+        )
         self._fence = FenceQuestion()
         self._replacements: dict[int, BookieId] = {}
         """Chosen and not yet installed, by index."""
         self._wanted: LedgerMetadata | None = None
         """The metadata that are being written; None if no write is in flight."""
         self._close_requested = False
+        self.held_by_all = int(NO_ENTRY)
+        """The highest entry up to which every live bookie holds all that it has to."""
+        self.bytes_in_flight = 0
+        """Payload bytes that are not confirmed, or that the slowest live bookie has not
+        acknowledged. During an ensemble change bookies acknowledge and nothing is confirmed."""
 
     def start(self) -> list[Command]:
         """Open the appenders of the first ensemble."""
@@ -138,18 +146,6 @@ class AppendMachine:
         return self._replication.failed_indexes
 
     @property
-    def held_by_all(self) -> int:
-        """The highest entry up to which every live bookie holds all that it has to."""
-        return self._replication.held_by_all_live()
-
-    @property
-    def bytes_in_flight(self) -> int:
-        """Payload bytes that are not confirmed, or that the slowest live bookie has not
-        acknowledged. During an ensemble change bookies acknowledge and nothing is confirmed."""
-        held = min(self._replication.held_by_all_live(), self._last_add_confirmed)
-        return self.length - self._lengths.at(held)
-
-    @property
     def has_room(self) -> bool:
         """Whether a producer may add more now. This bounds the writer's memory (rule P11)."""
         return self.bytes_in_flight < self._limits.bytes_in_flight_max
@@ -161,8 +157,8 @@ class AppendMachine:
             return True
         return (
             self._phase is Phase.WRITING
-            and self._replication.held_by_all_live() == self._last_add_pushed
-            and not self._announcements.owes(self._last_add_confirmed)
+            and self.held_by_all == self._last_add_pushed
+            and not self._announcements.owes(self._last_add_confirmed, self._replication)
         )
 
     @property
@@ -173,19 +169,23 @@ class AppendMachine:
             return None
         limits = self._limits
         silence_s = limits.add_timeout_s if self.has_room else limits.slow_bookie_grace_s
-        due = [self._replication.next_silence(silence_s)]
+        due, also = self._replication.next_silence(silence_s), None
         if self._last_add_pushed > self._last_add_confirmed:
             # While a fence is in question nobody is looked for: the answer is an event of its own.
-            due.append(None if self._fence.is_open else self._replication.next_retry())
-        elif self._announcements.owes(self._last_add_confirmed):
-            due.append(self._announcements.due_at)
-        return min((at for at in due if at is not None), default=None)
+            also = None if self._fence.is_open else self._replication.next_retry()
+        elif self._announcements.owes(self._last_add_confirmed, self._replication):
+            also = self._announcements.due_at
+        return also if due is None or (also is not None and also < due) else due
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
         self._event = event
         commands = self._on_event(event, now)
         self._event = None
+        # Here, once: the shell asks for these numbers several times after each event.
+        held = self.held_by_all = self._replication.held_by_all_live()
+        confirmed = self._last_add_confirmed
+        self.bytes_in_flight = self.length - self._lengths.at(min(held, confirmed))
         return commands
 
     def _on_event(self, event: Event, now: float) -> list[Command]:
@@ -196,6 +196,8 @@ class AppendMachine:
                 return self._on_append(event, now)
             case AddFailed():
                 return self._on_add_failed(event, now)
+            case LastConfirmedTold():
+                return self._announcements.told(event)
             case BookiesChosen():
                 return self._on_chosen(event, now)
             case MetadataWritten():
@@ -292,10 +294,8 @@ class AppendMachine:
         return commands + (self._change_if_needed(now) if error is None else self._stop(error))
 
     def _change_if_needed(self, now: float, silent: tuple[int, ...] = ()) -> list[Command]:
-        """Start an ensemble change, if a bookie has failed and entries are waiting.
-
-        ``silent`` have not failed, and cannot be spared: others are looked for (rule P11).
-        """
+        """Start an ensemble change, if a bookie has failed and entries are waiting. ``silent`` have
+        not failed, and cannot be spared: others are looked for (rule P11)."""
         if self._phase is not Phase.WRITING or self._fence.is_open:
             return []
         if self._last_add_pushed == self._last_add_confirmed:
@@ -492,7 +492,6 @@ class AppendMachine:
         retry_s, wait_s = limits.replacement_retry_s, limits.stalled_wait_s
         commands += replication.fail_silent(failing, now, retry_s, wait_s)
         commands += self._change_if_needed(now, asked)  # one change for all of them
-        end, announcements = self._last_add_confirmed, self._announcements
-        if announcements.owes(end) and self._last_add_pushed == end and now >= announcements.due_at:
-            commands.append(announcements.announce(end, replication))
+        if self._last_add_pushed == self._last_add_confirmed:
+            commands += self._announcements.announce(self._last_add_confirmed, replication, now)
         return commands

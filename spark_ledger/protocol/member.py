@@ -62,7 +62,7 @@ class EnsembleMember:
         self.hopeless = False
         """It failed after all the time that it is waited for where nothing goes on without it."""
         self.stalled = False
-        """It said that its journal does not sync, and has acknowledged nothing since."""
+        """It said that its disk does not move, and has acknowledged nothing since."""
         self.installed_at = now
         self.worked = False
         """Whether it has acknowledged anything here."""
@@ -126,7 +126,7 @@ class EnsembleMember:
             self.return_at = now + return_delay_s(failures + again)
 
     def stall(self) -> None:
-        """The bookie says that its journal does not sync: as good as silent, from now on."""
+        """The bookie says that its disk does not move: as good as silent, from now on."""
         self.stalled = True
         self.silent_since = float("-inf")
 
@@ -135,7 +135,8 @@ class EnsembleMember:
         self.paused_until = until
         self.pauses += 1
         self.sent_to = self.acked_to
-        self.silent_since = now
+        if not self.stalled:  # busy because nothing moves: as good as silent, whatever it says
+            self.silent_since = now
 
 
 def return_delay_s(failures: int) -> float:

@@ -122,10 +122,10 @@ class Replication:
     def held_by_all_live(self) -> int:
         """The highest entry up to which no live member owes an acknowledgement."""
         held = self._last_pushed
-        for member in self._members:  # several times for each event: most owe nothing
+        for member in self._members:  # after each event: most owe nothing
             owes = member.sent_to > member.acked_to or member.paused_until is not None
-            if owes and not member.failed and member.held_to < held:
-                held = member.held_to
+            if owes and not member.failed:
+                held = min(held, member.held_to)
         assert held <= self._last_pushed, "Nobody holds what does not exist."
         return held
 
@@ -337,6 +337,9 @@ class Replication:
             members=frozenset(member.bookie_id for member in members),
             failed={i: members[i].bookie_id for i in due if self._may_return(members[i], now)},
             silent={i: members[i].bookie_id for i in silent},
+            liars=frozenset(
+                member.bookie_id for member in members if member.status is BookieStatus.FENCED
+            ),
         )
 
     def _may_return(self, member: EnsembleMember, now: float) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Final, Protocol
 
+from spark_ledger.client.timer import Timer
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.types import Entry, EntryId, LedgerId, LedgerMetadata
 
@@ -14,6 +15,7 @@ TAG_STREAM_ID: Final = "stream_id"
 TAG_PURPOSE: Final = "purpose"
 """Custom metadata of every ledger that a stream makes: they tell whose an orphan is."""
 
+PURPOSE_RAW: Final = "raw"
 PURPOSE_SEGMENTS: Final = "segments"
 PURPOSE_SEGMENT_LIST: Final = "segment-list"
 
@@ -58,6 +60,10 @@ class Ledgers(Protocol):
     @property
     def store(self) -> MetadataStore: ...
 
+    @property
+    def timer(self) -> Timer:
+        """Wakes whatever of this connection waits for a time."""
+
     async def create_ledger(
         self,
         *,
@@ -77,6 +83,18 @@ class Ledgers(Protocol):
 
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger; one that is gone already is no error."""
+
+
+def purpose_of(metadata: LedgerMetadata) -> str:
+    """What a ledger is for: ``raw`` if an application made it for itself."""
+    tags = metadata.custom_metadata
+    return tags.get(TAG_PURPOSE, PURPOSE_RAW) if TAG_STREAM_ID in tags else PURPOSE_RAW
+
+
+def stream_of(metadata: LedgerMetadata) -> str:
+    """The name of the stream that a ledger was made for; empty if it is raw."""
+    tags = metadata.custom_metadata
+    return tags.get(TAG_STREAM_NAME, "") if TAG_STREAM_ID in tags else ""
 
 
 def ledger_tags(stream_name: str, stream_id: str, purpose: str) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 One ledger stays open between micro-batches, so a micro-batch costs appends and no ledger creation.
 It is replaced when it is large or old, and after any failed append: what was pushed behind a
-failure has an unknown outcome, so nothing more may follow it there. Segments name only entries that
-are confirmed; entries of failed or abandoned attempts stay in the ledger, and no commit names them.
+failure has an unknown outcome, so nothing more may follow it there. When nothing comes for a while
+it is closed, so that a process that ends without a word leaves no open ledger. Segments name only
+entries that are confirmed; entries of failed or abandoned attempts stay in the ledger, and no
+commit names them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_ledger.client.timer import Alarm
 from spark_ledger.errors import (
     ConfigurationError,
     LedgerError,
@@ -25,6 +28,7 @@ from spark_ledger.errors import (
     RetryableError,
 )
 from spark_ledger.limits import KIB
+from spark_ledger.limits.stream import IDLE_LEDGER_S
 from spark_ledger.stream.format.arrow_types import AsyncRows, Rows
 from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder, in_pieces
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, ledger_tags
@@ -172,6 +176,11 @@ class SegmentWriter:
         self._is_broken = False
         """A part of this micro-batch could not be written, so none of it may be finished."""
         self._closing: set[asyncio.Task[None]] = set()
+        self._calls = 0
+        """Calls that are writing now. A ledger is only idle between them."""
+        self._idle_since = 0.0
+        self._idle: Alarm | None = None
+        """Made in the loop, and this object perhaps not."""
 
     @property
     def ledger_id(self) -> int | None:
@@ -187,6 +196,7 @@ class SegmentWriter:
         """
         merge = self._merge_schema if merge_schema is None else merge_schema
         rows = 0
+        self._calls += 1
         try:
             async for batch in _batches_of(data):
                 await self._write_batch(batch, merge)
@@ -194,6 +204,9 @@ class SegmentWriter:
         except BaseException:
             self._is_broken = True
             raise
+        finally:
+            self._calls -= 1
+            self._used()
         return rows
 
     async def _write_batch(self, batch: pa.RecordBatch, merge: bool) -> None:
@@ -224,11 +237,15 @@ class SegmentWriter:
             )
         encoder, self._encoder = self._encoder, None
         if encoder is not None:
+            self._calls += 1
             try:
                 await self._push(encoder.flush(), encoder.schema_version)
             except BaseException:
                 self._is_broken = True
                 raise
+            finally:
+                self._calls -= 1
+                self._used()
         segments, self._segments = self._segments, []
         return PendingSegments(self, segments)
 
@@ -254,6 +271,8 @@ class SegmentWriter:
     async def close(self) -> None:
         """Close the ledger, once what was pushed is confirmed or has failed. Idempotent."""
         self.abandon()
+        if self._idle is not None:
+            self._idle.cancel()
         self._close_ledger()
         while self._closing:
             await asyncio.wait(self._closing)
@@ -326,6 +345,32 @@ class SegmentWriter:
             self._ledger_bytes = 0
             self._last_push = None
         return self._ledger
+
+    def _used(self) -> None:
+        """Something was written: from now on the ledger is idle."""
+        self._idle_since = asyncio.get_running_loop().time()
+        if self._idle is None:
+            self._idle = self._ledgers.timer.alarm(self._on_idle)
+        if self._ledger is not None:
+            self._idle.set_by(self._idle_since + IDLE_LEDGER_S)
+
+    def _on_idle(self) -> None:
+        """Close a ledger that nobody has used for a while.
+
+        All of it happens in one turn of the loop, so no micro-batch can begin in between: it finds
+        the ledger open and in use, or gets a new one. A micro-batch that was begun and waits for
+        more rows keeps its ledger, as do its entries that wait to be joined with the next ones.
+        """
+        assert self._idle is not None, "it rings"
+        idle_until = self._idle_since + IDLE_LEDGER_S
+        if self._ledger is not None and self._ledger.is_closed:
+            return  # failed, or gone with its connection: the next micro-batch sees it
+        if self._calls or self._segments or self._encoder is not None:
+            idle_until = asyncio.get_running_loop().time() + IDLE_LEDGER_S
+        elif self._idle.was_due >= idle_until:
+            self._close_ledger()
+        if self._ledger is not None:
+            self._idle.set_by(idle_until)
 
     def _close_ledger(self) -> None:
         """Use another ledger from now on; close this one once its appends have ended."""

@@ -1,8 +1,9 @@
 """Measures a writer beside bookies that hang: ``python -m tests.integration.hung_bookies --help``.
 
-A bookie hangs as a process that stands still (``stop``), or because no sync of its disks ends
-(``disk``). A producer appends one entry after the other; what counts is how long nothing is
-confirmed once the hang was found, and how often the ensemble changes.
+A bookie hangs as a process that stands still (``stop``), because no sync of its disks ends
+(``disk``), or because none of its ledger disk does (``ledgers``). A producer appends one entry
+after the other; what counts is how long nothing is confirmed once the hang was found, and how often
+the ensemble changes.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from unittest.mock import patch
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits.bookie import JOURNAL_STALLED_S
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits.bookie import JOURNAL_STALLED_S, LEDGERS_STALLED_S
 from spark_ledger.limits.client import ADD_TIMEOUT_S
-from spark_ledger.local import LocalCluster
+from spark_ledger.local import LocalCluster, bookie
 from spark_ledger.types import BookieInfo
 
-DETECTED_S: Final = {"stop": ADD_TIMEOUT_S + 1.0, "disk": JOURNAL_STALLED_S + 1.0}
+DETECTED_S: Final = {
+    "stop": ADD_TIMEOUT_S + 1.0,
+    "disk": JOURNAL_STALLED_S + 1.0,
+    "ledgers": LEDGERS_STALLED_S + 2.0,  # its write cache is full first
+}
 """After so long a hang of each kind has been found: by silence, or because the bookie says it."""
 
 _SITE: Final = Path(__file__).parent / "hanging_disk"
@@ -54,7 +61,20 @@ class Outcome:
 
 @contextmanager
 def hanging_cluster(bookies: int) -> Iterator[tuple[LocalCluster, Path]]:
-    """A cluster whose disks can hang, and the directory of the flags that make them."""
+    """A cluster whose disks can hang, and the directory of the flags that make them.
+
+    Its write caches are small, so that adds have to wait for a flush before long.
+    """
+    write = bookie.write_config
+
+    def write_config(*arguments: Any) -> Path:
+        config = write(*arguments)
+        large = f"write_cache_bytes = {96 * MIB}\n"
+        text = config.read_text(encoding="utf-8")
+        assert large in text
+        config.write_text(text.replace(large, f"write_cache_bytes = {4 * MIB}\n"))
+        return config
+
     with tempfile.TemporaryDirectory() as flags:
         before = os.environ.get("PYTHONPATH", "")
         os.environ |= {
@@ -62,20 +82,23 @@ def hanging_cluster(bookies: int) -> Iterator[tuple[LocalCluster, Path]]:
             "HANGING_DISK_FLAGS": flags,
         }
         try:
-            with LocalCluster(bookies=bookies) as cluster:
+            with (
+                patch.object(bookie, "write_config", write_config),
+                LocalCluster(bookies=bookies) as cluster,
+            ):
                 yield cluster, Path(flags)
         finally:
             os.environ["PYTHONPATH"] = before
             del os.environ["HANGING_DISK_FLAGS"]
 
 
-def hang(kind: str, pid: int, flags: Path) -> Callable[[], None]:
-    """Make a bookie hang; what ends that."""
+def hang(kind: str, pid: int, flags: Path, directory: Path) -> Callable[[], None]:
+    """Make a bookie hang; what ends that. ``directory``: where its directories are."""
     if kind == "stop":
         os.kill(pid, signal.SIGSTOP)
         return lambda: os.kill(pid, signal.SIGCONT)
     flag = flags / str(pid)
-    flag.touch()
+    flag.write_text(f"{directory}/ledgers" if kind == "ledgers" else "", encoding="utf-8")
     return flag.unlink
 
 
@@ -87,11 +110,12 @@ async def measure(
     writer = await client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
     outcome = Outcome()
     started = 0.0
+    payload = b"x" * (64 * KIB if kind == "ledgers" else 1000)
 
     async def load(until: float) -> None:
         while time.monotonic() < until and outcome.error is None:
             try:
-                await writer.append(b"x" * 1000)
+                await writer.append(payload)
             except LedgerError as error:
                 outcome.error = error
             outcome.acks.append(time.monotonic() - started)
@@ -106,7 +130,10 @@ async def measure(
     outcome.acks.clear()
     started = time.monotonic()
     ids = list(cluster.bookie_ids)
-    ends = [hang(kind, cluster.bookie_pid(ids.index(one)), flags) for one in outcome.hung]
+    ends = [
+        hang(kind, cluster.bookie_pid(ids.index(one)), flags, cluster.directory / one)
+        for one in outcome.hung
+    ]
     loading = asyncio.create_task(load(started + seconds + 2.0))
     try:
         await asyncio.sleep(min(seconds, DETECTED_S[kind]))

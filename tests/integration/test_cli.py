@@ -125,6 +125,8 @@ def test_list_shows_what_was_made(shell: Shell) -> None:
     assert row["last_entry"] == 1 and row["length"] == 2
     assert row["custom_metadata"] == {"app": "test"}
     assert str(ledger) in shell.ok("ledgers", "list").out
+    assert (row["purpose"], row["stream"], row["owner_lives"]) == ("raw", "", False)
+    assert f"owner {row['owner']}: gone" in shell.ok("ledgers", "show", str(ledger)).out
 
 
 def test_recover_closes_what_a_writer_left_open(shell: Shell) -> None:

@@ -37,6 +37,17 @@ def test_bookie_whose_disk_hangs_says_so_and_writers_go_on(cluster: Cluster) -> 
     assert [(one.state, one.reason) for one in outcome.told_after] == [(BookieState.WRITABLE, "")]
 
 
+def test_bookie_whose_ledger_disk_hangs_says_so_and_writers_go_on(cluster: Cluster) -> None:
+    """Its journal is well; its write cache is full, and adds wait for a flush."""
+    outcome = run(cluster, "ledgers", seconds=7.0)
+    assert outcome.error is None
+    assert outcome.longest_gap_s(DETECTED_S["ledgers"], 7.0) < 1.5
+    assert outcome.fragments <= 4
+    ((state, reason),) = [(one.state, one.reason) for one in outcome.told]
+    assert state is BookieState.READ_ONLY and "ledgers has not moved on for" in reason
+    assert [(one.state, one.reason) for one in outcome.told_after] == [(BookieState.WRITABLE, "")]
+
+
 def test_writer_waits_for_bookies_whose_disks_all_hang(cluster: Cluster) -> None:
     outcome = run(cluster, "disk", seconds=4.0, hung=3)
     assert outcome.error is None and outcome.acks, "it goes on when they do"

@@ -46,7 +46,7 @@ class Announcement:
 
     def _info(self) -> BookieInfo:
         node = self._node
-        reason = node.bookie.disks.reason if node.bookie is not None else ""
+        reason = node.bookie.disks.states.reason if node.bookie is not None else ""
         state = BookieState.READ_ONLY if reason else BookieState.WRITABLE
         return BookieInfo(node.bookie_id, f"{node.name}:1", state, reason=reason)
 
@@ -68,16 +68,16 @@ class Announcement:
         bookie = node.bookie
         if bookie is None or node.process is not process:
             return
-        was_full = bool(bookie.disks.reason)
-        node.guarded(bookie.check_disks)
+        was_full = bool(bookie.disks.states.reason)
+        node.guarded(bookie.disks.check)
         if was_full and not node.disk.full:
             node.guarded(node.flush_now)
             node.commit_soon()
         if node.bookie is not bookie:
             return  # a power cut in what it wrote
-        if was_full and not bookie.disks.reason:
+        if was_full and not bookie.disks.states.reason:
             node.world.counts["bookies with room again"] += 1
-        if node.disk.full or bookie.disks.reason:
+        if node.disk.full or bookie.disks.states.reason:
             node.world.loop.later(LOOK_S, process, self._look, process)
         else:
             self._looking = None

@@ -27,23 +27,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from bookie_server.storage.blocks import Block
-from bookie_server.storage.fs.vfs import File, FileSystem, is_no_space
-from bookie_server.storage.journal.batch import pack_batch, records_bytes
+from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.journal.batch_log import BatchLog
 from bookie_server.storage.journal.mark import Mark
-from bookie_server.storage.journal.supply import FileSupply, NoRoomError
+from bookie_server.storage.journal.supply import NoRoomError
 from bookie_server.storage.journal.waiting import HandedBatch, JournalStats, Waiting
-from bookie_server.storage.records import (
-    BATCH_ALIGNMENT,
-    FILE_HEADER_BYTES,
-    batch_room,
-    pack_file_end,
-)
 from spark_ledger.bookie_api import Done
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus
@@ -91,8 +85,6 @@ class Journal:
         ``saves_room``: the disk is full, so the file is made for the first batch only. Without room
         for it the journal waits for some. Raises OSError if the file cannot be made otherwise.
         """
-        assert file_bytes > FILE_HEADER_BYTES, f"a journal file of {file_bytes} bytes has no room"
-        assert end.offset % BATCH_ALIGNMENT == 0, f"the journal ends in mid-block, at {end.offset}"
         # Any thread: never changed.
         self._directory = directory
         self._file_bytes = file_bytes
@@ -100,11 +92,13 @@ class Journal:
         self._post = post
         self._on_fatal = on_fatal
         # Any thread: it says for its methods who may call them.
-        self._supply = FileSupply(
+        self._log = BatchLog(
             file_system,
             directory,
+            end=end,
             file_bytes=file_bytes,
             new_salt=new_salt or partial(secrets.randbits, 64),
+            clock=clock,
         )
         self._clock = clock
         # Protected by _wakeup.
@@ -126,15 +120,13 @@ class Journal:
         self._thread: threading.Thread | None = None
         # Committer.
         self._idle_since = 0.0
-        self._file: File | None = None
-        self._seed = 0
         # Any thread reads. The committer replaces them whole and never changes one, so a reader
         # sees the values of one moment.
         self._durable = end
         self._stats = JournalStats(0, 0, 0, 0.0, 0.0, 0, 0)
         if not saves_room:
             try:
-                self._roll(end)
+                self._roll()
             except NoRoomError as error:
                 self._wait_for_room([], error)
 
@@ -165,7 +157,7 @@ class Journal:
     @property
     def space_refusal(self) -> str:
         """Why there is no next file, for want of space; "" when there is one. Any thread."""
-        return self._no_room or self._supply.refusal
+        return self._no_room or self._log.supply.refusal
 
     @property
     def unsynced_s(self) -> float:
@@ -239,7 +231,7 @@ class Journal:
         """
         sync_s = self._stats.last_sync_s
         return (
-            self._file is not None
+            self._log.has_file
             and self._no_room is None
             and self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
             and self._bytes_in_flight == sum(waiting.body.length for waiting in self._queue)
@@ -320,7 +312,7 @@ class Journal:
         if not wanted or self._failure is not None:
             return False
         try:
-            self._roll(self._durable)
+            self._roll()
         except NoRoomError:
             return False
         except OSError as error:
@@ -337,11 +329,11 @@ class Journal:
         Flush thread. Raises OSError; the next call goes on where this one failed.
         """
         assert file_number <= self._durable.file_number, "the file in use is kept"
-        self._supply.give_up(file_number)
+        self._log.supply.give_up(file_number)
 
     def prepare(self) -> None:
         """Make the next file before it is needed; any thread (see ``FileSupply.prepare``)."""
-        self._supply.prepare()
+        self._log.supply.prepare()
 
     def look_for_room(self) -> None:
         """Try again to make the next file, if that failed for want of space; any thread."""
@@ -364,12 +356,7 @@ class Journal:
         while self.commit_pending():
             pass
         assert all(each.done is None for each in self._queue), "a record is left without an answer"
-        if self._file is None:
-            return
-        if self._failure is None:
-            with suppress(OSError):  # it would show damage of the last batch, and loses nothing
-                self._end_file(self._file, 0)
-        self._file.close()
+        self._log.close(in_order=self._failure is None)
 
     def _run(self) -> None:
         """The journal thread. At the end it has committed everything, or failed for good."""
@@ -412,67 +399,30 @@ class Journal:
 
     def _write(self, batch: list[Waiting]) -> None:
         """Write and sync a batch; the durable mark moves behind it (rules S1 and S11)."""
-        start = self._durable
-        size = records_bytes(waiting.body for waiting in batch)
-        # A batch never crosses files. One that is larger than a file gets a file of its own.
-        is_begun = start.offset > FILE_HEADER_BYTES
-        room = batch_room(size)
-        if self._file is None or (is_begun and start.offset + room > self._file_bytes):
-            start = self._roll(start)
-        assert self._file is not None, "a roll leaves a file in use"
-        self._reserve(self._file, start.offset + room)
-        records = [(waiting.record_type, waiting.body) for waiting in batch]
-        buffers, durable = pack_batch(records, start, self._seed)
-        self._file.pwritev(buffers, start.offset)
-        before = self._clock()
-        self._file.fdatasync()
-        self._idle_since = self._clock()
-        elapsed = self._idle_since - before
+        try:
+            written = self._log.write([(each.record_type, each.body) for each in batch])
+        except NoRoomError:
+            self._durable = self._log.end  # a new file may be there, without room for the batch
+            raise
+        self._idle_since = written.sync_ended
+        elapsed = written.sync_ended - written.sync_began
         # Only now: a checkpoint that saw the mark before the sync would cover, and let go, a batch
         # that the disk may still lose.
-        assert self._durable.is_behind(durable), f"{self._durable} goes back to {durable}"
-        self._durable = durable
+        assert self._durable.is_behind(written.end), f"{self._durable} goes back to {written.end}"
+        self._durable = written.end
         old = self._stats
         self._stats = old._replace(
             records=old.records + len(batch),
             batches=old.batches + 1,
-            bytes_written=old.bytes_written + durable.offset - start.offset,
+            bytes_written=old.bytes_written + written.end.offset - written.start.offset,
             sync_time_s=old.sync_time_s + elapsed,
             last_sync_s=elapsed,
         )
 
-    def _reserve(self, file: File, end: int) -> None:
-        """Have blocks for a batch that is larger than a file, before anything of it is written: a
-        write that meets a full disk half-way would be final (rule S3)."""
-        if end <= self._file_bytes:
-            return
-        try:
-            file.preallocate(end)
-        except OSError as error:
-            if not is_no_space(error):
-                raise
-            raise NoRoomError(error.errno, f"no room for a large batch: {error}") from error
-
-    def _roll(self, end: Mark) -> Mark:
-        """Go on in the next file, behind ``end``; the mark of its first batch."""
-        assert end == self._durable, "a file is left once all of it is durable"
-        number = end.file_number + 1
-        file, seed = self._supply.take(number, end, is_first=self._file is None)
-        if self._file is not None:
-            self._end_file(self._file, number)
-            self._file.close()
-        self._file, self._seed = file, seed
-        self._durable = Mark(number, FILE_HEADER_BYTES, end.sequence, end.chain)
-        # The same batch, in a later file: a mark that is taken from now on lets the full file go.
-        assert end.is_behind(self._durable), f"{self._durable} does not follow {end}"
-        return self._durable
-
-    def _end_file(self, file: File, next_number: int) -> None:
-        """Say in the file in use which one follows, 0: none. Nothing in that one was acknowledged
-        yet, so a journal whose newest file is lost is never served (rule S5)."""
-        block = pack_file_end(next_number, self._durable.sequence + 1, self._seed)
-        file.pwritev([block], self._durable.offset)
-        file.fdatasync()
+    def _roll(self) -> None:
+        """Make a file before there is a batch for it."""
+        self._log.roll()
+        self._durable = self._log.end
 
     def _fail(self, batch: list[Waiting], error: Exception) -> None:
         """Answer the batch and all that is queued with IO_ERROR, for good (rule S3).

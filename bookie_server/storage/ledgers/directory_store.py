@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -103,6 +104,8 @@ class DirectoryStore:
         # Flush thread. Others read the bytes written for statistics only.
         self.mark = index.mark()
         self.entry_log_bytes_written = 0
+        # When the flush that runs came further; its thread writes it, any thread reads it.
+        self.moved_at = 0.0
         self._frozen_mark: Mark | None = None
         self._writer: EntryLogWriter | None = None
         self._writer_is_indexed = False
@@ -249,8 +252,10 @@ class DirectoryStore:
                 self._store_ledger(update, ledger_id, ledgers[ledger_id])
             if self._writer is not None and self.cache.frozen.run_count:
                 self._writer.sync()
+            self.moves()
             for ledger_id, ledger_record in self._frozen_ledger_records.items():
                 update.put_ledger_record(ledger_id, ledger_record)
+            self.moves()
             if self.mark is None or self.mark.is_behind(self._frozen_mark):
                 update.put_mark(self._frozen_mark)
             committing = True
@@ -265,6 +270,10 @@ class DirectoryStore:
             raise
         self._after_commit(self.cache.frozen)
         return True
+
+    def moves(self) -> None:
+        """A flush begins, or comes further: its disk goes on (rule S15)."""
+        self.moved_at = time.monotonic()
 
     def close(self) -> None:
         """Finish the entry log and close the files; flush first."""
@@ -365,6 +374,7 @@ class DirectoryStore:
         """Put a run into the entry log; the row that names it."""
         run = cached.run
         location = self._writer_for_block().append(run.ledger_id, cached.block)
+        self.moves()
         return IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
 
     def _store_among(self, update: IndexUpdate, cached: CachedRun) -> None:

@@ -101,6 +101,8 @@ class LedgerStorage:
         self._wanted = threading.Event()
         # Replaced whole under _flush_lock; any thread reads.
         self._flush_stats = _FlushStats(failures=(None,) * len(stores))
+        # Changed under _flush_lock; any thread reads it.
+        self._flushing: DirectoryStore | None = None
         # Set once by whoever stops the flush thread, which only reads it.
         self._stopping = False
         # Whoever starts and closes the storage: one thread, before and after all others.
@@ -126,6 +128,15 @@ class LedgerStorage:
         """Of each directory: why its last flush found no space; "" if it did. Any thread."""
         failures = self._flush_stats.failures
         return tuple(each.message if each and each.no_space else "" for each in failures)
+
+    @property
+    def unmoved(self) -> tuple[str, float]:
+        """The directory that is being flushed, and for how long that has not come further; ""
+        and 0 while none is. Any thread."""
+        store = self._flushing
+        if store is None:
+            return "", 0.0
+        return str(store.directory), max(0.0, time.monotonic() - store.moved_at)
 
     def flush_failure(self, ledger_id: LedgerId) -> FlushFailure | None:
         """Why the last flush of the ledger's directory failed; None when it did not. Any thread."""
@@ -194,12 +205,16 @@ class LedgerStorage:
             for store in self._stores:
                 try:
                     if mark.file_number:  # 0: there was never room for a journal file
+                        store.moves()
+                        self._flushing = store
                         store.flush(mark)
                 except (OSError, CorruptionError) as error:
                     errors.append(error)
                     failures.append(FlushFailure(str(error), is_no_space(error)))
                 else:
                     failures.append(None)
+                finally:
+                    self._flushing = None
             marks = [store.mark for store in self._stores]
             if all(mark is not None for mark in marks):
                 # The directory that is furthest behind decides: after a restart it needs all

@@ -101,7 +101,7 @@ def test_adds_are_refused_when_no_flush_works(files: MemoryFileSystem) -> None:
     refused = machine.start_add(7, [count], recovery=True)
     assert refused[0][0] is BookieStatus.READ_ONLY, "no room in memory for a recovery either"
     assert machine.bookie.stats().failure == "", "a full disk is no failure"
-    assert "No space" in machine.bookie.disks.reason
+    assert "No space" in machine.bookie.disks.states.reason
     failing = False
     machine.flush()
     assert machine.add(7, [count], size=4096) is OK

@@ -72,7 +72,7 @@ class Site:
     def fill(self, *, left: int = 0) -> None:
         for disk in self.filled:
             disk.others_bytes += self.files._free_bytes(disk) - left
-        self.machine.bookie.check_disks()
+        self.machine.bookie.disks.check()
 
     def free(self) -> None:
         for disk in self.filled:
@@ -143,12 +143,12 @@ def test_disks_that_fill_up_lose_nothing_and_end_nothing(site: Site) -> None:
         site.restart()
         site.check()
     is_whole = set(full) == {6, 7}
-    assert bool(site.machine.bookie.disks.reason) == is_whole
+    assert bool(site.machine.bookie.disks.states.reason) == is_whole
     site.free()
-    site.machine.bookie.check_disks()
+    site.machine.bookie.disks.check()
     site.flush()
-    site.machine.bookie.check_disks()
-    assert not site.machine.bookie.disks.reason
+    site.machine.bookie.disks.check()
+    assert not site.machine.bookie.disks.states.reason
     for ledger in (6, 7):
         assert site.add(ledger) is OK
     site.flush()
@@ -179,9 +179,9 @@ def test_disks_that_fill_up_refuse_in_time_and_not_for_ever(site: Site) -> None:
     site.restart()
     site.check()
     site.free()
-    site.machine.bookie.check_disks()
+    site.machine.bookie.disks.check()
     site.flush()
-    site.machine.bookie.check_disks()
+    site.machine.bookie.disks.check()
     site.machine.settle()
     assert site.add(6) is OK and site.add(7) is OK and site.fence(FENCED + 1) is OK
     site.restart()
@@ -191,17 +191,17 @@ def test_disks_that_fill_up_refuse_in_time_and_not_for_ever(site: Site) -> None:
 def test_space_between_the_marks_changes_nothing() -> None:
     """Hysteresis: a bookie above the high mark stays read-only until clearly more is free."""
     site = Site(LAYOUTS[0])
-    disks = site.machine.bookie
+    bookie = site.machine.bookie
     site.fill(left=RESERVE + 10 * KIB)
-    assert not disks.disks.reason
+    assert not bookie.disks.states.reason
     site.fill(left=RESERVE - KIB)
-    assert "disk full" in disks.disks.reason
+    assert "disk full" in bookie.disks.states.reason
     assert site.add(6) is READ_ONLY
     site.fill(left=RESERVE + 10 * KIB)
-    assert "disk full" in disks.disks.reason, "not clearly more than before"
+    assert "disk full" in bookie.disks.states.reason, "not clearly more than before"
     assert site.add(6) is READ_ONLY
     site.fill(left=2 * RESERVE)
-    assert not disks.disks.reason
+    assert not bookie.disks.states.reason
     assert site.add(6) is OK
 
 
@@ -233,7 +233,7 @@ def test_fence_that_met_the_full_disk_in_the_queue_is_repeated() -> None:
     assert machine.bookie.append_bytes_in_flight == 0
     assert machine.fence(FENCED) is READ_ONLY, "it is not durable"
     site.free()
-    machine.bookie.check_disks()
+    machine.bookie.disks.check()
     machine.settle()
     assert site.fence(FENCED) is OK
     site.restart()
@@ -243,14 +243,14 @@ def test_fence_that_met_the_full_disk_in_the_queue_is_repeated() -> None:
 
 def journal_room(machine: Machine) -> int:
     journal = machine.bookie._journal
-    return journal._file_bytes - journal.durable_mark.offset - 4096
+    return journal._log.file_bytes - journal.durable_mark.offset - 4096
 
 
 def _take_spares(site: Site) -> None:
     """Fill the journal's disk, and use the prepared file up."""
     site.fill()
     journal = site.machine.bookie._journal
-    while journal._supply._spares:
+    while journal._log.supply._spares:
         site.add(6, recovery=True)
 
 
@@ -287,11 +287,11 @@ def test_start_without_space_for_a_journal_serves_reads_and_writes_nothing() -> 
     site.restart()
     site.check()
     assert site.files.list(JOURNAL) == names
-    assert "disk full" in site.machine.bookie.disks.reason
+    assert "disk full" in site.machine.bookie.disks.states.reason
     assert site.add(6) is READ_ONLY
     assert site.fence(FENCED) is READ_ONLY
     site.free()
-    site.machine.bookie.check_disks()
+    site.machine.bookie.disks.check()
     site.machine.settle()
     site.flush()
     assert site.add(6) is OK and site.fence(FENCED) is OK
@@ -310,7 +310,7 @@ def test_first_start_of_a_bookie_on_a_full_disk() -> None:
     machine.close()
     machine = Machine(files, config)
     disk.others_bytes = 0
-    machine.bookie.check_disks()
+    machine.bookie.disks.check()
     machine.flush()
     assert machine.add(6, [0]) is OK
     assert Machine(files.crash_clone(None), config).held(6) == expected(6, [0])
@@ -375,9 +375,9 @@ def test_key_of_a_ledger_that_was_refused_is_written_before_its_entries() -> Non
     machine.settle()
     assert add[0][0] is READ_ONLY
     site.free()
-    machine.bookie.check_disks()
+    machine.bookie.disks.check()
     machine.flush()
-    machine.bookie.check_disks()
+    machine.bookie.disks.check()
     assert machine.add(8, [1], key=b"secret") is OK
     site.restart()
     assert site.machine.add(8, [2], key=b"other") is BookieStatus.UNAUTHORIZED
@@ -399,15 +399,15 @@ def test_states_are_told_when_they_change_and_only_then() -> None:
         open_index=lambda path: MemoryIndex(files, path),
         threads=False,
     )
-    bookie.check_disks()
+    bookie.disks.check()
     assert not told
     disk.others_bytes = files._free_bytes(disk) - KIB
     for _again in range(3):
-        bookie.check_disks()
+        bookie.disks.check()
     assert len(told) == 1
     disk.others_bytes = 0
     for _again in range(3):
-        bookie.check_disks()
+        bookie.disks.check()
     assert len(told) == 2
 
 

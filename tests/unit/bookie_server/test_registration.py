@@ -20,7 +20,12 @@ from bookie_server.registration import (
     is_formatted,
     local_cookie,
 )
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import (
+    ConfigurationError,
+    CorruptionError,
+    LedgerError,
+    UnauthorizedError,
+)
 from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster
@@ -228,6 +233,75 @@ def test_changed_state_is_announced_at_once_with_its_reason() -> None:
         await announced.stop()
 
     asyncio.run(main())
+
+
+class RefusingRegistry(BookieRegistry):
+    """Refuses what it is asked to announce, once for each error."""
+
+    def __init__(self, store: MemoryMetadataStore, errors: list[LedgerError]) -> None:
+        super().__init__(store)
+        self._errors = errors
+
+    async def register(self, info: BookieInfo) -> None:
+        if self.registered and self._errors:
+            raise self._errors.pop()
+        await super().register(info)
+
+
+@pytest.mark.parametrize("error", [UnauthorizedError("no"), CorruptionError("what?")])
+def test_state_that_the_store_refuses_for_any_reason_is_announced_later(
+    error: LedgerError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "BOOKIE_REFRESH_INTERVAL_S", 0.01)
+
+    async def main() -> None:
+        store, state = MemoryMetadataStore(), [BookieState.WRITABLE]
+        announced = Registration(
+            RefusingRegistry(store, [error]),
+            BookieInfo(BookieId("b1"), "h:1"),
+            state=lambda: state[0],
+            free_bytes=lambda: 7,
+        )
+        await announced.start()
+        state[0] = BookieState.READ_ONLY
+        await until_announced(store, BookieState.READ_ONLY)
+        await announced.stop()
+
+    asyncio.run(main())
+
+
+def test_state_is_announced_although_no_disk_says_how_much_is_free() -> None:
+    async def main() -> None:
+        store, state, disk = MemoryMetadataStore(), [BookieState.WRITABLE], [7]
+
+        def free() -> int:
+            if not disk:
+                raise OSError(5, "Input/output error")
+            return disk[0]
+
+        announced = Registration(
+            BookieRegistry(store),
+            BookieInfo(BookieId("b1"), "h:1"),
+            state=lambda: state[0],
+            free_bytes=free,
+        )
+        await announced.start()
+        disk.clear()
+        state[0] = BookieState.READ_ONLY
+        announced.refresh_soon()
+        info = await until_announced(store, BookieState.READ_ONLY)
+        assert info.free_bytes == 7, "as it was when the disk last said"
+        await announced.stop()
+
+    asyncio.run(main())
+
+
+async def until_announced(store: MemoryMetadataStore, state: BookieState) -> BookieInfo:
+    looking = BookieRegistry(store)
+    async with asyncio.timeout(10):
+        while (info := await looking.get(BookieId("b1"))) is None or info.state is not state:
+            await asyncio.sleep(0.001)
+    return info
 
 
 def test_a_store_that_is_down_does_not_hold_up_the_stop() -> None:

@@ -1,48 +1,62 @@
-"""When a bookie says that its journal stalls, and when that it goes on."""
+"""When a bookie says that its disks stall, and when that they go on."""
 
 from __future__ import annotations
 
 import asyncio
 
-from bookie_server.core.journal_stall import stall_reason
+from bookie_server.core.read_only import Cause, Stall, stall
 from bookie_server.stall_watch import StallWatch
-from spark_ledger.limits.bookie import JOURNAL_LOOK_S, JOURNAL_STALLED_S
+from spark_ledger.limits.bookie import JOURNAL_STALLED_S, LEDGERS_STALLED_S, STALL_LOOK_S
 from spark_ledger.limits.client import ADD_TIMEOUT_S
 
 
 class Fixture:
     def __init__(self) -> None:
         self.now = 0.0
-        self.unsynced_s = 0.0
+        self.unsynced_s = self.unmoved_s = 0.0
         self.told: list[str] = []
-        self.watch = StallWatch(
-            "/journal", lambda: self.unsynced_s, self.told.append, clock=lambda: self.now
-        )
+        self.watch = StallWatch(self._ask, self.told.append, clock=lambda: self.now)
 
-    def look(self, unsynced_s: float, after_s: float = JOURNAL_LOOK_S) -> None:
+    def _ask(self) -> Stall | None:
+        return stall("/journal", self.unsynced_s, "/ledgers", self.unmoved_s, adds_wait=True)
+
+    def look(
+        self, unsynced_s: float, after_s: float = STALL_LOOK_S, unmoved_s: float = 0.0
+    ) -> None:
         self.now += after_s
-        self.unsynced_s = unsynced_s
+        self.unsynced_s, self.unmoved_s = unsynced_s, unmoved_s
         self.watch.look()
 
 
 def test_stall_is_told_before_clients_find_out_by_silence() -> None:
-    assert JOURNAL_STALLED_S + 2 * JOURNAL_LOOK_S < ADD_TIMEOUT_S
-
-
-def test_journal_that_waits_less_than_its_deadline_is_not_stalled() -> None:
-    assert stall_reason("/journal", JOURNAL_STALLED_S - 0.1) == ""
-    assert stall_reason("/journal", 2.25) == "journal /journal has not synced for 2.2 s"
+    assert max(JOURNAL_STALLED_S, LEDGERS_STALLED_S) + 2 * STALL_LOOK_S < ADD_TIMEOUT_S
 
 
 def test_stall_is_told_once_and_its_end_once() -> None:
     f = Fixture()
     f.look(0.0)
     f.look(JOURNAL_STALLED_S)
-    f.look(JOURNAL_STALLED_S + JOURNAL_LOOK_S)
-    assert f.watch.reason == "journal /journal has not synced for 2.0 s"
+    f.look(JOURNAL_STALLED_S + STALL_LOOK_S)
+    assert (
+        f.watch.stall is not None
+        and f.watch.stall.reason == "journal /journal has not synced for 2.0 s"
+    )
     f.look(0.0)
     f.look(0.1)
     assert f.told == ["journal /journal has not synced for 2.0 s", ""]
+
+
+def test_flush_that_still_stands_when_the_journal_goes_on_is_told_as_well() -> None:
+    f = Fixture()
+    f.look(JOURNAL_STALLED_S, unmoved_s=LEDGERS_STALLED_S)
+    f.look(0.0, unmoved_s=LEDGERS_STALLED_S)
+    assert f.watch.stall is not None and f.watch.stall.cause is Cause.LEDGERS_STALLED
+    f.look(0.0)
+    assert [told.split(" has")[0] for told in f.told] == [
+        "journal /journal",
+        "the flush of /ledgers",
+        "",
+    ]
 
 
 def test_process_that_stood_still_tells_no_stall_before_it_has_looked_again() -> None:
@@ -59,19 +73,19 @@ def test_watch_looks_at_a_cadence_until_it_is_stopped() -> None:
     async def test() -> int:
         looks = 0
 
-        def unsynced_s() -> float:
+        def ask() -> Stall | None:
             nonlocal looks
             looks += 1
-            return 0.0
+            return None
 
-        watch = StallWatch("/journal", unsynced_s, lambda _reason: None)
+        watch = StallWatch(ask, lambda _reason: None)
         watch.start()
         async with asyncio.timeout(10):
             while looks < 3:
                 await asyncio.sleep(0.01)
         watch.stop()
         seen = looks
-        await asyncio.sleep(2 * JOURNAL_LOOK_S)  # that it does not look is what is tested
+        await asyncio.sleep(2 * STALL_LOOK_S)  # that it does not look is what is tested
         return looks - seen
 
     assert asyncio.run(test()) == 0

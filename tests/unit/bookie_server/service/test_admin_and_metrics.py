@@ -9,8 +9,8 @@ import logging
 import aiohttp
 import pytest
 
-from bookie_server.bookie import StorageStats
 from bookie_server.core.disk_space import DirectoryState, Space
+from bookie_server.core.read_only import Cause
 from bookie_server.service import admin
 from bookie_server.service.log_bound import LogBound
 from bookie_server.service.metrics import Histogram, ServiceMetrics
@@ -18,6 +18,7 @@ from bookie_server.service.prometheus import exposition
 from bookie_server.storage.disks import DiskStates
 from bookie_server.storage.journal.waiting import JournalStats
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorageStats
+from bookie_server.storage.stats import StorageStats
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import BookieStatus
 
@@ -75,7 +76,7 @@ def test_metrics_are_in_prometheus_text() -> None:
     metrics.connections_ended["idle"] += 3
     metrics.calls_refused["poll"] += 2
     metrics.answer_bytes = lambda: 99
-    text = exposition(metrics, stats(), up=True).decode()
+    text = exposition(metrics, stats(), up=True, read_only=()).decode()
     (memory,) = [line for line in text.splitlines() if line.startswith("bookie_memory_bytes ")]
     assert float(memory.split()[1]) > 1_000_000
     for line in (
@@ -99,7 +100,23 @@ def test_metrics_are_in_prometheus_text() -> None:
         "bookie_storage_failed 0.0",
     ):
         assert line in text.splitlines(), f"{line} is not in:\n{text}"
-    assert "bookie_storage_failed 1.0" in exposition(metrics, stats("disk"), up=False).decode()
+    assert (
+        "bookie_storage_failed 1.0"
+        in exposition(metrics, stats("disk"), up=False, read_only=()).decode()
+    )
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_read_only_is_shown_for_every_cause_with_the_cause(cause: Cause) -> None:
+    def lines(causes: set[Cause]) -> list[str]:
+        text = exposition(ServiceMetrics(), stats(), up=True, read_only=causes).decode()
+        return [line for line in text.splitlines() if line.startswith("bookie_read_only")]
+
+    assert "bookie_read_only 0.0" in lines(set())
+    assert f'bookie_read_only_cause{{cause="{cause.value}"}} 0.0' in lines(set())
+    assert "bookie_read_only 1.0" in lines({cause})
+    ones = [line for line in lines({cause}) if "_cause" in line and line.endswith(" 1.0")]
+    assert ones == [f'bookie_read_only_cause{{cause="{cause.value}"}} 1.0']
 
 
 def test_a_histogram_counts_by_upper_bound() -> None:

@@ -331,7 +331,7 @@ async def test_appenders_that_wait_are_told_of_a_stall_once_and_get_their_result
     f.context.send((2, 1))
     await settle()
     del f.context.responses[:]
-    f.session.journal_stalls("journal /journal has not synced for 2.0 s")
+    f.session.disks_stall("journal /journal has not synced for 2.0 s")
     await settle()
     assert f.results == [(2, -1, STALLED)], "tag 1 waits for nothing"
     f.context.send((2, 2), (3, 7))
@@ -348,13 +348,13 @@ async def test_appender_is_told_again_when_the_journal_stalls_again(f: Fixture) 
     f.context.send((1, 0))
     f.context.send((1, 1))
     await settle()
-    f.session.journal_stalls("it stalls")
+    f.session.disks_stall("it stalls")
     await settle()
     first, *f.bookie._held = f.bookie._held
     first()
-    f.session.journal_stalls("")
+    f.session.disks_stall("")
     await settle()
-    f.session.journal_stalls("it stalls again")
+    f.session.disks_stall("it stalls again")
     await settle()
     f.bookie.release()
     await settle()
@@ -366,8 +366,25 @@ async def test_stall_that_has_ended_before_it_was_written_is_not_told(f: Fixture
     f.bookie.hold = True
     f.context.send((1, 0), (1, 1))
     await settle()
-    f.session.journal_stalls("it stalls")
+    f.session.disks_stall("it stalls")
     f.bookie.release()
-    f.session.journal_stalls("")
+    f.session.disks_stall("")
     await settle()
     assert f.results == [(1, 1, OK)]
+
+
+@on_loop
+async def test_appender_that_is_refused_as_busy_while_a_disk_stalls_is_told_why(
+    f: Fixture,
+) -> None:
+    """Busy alone would be asked again and again, where others suffice."""
+    await settle()
+    f.session.disks_stall("the flush of /ledgers has not moved on for 3.0 s, and adds wait")
+    f.bookie.refuse_next = BookieStatus.TOO_MANY_REQUESTS, "later"
+    f.context.send((1, 0))
+    await settle()
+    assert f.results == [(1, -1, STALLED), (1, 0, BookieStatus.TOO_MANY_REQUESTS)]
+    f.bookie.refuse_next = BookieStatus.FENCED, "fenced"
+    f.context.send((2, 0))
+    await settle()
+    assert f.results[2:] == [(2, 0, BookieStatus.FENCED)], "that says enough"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import pytest
 
@@ -109,3 +110,55 @@ def test_memory_of_this_process_is_known() -> None:
     del held
     trim()
     assert anonymous_bytes() - before < 48 * MIB
+
+
+@pytest.mark.parametrize(
+    ("left_mib", "again_s"), [(-10, 0.025), (1, 0.025), (240, 0.1), (600, 0.25), (10_000, 0.25)]
+)
+def test_guard_looks_again_before_half_of_what_is_left_can_be_taken(
+    left_mib: int, again_s: float
+) -> None:
+    assert memory.look_again_s(left_mib * MIB) == pytest.approx(again_s)
+
+
+def test_guard_of_an_idle_bookie_looks_a_few_times_a_second() -> None:
+    """Forty times a second were 3 % of a core, for each bookie that did nothing."""
+    looks = count()
+
+    async def main() -> None:
+        process = Process(10)
+        guard = MemoryGuard(
+            1000 * MIB, process.relieve, process.shortages.append, used=lambda: next(looks)
+        )
+        guard.start()
+        await asyncio.sleep(0.6)
+        guard.stop()
+
+    asyncio.run(main())
+    assert 1 <= next(looks) <= 4
+
+
+def test_guard_that_cannot_ask_the_kernel_once_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bookie that has no descriptor left for a moment must not lose its guard for good."""
+    monkeypatch.setattr(memory, "BOOKIE_MEMORY_INTERVAL_S", 0.001)
+
+    async def main() -> None:
+        process, broken = Process(90, cuts=1), iter([True, False, True, False])
+
+        def used() -> int:
+            if next(broken, False):
+                raise OSError(24, "Too many open files")
+            return process.used
+
+        async def relieve() -> int:
+            used()
+            return await process.relieve()
+
+        guard = MemoryGuard(BUDGET, relieve, lambda _is_short: None, used=used)
+        guard.start()
+        async with asyncio.timeout(10):
+            while not process.looks:
+                await asyncio.sleep(0.001)
+        guard.stop()
+
+    asyncio.run(main())

@@ -85,3 +85,17 @@ def test_numbers_that_moved_are_found_again(pair: Pair) -> None:
     pair.served.close()
     assert found.received([pair.peer]) == {pair.peer: 0}
     moved.close()
+
+
+def test_process_without_a_free_descriptor_looks_again_later(pair: Pair) -> None:
+    fails = True
+
+    def files() -> list[int]:
+        if fails:
+            raise OSError(24, "Too many open files")
+        return [pair.served.fileno()]
+
+    found = Sockets(files)
+    assert found.hang_up([pair.peer]) == []
+    fails = False
+    assert found.hang_up([pair.peer]) == [pair.peer]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
-from spark_ledger.cli.ledgers import summary
+from spark_ledger.cli.ledgers import owner_text, summary
+from spark_ledger.cli.output import age_text
 from spark_ledger.errors import NotEnoughBookiesError
+from spark_ledger.stream.ledgers import ledger_tags
 from spark_ledger.types import (
     BookieId,
     EntryId,
@@ -155,9 +158,39 @@ def test_summary_of_an_open_ledger_has_no_end() -> None:
         quorums=Quorums(1, 1, 1),
         fragments=(Fragment(EntryId(0), (BookieId("b"),)),),
     )
-    fields = summary(metadata)
+    fields = summary(metadata, owner_lives=True)
     assert (fields["last_entry"], fields["length"]) == (None, None)
     closed = metadata.with_changes(
         state=LedgerState.CLOSED, last_entry_id=EntryId(4), length=9, fragments=metadata.fragments
     )
-    assert (summary(closed)["last_entry"], summary(closed)["length"]) == (4, 9)
+    fields = summary(closed, owner_lives=True)
+    assert (fields["last_entry"], fields["length"]) == (4, 9)
+
+
+def test_summary_says_what_a_ledger_is_for_and_whose_it_is() -> None:
+    raw = LedgerMetadata(
+        ledger_id=LedgerId(7),
+        quorums=Quorums(1, 1, 1),
+        fragments=(Fragment(EntryId(0), (BookieId("b"),)),),
+        custom_metadata={"purpose": "of somebody else"},
+        incarnation=bytes(16),
+        owner="ab",
+    )
+    fields = summary(raw, owner_lives=False)
+    assert (fields["purpose"], fields["stream"]) == ("raw", "")
+    assert (fields["owner"], fields["owner_lives"]) == ("ab", False)
+    segments = raw.with_changes(custom_metadata=ledger_tags("rides", "1", "segments"))
+    fields = summary(segments, owner_lives=True)
+    assert (fields["purpose"], fields["stream"]) == ("segments", "rides")
+    assert fields["owner_lives"] is True
+    assert owner_text("ab", lives=True) == "ab (alive)"
+    assert owner_text("", lives=False) == "", "of an older version"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "text"),
+    [(5, "5 s"), (60, "1 min"), (7_200, "2 h"), (86_400 * 3, "3 d"), (-50, "0 s")],
+)
+def test_age_is_in_its_largest_unit(age_s: int, text: str) -> None:
+    assert age_text(time.time_ns() // 1_000_000 - age_s * 1000) == text
+    assert age_text(0) == ""

@@ -36,12 +36,13 @@ class Fixture:
         self.machine = Machine()
         self.crashes: list[BaseException] = []
         self.performed = 0
+        self.is_busy = False
         self.on_perform: Callable[[], None] = lambda: None
         self.loop = MachineLoop(
             self.machine,
             self._perform,
             timer=Timer(),
-            busy=lambda: False,
+            busy=lambda: self.is_busy,
             crashed=self.crashes.append,
         )
 
@@ -144,6 +145,36 @@ async def test_stop_ends_every_task_before_it_returns(f: Fixture) -> None:
     await settle()
     await f.loop.stop()
     assert sorted(ended) == [0, 1, 2]
+
+
+@on_loop
+async def test_deadline_that_an_event_brings_nearer_is_kept(f: Fixture) -> None:
+    """A tick that is due sooner or later does not do for one that is due now."""
+    f.is_busy = True
+    f.loop.feed(Close())
+    loop = asyncio.get_running_loop()
+    f.machine.next_deadline = due = loop.time() + 0.03
+    f.loop.feed(Close())
+    while not isinstance(f.machine.events[-1], Tick):  # events without fields are equal
+        await asyncio.sleep(0.005)
+    assert loop.time() - due < 1.0
+
+
+@on_loop
+async def test_machine_is_not_asked_for_its_deadline_when_a_tick_comes_anyway(f: Fixture) -> None:
+    """Asked after each event, it would cost a writer as much as the event itself."""
+    asked = 0
+
+    def busy() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    f.loop._busy = busy
+    f.machine.next_deadline = asyncio.get_running_loop().time()
+    for _number in range(50):
+        f.loop.feed(Close())
+    assert asked <= 25, "a tick is on its way"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 
 from spark_ledger.limits import KIB
+from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.metadata.owners import is_alive
 from spark_ledger.types import DigestType, Quorums
 from tests.unit.spark_ledger.client.world import World, run
 
@@ -93,5 +95,21 @@ def test_what_is_queued_counts_as_appended() -> None:
         assert await asyncio.gather(*completions) == [3, 4]
         assert writer.has_room
         await writer.close()
+
+    run(test)
+
+
+def test_new_ledgers_of_one_connection_name_one_owner_which_ends_with_it() -> None:
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        first, second = await client.create_ledger(), await client.create_ledger()
+        third = await other.create_ledger()
+        owner = first.metadata.owner
+        assert owner and second.metadata.owner == owner != third.metadata.owner
+        store = MemoryMetadataStore(world.tree)
+        assert await is_alive(store, owner)
+        await client.close()
+        assert not await is_alive(store, owner)
+        assert await is_alive(store, third.metadata.owner)
 
     run(test)

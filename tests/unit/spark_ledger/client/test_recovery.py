@@ -209,3 +209,41 @@ def test_a_bug_of_ours_ends_the_recovery_with_an_error(monkeypatch: pytest.Monke
                 await client.open_ledger(writer.ledger_id, recover=True)
 
     run(test)
+
+
+@pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (4, 2, 1)])
+def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
+    quorums: tuple[int, int, int],
+) -> None:
+    """A bookie brings some entries and says then that it is busy: what it brought is not asked for
+    again."""
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
+        other = await world.client()
+        transport, asked = other._context.transport, dict[str, list[int]]()
+        honest = transport.read
+
+        async def read(bookie_id: BookieId, *args: Any, **options: Any) -> Any:
+            firsts: list[int] = []
+            if options.get("fence"):
+                lane_of = (bookie_id, args[1] % options["stride"])
+                firsts = asked.setdefault(str(lane_of), [])
+                firsts.append(args[1])
+            brought = 0
+            async for chunk in honest(bookie_id, *args, **options):
+                if brought == 2 and chunk.run is not None and len(firsts) == 1:
+                    first = chunk.run.first_entry
+                    yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, first, "busy")
+                    return
+                brought += 1
+                yield chunk
+
+        transport.read = read  # type: ignore[method-assign]
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert reader.last_add_confirmed == len(PAYLOADS) - 1
+        assert [e.payload async for e in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
+        for firsts in asked.values():
+            assert firsts == sorted(set(firsts)), "nothing is asked for twice"
+
+    run(test, bookies=5)

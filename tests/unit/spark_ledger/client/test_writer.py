@@ -108,7 +108,7 @@ def test_a_lost_answer_of_the_metadata_store_is_looked_up(outcome: Outcome) -> N
             while len(writer.metadata.fragments) < 2:
                 await writer.append(b"more")
         assert not left
-        left = lose(client, "put", [outcome])
+        left = lose(client, "transaction", [outcome])
         await writer.close()
         assert not left
         reader = await client.open_ledger(writer.ledger_id)
@@ -124,9 +124,17 @@ def test_a_recovery_looks_lost_answers_up(outcome: Outcome) -> None:
         client, other = await world.client(), await world.client()
         writer = await client.create_ledger()
         await writer.append(b"0")
-        left = lose(other, "put", [outcome, outcome])
+        store = other.store
+        assert isinstance(store, MemoryMetadataStore)
+        script = {"put": [outcome], "transaction": [outcome]}
+
+        def interpose(name: str, path: str) -> Fault:
+            outcomes = script.get(name, []) if path.startswith("ledgers/") else []
+            return Fault(outcomes.pop(0)) if outcomes else Fault()
+
+        store.interpose = interpose
         reader = await other.open_ledger(writer.ledger_id, recover=True)
-        assert not left, "marking and closing"
+        assert script == {"put": [], "transaction": []}, "marking and closing"
         assert reader.metadata.state is LedgerState.CLOSED
         assert reader.last_add_confirmed == 0
 
@@ -140,7 +148,7 @@ def test_lost_reply_is_looked_up_when_the_store_is_back() -> None:
         await writer.append(b"0")
         store = client.store
         assert isinstance(store, MemoryMetadataStore)
-        script = {"put": [Outcome.LOST_REPLY], "get": [Outcome.UNAVAILABLE]}
+        script = {"transaction": [Outcome.LOST_REPLY], "get": [Outcome.UNAVAILABLE]}
 
         def interpose(name: str, path: str) -> Fault:
             outcomes = script.get(name, []) if path.startswith("ledgers/") else []
@@ -148,7 +156,7 @@ def test_lost_reply_is_looked_up_when_the_store_is_back() -> None:
 
         store.interpose = interpose
         await writer.close()
-        assert script == {"put": [], "get": []}
+        assert script == {"transaction": [], "get": []}
 
     run(test)
 
@@ -170,7 +178,9 @@ def test_close_with_store_away_for_good_says_whether_it_may_have_happened(
         await writer.append(b"0")
         store = client.store
         assert isinstance(store, MemoryMetadataStore)
-        store.interpose = lambda name, _path: Fault(reply if name == "put" else Outcome.UNAVAILABLE)
+        store.interpose = lambda name, _path: Fault(
+            reply if name == "transaction" else Outcome.UNAVAILABLE
+        )
         async with asyncio.timeout(10):
             with pytest.raises(error) as raised:
                 await writer.close()

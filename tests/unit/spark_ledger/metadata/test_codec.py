@@ -11,6 +11,7 @@ from spark_ledger.metadata.codec import (
     BookieNode,
     ClusterNode,
     CounterNode,
+    OwnerNode,
     decode_bookie,
     decode_ledger,
     decode_node,
@@ -87,6 +88,36 @@ def test_ledger_with_a_wrong_incarnation_is_damaged(data: bytes) -> None:
         decode_ledger(PATH, LedgerId(7), data)
 
 
+OWNED = MADE_NOW.with_changes(owner="ab12")
+GOLDEN_OWNED = (
+    GOLDEN_NOW.replace(b'"format_version":2', b'"format_version":3')[:-1] + b',"owner":"ab12"}'
+)
+
+
+def test_ledger_with_an_owner_has_a_later_format() -> None:
+    assert encode_ledger(OWNED) == GOLDEN_OWNED
+    assert decode_ledger(PATH, LedgerId(7), GOLDEN_OWNED) == OWNED
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GOLDEN_OWNED.replace(b'"format_version":3', b'"format_version":2'),
+        GOLDEN_NOW.replace(b'"format_version":2', b'"format_version":3'),
+        GOLDEN_OWNED.replace(b"ab12", b""),
+    ],
+)
+def test_ledger_with_a_wrong_owner_is_damaged(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match="owner"):
+        decode_ledger(PATH, LedgerId(7), data)
+
+
+def test_owner_golden_bytes() -> None:
+    owner = OwnerNode(owner="ab12", host="h", pid=5)
+    assert encode_node(owner) == b'{"format_version":1,"owner":"ab12","host":"h","pid":5}'
+    assert decode_node(OwnerNode, "p", encode_node(owner)) == owner
+
+
 def change(**fields: object) -> bytes:
     return msgspec.json.encode(msgspec.json.decode(GOLDEN) | fields)
 
@@ -132,7 +163,7 @@ def test_missing_field_is_damage() -> None:
 
 def test_later_format_asks_for_an_upgrade() -> None:
     with pytest.raises(ConfigurationError, match="upgrade") as caught:
-        decode_ledger(PATH, LedgerId(7), change(format_version=3, extra=1))
+        decode_ledger(PATH, LedgerId(7), change(format_version=4, extra=1))
     assert PATH in str(caught.value)
 
 

@@ -206,6 +206,17 @@ def test_bookies_whose_journals_all_stall_are_waited_for() -> None:
     assert one(writer.ack(1, 0), ConfirmEntries)
 
 
+def test_a_bookie_that_is_busy_because_it_stalls_is_replaced_where_others_suffice() -> None:
+    """Its pauses are no answers: otherwise it would be waited for as long as it says busy."""
+    writer = Writer()
+    writer.add()
+    writer.ack(0, 0)
+    assert writer.fail(1, STALLED) == [] and writer.fail(1, BUSY) == [CloseAppender(1)]
+    assert only(writer.tick(0.2), OpenAppender), "it is asked once more"
+    writer.tick(0.3)
+    assert writer.machine.failed_indexes == {1}
+
+
 def test_a_stall_of_a_bookie_that_was_replaced_changes_nothing() -> None:
     writer = Writer()
     writer.add()

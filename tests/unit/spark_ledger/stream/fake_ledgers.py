@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 
+from spark_ledger.client.timer import Timer
 from spark_ledger.errors import (
     LedgerClosedError,
     LedgerError,
@@ -136,6 +137,14 @@ class FakeLedgers:
         self.reads: list[tuple[int, int, int]] = []
         self.chunks_read = 0
         self.deleted: list[int] = []
+        self._timers: dict[asyncio.AbstractEventLoop, Timer] = {}
+
+    @property
+    def timer(self) -> Timer:
+        loop = asyncio.get_running_loop()
+        if loop not in self._timers:
+            self._timers[loop] = Timer()
+        return self._timers[loop]
 
     async def create_ledger(
         self,

@@ -121,9 +121,9 @@ def test_flushes_into_a_full_index_leave_no_logs_behind(
             with pytest.raises(OSError, match="index"):
                 bookie.flush()
         assert len(list(ledgers.glob("entries-*"))) == 0
-        assert "disk full" in bookie.disks.reason, "a full index is a full directory"
+        assert "disk full" in bookie.disks.states.reason, "a full index is a full directory"
     bookie.flush()
-    assert not bookie.disks.reason and len(list(ledgers.glob("entries-*"))) == 1
+    assert not bookie.disks.states.reason and len(list(ledgers.glob("entries-*"))) == 1
     outcome = bookie.read(LedgerId(7), EntryId(0), EntryId(0), stride=1, max_bytes=MIB)
     assert outcome.status is BookieStatus.OK
     bookie.close()

@@ -1,0 +1,45 @@
+"""Which ledgers somebody still has to look after: an index beside them, as long as the work left.
+
+``unsettled/open/00/0000/L0001``     exists while the ledger is not closed
+``unsettled/unnamed/00/0000/L0001``  exists until a transaction has named the ledger: a commit of
+                                     its stream, or another that makes it part of something
+
+Both are made in one transaction with the ledger. The first goes in the transaction that closes the
+ledger, the second in the one that names it. So whoever looks for ledgers of dead writers reads what
+is open or unnamed now, and never all ledgers that there are. A ledger whose second node is gone is
+deleted only by those who know that nothing names it any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.types import LedgerId
+
+OPEN_PATH: Final = "unsettled/open"
+UNNAMED_PATH: Final = "unsettled/unnamed"
+
+_NAME: Final = re.compile(r"L(\d{4})")
+
+
+def id_path(root: str, ledger_id: LedgerId) -> str:
+    """The node of a ledger below ``root``: no level has more than ten thousand children."""
+    assert ledger_id >= 0, "ledger ids count upwards"
+    rest, low = divmod(ledger_id, 10_000)
+    high, middle = divmod(rest, 10_000)
+    return f"{root}/{high:02d}/{middle:04d}/L{low:04d}"
+
+
+async def pages(store: MetadataStore, root: str) -> AsyncGenerator[list[LedgerId], None]:
+    """The ids below ``root``, ascending, in lists of up to ten thousand: never all at once.
+
+    Not a snapshot. An error in any part is raised.
+    """
+    for high in await store.children(root):
+        for middle in await store.children(f"{root}/{high}"):
+            base = int(f"{high}{middle}") * 10_000
+            names = await store.children(f"{root}/{high}/{middle}")
+            yield [LedgerId(base + int(m[1])) for name in names if (m := _NAME.fullmatch(name))]

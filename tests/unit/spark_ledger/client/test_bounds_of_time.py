@@ -1,0 +1,110 @@
+"""Bounds of time begin once: answers that trickle in, and pauses between, do not move them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_ledger.client.context import ClientContext
+from spark_ledger.client.last_confirmed import read_last_confirmed, unless_busy, wait_for_newer
+from spark_ledger.limits.client import LAC_DISPUTE_S
+from spark_ledger.transport.base import LastConfirmed
+from spark_ledger.types import (
+    BookieId,
+    BookieStatus,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    Quorums,
+)
+from spark_ledger.wire.frame import Crc32cDigest
+from tests.unit.virtual_time import run_in_virtual_time
+
+READ_TIMEOUT_S = 10.0
+SILENT = 1e6
+DIGEST = Crc32cDigest()
+
+
+def asked(answers: dict[str, tuple[float, int]]) -> Any:
+    """A client whose bookies name a last add confirmed after so many seconds; -2: it is busy."""
+
+    async def ask(bookie_id: str, *_args: Any, **options: Any) -> LastConfirmed:
+        after_s, last = answers[bookie_id]
+        waited_s = min(after_s, options.get("wait_s", 0.0) + options["timeout_s"])
+        await asyncio.sleep(waited_s)
+        if waited_s < after_s:
+            return LastConfirmed(BookieStatus.TIMEOUT)
+        if last == -2:
+            return LastConfirmed(BookieStatus.TOO_MANY_REQUESTS)
+        return LastConfirmed(BookieStatus.OK, EntryId(last))
+
+    return SimpleNamespace(
+        transport=SimpleNamespace(read_last_confirmed=ask),
+        config=SimpleNamespace(read_timeout_s=READ_TIMEOUT_S),
+        random=random.Random(1),
+    )
+
+
+def ledger(quorums: tuple[int, int, int]) -> LedgerMetadata:
+    bookies = tuple(BookieId(f"b{i}") for i in range(quorums[0]))
+    return LedgerMetadata(LedgerId(1), Quorums(*quorums), (Fragment(EntryId(0), bookies),))
+
+
+@pytest.mark.parametrize("late_s", [0.1, 0.9])
+def test_disputed_end_is_waited_for_once_whoever_answers_meanwhile(late_s: float) -> None:
+    """Four of six cover the ledger. The fifth comes later, and the sixth never."""
+    answers = {"b0": (late_s, 2), "b1": (0.0, 7), "b2": (0.0, 2), "b4": (0.0, 2), "b5": (0.0, 2)}
+    context: ClientContext = asked({**answers, "b3": (SILENT, 0)})
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        found = await read_last_confirmed(context, ledger((6, 3, 2)), b"", DIGEST)
+        assert found == 7, "who is silent counts as failed, so one voice is enough (rule P5)"
+        assert loop.time() == pytest.approx(LAC_DISPUTE_S, abs=0.01)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("wait_s", [1.0, 5.0])
+def test_long_poll_of_busy_bookies_ends_within_its_time(wait_s: float) -> None:
+    """Each is busy first, later and later, and then has nothing new for as long as it may."""
+    context: ClientContext = asked({f"b{i}": (0.3, -2) for i in range(3)})
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert (
+            await wait_for_newer(context, ledger((3, 3, 2)), b"", DIGEST, EntryId(4), wait_s) == 4
+        )
+        assert loop.time() <= wait_s + 0.4, "one answer more than the time"
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("busy_wait_s", [0.0, 1.0, 10.0])
+def test_busy_bookie_is_asked_again_within_the_time_and_its_answer_is_told(
+    busy_wait_s: float,
+) -> None:
+    context: ClientContext = asked({"b0": (0.01, -2)})
+
+    async def main() -> None:
+        loop, times = asyncio.get_running_loop(), list[float]()
+
+        async def ask() -> LastConfirmed:
+            times.append(loop.time())
+            return await context.transport.read_last_confirmed(
+                BookieId("b0"), LedgerId(1), timeout_s=1.0
+            )
+
+        reply = await unless_busy(context, ask, busy_wait_s)
+        assert reply.status is BookieStatus.TOO_MANY_REQUESTS
+        assert loop.time() <= busy_wait_s + 0.02
+        pauses = [after - before for before, after in pairwise(times)]
+        assert len(pauses) <= 5 + 2 * busy_wait_s, "later and later"
+
+    run_in_virtual_time(main())

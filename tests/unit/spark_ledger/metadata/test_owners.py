@@ -1,0 +1,100 @@
+"""Owner: one node per connection, made before the first ledger and again after a lost session."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_ledger.errors import MetadataUnavailableError, OutcomeUnknownError
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.metadata.owners import OWNERS_PATH, Owner, is_alive, owner_path, read_owner
+from tests.unit.spark_ledger.metadata.test_ledgers import script
+
+
+async def until_alive(store: MemoryMetadataStore, name: str) -> None:
+    async with asyncio.timeout(5):
+        while not await is_alive(store, name):
+            await asyncio.sleep(0.01)
+
+
+def test_owner_is_announced_once_and_goes_with_its_session() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        assert await other.children(OWNERS_PATH) == []
+        name = await owner.announce()
+        assert await owner.announce() == name
+        assert await other.children(OWNERS_PATH) == [name]
+        node = await read_owner(other, name)
+        assert node is not None and node.owner == name and node.pid > 0
+        await owner.close()
+        await store.close()
+        assert not await is_alive(other, name)
+        assert await read_owner(other, name) is None
+
+    asyncio.run(main())
+
+
+def test_owner_after_a_lost_session_is_there_again_under_its_name() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        name = await owner.announce()
+        for _ in range(3):
+            store.expire()
+            assert not await is_alive(other, name)
+            await until_alive(other, name)
+        store.expire()
+        store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
+        await asyncio.sleep(0.05)
+        store.interpose = None
+        await until_alive(other, name)
+        await owner.close()
+        store.expire()
+        await asyncio.sleep(0.05)
+        assert not await is_alive(other, name), "who is closed announces nothing"
+
+    asyncio.run(main())
+
+
+def test_owner_whose_old_node_is_still_there_waits_until_it_is_its_own() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other, old = tree.open_session(), tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        name = await owner.announce()
+        await old.children(OWNERS_PATH)
+        store.expire()
+        await old.create(owner_path(name), b"{}", ephemeral=True)  # of a session before this one
+        await asyncio.sleep(0.05)
+        await old.close()
+        await until_alive(other, name)
+        assert await store.is_own(owner_path(name))
+        await owner.close()
+
+    asyncio.run(main())
+
+
+def test_owner_with_a_lost_reply_is_announced_all_the_same() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        lost = script("create", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
+        name = await Owner(tree.open_session(interpose=lost)).announce()
+        assert await is_alive(tree.open_session(), name)
+
+    asyncio.run(main())
+
+
+def test_owner_without_a_store_is_no_owner() -> None:
+    async def main() -> None:
+        owner = Owner(MemoryTree().open_session(interpose=lambda *_: Fault(Outcome.UNAVAILABLE)))
+        with pytest.raises(MetadataUnavailableError):
+            await owner.announce()
+        lost = Owner(MemoryTree().open_session(interpose=lambda *_: Fault(Outcome.LOST_REQUEST)))
+        with pytest.raises(OutcomeUnknownError):
+            await lost.announce()
+
+    asyncio.run(main())

@@ -1,0 +1,103 @@
+"""The index of ledgers that need somebody: made with a ledger, gone with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_ledger.errors import ConflictError
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, id_path, pages
+from spark_ledger.types import LedgerId, LedgerMetadata, LedgerState
+from tests.unit.spark_ledger.metadata.test_ledgers import ledger, script
+
+
+def owned(ledger_id: int) -> LedgerMetadata:
+    return ledger(ledger_id).with_changes(owner="ab", incarnation=bytes(16))
+
+
+async def listed(store: MemoryMetadataStore, root: str) -> list[int]:
+    return [each async for page in pages(store, root) for each in page]
+
+
+async def unsettled(store: MemoryMetadataStore) -> tuple[list[int], list[int]]:
+    return await listed(store, OPEN_PATH), await listed(store, UNNAMED_PATH)
+
+
+def test_ledger_with_an_owner_is_open_until_its_close() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers = LedgerStore(store)
+        await ledgers.create(ledger(1))
+        made = await ledgers.create(owned(2))
+        await ledgers.create(owned(3), until_named=True)
+        assert await unsettled(store) == ([2, 3], [3])
+        marked = made.value.with_changes(state=LedgerState.IN_RECOVERY)
+        version = await ledgers.compare_and_set(marked, 0)
+        assert await unsettled(store) == ([2, 3], [3])
+        with pytest.raises(ConflictError):
+            await ledgers.compare_and_set(marked.with_changes(state=LedgerState.CLOSED), 0)
+        assert await unsettled(store) == ([2, 3], [3]), "all of the close, or nothing"
+        closed = marked.with_changes(state=LedgerState.CLOSED)
+        assert await ledgers.compare_and_set(closed, version) == 2
+        assert (await ledgers.read(LedgerId(2))).value.is_closed
+        assert await unsettled(store) == ([3], [3])
+
+    asyncio.run(main())
+
+
+def test_close_of_a_ledger_that_is_not_listed_is_a_close() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers = LedgerStore(store)
+        made = await ledgers.create(owned(2))
+        await store.delete(id_path(OPEN_PATH, LedgerId(2)))
+        closed = made.value.with_changes(state=LedgerState.CLOSED)
+        assert await ledgers.compare_and_set(closed, 0) == 1
+        assert (await ledgers.read(LedgerId(2))).value.is_closed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
+def test_create_after_a_lost_reply_finds_its_own_ledger(outcome: Outcome) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        await LedgerStore(tree.open_session()).create(owned(1))
+        store = tree.open_session(interpose=script("transaction", [outcome]))
+        made = await LedgerStore(store).create(owned(2), until_named=True)
+        assert (made.value.ledger_id, made.version) == (2, 0)
+        assert await unsettled(store) == ([1, 2], [2])
+        with pytest.raises(ConflictError, match="exists already"):
+            await LedgerStore(store).create(owned(1))
+
+    asyncio.run(main())
+
+
+def test_create_over_the_rest_of_a_deleted_ledger_is_refused() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers = LedgerStore(store)
+        await ledgers.create(owned(5))
+        await ledgers.delete(LedgerId(5))
+        assert await unsettled(store) == ([5], []), "left for the keeper"
+        with pytest.raises(ConflictError, match="was deleted"):
+            await ledgers.create(owned(5))
+
+    asyncio.run(main())
+
+
+def test_pages_come_in_order_and_never_all_at_once() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers = LedgerStore(store)
+        wanted = [1, 9_999, 10_000, 123_456_789, 123_456_789_012]
+        for each in reversed(wanted):
+            await ledgers.create(owned(each))
+        found = [page async for page in pages(store, OPEN_PATH)]
+        assert [each for page in found for each in page] == wanted
+        assert [len(page) for page in found] == [2, 1, 1, 1]
+
+    asyncio.run(main())
