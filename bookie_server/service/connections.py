@@ -53,6 +53,9 @@ class Connections:
 
     def held(self, received: dict[str, int]) -> dict[str, int]:
         """Bytes that gRPC holds for each connection, at least."""
+        for peer, byte_count in received.items():
+            if byte_count < self._given[peer]:  # another one, from the same port
+                self._given[peer] = self._calls[peer] = 0
         return {
             peer: byte_count
             - self._given[peer]
