@@ -262,6 +262,9 @@ def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     """The number at ``position`` and where the next byte is."""
+    value = data[position]
+    if value < 0x80:  # most are: sixteen are read for each add
+        return value, position + 1
     value = 0
     for shift in range(0, 70, 7):
         byte = data[position]
