@@ -9,6 +9,9 @@ directories is recognised as one (rule S13):
 3. every directory: start n + 1 is current
 4. the cluster's cookie: confirmed; only then does the bookie serve
 
+A start that finds another one pending writes the cookie once more before it begins: whatever the
+interrupted start has sent and nobody has seen yet fails then, by the cookie's version.
+
 A clean stop takes the same steps, so that a copy made while the bookie ran is older than it.
 """
 
@@ -30,6 +33,7 @@ from bookie_server.core.identity import (
     Standing,
     check_places,
     check_starts,
+    is_unresolved,
     next_counter,
     standing,
 )
@@ -109,6 +113,10 @@ class Identity:
         cookie, version = await check_identity(self._cookie, self._store)
         known, directories = _known(cookie), self._read()
         self._check(known, directories)
+        if is_unresolved(known, directories):
+            cookie, version = await self._shut_out(cookie, version)
+            known = _known(cookie)
+            self._check(known, directories)
         new = BookieStart(next_counter(known, directories), secrets.token_hex(8))
         self.start = known.start
         is_noted = await self._note_pending(known, directories, new)
@@ -219,6 +227,22 @@ class Identity:
         return True
 
     # -- the cluster's cookie ----------------------------------------------------------------------
+
+    async def _shut_out(self, cookie: BookieCookie, version: int) -> tuple[BookieCookie, int]:
+        """The cookie as it is, at a version that no write of an interrupted start can replace.
+
+        Such a write may be on its way although its process is dead. Were it to arrive once another
+        start is pending, no directory would know the start that the cluster knows (rule S13).
+        """
+        path, data = cookie_path(self._bookie_id), encode_cookie(cookie)
+        for _ in range(METADATA_ATTEMPTS):
+            try:
+                return cookie, await self._store.put(path, data, version)
+            except (ConflictError, OutcomeUnknownError):
+                node = await self._store.get_latest(path)
+            if node.version != version:  # by ours, or by the late one: it is what counts now
+                return decode_cookie(self._bookie_id, node.value), node.version
+        raise OutcomeUnknownError(f"nobody can tell whether cookie {path!r} was written")
 
     async def _put(self, cookie: BookieCookie, version: int, *, before: BookieStart | None) -> int:
         """Replace a cookie that says ``before``; its new version."""

@@ -30,6 +30,7 @@ from bookie_server.daemon_thread import in_daemon_thread
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
 from bookie_server.garbage import Collector
+from bookie_server.held_ids import pass_over_held_ids
 from bookie_server.identity import Identity
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
@@ -303,6 +304,7 @@ class BookieServer:
             store,
             on_replaced=self._on_replaced,
             session_timeout_s=self._config.session_timeout_s,
+            in_new_session=lambda: pass_over_held_ids(store, self._bookie.next_ledger_id),
         )
 
     async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:

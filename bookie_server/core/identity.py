@@ -139,6 +139,14 @@ def next_counter(known: KnownStart, directories: Sequence[DirectoryStart]) -> in
     return max((start.counter for start in starts if start is not None), default=0) + 1
 
 
+def is_unresolved(known: KnownStart, directories: Sequence[DirectoryStart]) -> bool:
+    """Whether a start was interrupted whose note in the cluster's cookie may still arrive."""
+    return any(
+        directory.pending is not None and directory.pending != known.start
+        for directory in directories
+    )
+
+
 def standing(own: BookieStart | None, known: KnownStart | None) -> Standing:
     """What a bookie that serves since start ``own`` is. ``known``: None without a cookie.
 

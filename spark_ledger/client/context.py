@@ -105,6 +105,8 @@ class ClientContext:
         and then the bookie has failed (rule P11). A probe would say less: it waits in the process,
         which may stand still for the disk.
         """
+        for bookie_id in command.liars:
+            self.suspects.add_liar(bookie_id)
         taken = set(command.members)
         found: dict[int, BookieId] = {}
         for bookie_index in command.indexes:

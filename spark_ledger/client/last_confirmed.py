@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
 
 from spark_ledger.client.context import ClientContext
+from spark_ledger.client.lane_reader import verify_chunk
 from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S, TAIL_PAUSE_S
-from spark_ledger.protocol.events import LastConfirmedAnswer
-from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
+from spark_ledger.protocol.events import LastConfirmedAnswer, ReadEntries
+from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll, Proof
 from spark_ledger.transport.base import LastConfirmed
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
+from spark_ledger.wire.frame import Digest
+
+PROOF_TRIES: Final = 3
+"""How often an entry is read for what it proves: a connection may break, an answer be damaged on
+its way. A bookie that lies costs a reader no more than this."""
+
+PROOF_PAUSE_S: Final = 0.1
+"""Before the second of these tries; twice as long before the third."""
+
+_UNREACHED: Final = frozenset(
+    {BookieStatus.TIMEOUT, BookieStatus.UNAVAILABLE, BookieStatus.TOO_MANY_REQUESTS}
+)
+_TRIED_AGAIN: Final = _UNREACHED | {BookieStatus.IO_ERROR}
 
 
 @asynccontextmanager
@@ -45,7 +60,7 @@ async def unless_busy(
 
 
 async def read_last_confirmed(
-    context: ClientContext, metadata: LedgerMetadata, access_key: bytes
+    context: ClientContext, metadata: LedgerMetadata, access_key: bytes, digest: Digest
 ) -> EntryId:
     """The last add confirmed of a ledger that is not closed, without fencing it.
 
@@ -63,7 +78,7 @@ async def read_last_confirmed(
             timeout_s,
         )
         return LastConfirmedAnswer(
-            bookie_index, reply.status, reply.last_add_confirmed, reply.message
+            bookie_index, reply.status, reply.last_add_confirmed, reply.message, reply.last_entry
         )
 
     bookies = metadata.last_fragment.bookies
@@ -82,16 +97,74 @@ async def read_last_confirmed(
                     round_.answer(task.result())
             if round_.is_covered and dispute_ends is None:
                 dispute_ends = loop.time() + LAC_DISPUTE_S
+    if round_.error is None:
+        await Prover(context, metadata, access_key, digest).prove(round_)
     if round_.error is not None:
         raise round_.error
     assert round_.result is not None, "A round that is over has a result or an error."
     return round_.result
 
 
+class Prover:
+    """Reads the entries that prove what too few bookies say (rule P5)."""
+
+    def __init__(
+        self, context: ClientContext, metadata: LedgerMetadata, access_key: bytes, digest: Digest
+    ) -> None:
+        self._context = context
+        self._ledger_id = metadata.ledger_id
+        self._access_key = access_key
+        self._digest = digest
+
+    async def prove(self, round_: LastConfirmedRead | LongPoll) -> None:
+        """Read one entry after the other, as long as there are any that may prove more."""
+        for proof in round_.proofs:
+            if proof not in round_.proofs:
+                continue  # proved by now
+            tries, status = 0, BookieStatus.IO_ERROR
+            while status in _TRIED_AGAIN and tries < PROOF_TRIES:
+                await asyncio.sleep(tries * PROOF_PAUSE_S)
+                proved, status = await self._read(proof)
+                if proved is not None:
+                    round_.prove(proved)
+                    break
+                tries += 1
+            else:
+                if status in _UNREACHED:
+                    round_.fail(proof.bookie_index)
+
+    async def _read(self, proof: Proof) -> tuple[EntryId | None, BookieStatus]:
+        """What the entry proves, or why it cannot be had."""
+        entry_id, status = proof.entry_id, BookieStatus.IO_ERROR
+        wanted = ReadEntries(
+            proof.bookie_index, 0, proof.bookie_id, entry_id, entry_id, 1, fence=False
+        )
+        async with aclosing(
+            self._context.transport.read(
+                proof.bookie_id,
+                self._ledger_id,
+                entry_id,
+                entry_id,
+                access_key=self._access_key,
+                timeout_s=LAC_DISPUTE_S,
+            )
+        ) as chunks:
+            async for chunk in chunks:
+                entries, ended = verify_chunk(
+                    self._ledger_id, self._digest, wanted, entry_id, chunk
+                )
+                if entries:
+                    return EntryId(entries[0].last_add_confirmed), BookieStatus.OK
+                if ended is not None:
+                    status = ended.status
+        return None, status
+
+
 async def wait_for_newer(
     context: ClientContext,
     metadata: LedgerMetadata,
     access_key: bytes,
+    digest: Digest,
     known: EntryId,
     wait_s: float,
 ) -> EntryId:
@@ -117,11 +190,24 @@ async def wait_for_newer(
 
     bookies = metadata.last_fragment.bookies
     tasks = [loop.create_task(ask(index, bookie)) for index, bookie in enumerate(bookies)]
+    waiting, dispute_ends, is_over = set(tasks), None, False
     async with cancelled_at_exit(*tasks):
-        for answer in asyncio.as_completed(tasks):
-            bookie_index, reply = await answer
-            if round_.answer(bookie_index, reply.status, reply.last_add_confirmed):
+        while waiting and not is_over:
+            left_s = None if dispute_ends is None else max(0.0, dispute_ends - loop.time())
+            done, waiting = await asyncio.wait(
+                waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in tasks:
+                if task in done and not is_over:
+                    index, reply = task.result()
+                    is_over = round_.answer(
+                        index, reply.status, reply.last_add_confirmed, reply.last_entry
+                    )
+            if not done:
                 break
+            if dispute_ends is None and round_.proofs:
+                dispute_ends = loop.time() + LAC_DISPUTE_S
+    await Prover(context, metadata, access_key, digest).prove(round_)
     if round_.newest == known and loop.time() - began < TAIL_PAUSE_S:
         await asyncio.sleep(min(TAIL_PAUSE_S, wait_s))
     return round_.newest

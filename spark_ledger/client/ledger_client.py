@@ -193,7 +193,9 @@ class LedgerClient:
             ).run()
         last_add_confirmed = NO_ENTRY
         if not ledger.value.is_closed:
-            last_add_confirmed = await read_last_confirmed(self._context, ledger.value, access_key)
+            last_add_confirmed = await read_last_confirmed(
+                self._context, ledger.value, access_key, digest
+            )
         return LedgerReader(
             self._context,
             ledger,

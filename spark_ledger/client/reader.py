@@ -82,7 +82,9 @@ class LedgerReader:
         """Learn of newly confirmed entries from the bookies that this reader knows: needs no
         metadata. Raises BookieUnavailableError."""
         if not self.is_closed:
-            newest = await read_last_confirmed(self._context, self.metadata, self._access_key)
+            newest = await read_last_confirmed(
+                self._context, self.metadata, self._access_key, self._digest
+            )
             self._last_add_confirmed = max(self._last_add_confirmed, newest)
 
     async def _refresh_metadata(self) -> None:
@@ -249,7 +251,12 @@ class LedgerReader:
     async def _wait_for_newer(self, wait_s: float) -> None:
         """Learn of a newer last add confirmed, or of none within the time."""
         newest = await wait_for_newer(
-            self._context, self.metadata, self._access_key, self.last_add_confirmed, wait_s
+            self._context,
+            self.metadata,
+            self._access_key,
+            self._digest,
+            self.last_add_confirmed,
+            wait_s,
         )
         self._last_add_confirmed = max(self._last_add_confirmed, newest)
 

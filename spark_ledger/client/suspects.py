@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Iterable
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits.client import (
+    BOOKIE_LIED_S,
     BOOKIE_PROBE_HOLDS_S,
     BOOKIE_PROBE_TIMEOUT_S,
     BOOKIE_PROBES_MAX,
@@ -28,6 +29,9 @@ class Suspects:
         self._transport = transport
         self._until: dict[BookieId, float] = {}
         """Bookies that failed, each with the time until which it is probed before use."""
+        self._liars: dict[BookieId, float] = {}
+        """Bookies that answer probes and fail ledgers, each with the time until which others are
+        preferred, whatever a probe brings."""
         self._probes: dict[BookieId, asyncio.Task[bool]] = {}
         """The questions that are open."""
         self._found: dict[BookieId, tuple[float, bool]] = {}
@@ -40,14 +44,21 @@ class Suspects:
         if self._found.get(bookie_id, (0.0, False))[1]:
             del self._found[bookie_id]
 
+    def add_liar(self, bookie_id: BookieId) -> None:
+        """A bookie said what the metadata disprove (rule P18): prefer others for longer. It answers
+        a probe as if it were well, and would fail the next new ledger in the same way."""
+        self._liars[bookie_id] = asyncio.get_running_loop().time() + BOOKIE_LIED_S
+
     def now(self) -> set[BookieId]:
         """Who is suspected."""
         now = asyncio.get_running_loop().time()
-        self._until = {bookie: until for bookie, until in self._until.items() if until > now}
-        return set(self._until)
+        for suspected in (self._until, self._liars):
+            for bookie_id in [bookie for bookie, until in suspected.items() if until <= now]:
+                del suspected[bookie_id]
+        return {*self._until, *self._liars}
 
     async def answers(self, bookie_id: BookieId, *, ask_now: bool = False) -> bool:
-        """Whether a bookie answers; one that does is not suspected any more.
+        """Whether a bookie answers; one that does is not suspected any more, unless it lied.
 
         ``ask_now`` is for a caller who fails if it does not: nothing is taken from before.
         """

@@ -37,12 +37,20 @@ from spark_ledger.protocol.events import (
     Event,
     Failed,
     FailEntries,
+    LastConfirmedTold,
     OpenAppender,
     ReadMetadata,
     SendEntries,
     WriteMetadata,
 )
-from spark_ledger.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import (
+    NO_ENTRY,
+    BookieId,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+    Versioned,
+)
 from spark_ledger.wire.frame import Digest
 
 
@@ -281,7 +289,8 @@ class LedgerWriter:
             case ReadMetadata():
                 self._machine_loop.answer(self._context.read_metadata(self.ledger_id))
             case AnnounceLastConfirmed():
-                self._machine_loop.spawn(self._announce(command))
+                for bookie_id in command.bookies:
+                    self._machine_loop.spawn(self._announce(bookie_id, command.last_add_confirmed))
             case FailEntries():
                 self._fail_entries(command.error)
             case Done():
@@ -316,19 +325,15 @@ class LedgerWriter:
     async def _write_metadata(self, command: WriteMetadata) -> Event:
         return await self._context.write_metadata(command)
 
-    async def _announce(self, command: AnnounceLastConfirmed) -> None:
-        await asyncio.gather(
-            *(
-                self._context.transport.write_last_confirmed(
-                    bookie_id,
-                    self.ledger_id,
-                    command.last_add_confirmed,
-                    access_key=self._access_key,
-                    timeout_s=self._context.config.add_timeout_s,
-                )
-                for bookie_id in command.bookies
-            )
+    async def _announce(self, bookie_id: BookieId, last: EntryId) -> None:
+        status = await self._context.transport.write_last_confirmed(
+            bookie_id,
+            self.ledger_id,
+            last,
+            access_key=self._access_key,
+            timeout_s=self._context.config.add_timeout_s,
         )
+        self._machine_loop.feed(LastConfirmedTold(bookie_id, last, status))
 
     def _on_progress(self) -> None:
         self._progress.set()

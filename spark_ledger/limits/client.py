@@ -58,6 +58,10 @@ BOOKIE_SUSPECT_S: Final = 10.0
 """A bookie that failed an add is used again for so long only after a probe; one that a speculative
 read overtook is asked last. About the time that a restart of a bookie takes."""
 
+BOOKIE_LIED_S: Final = 120.0
+"""A bookie that spoke of a fence which is not there is used for new ledgers only where there are
+not enough others, for so long: each of them would cost an ensemble change (rule P18)."""
+
 BOOKIE_PROBE_TIMEOUT_S: Final = 1.0
 """A bookie that answers a probe later than this would fail the next add as well."""
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -65,6 +65,10 @@ def _log_replaced(reason: str) -> None:
     logger.error("%s", reason)
 
 
+async def _nothing() -> None:
+    pass
+
+
 class BookieRegistry:
     """Registrations and cookies. A bookie registers itself with it; everyone else only reads."""
 
@@ -74,10 +78,15 @@ class BookieRegistry:
         *,
         on_replaced: Callable[[str], None] = _log_replaced,
         session_timeout_s: float = SESSION_TIMEOUT_S,
+        in_new_session: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         """``on_replaced`` is called, with a sentence, once another process is registered as the
-        bookie that this registry had registered."""
+        bookie that this registry had registered. ``in_new_session`` is done before the bookie is
+        registered in a session; what it raises counts as raised by that."""
         self._store = store
+        self._in_new_session = in_new_session
+        self._prepared_in = -1
+        """The session that it was done in, as ``_session`` counts."""
         self._on_replaced = on_replaced
         self._vacant_in_s = session_timeout_s + REGISTRATION_MARGIN_S
         self._info: BookieInfo | None = None
@@ -181,6 +190,9 @@ class BookieRegistry:
             # Read before anything is sent: a session that is lost on the way counts as lost.
             session = self._session
             path, data = _path(info.state, info.bookie_id), encode_bookie(info)
+            if self._prepared_in != session:
+                await self._in_new_session()
+                self._prepared_in = session
             if not (self.registered and await self._update(path, data)):
                 await self._create(info.bookie_id, path, data)
             # Removed last, so that a bookie that changes its state is always in one of the two.

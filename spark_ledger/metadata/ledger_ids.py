@@ -91,6 +91,15 @@ class LedgerIds:
                     raise
 
 
+async def next_counted(store: MetadataStore) -> int:
+    """The next id that would be given now. Raises MetadataUnavailableError, CorruptionError."""
+    try:
+        node = await store.get_latest(COUNTER_PATH)
+    except NotFoundError:
+        return FIRST_LEDGER_ID
+    return decode_node(CounterNode, COUNTER_PATH, node.value).next_id
+
+
 async def raise_counter(store: MetadataStore, at_least: int) -> tuple[int, int]:
     """Have no id below ``at_least`` given any more: the next id before, and now.
 

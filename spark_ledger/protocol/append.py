@@ -29,6 +29,7 @@ from spark_ledger.protocol.events import (
     Event,
     Failed,
     FailEntries,
+    LastConfirmedTold,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
@@ -83,7 +84,9 @@ class AppendMachine:
             metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
         )
         self._lengths = Lengths()
-        self._announcements = Announcements(now, self._limits.explicit_lac_delay_s)
+        self._announcements = Announcements(
+            now, self._limits.explicit_lac_delay_s, metadata.quorums
+        )
         self._fence = FenceQuestion()
         self._replacements: dict[int, BookieId] = {}
         """Chosen and not yet installed, by index."""
@@ -155,7 +158,7 @@ class AppendMachine:
         return (
             self._phase is Phase.WRITING
             and self.held_by_all == self._last_add_pushed
-            and not self._announcements.owes(self._last_add_confirmed)
+            and not self._announcements.owes(self._last_add_confirmed, self._replication)
         )
 
     @property
@@ -170,7 +173,7 @@ class AppendMachine:
         if self._last_add_pushed > self._last_add_confirmed:
             # While a fence is in question nobody is looked for: the answer is an event of its own.
             also = None if self._fence.is_open else self._replication.next_retry()
-        elif self._announcements.owes(self._last_add_confirmed):
+        elif self._announcements.owes(self._last_add_confirmed, self._replication):
             also = self._announcements.due_at
         return also if due is None or (also is not None and also < due) else due
 
@@ -193,6 +196,8 @@ class AppendMachine:
                 return self._on_append(event, now)
             case AddFailed():
                 return self._on_add_failed(event, now)
+            case LastConfirmedTold():
+                return self._announcements.told(event)
             case BookiesChosen():
                 return self._on_chosen(event, now)
             case MetadataWritten():
@@ -289,10 +294,8 @@ class AppendMachine:
         return commands + (self._change_if_needed(now) if error is None else self._stop(error))
 
     def _change_if_needed(self, now: float, silent: tuple[int, ...] = ()) -> list[Command]:
-        """Start an ensemble change, if a bookie has failed and entries are waiting.
-
-        ``silent`` have not failed, and cannot be spared: others are looked for (rule P11).
-        """
+        """Start an ensemble change, if a bookie has failed and entries are waiting. ``silent`` have
+        not failed, and cannot be spared: others are looked for (rule P11)."""
         if self._phase is not Phase.WRITING or self._fence.is_open:
             return []
         if self._last_add_pushed == self._last_add_confirmed:
@@ -489,7 +492,6 @@ class AppendMachine:
         retry_s, wait_s = limits.replacement_retry_s, limits.stalled_wait_s
         commands += replication.fail_silent(failing, now, retry_s, wait_s)
         commands += self._change_if_needed(now, asked)  # one change for all of them
-        end, announcements = self._last_add_confirmed, self._announcements
-        if announcements.owes(end) and self._last_add_pushed == end and now >= announcements.due_at:
-            commands.append(announcements.announce(end, replication))
+        if self._last_add_pushed == self._last_add_confirmed:
+            commands += self._announcements.announce(self._last_add_confirmed, replication, now)
         return commands

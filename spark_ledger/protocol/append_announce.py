@@ -2,38 +2,83 @@
 
 from __future__ import annotations
 
-from spark_ledger.protocol.events import AnnounceLastConfirmed, Command
+from typing import Final
+
+from spark_ledger.protocol.events import AnnounceLastConfirmed, Command, LastConfirmedTold
+from spark_ledger.protocol.quorum import is_told
 from spark_ledger.protocol.replication import Replication
-from spark_ledger.types import NO_ENTRY, EntryId
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, Quorums
+
+REPEAT_S: Final = 0.5
+"""An announcement that too few have stored is repeated after this long, and after twice as long
+each time: a lost message costs a reader half a second."""
+
+REPEAT_S_MAX: Final = 60.0
+"""Longest of these pauses: 3,000 idle writers beside a dead bookie that each of them needs send it
+fifty small requests a second in all."""
 
 
 class Announcements:
     """What bookies were told of the last add confirmed, and when they are to be told more."""
 
-    def __init__(self, now: float, delay_s: float) -> None:
-        self._told: EntryId = NO_ENTRY
-        """The last add confirmed that bookies were told of, by an entry or on its own."""
-        self._last_append_at = now
+    def __init__(self, now: float, delay_s: float, quorums: Quorums) -> None:
+        self._quorums = quorums
         self._delay_s = delay_s
+        self._carried: EntryId = NO_ENTRY
+        """The last add confirmed that the newest entries carry."""
+        self._announced: EntryId = NO_ENTRY
+        self._knows: dict[BookieId, EntryId] = {}
+        """What bookies have stored of what was announced to them."""
+        self._pause_s = REPEAT_S
+        self._due_at = now + delay_s
 
     def carried(self, last_confirmed: EntryId, now: float) -> None:
         """Entries that are being sent carry it."""
-        self._told, self._last_append_at = last_confirmed, now
+        self._carried = last_confirmed
+        self._due_at = now + self._delay_s
 
-    def owes(self, last_confirmed: EntryId) -> bool:
-        """Whether bookies know less."""
-        return self._told < last_confirmed
+    def told(self, event: LastConfirmedTold) -> list[Command]:
+        """A bookie has stored what it was told, or did not."""
+        if event.status is BookieStatus.OK:
+            known = self._knows.get(event.bookie_id, NO_ENTRY)
+            self._knows[event.bookie_id] = max(known, event.last_add_confirmed)
+        return []
+
+    def owes(self, last_confirmed: EntryId, replication: Replication) -> bool:
+        """Whether a reader that asks the members may not see this end."""
+        if self._carried >= last_confirmed:
+            return False
+        knowing = frozenset(
+            index
+            for index, bookie_id in enumerate(replication.bookies)
+            if self._knows.get(bookie_id, NO_ENTRY) >= last_confirmed
+        )
+        return not is_told(knowing, self._quorums)
 
     @property
     def due_at(self) -> float:
         """When an idle writer tells what it owes."""
-        return self._last_append_at + self._delay_s
+        return self._due_at
 
-    def announce(self, last_confirmed: EntryId, replication: Replication) -> Command:
-        """Tell it now, to all who live.
+    def announce(
+        self, last_confirmed: EntryId, replication: Replication, now: float
+    ) -> list[Command]:
+        """Tell it, if it is owed and due: first all who live, then all members that do not know it.
 
         Entries carry the LAC of when they were sent, so without this the last ones stay invisible
         to readers for as long as the writer has nothing to add (rule P5).
         """
-        self._told = last_confirmed
-        return AnnounceLastConfirmed(last_confirmed, replication.live_bookies)
+        if now < self._due_at or not self.owes(last_confirmed, replication):
+            return []
+        if self._announced < last_confirmed:
+            self._announced, self._pause_s = last_confirmed, REPEAT_S
+            bookies = replication.live_bookies
+        else:
+            self._pause_s = min(2 * self._pause_s, REPEAT_S_MAX)
+            bookies = tuple(
+                bookie_id
+                for bookie_id in replication.bookies
+                if self._knows.get(bookie_id, NO_ENTRY) < last_confirmed
+            )
+        self._due_at = now + self._pause_s
+        return [AnnounceLastConfirmed(last_confirmed, bookies)]

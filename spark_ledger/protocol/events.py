@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.protocol.ensemble import LaneRange
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerMetadata
 
 # -- events ----------------------------------------------------------------------------------------
 
@@ -137,6 +137,18 @@ class LastConfirmedAnswer(NamedTuple):
     status: BookieStatus
     last_add_confirmed: EntryId
     message: str = ""
+    last_entry: EntryId = NO_ENTRY
+    """The highest entry that it says it holds. The last add confirmed that this entry carries is
+    proved (rule P5)."""
+
+
+class LastConfirmedTold(NamedTuple):
+    """What a bookie did with the last add confirmed that it was told. Answers
+    ``AnnounceLastConfirmed``, once for each bookie that was asked."""
+
+    bookie_id: BookieId
+    last_add_confirmed: EntryId
+    status: BookieStatus
 
 
 class EntriesRead(NamedTuple):
@@ -190,6 +202,7 @@ Event = (
     | Tick
     | ConsumerReady
     | LastConfirmedAnswer
+    | LastConfirmedTold
     | EntriesRead
     | ReadEnded
     | LengthRead
@@ -246,12 +259,14 @@ class ChooseBookies(NamedTuple):
 
     A failed bookie may return to its own index (rule P10), never to another: ``failed`` says which.
     Those of ``silent`` have not failed (rule P11): who is not replaced, and alive, is waited for.
+    ``liars`` spoke of a fence that is not there (rule P18): new ledgers should do without them.
     """
 
     indexes: tuple[int, ...]
     members: frozenset[BookieId]
     failed: Mapping[int, BookieId]
     silent: Mapping[int, BookieId]
+    liars: frozenset[BookieId] = frozenset()
 
 
 class WriteMetadata(NamedTuple):
@@ -267,7 +282,7 @@ class ReadMetadata(NamedTuple):
 
 
 class AnnounceLastConfirmed(NamedTuple):
-    """Tell the bookies the last add confirmed (explicit LAC)."""
+    """Tell the bookies the last add confirmed (explicit LAC). Who does not answer is told again."""
 
     last_add_confirmed: EntryId
     bookies: tuple[BookieId, ...]

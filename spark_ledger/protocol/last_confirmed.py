@@ -7,6 +7,9 @@ lags, and that nobody has signed. So the word of one bookie is not enough (rule 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from spark_ledger.errors import (
     BookieUnavailableError,
     LedgerError,
@@ -14,26 +17,50 @@ from spark_ledger.errors import (
     UnauthorizedError,
 )
 from spark_ledger.protocol.events import Command, LastConfirmedAnswer, ReadLastConfirmed
-from spark_ledger.protocol.quorum import is_covered, is_supported, no_newer_confirmed
-from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerMetadata, Quorums
+from spark_ledger.protocol.quorum import (
+    agreement_suffices,
+    is_covered,
+    is_supported,
+    no_newer_confirmed,
+)
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerMetadata, Quorums
+
+
+class Proof(NamedTuple):
+    """An entry to be read: the last add confirmed that it carries is proved (rule P5)."""
+
+    bookie_index: int
+    bookie_id: BookieId
+    entry_id: EntryId
 
 
 class Claims:
     """What bookies of one ensemble say of LAC, and how much of it is to be believed (rule P5).
 
     ``believed`` is the highest LAC that so many bookies support that one of them must be honest: it
-    says that it knows this LAC or a higher one, and an honest bookie was told so by the writer.
+    says that it knows this LAC or a higher one, and an honest bookie was told so by the writer. Or
+    it is what a verified entry carries, if that is more.
     """
 
     def __init__(self, quorums: Quorums) -> None:
         self._quorums = quorums
         self._claims: dict[int, int] = {}
+        self._newest: dict[int, EntryId] = {}
+        """The highest entry that each says it holds."""
         self._failed: set[int] = set()
+        self._proved: EntryId = NO_ENTRY
 
-    def take(self, bookie_index: int, status: BookieStatus, last_add_confirmed: int) -> None:
+    def take(
+        self,
+        bookie_index: int,
+        status: BookieStatus,
+        last_add_confirmed: int,
+        last_entry: EntryId = NO_ENTRY,
+    ) -> None:
         """Take in one answer."""
         if status is BookieStatus.OK and last_add_confirmed >= NO_ENTRY:
             self._claims[bookie_index] = last_add_confirmed
+            self._newest[bookie_index] = last_entry
         elif status.is_denial:
             self._claims[bookie_index] = NO_ENTRY  # it has answered, and knows of nothing
         elif status is not BookieStatus.TOO_MANY_REQUESTS:  # busy is not bad
@@ -46,8 +73,31 @@ class Claims:
         for claim in sorted(set(self._claims.values()), reverse=True):
             supporters = frozenset(i for i, last in self._claims.items() if last >= claim)
             if is_supported(supporters, failed, self._quorums):
-                return EntryId(claim)
-        return NO_ENTRY
+                return EntryId(max(claim, self._proved))
+        return self._proved
+
+    def proofs(self, bookies: Sequence[BookieId]) -> list[Proof]:
+        """The entries that may prove more than is believed, where agreement may be out of reach.
+
+        An entry's LAC is what its writer had confirmed when it made the frame, and AQ bookies have
+        each entry that was acknowledged. One of them has answered, so its newest entry proves at
+        least what was confirmed when the last acknowledged entry was added.
+        """
+        if agreement_suffices(self._quorums) or not self.is_disputed:
+            return []
+        above = [index for index, claim in self._claims.items() if claim > self.believed]
+        above.sort(key=lambda index: -self._claims[index])
+        asked = [(index, self._newest[index]) for index in above]
+        return [Proof(index, bookies[index], last) for index, last in asked if last > NO_ENTRY]
+
+    def prove(self, last_add_confirmed: EntryId) -> None:
+        """A verified entry carries this last add confirmed."""
+        self._proved = max(self._proved, last_add_confirmed)
+
+    def fail(self, bookie_index: int) -> None:
+        """A bookie has said something, and cannot be reached for the proof."""
+        del self._claims[bookie_index]
+        self._failed.add(bookie_index)
 
     @property
     def told(self) -> list[int]:
@@ -115,6 +165,29 @@ class LastConfirmedRead:
                 self._claims.take(bookie_index, BookieStatus.TIMEOUT, NO_ENTRY)
         self.conclude()
 
+    @property
+    def proofs(self) -> list[Proof]:
+        """What to read once the round is over: the result may grow by it."""
+        return self._claims.proofs(self._metadata.last_fragment.bookies)
+
+    def prove(self, last_add_confirmed: EntryId) -> None:
+        """A verified entry carries this last add confirmed."""
+        self._claims.prove(last_add_confirmed)
+        self.conclude()
+
+    def fail(self, bookie_index: int) -> None:
+        """A bookie cannot be reached for its proof: it counts as one that has not answered. Else an
+        end that was confirmed long ago could stay unseen."""
+        self._claims.fail(bookie_index)
+        self._known.discard(bookie_index)
+        self._result = None
+        if self.is_covered:
+            self.conclude()
+        else:
+            bookie_id = self._metadata.last_fragment.bookies[bookie_index]
+            self._last_problem = f"bookie {bookie_id} cannot be read"
+            self._error = self._too_few(BookieUnavailableError)
+
     def conclude(self) -> None:
         """Take what is believed of what has been said."""
         assert self.is_covered, "Too few have answered to know anything (rule P13)."
@@ -139,9 +212,10 @@ class LastConfirmedRead:
         # A stray answer would count as one more bookie that the writer cannot reach (rule P13).
         assert 0 <= event.bookie_index < self._metadata.quorums.ensemble_size, "Nobody was asked."
         self._answered.add(event.bookie_index)
-        quorums, name = self._metadata.quorums, f"ledger {self._metadata.ledger_id}"
         bookie_id = self._metadata.last_fragment.bookies[event.bookie_index]
-        self._claims.take(event.bookie_index, event.status, event.last_add_confirmed)
+        self._claims.take(
+            event.bookie_index, event.status, event.last_add_confirmed, event.last_entry
+        )
         if event.status is BookieStatus.OK or event.status.is_denial:
             # "I do not know the ledger" is an answer too: fencing works on unknown ledgers, so the
             # bookie will store nothing of the old writer from now on (rule P12).
@@ -151,7 +225,7 @@ class LastConfirmedRead:
             # it is one bad bookie as long as the others suffice (rule P20).
             self._refused |= event.status is BookieStatus.UNAUTHORIZED
             self._last_problem = f"bookie {bookie_id}: {event.status.name.lower()} {event.message}"
-        is_last = len(self._answered) == quorums.ensemble_size
+        is_last = len(self._answered) == self._metadata.quorums.ensemble_size
         if self.is_covered:
             # A recovery finds by reading what is above, whoever knew of it. A reader would not see
             # it, so it hears the others as well, if they may support what one bookie says.
@@ -159,19 +233,21 @@ class LastConfirmedRead:
                 self.conclude()
             return self._result is not None
         if is_last:
-            kind = RecoveryError if self._fence else BookieUnavailableError
-            if self._refused:
-                self._error = UnauthorizedError(
-                    f"{name} ({quorums}): bookies refuse the ledger's password, and the others do "
-                    f"not suffice to know its end; the last problem was {self._last_problem}"
-                )
-                return True
-            self._error = kind(
-                f"{name} ({quorums}): too few bookies answer to know its end; the last problem was "
-                f"{self._last_problem.strip()}. Start them and open the ledger again"
-            )
+            self._error = self._too_few(RecoveryError if self._fence else BookieUnavailableError)
             return True
         return False
+
+    def _too_few(self, kind: type[LedgerError]) -> LedgerError:
+        name = f"ledger {self._metadata.ledger_id} ({self._metadata.quorums})"
+        if self._refused:
+            return UnauthorizedError(
+                f"{name}: bookies refuse the ledger's password, and the others do not suffice to "
+                f"know its end; the last problem was {self._last_problem}"
+            )
+        return kind(
+            f"{name}: too few bookies answer to know its end; the last problem was "
+            f"{self._last_problem.strip()}. Start them and open the ledger again"
+        )
 
 
 class LongPoll:
@@ -182,6 +258,7 @@ class LongPoll:
     """
 
     def __init__(self, metadata: LedgerMetadata, known: EntryId) -> None:
+        self._bookies = metadata.last_fragment.bookies
         self._quorums = metadata.quorums
         self._claims = Claims(metadata.quorums)
         self._known = known
@@ -193,11 +270,30 @@ class LongPoll:
         """The highest LAC that is believed; ``known`` at first. It never goes back."""
         return max(self._known, self._claims.believed)
 
-    def answer(self, bookie_index: int, status: BookieStatus, last_add_confirmed: EntryId) -> bool:
+    @property
+    def proofs(self) -> list[Proof]:
+        """What to read if the round has found nothing newer: ``newest`` may grow by it."""
+        return self._claims.proofs(self._bookies) if self.newest == self._known else []
+
+    def prove(self, last_add_confirmed: EntryId) -> None:
+        """A verified entry carries this last add confirmed."""
+        self._claims.prove(last_add_confirmed)
+
+    def fail(self, bookie_index: int) -> None:
+        """A bookie cannot be reached for its proof."""
+        self._claims.fail(bookie_index)
+
+    def answer(
+        self,
+        bookie_index: int,
+        status: BookieStatus,
+        last_add_confirmed: EntryId,
+        last_entry: EntryId = NO_ENTRY,
+    ) -> bool:
         """Take in one answer. True: the round is over, ``newest`` is what it found."""
         assert bookie_index not in self._answered, "Every bookie answers a round once."
         self._answered.add(bookie_index)
-        self._claims.take(bookie_index, status, last_add_confirmed)
+        self._claims.take(bookie_index, status, last_add_confirmed, last_entry)
         knows_more = status is BookieStatus.OK and last_add_confirmed > self._known
         if status.is_denial or (status is BookieStatus.OK and not knows_more):
             self._empty += 1

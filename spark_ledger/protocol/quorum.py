@@ -157,3 +157,22 @@ def is_supported(supporters: frozenset[int], failed: frozenset[int], quorums: Qu
         if count > max(0, quorums.write_quorum - quorums.ack_quorum - bad):
             return True
     return False
+
+
+def agreement_suffices(quorums: Quorums) -> bool:
+    """Whether what AQ bookies of a write set know is always believed by their agreement (rule P5).
+
+    If not, as with two copies of which one has to answer, an entry must prove what one bookie says.
+    """
+    return quorums.ack_quorum > quorums.write_quorum - quorums.ack_quorum
+
+
+def is_told(knowing: frozenset[int], quorums: Quorums) -> bool:
+    """True when whoever asks the ensemble believes what these bookies know, whoever fails to answer
+    (rule P5).
+
+    AQ of one write set, so that one of them answers (rule P13), and so many that those who answer
+    are more than the liars that may be left.
+    """
+    enough = max(quorums.ack_quorum, quorums.write_quorum - quorums.ack_quorum + 1)
+    return any(sum(index in knowing for index in lane.indexes) >= enough for lane in lanes(quorums))

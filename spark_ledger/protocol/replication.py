@@ -337,6 +337,9 @@ class Replication:
             members=frozenset(member.bookie_id for member in members),
             failed={i: members[i].bookie_id for i in due if self._may_return(members[i], now)},
             silent={i: members[i].bookie_id for i in silent},
+            liars=frozenset(
+                member.bookie_id for member in members if member.status is BookieStatus.FENCED
+            ),
         )
 
     def _may_return(self, member: EnsembleMember, now: float) -> bool:

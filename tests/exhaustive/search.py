@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from tests.exhaustive.promises import Broken, check_state
 from tests.exhaustive.scopes import Scope
 from tests.exhaustive.shells import ENTRY_BYTES
+from tests.exhaustive.states import Action, State
 from tests.exhaustive.trace import told
-from tests.exhaustive.world import Action, State, World
+from tests.exhaustive.world import World
 
 
 @dataclass

@@ -20,6 +20,7 @@ STATES_MIN = {
     "pair-ack-2": 50_000,
     "pair-crash": 50_000,
     "pair-timeout": 60_000,
+    "three-false-fence": 4_000,
 }
 
 

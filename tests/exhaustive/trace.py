@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from spark_ledger.types import LedgerMetadata
 from tests.exhaustive.promises import Broken
-from tests.exhaustive.world import Action, State, World
+from tests.exhaustive.states import Action, State
+from tests.exhaustive.world import World
 
 
 def told(world: World, actions: Sequence[Action]) -> list[str]:

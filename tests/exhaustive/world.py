@@ -1,13 +1,11 @@
-"""The states of a scope and what may happen in each: plain tuples, and a function to the next.
+"""What may happen in each state of a scope, and a function to the state after it.
 
 Bookies and the metadata store are models that follow their contract and none of their code.
-A state holds them, the number of each client (see ``shells``) and the messages under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from spark_ledger.errors import NoSuchEntryError
 from spark_ledger.protocol.append import AppendMachine
@@ -36,6 +34,7 @@ from spark_ledger.types import (
     Fragment,
     LedgerId,
     LedgerMetadata,
+    LedgerState,
 )
 from tests.exhaustive.promises import Broken, check_change
 from tests.exhaustive.scopes import Scope
@@ -53,44 +52,8 @@ from tests.exhaustive.shells import (
     Step,
     Store,
 )
+from tests.exhaustive.states import Action, Bookie, State
 from tests.exhaustive.values import Interned, freeze
-
-
-class Bookie(NamedTuple):
-    """A bookie's disk and rules."""
-
-    entries: frozenset[int] = frozenset()
-    last_add_confirmed: int = -1
-    fenced: bool = False
-    knows_ledger: bool = False
-    up: bool = True
-
-
-class State(NamedTuple):
-    """Everything. ``network`` has a channel's number and the numbers of its messages, in order."""
-
-    metadata: int
-    version: int
-    bookies: tuple[Bookie, ...]
-    clients: tuple[int, ...]
-    network: tuple[tuple[int, tuple[int, ...]], ...]
-    frames: tuple[int, ...]
-    """The last add confirmed that each entry carries."""
-    confirmed: int
-    crashes: int
-    losses: int
-    pushed_at_close: int
-    slow: tuple[int, ...]
-    """Channels that are slow now."""
-    slow_left: int
-
-
-class Action(NamedTuple):
-    """Something that may happen: its kind, and the channel, bookie or client it happens to."""
-
-    kind: str
-    number: int = 0
-
 
 _EMPTY = Bookie()
 
@@ -334,6 +297,15 @@ class _Draft:
                 del self.network[number]
         for number, message_number in world.numbers_of(step):
             self.network[number] = (*self.network.get(number, ()), message_number)
+            if isinstance(world.messages[message_number], Look):
+                self._answer_what_stays(number)
+
+    def _answer_what_stays(self, number: int) -> None:
+        """A look at metadata that are not OPEN is answered at once: they never will be again (rule
+        P6), and what the writer could do meanwhile it can do before it hears of the fence."""
+        if self.world.metadata[self.metadata].state is not LedgerState.OPEN:
+            self.deliver(number)
+            self.deliver(number + 1)
 
     def _put(self, number: int, message: Request | Event) -> None:
         message_number = self.world.message_number(message)

@@ -24,6 +24,7 @@ from spark_ledger.protocol.events import (
     EntriesRead,
     Event,
     LastConfirmedAnswer,
+    LastConfirmedTold,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
@@ -241,15 +242,19 @@ class Client:
                 self._break(lane, BookieStatus.UNAVAILABLE)
 
     def _announce(self, bookie_id: BookieId, last_add_confirmed: int) -> None:
-        bookie = self.world.bookies[bookie_id]
         self._numbers += 1
         self.message(
             bookie_id,
             f"announcement {self._numbers}",
             f"last add confirmed is {last_add_confirmed}",
-            lambda: bookie.write_last_confirmed(last_add_confirmed),
+            lambda: self._announced(bookie_id, last_add_confirmed),
             lambda: None,
         )
+
+    def _announced(self, bookie_id: BookieId, last: int) -> None:
+        """The answer is never late: it changes nothing but whether the bookie is told again."""
+        status = self.world.bookies[bookie_id].write_last_confirmed(last)
+        self.take(LastConfirmedTold(bookie_id, EntryId(last), status))
 
     # -- metadata ----------------------------------------------------------------------------------
 

@@ -100,10 +100,13 @@ class ModelBookie:
             return self._absent(), -1
         return BookieStatus.OK, self.last_add_confirmed
 
-    def write_last_confirmed(self, last_add_confirmed: int) -> None:
+    def write_last_confirmed(self, last_add_confirmed: int) -> BookieStatus:
         """Explicit LAC."""
-        if self.up and not self.fenced:
+        if not self.up:
+            return BookieStatus.UNAVAILABLE
+        if not self.fenced:
             self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
+        return BookieStatus.OK
 
     def _refuses(self, *, fence: bool, password: str) -> BookieStatus | None:
         """Why a read is not served. Fencing happens here: it comes before the entry is looked up,

@@ -222,6 +222,8 @@ class Copier:
         if node.arrival.original is not None:
             return
         if what == "copy" or not copies:
+            if read_start(node.disk.files, JOURNAL).noted is None:
+                return  # a copy of what never served may become the bookie (rule S13)
             copies.append(node.disk.files.crash_clone(None))
             del copies[:-4]
             self.world.fault("disk copied", node.name)

@@ -114,6 +114,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether disks are copied, and bookies started on the copies."""
     restores: bool = False
     """Whether ZooKeeper is restored from a backup."""
+    late_writes: bool = False
+    """Whether writes to ZooKeeper may be long on their way, and come when their sender is dead."""
 
 
 def draw_options(seed: int) -> Options:
@@ -154,6 +156,7 @@ def draw_options(seed: int) -> Options:
         loses_newest=draw.random() < 0.5,
         copies=draw.random() < 0.15 and not rot,
         restores=draw.random() < 0.06 and stream is None,
+        late_writes=draw.random() < 0.12,
     )
 
 

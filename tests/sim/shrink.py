@@ -92,6 +92,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("loses_newest", False),
         ("copies", False),
         ("restores", False),
+        ("late_writes", False),
         ("flush_s", 30.0),
         ("chunk_bytes", 1 << 20),
         ("write_cache_bytes", 65536),

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 from spark_ledger.errors import (
@@ -150,6 +151,8 @@ class SimStore(MemoryMetadataStore):
         self.seen = zookeeper.tree.zxid
         """The last change that this session has seen; its reads are never older."""
         self._went_back = ""
+        self._gone = False
+        """The session of a dead process has ended."""
 
     @property
     def session(self) -> int:
@@ -193,6 +196,7 @@ class SimStore(MemoryMetadataStore):
 
     def forget(self) -> None:
         """The process has died: end its session and its watches."""
+        self._gone = True
         for watch in list(self.watches):
             watch.cancel()
         self.tree.end_session(self._session)
@@ -226,7 +230,10 @@ class SimStore(MemoryMetadataStore):
     async def _write(self, name: str, path: str, act: Callable[[], None]) -> None:
         session = self._session
         await self._reach(name, path)
-        await asyncio.sleep(self._delay())
+        if self.zookeeper.is_late():
+            await self._arrive_late(name, path, act)
+        else:
+            await asyncio.sleep(self._delay())
         self._check_open(name, path)
         if session != self._session and name in ("put", "transaction"):
             raise OutcomeUnknownError(f"metadata {name} of {path!r}: the session was lost")
@@ -240,6 +247,24 @@ class SimStore(MemoryMetadataStore):
         await asyncio.sleep(self._delay())
         if error is not None:
             raise error
+
+    async def _arrive_late(self, name: str, path: str, act: Callable[[], None]) -> None:
+        """Wait until a write has reached the servers. They take it although its process is dead by
+        then, as long as its session has not ended."""
+        arrived = asyncio.get_running_loop().create_future()
+        zookeeper, session = self.zookeeper, self._session
+
+        def arrive() -> None:
+            if self.process.alive:
+                if not arrived.done():  # else nobody waits for it any more
+                    arrived.set_result(None)
+            elif session == self._session and not (self._gone or zookeeper.down):
+                self.world.fault("metadata write of the dead", f"{self.process} {name} {path}")
+                with suppress(LedgerError):
+                    act()
+
+        self.world.loop.later(zookeeper.late_s(), None, arrive)
+        await arrived
 
     async def _strike(self, name: str, path: str, act: Callable[[], None]) -> LedgerError:
         """A write fails in one of three ways."""
@@ -298,6 +323,16 @@ class SimZookeeper:
         """Processes that have not connected since the restore."""
         self.cut_off: set[str] = set()
         self.stores: dict[str, SimStore] = {}
+        self._late = world.random_for("late writes") if world.options.late_writes else None
+
+    def is_late(self) -> bool:
+        """Whether a write is long on its way."""
+        return self._late is not None and not self.world.healing and self._late.random() < 0.3
+
+    def late_s(self) -> float:
+        """How long such a write is on its way."""
+        assert self._late is not None, "Only late writes are late."
+        return self._late.uniform(0.02, 0.4)
 
     def connect(self, process: Process) -> SimStore:
         """Open a session for a process."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,11 @@ from bookie_server.storage.start_record import RECORD_NAME, read_start
 from spark_ledger.errors import (
     BookieReplacedError,
     ConfigurationError,
+    ConflictError,
     CorruptionError,
     LedgerError,
 )
+from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.cluster import ensure_cluster
 from spark_ledger.metadata.cookies import (
     BookieCookie,
@@ -310,6 +313,65 @@ def test_lost_answer_of_the_store_leaves_what_starts_again(outcome: Outcome, at:
         world.files = world.files.crash_clone(None)
         again = await world.start()
         assert world.known().start == again.start and world.known().is_confirmed
+
+    asyncio.run(main())
+
+
+class PutsThatDie:
+    """A process that dies when it writes its cookie: the write is on its way, and arrives later."""
+
+    def __init__(self, world: World) -> None:
+        self.tree = world.tree
+        self.late: Put | None = None
+
+    async def put(self, path: str, data: bytes, version: int) -> int:
+        self.late = Put(path, data, version)
+        raise PowerCut
+
+    def arrive(self) -> None:
+        late, self.late = self.late, None
+        if late is not None:
+            with suppress(ConflictError):
+                self.tree.apply([late])
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("pause", range(1, 9))
+def test_write_of_a_dead_start_that_comes_late_leaves_what_starts_again(
+    pause: int, before: bool
+) -> None:
+    """It comes while the next start notes itself, or waits for the store."""
+
+    async def main() -> None:
+        world = await World().prepare()
+        if before:
+            await world.start()
+        dead = world.identity()
+        puts = PutsThatDie(world)
+        dead._store.put = puts.put  # type: ignore[method-assign]
+        with pytest.raises(PowerCut):
+            await dead.claim()
+        steps = [0]
+
+        def step() -> None:
+            steps[0] += 1
+            if steps[0] == pause:
+                puts.arrive()
+
+        async def on_disk(work: Callable[[], None]) -> None:
+            step()
+            work()
+
+        def interpose(_name: str, _path: str) -> Fault:
+            step()
+            return Fault()
+
+        store = world.tree.open_session(interpose=interpose)
+        second = Identity(world.cookie, DIRECTORIES, store, world.files, on_disk=on_disk)
+        await second.claim()
+        assert puts.late is None and world.known().start == second.start
+        third = await world.start()
+        assert world.known().start == third.start and world.known().is_confirmed
 
     asyncio.run(main())
 

@@ -23,10 +23,12 @@ from spark_ledger.types import (
     LedgerMetadata,
     Quorums,
 )
+from spark_ledger.wire.frame import Crc32cDigest
 from tests.unit.virtual_time import run_in_virtual_time
 
 READ_TIMEOUT_S = 10.0
 SILENT = 1e6
+DIGEST = Crc32cDigest()
 
 
 def asked(answers: dict[str, tuple[float, int]]) -> Any:
@@ -62,7 +64,7 @@ def test_disputed_end_is_waited_for_once_whoever_answers_meanwhile(late_s: float
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        found = await read_last_confirmed(context, ledger((6, 3, 2)), b"")
+        found = await read_last_confirmed(context, ledger((6, 3, 2)), b"", DIGEST)
         assert found == 7, "who is silent counts as failed, so one voice is enough (rule P5)"
         assert loop.time() == pytest.approx(LAC_DISPUTE_S, abs=0.01)
 
@@ -76,7 +78,9 @@ def test_long_poll_of_busy_bookies_ends_within_its_time(wait_s: float) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        assert await wait_for_newer(context, ledger((3, 3, 2)), b"", EntryId(4), wait_s) == 4
+        assert (
+            await wait_for_newer(context, ledger((3, 3, 2)), b"", DIGEST, EntryId(4), wait_s) == 4
+        )
         assert loop.time() <= wait_s + 0.4, "one answer more than the time"
 
     run_in_virtual_time(main())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from spark_ledger.bookie_api import Done
 from spark_ledger.client.writer import LedgerWriter
-from spark_ledger.errors import AddOutcomeUnknownError
+from spark_ledger.errors import AddOutcomeUnknownError, FencedError
 from spark_ledger.metadata.memory import Outcome
-from spark_ledger.types import BookieId
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from tests.unit.spark_ledger.client.test_writer import lose
 from tests.unit.spark_ledger.client.world import World, run
 
@@ -76,5 +79,60 @@ def test_fence_that_nobody_can_check_ends_in_an_unknown_outcome() -> None:
         lose(client, "get", [Outcome.UNAVAILABLE] * 1000)
         with pytest.raises(AddOutcomeUnknownError, match="says that another client has fenced"):
             await writer.append(b"1")
+
+    run(test)
+
+
+def refuse_all(world: World, liar: BookieId) -> set[LedgerId]:
+    """The bookie speaks of a fence to every writer, and answers probes as if it were well; the
+    ledgers that it was asked to store."""
+    asked: set[LedgerId] = set()
+
+    def add(run: EntryRun, *, done: Done, **_rest: Any) -> None:
+        asked.add(run.ledger_id)
+        done(BookieStatus.FENCED, "fenced")
+
+    world.bookies[liar].add = add  # type: ignore[method-assign]
+    return asked
+
+
+def test_bookie_that_lied_of_a_fence_is_not_chosen_for_new_ledgers() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        liar = BookieId("b0")
+        asked = refuse_all(world, liar)
+        for _number in range(10):
+            writer = await client.create_ledger()
+            await writer.append(b"0")
+            await writer.append(b"1")
+            await writer.close()
+            assert await client._context.suspects.answers(liar), "a probe clears it of nothing"
+        assert len(asked) <= 1, "the first ledger that meets it tells all the others"
+
+    run(test, bookies=4)
+
+
+def test_bookie_that_lied_is_chosen_where_there_are_not_enough_others() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        refuse_all(world, BookieId("b0"))
+        for _number in range(3):
+            writer = await client.create_ledger()  # three of three, and two are enough
+            for number in range(3):
+                assert await writer.append(b"%d" % number) == number
+            await writer.close()
+
+    run(test)
+
+
+def test_fence_that_is_real_makes_nobody_a_suspect() -> None:
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        await other.open_ledger(writer.ledger_id, recover=True)
+        with pytest.raises(FencedError):
+            await writer.append(b"1")
+        assert not client._context.suspects.now()
 
     run(test)

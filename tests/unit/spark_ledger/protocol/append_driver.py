@@ -13,6 +13,7 @@ from spark_ledger.protocol.events import (
     ChooseBookies,
     Close,
     Command,
+    LastConfirmedTold,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
@@ -78,6 +79,12 @@ class Writer:
 
     def close(self) -> list[Command]:
         return self.machine.handle(Close(), self.now)
+
+    def told(self, *bookies: str, last: int, status: BookieStatus = BookieStatus.OK) -> None:
+        """Bookies answer an announcement."""
+        for bookie in bookies:
+            event = LastConfirmedTold(BookieId(bookie), EntryId(last), status)
+            assert self.machine.handle(event, self.now) == []
 
     def tick(self, now: float) -> list[Command]:
         self.now = now

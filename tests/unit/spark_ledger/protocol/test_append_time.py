@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
+
+from spark_ledger.protocol.append_announce import REPEAT_S, REPEAT_S_MAX
 from spark_ledger.protocol.events import (
     AnnounceLastConfirmed,
     ChooseBookies,
     CloseAppender,
 )
 from spark_ledger.types import BookieStatus, EntryId
-from tests.unit.spark_ledger.protocol.append_driver import LIMITS, Writer
+from tests.unit.spark_ledger.protocol.append_driver import LIMITS, Writer, change_of_index_1
 from tests.unit.spark_ledger.protocol.ledgers import ids, one, only
 
 
@@ -44,6 +49,75 @@ def test_the_confirmed_end_is_announced_when_idle() -> None:
     assert writer.tick(0.02) == [AnnounceLastConfirmed(EntryId(0), ids("b0 b1 b2"))]
     assert writer.tick(0.04) == []
     writer.ack(2, 0)
+    assert not writer.machine.is_idle, "nobody has stored it yet"
+    writer.told("b0", "b2", last=0)
+    assert writer.machine.is_idle, "two of three know it: whoever asks is told"
+
+
+def idle(quorums: tuple[int, int, int], bookies: str) -> Writer:
+    """A writer whose one entry is confirmed, and that has announced it once."""
+    writer = Writer(quorums)
+    writer.add()
+    writer.ack_all()
+    assert writer.tick(0.02) == [AnnounceLastConfirmed(EntryId(0), ids(bookies))]
+    return writer
+
+
+def test_lost_announcement_is_repeated_to_those_who_do_not_know_it() -> None:
+    writer = idle((3, 3, 2), "b0 b1 b2")
+    writer.told("b1", last=0)
+    writer.told("b0", last=0, status=BookieStatus.TIMEOUT)
+    assert writer.machine.next_deadline == 0.02 + REPEAT_S
+    assert writer.tick(0.4) == []
+    assert writer.tick(0.6) == [AnnounceLastConfirmed(EntryId(0), ids("b0 b2"))]
+    assert writer.machine.next_deadline == 0.6 + 2 * REPEAT_S
+    writer.told("b2", last=0)
+    assert writer.machine.is_idle and writer.machine.next_deadline is None
+    assert writer.tick(100.0) == []
+
+
+def test_announcement_is_repeated_to_failed_members_at_pauses_that_are_bounded() -> None:
+    """With two copies of which one has to answer, readers believe both or neither."""
+    writer = idle((2, 2, 1), "b0 b1")
+    writer.told("b0", last=0)
+    writer.fail(1)
+    times = []
+    for _ in range(12):
+        due = writer.machine.next_deadline
+        assert due is not None
+        times.append(due)
+        assert writer.tick(due) == [AnnounceLastConfirmed(EntryId(0), ids("b1"))]
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    assert pauses[:3] == pytest.approx([2 * REPEAT_S, 4 * REPEAT_S, 8 * REPEAT_S])
+    assert pauses[-1] == pytest.approx(REPEAT_S_MAX)
+    writer.told("b1", last=0)
+    assert writer.machine.next_deadline is None
+
+
+def test_answer_to_an_older_announcement_does_not_end_the_newer_one() -> None:
+    writer = idle((2, 2, 2), "b0 b1")
+    writer.add()
+    writer.ack_all()
+    writer.told("b0", "b1", last=0)
+    assert writer.tick(0.05) == [AnnounceLastConfirmed(EntryId(1), ids("b0 b1"))]
+    writer.told("b0", last=1)
+    writer.told("b0", last=0)
+    assert not writer.machine.is_idle
+    writer.told("b1", last=1)
+    assert writer.machine.is_idle
+
+
+def test_member_that_comes_in_has_to_be_told() -> None:
+    writer = idle((2, 2, 2), "b0 b1")
+    writer.told("b0", "b1", last=0)
+    writer.add()
+    metadata = change_of_index_1(writer)
+    writer.written(metadata)
+    writer.ack_all()
+    assert writer.tick(0.1) == [AnnounceLastConfirmed(EntryId(1), ids("b0 b3"))]
+    writer.told("b0", "b1", last=1)
+    assert not writer.machine.is_idle, "b1 is no member any more"
+    writer.told("b3", last=1)
     assert writer.machine.is_idle
 
 
@@ -95,6 +169,8 @@ def test_next_deadline_is_when_a_tick_changes_something() -> None:
         writer.ack(index, writer.machine.last_add_pushed)
     assert writer.machine.next_deadline == LIMITS.explicit_lac_delay_s
     writer.tick(LIMITS.explicit_lac_delay_s)
+    assert writer.machine.next_deadline == LIMITS.explicit_lac_delay_s + REPEAT_S
+    writer.told("b0", "b1", last=writer.machine.last_add_confirmed)
     assert writer.machine.next_deadline == LIMITS.slow_bookie_grace_s, "the third one is silent"
     writer.ack(2, writer.machine.last_add_pushed)
     assert writer.machine.next_deadline is None

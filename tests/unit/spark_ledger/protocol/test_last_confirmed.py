@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from spark_ledger.errors import BookieUnavailableError, RecoveryError, UnauthorizedError
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadLastConfirmed
-from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll
-from spark_ledger.types import BookieStatus, EntryId
+from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll, Proof
+from spark_ledger.protocol.quorum import is_told
+from spark_ledger.types import BookieId, BookieStatus, EntryId
 from tests.unit.spark_ledger.protocol.ledgers import ids, ledger
 
 OK, NO_LEDGER = BookieStatus.OK, BookieStatus.NO_SUCH_LEDGER
@@ -193,3 +196,102 @@ def test_a_poll_ends_when_all_have_answered() -> None:
     assert not round_.answer(1, OK, EntryId(3))
     assert round_.answer(2, DOWN, EntryId(99))
     assert round_.newest == 5, "an older answer takes nothing back, a failure tells nothing"
+
+
+TWO_COPIES = ledger((2, 2, 1), (0, "b0 b1"))
+"""Of which one has to answer: what one of them says is never believed by agreement alone."""
+
+
+def says(bookie_index: int, last: int, last_entry: int) -> LastConfirmedAnswer:
+    return LastConfirmedAnswer(bookie_index, OK, EntryId(last), "", EntryId(last_entry))
+
+
+def test_what_one_of_two_says_is_believed_when_an_entry_proves_it() -> None:
+    round_ = LastConfirmedRead(TWO_COPIES, fence=False)
+    round_.answer(told(0, NO_LEDGER))
+    assert round_.answer(says(1, 5, 6))
+    assert round_.result == -1
+    assert round_.proofs == [Proof(1, BookieId("b1"), EntryId(6))]
+    round_.prove(EntryId(4))
+    assert round_.result == 4, "the rest was announced, and no entry carries it"
+    round_.prove(EntryId(5))
+    assert round_.result == 5 and round_.proofs == []
+
+
+def test_proof_never_takes_back_what_is_agreed() -> None:
+    round_ = LastConfirmedRead(TWO_COPIES, fence=False)
+    round_.answer(says(0, 3, 4))
+    round_.answer(says(1, 5, 6))
+    round_.prove(EntryId(1))
+    assert round_.result == 3
+
+
+def test_highest_claim_is_proved_first_and_an_empty_bookie_not_at_all() -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 1), (0, "b0 b1 b2")), fence=False)
+    for answer in (says(0, 4, 5), says(1, 8, 9), says(2, 2**62, -1)):
+        round_.answer(answer)
+    assert round_.result == 4, "three have to agree"
+    assert [proof.bookie_index for proof in round_.proofs] == [1]
+
+
+def test_nothing_is_proved_where_agreement_suffices() -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
+    for index, last in enumerate((4, 4, 2**62)):
+        round_.answer(says(index, last, last))
+    assert round_.result == 4 and round_.proofs == []
+
+
+def test_bookie_that_cannot_be_read_has_not_answered() -> None:
+    """One of two copies has to be asked, and nobody can tell which one has the end."""
+    round_ = LastConfirmedRead(TWO_COPIES, fence=False)
+    round_.answer(told(0, NO_LEDGER))
+    round_.answer(says(1, 5, 6))
+    round_.fail(1)
+    assert round_.result is None and isinstance(round_.error, BookieUnavailableError)
+    assert "b1 cannot be read" in str(round_.error)
+
+
+def test_others_suffice_without_the_bookie_that_cannot_be_read() -> None:
+    round_ = LastConfirmedRead(ledger((4, 4, 2), (0, "b0 b1 b2 b3")), fence=False)
+    for index, last in enumerate((1, 2, 3, 9)):
+        round_.answer(says(index, last, last + 1))
+    assert round_.result == 2
+    round_.fail(3)
+    assert round_.error is None and round_.result == 2, "of three, one may be bad"
+
+
+def test_poll_is_ended_by_a_proof() -> None:
+    round_ = LongPoll(TWO_COPIES, EntryId(5))
+    assert not round_.answer(0, OK, EntryId(8), EntryId(9))
+    assert round_.proofs == [Proof(0, BookieId("b0"), EntryId(9))]
+    assert not round_.answer(1, NO_LEDGER, EntryId(-1)) or round_.newest == 5
+    round_.prove(EntryId(8))
+    assert round_.newest == 8 and round_.proofs == []
+
+
+def test_poll_goes_on_without_a_bookie_that_cannot_be_read() -> None:
+    round_ = LongPoll(TWO_COPIES, EntryId(5))
+    round_.answer(0, OK, EntryId(8), EntryId(9))
+    round_.fail(0)
+    assert round_.newest == 5 and round_.proofs == []
+
+
+def test_told_is_what_every_reader_believes() -> None:
+    """Whoever fails to answer: every set of answers that covers the ensemble shows it."""
+    for shape in ((2, 2, 1), (2, 2, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (4, 3, 2), (5, 3, 2)):
+        metadata = ledger(shape, (0, " ".join(f"b{i}" for i in range(shape[0]))))
+        indexes = range(shape[0])
+        for knowing in subsets(indexes):
+            if not is_told(frozenset(knowing), metadata.quorums):
+                continue
+            for silent in subsets(indexes):
+                round_ = LastConfirmedRead(metadata, fence=False)
+                order = [i for i in indexes if i not in knowing] + list(knowing)
+                for index in order:
+                    status = DOWN if index in silent else OK if index in knowing else NO_LEDGER
+                    round_.answer(told(index, status, 7))
+                assert round_.error is not None or round_.result == 7, (shape, knowing, silent)
+
+
+def subsets(indexes: range) -> list[tuple[int, ...]]:
+    return [each for count in range(len(indexes) + 1) for each in combinations(indexes, count)]

@@ -1,0 +1,127 @@
+"""A counter of ledger ids that went back is raised by the bookies that know better."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie_server.bookie import Bookie
+from bookie_server.exit_codes import EXIT_OK
+from bookie_server.held_ids import pass_over_held_ids
+from spark_ledger.errors import MetadataUnavailableError
+from spark_ledger.limits.metadata import LEDGER_ID_BLOCK_MAX, RESTORED_IDS_SKIPPED
+from spark_ledger.metadata.codec import CounterNode, decode_node
+from spark_ledger.metadata.ledger_ids import COUNTER_PATH, next_counted, raise_counter
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from tests.unit.bookie_server.test_server import NODE, Cluster, until
+
+
+def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_below: int) -> Cluster:
+    monkeypatch.setattr(Bookie, "next_ledger_id", lambda _bookie: held_below)
+    return Cluster(tmp_path, monkeypatch)
+
+
+def test_running_clients_hold_fewer_ids_than_are_passed_over() -> None:
+    assert RESTORED_IDS_SKIPPED >= 100 * LEDGER_ID_BLOCK_MAX
+
+
+@pytest.mark.parametrize(("before", "held_below"), [(5, 5), (5, 1), (0, 1)])
+def test_counter_that_is_not_behind_stays_as_it_is(before: int, held_below: int) -> None:
+    async def main() -> None:
+        store = MemoryMetadataStore(MemoryTree())
+        if before:
+            await raise_counter(store, before)
+        await pass_over_held_ids(store, lambda: held_below)
+        assert await next_counted(store) == max(before, 1)
+
+    asyncio.run(main())
+
+
+def test_counter_that_cannot_be_reached_is_not_passed_over_in_silence() -> None:
+    async def main() -> None:
+        away = MemoryMetadataStore(
+            MemoryTree(), interpose=lambda _name, _path: Fault(Outcome.UNAVAILABLE)
+        )
+        with pytest.raises(MetadataUnavailableError):
+            await pass_over_held_ids(away, lambda: 5)
+
+    asyncio.run(main())
+
+
+def test_damaged_counter_or_index_keeps_no_bookie_from_serving(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> int:
+        raise OSError("index")
+
+    async def main() -> None:
+        store = MemoryMetadataStore(MemoryTree())
+        await pass_over_held_ids(store, fail)
+        await store.create(COUNTER_PATH, b"nonsense")
+        await pass_over_held_ids(store, lambda: 5)
+
+    asyncio.run(main())
+    assert caplog.text.count("nobody can tell whether ledger ids are given again") == 2
+
+
+def test_bookie_that_starts_after_a_restore_has_no_id_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_of(tmp_path, monkeypatch, held_below=8)
+
+    async def main() -> None:
+        await raise_counter(cluster.tree.open_session(), 5)
+        bookie = cluster.server()
+        running = asyncio.create_task(bookie.run())
+        await until(lambda: cluster.tree.children("bookies/writable") != [])
+        assert await next_counted(cluster.tree.open_session()) == 8 + RESTORED_IDS_SKIPPED
+        bookie._stop.set()
+        assert await running == EXIT_OK
+
+    asyncio.run(main())
+
+
+def test_bookie_that_was_running_passes_ids_over_before_it_is_registered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who chooses it for a new ledger after the restore has an id that it does not hold."""
+    cluster = cluster_of(tmp_path, monkeypatch, held_below=8)
+
+    sessions: list[MemoryMetadataStore] = []
+    open_session = cluster.tree.open_session
+
+    def keep(**named: Any) -> MemoryMetadataStore:
+        sessions.append(open_session(**named))
+        return sessions[-1]
+
+    monkeypatch.setattr(cluster.tree, "open_session", keep)
+
+    async def main() -> None:
+        other = open_session()
+        await raise_counter(other, 100)
+        bookie = cluster.server()
+        running = asyncio.create_task(bookie.run())
+        await until(lambda: cluster.tree.children("bookies/writable") != [])
+        assert await next_counted(other) == 100, "nothing was restored"
+        await other.delete(COUNTER_PATH)  # as it was in the backup: not there yet
+        seen: list[int] = []
+
+        def interpose(name: str, path: str) -> Fault:
+            if (name, path) == ("create", NODE):
+                node = cluster.tree.get(COUNTER_PATH)
+                seen.append(decode_node(CounterNode, COUNTER_PATH, node.value).next_id)
+            return Fault()
+
+        cluster.interpose = interpose
+        for session in sessions:
+            session.expire()
+        await until(lambda: bool(seen))
+        assert seen[0] == 8 + RESTORED_IDS_SKIPPED
+        await until(lambda: cluster.tree.children("bookies/writable") != [])
+        bookie._stop.set()
+        assert await running == EXIT_OK
+
+    asyncio.run(main())

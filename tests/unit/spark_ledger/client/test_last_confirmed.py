@@ -1,0 +1,150 @@
+"""Which end a reader sees of an open ledger when few bookies know it: told again, or proved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.errors import BookieUnavailableError
+from spark_ledger.transport.base import ReadChunk
+from spark_ledger.types import BookieId, BookieStatus, EntryId
+from tests.unit.spark_ledger.client.world import World, run
+
+NEVER_S = 1000.0
+
+
+async def known_to_one(world: World) -> tuple[LedgerWriter, str]:
+    """Three entries on one of two bookies; the other was away, is back, and knows nothing. Nothing
+    is announced: the newest entry says that the one before is confirmed."""
+    client = await world.client(explicit_lac_delay_s=NEVER_S)
+    writer = await client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=1)
+    away, knowing = writer.metadata.last_fragment.bookies
+    world.kill(away)
+    for payload in (b"0", b"1", b"2"):
+        await writer.append(payload)
+    world.revive(away)
+    return writer, knowing
+
+
+def interposed(
+    client: LedgerClient, read: Callable[[AsyncGenerator[ReadChunk, None]], Any]
+) -> list[BookieId]:
+    """Every read of the client goes through ``read``; who was asked."""
+    asked: list[BookieId] = []
+    honest = client._context.transport.read
+
+    def reading(bookie_id: BookieId, *args: Any, **kwargs: Any) -> Any:
+        asked.append(bookie_id)
+        return read(honest(bookie_id, *args, **kwargs))
+
+    client._context.transport.read = reading  # type: ignore[method-assign]
+    return asked
+
+
+def test_open_shows_what_an_entry_proves_although_one_bookie_alone_says_it() -> None:
+    async def test(world: World) -> None:
+        writer, _ = await known_to_one(world)
+        reader = await (await world.client()).open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed == 1
+
+    run(test, bookies=2)
+
+
+def test_tail_delivers_what_an_entry_proves() -> None:
+    async def test(world: World) -> None:
+        writer, _ = await known_to_one(world)
+        reader = await (await world.client()).open_unconfirmed(writer.ledger_id)
+        got: list[EntryId] = []
+        async with asyncio.timeout(30):
+            async for entry in reader.tail(0):
+                got.append(entry.entry_id)
+                if len(got) == 2:
+                    break
+        assert got == [0, 1]
+
+    run(test, bookies=2)
+
+
+def test_proof_that_is_damaged_on_its_way_is_read_again() -> None:
+    async def test(world: World) -> None:
+        writer, knowing = await known_to_one(world)
+        client = await world.client()
+
+        async def damaged(chunks: AsyncGenerator[ReadChunk, None]) -> Any:
+            async for chunk in chunks:
+                assert chunk.run is not None
+                frames = bytearray(chunk.run.frames)
+                frames[-1] ^= len(asked) < 3
+                yield chunk._replace(run=replace(chunk.run, frames=bytes(frames)))
+
+        asked = interposed(client, damaged)
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed == 1 and asked == 3 * [knowing]
+
+    run(test, bookies=2)
+
+
+@pytest.mark.parametrize("status", [BookieStatus.NO_SUCH_ENTRY, BookieStatus.IO_ERROR])
+def test_bookie_that_cannot_prove_what_it_says_is_not_believed(status: BookieStatus) -> None:
+    """It lies, or its copy is damaged: neither ends a reader."""
+
+    async def test(world: World) -> None:
+        writer, _ = await known_to_one(world)
+        client = await world.client()
+
+        async def refused(_chunks: AsyncGenerator[ReadChunk, None]) -> Any:
+            yield ReadChunk(status, None, EntryId(2), "no")
+
+        asked = interposed(client, refused)
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed == -1
+        assert len(asked) == (3 if status is BookieStatus.IO_ERROR else 1)
+
+    run(test, bookies=2)
+
+
+def test_bookie_that_is_gone_before_its_proof_has_not_answered() -> None:
+    async def test(world: World) -> None:
+        writer, knowing = await known_to_one(world)
+        client = await world.client()
+
+        async def gone(_chunks: AsyncGenerator[ReadChunk, None]) -> Any:
+            yield ReadChunk(BookieStatus.UNAVAILABLE, None, EntryId(2), "gone")
+
+        interposed(client, gone)
+        with pytest.raises(BookieUnavailableError, match=f"{knowing} cannot be read"):
+            await client.open_ledger(writer.ledger_id)
+
+    run(test, bookies=2)
+
+
+def test_lost_announcement_is_repeated_until_readers_see_the_end() -> None:
+    async def test(world: World) -> None:
+        client, other = await world.client(explicit_lac_delay_s=0.01), await world.client()
+        transport = client._context.transport
+        told: list[BookieId] = []
+        honest = transport.write_last_confirmed
+
+        async def lossy(bookie_id: BookieId, *args: Any, **kwargs: Any) -> BookieStatus:
+            told.append(bookie_id)
+            if len(told) <= 3:
+                return BookieStatus.TIMEOUT
+            return await honest(bookie_id, *args, **kwargs)
+
+        transport.write_last_confirmed = lossy  # type: ignore[method-assign]
+        writer = await client.create_ledger()
+        await writer.append(b"the last one for now")
+        reader = await other.open_ledger(writer.ledger_id)
+        async with asyncio.timeout(20):
+            while reader.last_add_confirmed < 0:
+                await asyncio.sleep(0.05)
+                await reader.refresh()
+        assert len(told) == 6
+
+    run(test)
