@@ -32,6 +32,7 @@ from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFU
 from bookie_server.garbage import Collector
 from bookie_server.held_ids import pass_over_held_ids
 from bookie_server.identity import Identity
+from bookie_server.keeper_process import keeper_beside
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
@@ -226,6 +227,7 @@ class BookieServer:
             admin_server = await self._serve_admin(listener)
             if admin_server is not None:
                 closing.push_async_callback(admin_server.stop)
+            closing.push_async_callback(keeper_beside(self._config, store))
             await self._stop.wait()
             logger.info("stopping: %s", self._replaced or self._fatal or "asked to")
         if self._replaced:

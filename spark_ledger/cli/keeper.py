@@ -31,6 +31,7 @@ def group() -> None:
     is_flag=True,
     help="End at once if another keeper is elected, instead of waiting for its end.",
 )
+@click.option("--until-input-ends", is_flag=True, help="Also end once standard input is closed.")
 @click.option(
     "--owner-grace",
     type=click.FloatRange(min=0),
@@ -62,6 +63,7 @@ def run(
     settings: Settings,
     dry_run: bool,
     unless_elected: bool,
+    until_input_ends: bool,
     owner_grace: float,
     unnamed_grace: float,
     interval: float,
@@ -86,7 +88,9 @@ def run(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    asyncio.run(_serve(uri, config, unless_elected=unless_elected))
+    asyncio.run(
+        _serve(uri, config, unless_elected=unless_elected, until_input_ends=until_input_ends)
+    )
 
 
 async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
@@ -97,7 +101,9 @@ async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
         return [(due.value, ledger_id) for due, ledger_id in await Keeper(client, config).look()]
 
 
-async def _serve(uri: str, config: KeeperConfig, *, unless_elected: bool) -> None:
+async def _serve(
+    uri: str, config: KeeperConfig, *, unless_elected: bool, until_input_ends: bool
+) -> None:
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.keeper.keeper import Keeper
     from spark_ledger.keeper.nodes import read_elected
@@ -105,6 +111,8 @@ async def _serve(uri: str, config: KeeperConfig, *, unless_elected: bool) -> Non
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if until_input_ends:
+        loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written to it
     async with await LedgerClient.connect(uri) as client:
         if unless_elected and await read_elected(client.store) is not None:
             return

@@ -39,5 +39,11 @@ STREAM_SWEEP_PASSES: Final = 6
 """Deletions of streams that were cut off are looked for in every so many passes, and finished when
 they were found twice: the first time somebody may be at work on it."""
 
+KEEPER_LOOK_S: Final = 10.0
+"""A bookie looks about this often whether the cluster has a keeper, and starts one if not."""
+
+KEEPER_STOP_S: Final = 5.0
+"""A bookie that stops waits so long for its keeper, then kills it: the next one goes on."""
+
 ELECTION_RETRY_S: Final = 5.0
 """A candidate looks again this often; a watch wakes it sooner."""

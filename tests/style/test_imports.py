@@ -157,6 +157,7 @@ RULES = {
     # bookie_server/__main__.py, server.py, config.py: start-up, which knows every part
     "bookie_server": rule(
         *PUBLIC,
+        "spark_ledger.keeper.nodes",
         "spark_ledger.metadata",
         "spark_ledger.wire",
         "bookie_server",
