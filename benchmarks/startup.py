@@ -21,10 +21,11 @@ from spark_ledger.metadata.base import Create, MetadataStore, Operation
 from spark_ledger.stream.blocking import Stream
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.commit_rules import Apply, Proposal, decide
-from spark_ledger.stream.commit.summary_format import encode_summary
+from spark_ledger.stream.commit.sealer import COMMITS_KEPT_AS_NODES
 from spark_ledger.stream.format import codec
+from spark_ledger.stream.manifest.tree import COMMITS_PER_LEAF
 from spark_ledger.stream.model import UNPLACED, Segment, ranges_between
-from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
+from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 COMMITS = 10_000
@@ -56,10 +57,10 @@ def plan_rows(commits: int = COMMITS) -> Iterator[Row]:
     """Rows of planning a stream with many small commits: all of them in a process that starts, then
     only the new ones, as each trigger of a query does.
 
-    The commits are written to a real ZooKeeper in the stream's own format, with the summaries that
+    The commits are written to a real ZooKeeper in the stream's own format, with the manifests that
     committers make, but without entries: planning reads none.
     """
-    with LocalCluster(bookies=0) as cluster:
+    with LocalCluster(bookies=3) as cluster:
         asyncio.run(_make_stream(cluster.uri, commits))
         with spark_ledger.connect(cluster.uri) as client:
             started = time.perf_counter()
@@ -96,7 +97,7 @@ async def _make_stream(uri: str, commits: int) -> None:
 
 
 async def _append_commits(uri: str, commits: int) -> None:
-    """Write commits, and summaries that lack as many of the newest commits as they ever do."""
+    """Write commits, and seal those that committers would have sealed."""
     async with await LedgerClient.connect(uri) as client:
         nodes = StreamNodes(client.store, _STREAM)
         head = await nodes.head()
@@ -107,17 +108,21 @@ async def _append_commits(uri: str, commits: int) -> None:
             after = applied.head
             data[number] = codec.encode_commit(applied.commit)
         creates: list[Operation] = []
-        summarized = after.next_commit - COMMITS_PER_SUMMARY_STEP + 1
         for number, node in data.items():
             if number % COMMITS_PER_BUCKET == 0:
-                rows = [
-                    data[n] for n in range(number, min(number + COMMITS_PER_BUCKET, summarized))
-                ]
-                summary = encode_summary(after.stream_id, number, rows) if rows else b""
-                creates.append(Create(nodes.bucket_path(number), summary))
+                creates.append(Create(nodes.bucket_path(number), b""))
             creates.append(Create(nodes.commit_path(number), node))
         await _in_transactions(client.store, creates)
         await client.store.put(nodes.head_path, codec.encode_head(after), head.version)
+        stream = await StreamCatalog(client).open(_STREAM)
+        manifests = stream._log.manifests
+        while (await manifests.read_root()).sealed < _sealed_of(after.next_commit):
+            await stream._committer.sealer.seal(after.next_commit)
+
+
+def _sealed_of(commits: int) -> int:
+    """How many of so many commits are sealed at least, once the last of them was looked at."""
+    return (commits - COMMITS_KEPT_AS_NODES) // COMMITS_PER_LEAF * COMMITS_PER_LEAF
 
 
 def _proposal(number: int) -> Proposal:

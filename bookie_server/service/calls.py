@@ -147,11 +147,13 @@ class Leftovers:
 @dataclass(eq=False, slots=True)
 class Answer:
     """What a call has read and its client has not. ``since`` is when the last part was handed to
-    gRPC, which keeps up to a part more than it says."""
+    gRPC, which keeps up to a part more than it says. ``waits``: for its next turn, so it is not its
+    client that keeps it."""
 
     byte_count: int
     since: float
     is_cut: bool = False
+    waits: bool = False
 
 
 class AnswerRoom:
@@ -160,6 +162,10 @@ class AnswerRoom:
     A client that does not read its answer holds its bytes until its call ends. When others wait
     for room, the call that was not read from for longest is cut, if that is ``grace_s`` or more;
     after ``unread_s`` it is cut in any case.
+
+    Nobody says when a client has taken a part, so it counts until the next one is written. Calls
+    that have begun therefore go on before new ones begin, each in place of its last part: were they
+    to wait behind those, all would hold a part, none would get another, and honest ones were cut.
     """
 
     def __init__(self, bytes_max: int, *, grace_s: float, unread_s: float) -> None:
@@ -169,7 +175,9 @@ class AnswerRoom:
         self._reading = 0  # parts that are being read, of which the size is not known yet
         self._expected = _COPIES * ENTRY_PAYLOAD_BYTES_MAX  # by one that is read: like the last
         self._held: dict[Call, Answer] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._begun: deque[tuple[asyncio.Future[None], Answer]] = deque()  # wait for the next part
+        self._waiting: deque[asyncio.Future[None]] = deque()  # for their first
+        self._writing = 0  # parts
         self._timer: asyncio.TimerHandle | None = None
         self.bytes_held = 0
         """For metrics."""
@@ -178,11 +186,18 @@ class AnswerRoom:
 
     async def reserve(self) -> None:
         """Return once one more part may be read; ``hold`` or ``give_back`` must follow."""
-        if not self._waiting and self._has_room():
+        answer = self._held.get(current_call())
+        is_first = not (self._begun if answer else self._begun or self._waiting)
+        if is_first and self._has_room(answer):
             self._reading += 1
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        if answer is None:
+            self._waiting.append(turn)
+        else:
+            answer.waits = True
+            self._begun.append((turn, answer))
         self._look_in(_LOOK_AGAIN_S)
         try:
             await turn
@@ -190,6 +205,9 @@ class AnswerRoom:
             if turn.done() and not turn.cancelled():
                 self.give_back()  # it was our turn
             raise
+        finally:
+            if answer is not None:
+                answer.waits, answer.since = False, loop.time()
 
     def give_back(self) -> None:
         """Nothing was read."""
@@ -213,7 +231,11 @@ class AnswerRoom:
         answer.since = asyncio.get_running_loop().time()
         if self._timer is None:
             self._look_in(self._unread_s / 4)
-        yield
+        self._writing += 1
+        try:
+            yield
+        finally:
+            self._writing -= 1
         answer.byte_count -= before
         self.bytes_held -= before
         self._let_in()
@@ -224,23 +246,32 @@ class AnswerRoom:
         old = [
             call
             for call, answer in self._held.items()
-            if now - answer.since >= older_than_s and not answer.is_cut
+            if now - answer.since >= older_than_s and not (answer.is_cut or answer.waits)
         ]
         for call in old:
             self._cut(call)
         return len(old)
 
-    def _has_room(self) -> bool:
-        """One part may always be read, whatever its size."""
-        wanted = self.bytes_held + (self._reading + 1) * self._expected
-        return wanted <= self._bytes_max or not (self.bytes_held or self._reading)
+    def _has_room(self, answer: Answer | None) -> bool:
+        """Whether a call may read its next part, in place of what it holds. One part may always be
+        read, whatever its size: if nobody holds anything, or none of those that do is at work."""
+        own = 0 if answer is None else answer.byte_count
+        wanted = self.bytes_held - own + (self._reading + 1) * self._expected
+        if wanted <= self._bytes_max:
+            return True
+        at_work = self._reading + self._writing
+        return not at_work and (answer is not None or not self.bytes_held)
 
     def _let_in(self) -> None:
-        while self._waiting and self._has_room():
-            turn = self._waiting.popleft()
-            if not turn.done():  # else its client has gone
-                self._reading += 1
-                turn.set_result(None)
+        while self._begun and self._has_room(self._begun[0][1]):
+            self._admit(self._begun.popleft()[0])
+        while self._waiting and not self._begun and self._has_room(None):
+            self._admit(self._waiting.popleft())
+
+    def _admit(self, turn: asyncio.Future[None]) -> None:
+        if not turn.done():  # else its client has gone
+            self._reading += 1
+            turn.set_result(None)
 
     def _forget(self, call: Call) -> None:
         self.bytes_held -= self._held.pop(call).byte_count
@@ -258,15 +289,16 @@ class AnswerRoom:
         if not self._held:
             return
         now = asyncio.get_running_loop().time()
-        bound_s = self._grace_s if self._waiting else self._unread_s
+        others_wait = bool(self._begun or self._waiting)
+        bound_s = self._grace_s if others_wait else self._unread_s
         old = [
             (answer.since, id(call), call)
             for call, answer in self._held.items()
-            if now - answer.since >= bound_s and not answer.is_cut
+            if now - answer.since >= bound_s and not (answer.is_cut or answer.waits)
         ]
         if old:
             self._cut(min(old)[2])
-        self._look_in(_LOOK_AGAIN_S if self._waiting or old else self._unread_s / 4)
+        self._look_in(_LOOK_AGAIN_S if others_wait or old else self._unread_s / 4)
 
     def _cut(self, call: Call) -> None:
         self._held[call].is_cut = True

@@ -33,11 +33,14 @@ class Naming:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._named: OrderedDict[LedgerId, None] = OrderedDict()
-        # A restored store has other sessions, and may give an id to another ledger.
-        store.on_session_lost(self._named.clear)
+        self._connections = store.connections
 
     def unsettled(self, ledger_ids: Iterable[LedgerId]) -> list[LedgerId]:
         """Those of the ledgers that are not known to be named, each once, ascending."""
+        if self._connections != self._store.connections:
+            # The store may have been restored meanwhile, and have given an id to another ledger.
+            self._connections = self._store.connections
+            self._named.clear()
         return sorted({each for each in ledger_ids if each not in self._named})
 
     async def operations(self, ledger_ids: Sequence[LedgerId]) -> list[Operation]:

@@ -7,10 +7,12 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from spark_ledger.errors import (
     ConflictError,
+    DataLossError,
     NoSuchLedgerError,
     NoSuchStreamError,
     NotFoundError,
@@ -23,6 +25,8 @@ from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.schema import canonical_schema
 from spark_ledger.stream.ledgers import TAG_STREAM_ID, Ledgers
+from spark_ledger.stream.manifest.format import encode_root
+from spark_ledger.stream.manifest.tree import empty_root
 from spark_ledger.stream.model import (
     ENTRY_BYTES_DEFAULT,
     SEGMENT_ROLL_AGE_S_DEFAULT,
@@ -41,8 +45,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DELETES_AT_ONCE: Final = 64
-"""Ledgers deleted in parallel, and nodes deleted in one transaction."""
+_LEDGERS_AT_ONCE: Final = 64
+"""Ledgers that are deleted in parallel."""
+
+_PARTS_AT_ONCE: Final = 16
+"""Leaves of manifests, or buckets, whose commits are read in parallel."""
+
+_NODES_PER_TRANSACTION: Final = 500
+_TRANSACTIONS_AT_ONCE: Final = 4
+"""Nodes that are deleted: a transaction of so many is 50 KB, and takes ZooKeeper some 10 ms."""
 
 _DELETE_ATTEMPTS: Final = 20
 _DELETE_DELAY_S: Final = 0.05
@@ -115,6 +126,7 @@ class StreamCatalog:
             Create(nodes.head_path, codec.encode_head(Head(stream_id=config.stream_id))),
             Create(nodes.sinks_path, b""),
             Create(nodes.commits_path, b""),
+            Create(nodes.manifests_path, encode_root(empty_root(config.stream_id))),
         ]
         while True:
             try:
@@ -160,13 +172,15 @@ class StreamCatalog:
         """Delete a stream with its rows.
 
         It is marked first, so that no commit is made any more and no reader opens it. Then its
-        ledgers are deleted, then its nodes. After a crash a second call finishes the work.
+        ledgers are deleted, those that name others last, then its nodes. After a crash a second
+        call finishes the work.
         Raises NoSuchStreamError, RetryableError if its nodes keep changing meanwhile.
         """
         nodes = StreamNodes(self._store, name)
         config = await self._mark_deleted(nodes)
-        for ledger_ids in _batches(sorted(await self._named_ledgers(nodes, config.value))):
-            await run_all(self._delete_ledger(ledger_id, config.value) for ledger_id in ledger_ids)
+        for ledger_ids in await self._named_ledgers(nodes, config.value):
+            for batch in _batches(sorted(ledger_ids), _LEDGERS_AT_ONCE):
+                await run_all(self._delete_ledger(each, config.value) for each in batch)
         await self._delete_nodes(nodes, config)
 
     async def _mark_deleted(self, nodes: StreamNodes) -> Versioned[StreamConfig]:
@@ -184,27 +198,43 @@ class StreamCatalog:
                 continue
             return Versioned(marked, config.version + 1)
 
-    async def _named_ledgers(self, nodes: StreamNodes, config: StreamConfig) -> set[LedgerId]:
-        """The ledgers that commits name, and those that hold their segment lists."""
+    async def _named_ledgers(
+        self, nodes: StreamNodes, config: StreamConfig
+    ) -> tuple[set[LedgerId], set[LedgerId]]:
+        """The ledgers of rows, and those that name them: of segment lists and of manifests."""
         log = CommitLog(self._ledgers, nodes, config.stream_id)
-
-        async def named_by(number: int) -> set[LedgerId]:
-            ledger_ids: set[LedgerId] = set()
-            try:
-                _, pointer = await nodes.commit(number)
-                if pointer is not None:
-                    ledger_ids.add(pointer.ledger_id)
-                ledger_ids |= {part.ledger_id for part in (await log.get(number)).segments}
-            except (NoSuchLedgerError, NotFoundError):
-                pass  # a deletion before this one, or at the same time, was here
-            return ledger_ids
-
-        result: set[LedgerId] = set()
+        rows: set[LedgerId] = set()
+        naming: set[LedgerId] = set()
+        parts: list[range] = []
+        async for page in log.manifests.walk():
+            naming.add(LedgerId(page.pointer.ledger_id))
+            if page.level == 0:
+                parts.append(range(page.first, page.first + (await log.manifests.root()).span(0)))
         for bucket in await self._store.children(nodes.commits_path):
             commits = await self._store.children(f"{nodes.commits_path}/{bucket}")
-            for numbers in _batches(int(commit) for commit in commits):
-                result.update(*await run_all(map(named_by, numbers)))
-        return result
+            if commits:
+                parts.append(range(int(commits[0]), int(commits[-1]) + 1))
+        for batch in _batches(parts, _PARTS_AT_ONCE):
+            for of_rows, of_lists in await run_all(self._named_by(log, part) for part in batch):
+                rows |= of_rows
+                naming |= of_lists
+        return rows, naming
+
+    async def _named_by(
+        self, log: CommitLog, numbers: range
+    ) -> tuple[set[LedgerId], set[LedgerId]]:
+        """The ledgers of some commits. Those that a deletion of before, or at the same time, has
+        taken away name none."""
+        try:
+            return await log.ledgers(numbers)
+        except NotFoundError:
+            if len(numbers) == 1:
+                return set(), set()
+        except DataLossError:  # of manifests: what they named is deleted
+            return set(), set()
+        found = await run_all(self._named_by(log, range(n, n + 1)) for n in numbers)
+        rows, lists = (set[LedgerId]().union(*sets) for sets in zip(*found, strict=True))
+        return rows, lists
 
     async def _delete_ledger(self, ledger_id: LedgerId, config: StreamConfig) -> None:
         """Delete a ledger, unless it was made for another stream, whose commits may name it."""
@@ -219,7 +249,7 @@ class StreamCatalog:
         """Delete the nodes, until they are gone or are those of a new stream of that name."""
         for _ in range(_DELETE_ATTEMPTS):
             try:
-                return await self._try_delete_nodes(nodes, config.value.stream_id)
+                return await self._try_delete_nodes(nodes, config.value)
             except (ConflictError, NotFoundError, OutcomeUnknownError):
                 # Another deletion is at work, a last commit added nodes, or a reply was lost.
                 existing = await self._existing(nodes)
@@ -230,10 +260,10 @@ class StreamCatalog:
             f"stream {nodes.name!r}: its nodes keep changing while it is deleted; try again"
         )
 
-    async def _try_delete_nodes(self, nodes: StreamNodes, stream_id: str) -> None:
+    async def _try_delete_nodes(self, nodes: StreamNodes, config: StreamConfig) -> None:
         """Delete the nodes of the stream that was marked, and of no other (rule T7): a second
         deletion may have finished meanwhile, and the name may be in use again."""
-        identity = nodes.identity_path(stream_id)
+        identity = nodes.identity_path(config.stream_id)
         paths: list[str] = []
         for bucket in await self._store.children(nodes.commits_path):
             parent = f"{nodes.commits_path}/{bucket}"
@@ -241,12 +271,16 @@ class StreamCatalog:
             paths.append(parent)
         sinks = await self._store.children(nodes.sinks_path)
         paths += [f"{nodes.sinks_path}/{sink}" for sink in sinks]
-        for batch in _batches(paths):
-            await self._store.transaction([Check(identity, 0), *(Delete(path) for path in batch)])
+        for batches in _batches(_batches(paths, _NODES_PER_TRANSACTION), _TRANSACTIONS_AT_ONCE):
+            await run_all(
+                self._store.transaction([Check(identity, 0), *(Delete(path) for path in batch)])
+                for batch in batches
+            )
         await self._store.transaction(
             [
                 Delete(nodes.sinks_path),
                 Delete(nodes.commits_path),
+                *([Delete(nodes.manifests_path)] if config.has_manifests else []),
                 Delete(nodes.head_path),
                 Delete(nodes.config_path),
                 Delete(identity),
@@ -255,13 +289,8 @@ class StreamCatalog:
         )
 
 
-def _batches(items: Iterable[T]) -> Iterable[list[T]]:
-    """The items in lists of ``_DELETES_AT_ONCE``."""
-    batch: list[T] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == _DELETES_AT_ONCE:
-            yield batch
-            batch = []
-    if batch:
+def _batches(items: Iterable[T], size: int) -> Iterable[list[T]]:
+    """The items in lists of a size."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
         yield batch

@@ -18,6 +18,7 @@ TAG_PURPOSE: Final = "purpose"
 PURPOSE_RAW: Final = "raw"
 PURPOSE_SEGMENTS: Final = "segments"
 PURPOSE_SEGMENT_LIST: Final = "segment-list"
+PURPOSE_MANIFEST: Final = "manifest"
 
 
 class OpenLedger(Protocol):

@@ -105,7 +105,8 @@ def parse_compression(value: str | Compression) -> Compression:
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """What a stream is. Only two fields ever change: ``schemas`` grows, ``deleted`` becomes true.
+    """What a stream is. ``schemas`` grows, ``deleted`` becomes true, and ``has_manifests`` becomes
+    true for a stream of the former format (rule T13). Nothing else ever changes.
 
     ``stream_id`` is random: it tells a stream from a later one of the same name (rule T7). The
     version of a schema is its index in ``schemas``; versions are only added (rule T8).
@@ -122,6 +123,7 @@ class StreamConfig:
     segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT
     created_ms: int = 0
     deleted: bool = False
+    has_manifests: bool = True
 
     def __post_init__(self) -> None:
         assert self.schemas, "a stream has at least one schema"

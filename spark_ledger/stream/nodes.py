@@ -4,7 +4,8 @@ streams/<name>/id-<stream id>       empty; exists as long as this very stream do
 streams/<name>/config               what the stream is; every commit checks its version (rule T2)
 streams/<name>/head                 how far it reaches; replaced by every commit
 streams/<name>/sinks/<sink id>      newest transaction of a sink (rule T3)
-streams/<name>/commits/<b>          summary of the bucket's first commits, or empty (rule T6)
+streams/<name>/manifests            root of the manifests, which hold the sealed commits (rule T11)
+streams/<name>/commits/<b>          parent of a thousand commits, as long as one is not sealed
 streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never changed (rule T5)
 """
 
@@ -17,9 +18,7 @@ from spark_ledger.errors import NoSuchStreamError, NotFoundError
 from spark_ledger.metadata.base import Check, MetadataStore, Put
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
-from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.model import (
-    Commit,
     Head,
     SinkRecord,
     StreamConfig,
@@ -30,10 +29,6 @@ from spark_ledger.types import Versioned
 STREAMS_ROOT: Final = "streams"
 COMMITS_PER_BUCKET: Final = 1000
 """The children of one node fit into one answer of ZooKeeper."""
-
-COMMITS_PER_SUMMARY_STEP: Final = 25
-"""A bucket's summary grows by this many commits at a time. A reader reads fewer than these one by
-one, and only every 25th commit takes the time to write a summary."""
 
 
 def bucket_of(commit: int) -> int:
@@ -52,6 +47,7 @@ class StreamNodes:
         self.head_path = f"{self.root}/head"
         self.sinks_path = f"{self.root}/sinks"
         self.commits_path = f"{self.root}/commits"
+        self.manifests_path = f"{self.root}/manifests"
 
     def identity_path(self, stream_id: str) -> str:
         """The node that this stream has and no later one of its name (rule T7).
@@ -116,12 +112,6 @@ class StreamNodes:
         names = await self.store.children(self.sinks_path)
         found = await run_all(self.sink(unquote(name[2:])) for name in names)
         return [record.value for record in found if record is not None]
-
-    async def commit(self, number: int) -> tuple[Commit, SegmentListPointer | None]:
-        """A commit as its node has it, see ``codec.decode_commit``. Raises NotFoundError."""
-        path = self.commit_path(number)
-        node = await self.store.get(path)
-        return codec.decode_commit(node.value, number, path)
 
     def no_such_stream(self) -> NoSuchStreamError:
         """The error for a stream that does not exist (any more)."""

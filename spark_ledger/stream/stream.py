@@ -93,6 +93,7 @@ class Stream:
     async def close(self) -> None:
         """Stop watching, and close the ledgers that ``append`` uses. Idempotent."""
         self._watch.close()
+        await self._committer.sealer.close()
         writers, self._spare_writers = self._spare_writers, []
         if self._append_writer is not None:
             writers.append(self._append_writer)

@@ -8,8 +8,15 @@ import pyarrow as pa
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.metadata import codec as ledgers
 from spark_ledger.metadata.cookies import BookieCookie, decode_cookie, encode_cookie
-from spark_ledger.stream.commit.summary_format import decode_summary, encode_summary
 from spark_ledger.stream.format import codec as streams
+from spark_ledger.stream.manifest import format as manifests
+from spark_ledger.stream.manifest.tree import (
+    ManifestRoot,
+    PagePointer,
+    SinkSpan,
+    index_pointer,
+    leaf_pointer,
+)
 from spark_ledger.stream.model import Commit, Head, Segment, SinkRecord, StreamConfig
 from spark_ledger.types import (
     BookieId,
@@ -103,14 +110,7 @@ def _stream_nodes() -> list[Target]:
         ),
     ]
     sink = SinkRecord("sink", 8, 3, "run")
-    summaries = [encode_summary("0123", 0, commits), encode_summary("0123", 0, commits * 40)]
-
-    def summary(data: bytes) -> object:
-        return decode_summary(data, "0123", 0, PATH)
-
     return [
-        Target("summary of commits", summaries, summary, NAMED, 20_000,
-               only_what_was_written(summaries, summary)),
         _target("stream configuration", [streams.encode_config(config)],
                 lambda d: streams.decode_config(d, PATH), 10_000),
         _target("stream head", [streams.encode_head(head)],
@@ -120,4 +120,31 @@ def _stream_nodes() -> list[Target]:
                 lambda d: streams.decode_sink(d, PATH), 10_000),
         _target("segment list", [streams.encode_segment_list(segments)],
                 lambda d: streams.decode_segment_list(d, 5, PATH), 20_000),
+        *_manifests(commits),
+    ]  # fmt: skip
+
+
+def _manifests(commits: list[bytes]) -> list[Target]:
+    leaves = [manifests.encode_leaf("0123", 0, commits * n) for n in (1, 40)]
+    found = [Commit(n, 5 + n, 2 * n, (), "sink", n, "", n, n) for n in range(4)]
+    pointers = [leaf_pointer(7, 0, found[:2]), leaf_pointer(7, 1, found[2:])]
+    many = PagePointer(8, 3, 9, 9, 99, 99, None)
+    indexes = [manifests.encode_index("0123", 1, 0, pointers)]
+    above = index_pointer(9, 2, pointers)
+    assert above.sinks == (SinkSpan("sink", 0, 3),)
+    roots = [ManifestRoot("0123", (), 100, 100), ManifestRoot("0123", ((many,), (above,)), 2, 2)]
+
+    def leaf(data: bytes) -> object:
+        return manifests.decode_leaf(data, "0123", 0, PATH)
+
+    def index(data: bytes) -> object:
+        return manifests.decode_index(data, "0123", 1, 0, PATH)
+
+    return [
+        Target("manifest of commits", leaves, leaf, NAMED, 20_000,
+               only_what_was_written(leaves, leaf)),
+        Target("manifest of manifests", indexes, index, NAMED, 10_000,
+               only_what_was_written(indexes, index)),
+        _target("root of manifests", [manifests.encode_root(root) for root in roots],
+                lambda d: manifests.decode_root(d, PATH), 20_000),
     ]  # fmt: skip

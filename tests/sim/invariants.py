@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.runs import EntryRun
+from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from tests.sim.base import SimBase
 from tests.sim.node import BookieNode
 from tests.sim.restoring import Owners
 from tests.sim.witness import Witness
 
-_BUCKET_PATH = re.compile(r"streams/[^/]+/commits/\d{7}")
+_ROOT_PATH = re.compile(r"streams/[^/]+/manifests")
 _LEDGER_PATH = re.compile(r"ledgers/(\d{2})/(\d{4})/L(\d{4})")
 
 
@@ -149,8 +150,10 @@ class Invariants(Witness):
         """A metadata node has changed: check I7 and I9."""
         match = _LEDGER_PATH.fullmatch(path)
         if match is None:
-            if data and _BUCKET_PATH.fullmatch(path):
-                self._world.counts["summaries written"] += 1
+            if data and _ROOT_PATH.fullmatch(path):
+                levels = decode_root(data, path).levels
+                self._world.counts["manifests sealed"] += bool(levels)
+                self._world.counts["manifests merged"] += len(levels) > 1
             return
         ledger_id = int("".join(match.groups()))
         truth = self.of(ledger_id)

@@ -82,7 +82,8 @@ class StreamPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     appends: int
     readers: int
     bucket: int = 1000
-    """Commits per bucket; a small number makes commits cross the border of one."""
+    """Commits per bucket; a small number makes commits cross the border of one, and a third of it
+    is a leaf of manifests."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,8 @@ from typing import Any, Final
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.stream import nodes
-from spark_ledger.stream.commit import commit_log, committer, summary_store
+from spark_ledger.stream.commit import commit_nodes, committer, sealer
+from spark_ledger.stream.manifest import tree
 from spark_ledger.types import LedgerId, Quorums
 from spark_ledger.wire import frame
 from tests.history.checkers import check_all
@@ -280,12 +281,14 @@ def _adjusted(options: Options) -> Iterator[None]:
     if bucket < nodes.COMMITS_PER_BUCKET:
         values |= {
             "COMMITS_PER_BUCKET": bucket,
-            "COMMITS_PER_SUMMARY_STEP": 2,
-            "COMMITS_WORTH_A_SUMMARY": 2,
+            "COMMITS_PER_LEAF": bucket // 3,
+            "FAN_OUT": 2,
+            "COMMITS_KEPT_AS_NODES": 1,
+            "SEAL_EVERY": bucket // 3,
         }
     places = [
         (module, name)
-        for module in (commit_log, committer, frame, nodes, summary_store)
+        for module in (commit_nodes, committer, frame, nodes, sealer, tree)
         for name in values
         if hasattr(module, name)
     ]

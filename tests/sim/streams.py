@@ -13,7 +13,9 @@ import pyarrow as pa
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import ConflictError, LedgerError, NotFoundError, OutcomeUnknownError
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.stream.model import Commit, ranges_between
+from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.segment_writer import SegmentWriter
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
@@ -252,11 +254,26 @@ async def judge_stream(client: LedgerClient) -> FinalStream:
         head = await stream.head()
         commits = await stream.commits(0, head.next_commit)
         found = [await _judge_commit(stream, commit) for commit in commits]
+        misplaced = await _misplaced(client, head.next_commit)
+        if misplaced:
+            return FinalStream(NAME, unreadable=misplaced)
         return FinalStream(NAME, tuple(found), await read_stream(stream))
     except NotFoundError:
         return FinalStream(NAME)
     except LedgerError as error:
         return FinalStream(NAME, unreadable=f"{type(error).__name__}: {error}")
+
+
+async def _misplaced(client: LedgerClient, next_commit: int) -> str:
+    """What is wrong with where commits are: each is in a manifest or has a node (rule T11)."""
+    nodes = StreamNodes(client.store, NAME)
+    root = decode_root((await client.store.get(nodes.manifests_path)).value, "the root")
+    buckets = await client.store.children(nodes.commits_path)
+    found = [await client.store.children(f"{nodes.commits_path}/{each}") for each in buckets]
+    numbers = [int(name) for names in found for name in names]
+    if numbers == list(range(root.sealed, next_commit)):
+        return ""
+    return f"{root.sealed} of {next_commit} commits are sealed, and {numbers} have nodes"
 
 
 async def _judge_commit(stream: Stream, commit: Commit) -> FinalCommit:

@@ -34,11 +34,12 @@ PER_THOUSAND_AT_LEAST: Final = {
     "ensemble changes": 250,
     "entries acknowledged": 8000,
     "entries read": 20000,
+    "manifests merged": 50,
+    "manifests sealed": 100,
     "recoveries": 500,
     "recoveries that met": 200,
     "slower sinks refused": 5,
     "strangers refused": 500,
-    "summaries written": 100,
 }
 """How often each of these has to happen in a thousand schedules; else they test less than it
 seems."""

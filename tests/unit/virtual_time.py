@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+_LASTS_S_MAX: Final = 300.0
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -37,6 +39,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(main: Coroutine[object, object, T]) -> T:
-    """The result of ``main``. Fails if everybody waits and no timer is set."""
+    """The result of ``main``. Fails if everybody waits and no timer is set, and after some minutes
+    of its time: who looks again and again for ever would hang."""
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
-        return runner.run(main)
+        return runner.run(asyncio.wait_for(main, _LASTS_S_MAX))

@@ -1,53 +1,47 @@
 """Reads the commits of a stream: by number, range, segment or time. Keeps what it has read.
 
 A commit never changes, so what was read once stays true (rule T5). Commits are found by number,
-never by listing: their segment numbers and times ascend, so a search needs a few gets. Many at
-once are taken from the summaries of their buckets (``summary_store``), and those that a summary
-lacks from their own nodes (rule T6).
+never by listing: their segment numbers and times ascend, so a search needs few reads. The pages of
+manifests narrow it down to a hundred commits or so (``ManifestStore.narrow``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from spark_ledger.errors import CorruptionError, DataLossError, LedgerError, NotFoundError
-from spark_ledger.stream.commit.summary_store import EXTEND_TIMEOUT_S, SummaryStore
+from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
+from spark_ledger.stream.commit.commit_nodes import CommitNodes
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import Ledgers
+from spark_ledger.stream.manifest.store import ManifestStore
+from spark_ledger.stream.manifest.tree import PagePointer
 from spark_ledger.stream.model import Commit, Head, Segment
-from spark_ledger.stream.nodes import (
-    COMMITS_PER_BUCKET,
-    COMMITS_PER_SUMMARY_STEP,
-    StreamNodes,
-    bucket_of,
-)
-from spark_ledger.types import EntryId
+from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.types import EntryId, LedgerId
 
-CACHE_WEIGHT_MAX: Final = 1 << 20
-"""Bounds the cache to about 50 MB: 60,000 small commits, or commits with a million entries."""
+CACHE_WEIGHT_MAX: Final = 1 << 18
+"""Bounds the cache to about 12 MB: 16,000 small commits, or commits with 260,000 entries."""
 
 _COMMIT_WEIGHT: Final = 16
 """What a commit weighs besides its entries, which weigh 1 each."""
 
-GETS_IN_FLIGHT_MAX: Final = 64
-"""Parallel metadata reads: enough to hide the round trip, few enough to be polite."""
+_DECODED_AT_ONCE_MAX: Final = COMMITS_PER_BUCKET
+"""Commits that ``range`` reads and decodes at a time, those of one bucket: the loop is free again
+after some 10 ms."""
 
-_TASKS_MAX: Final = 1024
-"""Commits that ``range`` asks for at a time; of these, ``GETS_IN_FLIGHT_MAX`` are in flight."""
+_LISTS_AT_ONCE_MAX: Final = 8
+"""Long segment lists that are read at once: each is 200 KiB to some MB."""
 
 _WINDOW_FIRST: Final = 16
 _WINDOW_MAX: Final = 1024
 """A read with a limit fetches this many commits first, then twice as many each time."""
-
-logger = logging.getLogger(__name__)
 
 
 class StoredCommit(NamedTuple):
@@ -65,8 +59,9 @@ class CommitLog:
         self._nodes = nodes
         self._cache: OrderedDict[int, StoredCommit] = OrderedDict()
         self._cache_weight = 0
-        self._gets = asyncio.Semaphore(GETS_IN_FLIGHT_MAX)
-        self._summary_store = SummaryStore(nodes, stream_id)
+        self.manifests = ManifestStore(ledgers, nodes, stream_id)
+        self._lists = asyncio.Semaphore(_LISTS_AT_ONCE_MAX)
+        self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id)
 
     def remember(self, commit: Commit, pointer: SegmentListPointer | None = None) -> None:
         """Put a commit that is known to be stored, and its node's pointer, into the cache."""
@@ -81,113 +76,77 @@ class CommitLog:
             self._cache_weight -= _weight(oldest.commit)
 
     async def get(self, number: int) -> Commit:
-        """A commit by number.
-
-        Raises NoSuchStreamError if the stream was deleted, DataLossError if the commit was
-        truncated, NotFoundError if it is not made yet, CorruptionError if its node is damaged.
-        """
-        return (await self._stored(number)).commit
-
-    async def _stored(self, number: int) -> StoredCommit:
+        """A commit by number. Raises as ``CommitNodes.get``, CorruptionError if it is damaged."""
         known = self._cache.get(number)
-        if known is not None:
+        if known is None:
+            node = await self._stored_nodes.get(number)
+            known = (await self._decode({number: node}))[number]
+        else:
             self._cache.move_to_end(number)
-            return known
-        async with self._gets:
-            try:
-                commit, pointer = await self._nodes.commit(number)
-            except NotFoundError as error:
-                raise await self._why_missing(number) from error
-            return await self._complete(commit, pointer)
+        return known.commit
 
-    async def _complete(self, commit: Commit, pointer: SegmentListPointer | None) -> StoredCommit:
-        if pointer is not None:
-            commit = replace(commit, segments=await self._segment_list(commit, pointer))
-        self.remember(commit, pointer)
-        return StoredCommit(commit, pointer)
+    async def _decode(self, nodes: Mapping[int, bytes]) -> dict[int, StoredCommit]:
+        """The commits in nodes, with their segment lists where those are kept elsewhere."""
+        found: dict[int, StoredCommit] = {}
+        for number, node in nodes.items():
+            path = self._nodes.commit_path(number)
+            found[number] = StoredCommit(*codec.decode_commit(node, number, path))
+        elsewhere = [stored for stored in found.values() if stored.pointer is not None]
+        for stored in await run_all(map(self._with_list, elsewhere)):
+            found[stored.commit.number] = stored
+        for stored in found.values():
+            self.remember(*stored)
+        return found
+
+    async def _with_list(self, stored: StoredCommit) -> StoredCommit:
+        commit, pointer = stored
+        assert pointer is not None, "its list is elsewhere"
+        async with self._lists:
+            segments = await self._segment_list(commit, pointer)
+        return StoredCommit(replace(commit, segments=segments), pointer)
 
     async def range(self, first: int, end: int) -> list[Commit]:
         """Commits ``first`` .. ``end - 1``, in order; those that are not cached read in parallel.
 
         Raises as ``get``, and CorruptionError if their segments are not numbered without gaps.
         """
-        found: dict[int, StoredCommit] = {}
-        missing: defaultdict[int, list[int]] = defaultdict(list)
-        for number in range(first, end):
-            known = self._cache.get(number)
-            if known is not None:
-                found[number] = known
-            else:
-                missing[bucket_of(number)].append(number)
-        await run_all(
-            self._take_from_summary(bucket, numbers, found) for bucket, numbers in missing.items()
-        )
-        rest = [number for numbers in missing.values() for number in numbers if number not in found]
-        for start in range(0, len(rest), _TASKS_MAX):
-            window = rest[start : start + _TASKS_MAX]
-            for stored in await run_all(self._stored(number) for number in window):
-                found[stored.commit.number] = stored
-        if len(rest) >= COMMITS_PER_SUMMARY_STEP:
-            await run_all(self._extend_summary(bucket, found) for bucket in missing)
-        commits = [found[number].commit for number in range(first, end)]
+        commits: list[Commit] = []
+        start = first
+        while start < end:
+            behind = start - start % _DECODED_AT_ONCE_MAX + _DECODED_AT_ONCE_MAX
+            numbers = range(start, min(behind, end))
+            start = behind
+            known = {number: self._cache[number] for number in numbers if number in self._cache}
+            missing = [number for number in numbers if number not in known]
+            nodes = await self._stored_nodes.get_all(missing)
+            known.update(await self._decode(nodes))
+            commits += [known[number].commit for number in numbers]
         for before, after in pairwise(commits):
             if before.end_segment != after.first_segment:
                 raise self._gap(before, before.end_segment)
         return commits
 
-    async def _take_from_summary(
-        self, bucket: int, numbers: list[int], found: dict[int, StoredCommit]
-    ) -> None:
-        """Add to ``found`` those commits that the summary of their bucket has (rule T6)."""
-        async with self._gets:
-            summary = await self._summary_store.find(bucket, numbers)
-        if summary is None:
-            return
-        for number in numbers:
-            node = summary.node(number)
-            if not node:
-                continue
-            try:
-                commit, pointer = codec.decode_commit(node, number, self._nodes.commit_path(number))
-            except CorruptionError:
-                continue  # its own node decides, and if that is damaged too the error names it
-            if pointer is None:
-                self.remember(commit)
-                found[number] = StoredCommit(commit, None)
+    async def nodes(self, numbers: Sequence[int]) -> list[bytes]:
+        """The nodes of ascending commits as they are stored, to be sealed (rule T6)."""
+        known = {n: codec.encode_commit(*self._cache[n]) for n in numbers if n in self._cache}
+        known |= await self._stored_nodes.get_all([n for n in numbers if n not in known])
+        return [known[number] for number in numbers]
 
-    async def _extend_summary(self, bucket: int, read: Mapping[int, StoredCommit]) -> None:
-        """Extend the summary of a bucket by the commits that are known, in whole steps."""
-        summary = self._summary_store.kept(bucket)
-        if summary is None:
-            return
-        more: list[bytes] = []
-        for number in range(summary.end, summary.first + COMMITS_PER_BUCKET):
-            known = read.get(number) or self._cache.get(number)
-            if known is None:
-                break
-            more.append(codec.encode_commit(*known))
-        whole_steps = len(more) - len(more) % COMMITS_PER_SUMMARY_STEP
-        if whole_steps:
-            await self._summary_store.extend(bucket, summary, more[:whole_steps])
-
-    async def summarize(self, end: int) -> None:
-        """Extend the summary up to commit ``end - 1``, which was made just now. Best effort: if
-        it fails, whoever reads the commits extends it."""
-        bucket = bucket_of(end - 1)
-        try:
-            async with asyncio.timeout(EXTEND_TIMEOUT_S):
-                summary = await self._summary_store.load(bucket)
-                if summary is not None:
-                    numbers = range(summary.end, end)
-                    stored = await run_all(self._stored(number) for number in numbers)
-                    await self._extend_summary(bucket, dict(zip(numbers, stored, strict=True)))
-        except (LedgerError, TimeoutError) as error:
-            logger.debug(
-                "stream %r: the summary of bucket %d is left to readers: %s",
-                self._nodes.name,
-                bucket,
-                error,
-            )
+    async def ledgers(self, numbers: Sequence[int]) -> tuple[set[LedgerId], set[LedgerId]]:
+        """The ledgers that ascending commits name: of rows, and of segment lists. Keeps nothing."""
+        rows: set[LedgerId] = set()
+        lists: set[LedgerId] = set()
+        for number, node in (await self._stored_nodes.get_all(numbers)).items():
+            path = self._nodes.commit_path(number)
+            stored = StoredCommit(*codec.decode_commit(node, number, path))
+            if stored.pointer is not None:
+                lists.add(stored.pointer.ledger_id)
+                try:
+                    stored = await self._with_list(stored)
+                except NotFoundError:
+                    continue  # a deletion of before took the list, and before that what it names
+            rows.update(segment.ledger_id for segment in stored.commit.segments)
+        return rows, lists
 
     async def at_segment(self, head: Head, segment: int) -> Commit:
         """The commit that holds a segment, which must be below ``head.next_segment``.
@@ -196,10 +155,7 @@ class CommitLog:
         """
         assert 0 <= segment < head.next_segment, (segment, head.next_segment)
         number = await self._last_at_or_below(
-            (head.earliest_commit, head.next_commit),
-            segment,
-            lambda commit: commit.first_segment,
-            head.next_segment,
+            (head.earliest_commit, head.next_commit), segment, _first_segment, head.next_segment
         )
         if number is None:
             raise DataLossError(
@@ -223,9 +179,7 @@ class CommitLog:
             last_ms = head.time_ms
             if high != head.next_commit:
                 last_ms = (await self.get(high - 1)).time_ms
-            number = await self._last_at_or_below(
-                (low, high), time_ms - 1, lambda commit: commit.time_ms, last_ms + 1
-            )
+            number = await self._last_at_or_below((low, high), time_ms - 1, _time_ms, last_ms + 1)
             if number is not None:
                 following = number + 1
                 break
@@ -287,17 +241,23 @@ class CommitLog:
         return commits
 
     async def _last_at_or_below(
-        self, among: tuple[int, int], target: int, key: Callable[[Commit], int], key_at_end: int
+        self,
+        among: tuple[int, int],
+        target: int,
+        key: Callable[[Commit | PagePointer], int],
+        key_at_end: int,
     ) -> int | None:
         """The last commit from one number up to another whose key is at most ``target``, or None.
         Keys ascend there.
 
-        It alternates between a guess by proportion, because keys often grow evenly, and halving,
-        so that an uneven stream costs at most twice a binary search.
+        The manifests leave a leaf, or the commits behind them. There it alternates between a guess
+        by proportion, because keys often grow evenly, and halving, so that an uneven stream costs
+        at most twice a binary search.
         """
         low, high = among
         if low >= high:
             return None
+        among = low, high = await self.manifests.narrow(among, target, key)
         low_key = key(await self.get(low))
         if low_key > target:
             return None
@@ -329,24 +289,13 @@ class CommitLog:
         path = self._nodes.commit_path(commit.number)
         return codec.decode_segment_list(b"".join(parts), commit.first_segment, path)
 
-    async def _why_missing(self, number: int) -> Exception:
-        """The error that says why a commit's node is not there."""
-        name = self._nodes.name
-        config = await self._nodes.config()
-        if config.value.deleted:
-            return self._nodes.no_such_stream()
-        head = (await self._nodes.head()).value
-        if number < head.earliest_commit:
-            return DataLossError(
-                f"stream {name!r}: commit {number} was truncated; the earliest is "
-                f"{head.earliest_commit}"
-            )
-        if number >= head.next_commit:
-            return NotFoundError(f"stream {name!r}: commit {number} is not made yet")
-        return CorruptionError(
-            f"stream {name!r}: metadata node {self._nodes.commit_path(number)} is missing, "
-            f"although the stream has commits up to {head.next_commit - 1}"
-        )
+
+def _first_segment(commit: Commit | PagePointer) -> int:
+    return commit.first_segment
+
+
+def _time_ms(commit: Commit | PagePointer) -> int:
+    return commit.time_ms
 
 
 def _weight(commit: Commit) -> int:

@@ -34,12 +34,13 @@ from spark_ledger.limits.stream import LEDGERS_NAMED_BY_COMMIT_MAX, LIST_REMOVAL
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
+from spark_ledger.stream.commit.sealer import Sealer
 from spark_ledger.stream.concurrency import run_all, task_group
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags
 from spark_ledger.stream.model import Commit, Head, SinkRecord
-from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, COMMITS_PER_SUMMARY_STEP, StreamNodes
+from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import LedgerId, Versioned
 
@@ -74,6 +75,7 @@ class Committer:
         self.nodes = nodes
         self.log = log
         self.schemas = schemas
+        self.sealer = Sealer(ledgers, nodes, log, schemas)
         self.clock_ms = clock_ms
         self.rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
 
@@ -93,8 +95,8 @@ class Committer:
             raise _outcome_unknown(self.nodes.name, proposal) from error
         finally:
             await attempt.clean_up()
-        if commit.applied and (commit.number + 1) % COMMITS_PER_SUMMARY_STEP == 0:
-            await self.log.summarize(commit.number + 1)
+        if commit.applied:
+            await self.sealer.after_commit(commit.number)
         return commit
 
 

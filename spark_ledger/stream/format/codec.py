@@ -34,6 +34,9 @@ from spark_ledger.stream.model import (
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
 FORMAT_VERSION: Final = 1
+FORMAT_WITH_MANIFESTS: Final = 2
+"""Of the configuration alone. Every commit checks that node, and whoever misses a commit reads it,
+so a program that knows no manifests stops with a sentence (rule T13)."""
 
 SCHEMA_COMPRESSED_FROM_BYTES: Final = 4 * KIB
 """The size of a schema of about 60 columns. Smaller ones fit many times without compression."""
@@ -119,15 +122,15 @@ class SegmentListPointer(msgspec.Struct, frozen=True):
 N = TypeVar("N", bound=_Node)
 
 
-def _decode(data: bytes, kind: type[N], path: str) -> N:
+def _decode(data: bytes, kind: type[N], path: str, newest: int = FORMAT_VERSION) -> N:
     try:
         node = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"metadata node {path}: {error}") from error
-    if node.v != FORMAT_VERSION:
+    if not FORMAT_VERSION <= node.v <= newest:
         raise CorruptionError(
             f"metadata node {path}: format version {node.v}, but this program knows only "
-            f"{FORMAT_VERSION}; use a newer one"
+            f"{newest}; use a newer one"
         )
     return node
 
@@ -144,6 +147,7 @@ def encode_config(config: StreamConfig) -> bytes:
     """The ``config`` node. Raises ConfigurationError if it would be too large for the metadata."""
     data = msgspec.json.encode(
         _ConfigNode(
+            v=FORMAT_WITH_MANIFESTS if config.has_manifests else FORMAT_VERSION,
             name=config.name,
             stream_id=config.stream_id,
             ensemble_size=config.quorums.ensemble_size,
@@ -170,7 +174,7 @@ def encode_config(config: StreamConfig) -> bytes:
 
 def decode_config(data: bytes, path: str) -> StreamConfig:
     """The configuration in a node."""
-    node = _decode(data, _ConfigNode, path)
+    node = _decode(data, _ConfigNode, path, FORMAT_WITH_MANIFESTS)
     _require(bool(node.schemas), path, "no schema")
     try:
         return StreamConfig(
@@ -184,6 +188,7 @@ def decode_config(data: bytes, path: str) -> StreamConfig:
             segment_roll_age_s=node.segment_roll_age_s,
             created_ms=node.created_ms,
             deleted=node.deleted,
+            has_manifests=node.v == FORMAT_WITH_MANIFESTS,
         )
     except CorruptionError:
         raise

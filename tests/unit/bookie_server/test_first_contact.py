@@ -11,6 +11,7 @@ from bookie_server import ledger_keys
 from bookie_server.first_contact import Answer as KeyAnswer
 from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.bookie_api import Refusal
+from spark_ledger.limits.bookie import FIRST_CONTACT_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
@@ -26,6 +27,7 @@ from spark_ledger.types import (
 )
 from spark_ledger.wire.frame import access_key_hash
 from tests.unit.bookie_server.storage.support import Answer, Machine, expected, formatted
+from tests.unit.virtual_time import run_in_virtual_time
 
 OK, UNAUTHORIZED = BookieStatus.OK, BookieStatus.UNAUTHORIZED
 BUSY = BookieStatus.TOO_MANY_REQUESTS
@@ -178,7 +180,7 @@ async def look_up(store: MetadataStore, count: int = 1) -> list[bytes | Refusal]
         keys.look_up(L, found.append)
     async with asyncio.timeout(10):
         while len(found) < count:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
     return found
 
 
@@ -257,3 +259,19 @@ def test_look_ups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.count(b"k" * 32) == 5 and most == 2
 
     asyncio.run(main())
+
+
+def test_look_ups_that_wait_for_their_turn_are_given_up_in_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ZooKeeper hangs: whoever waits behind others is told that the bookie is busy as soon."""
+    monkeypatch.setattr(ledger_keys, "FIRST_CONTACT_LOOKUPS_MAX", 2)
+
+    async def main() -> None:
+        store = MemoryMetadataStore(interpose=lambda _name, _path: Fault(delay_s=3600.0))
+        found = await look_up(store, 9)
+        assert {one.status for one in found if isinstance(one, Refusal)} == {BUSY}
+        lasted_s = asyncio.get_running_loop().time()
+        assert len(found) == 9 and lasted_s == pytest.approx(FIRST_CONTACT_TIMEOUT_S, abs=0.1)
+
+    run_in_virtual_time(main())

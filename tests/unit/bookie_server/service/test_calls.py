@@ -11,6 +11,7 @@ from bookie_server.service import calls
 from bookie_server.service.calls import BOUNDS, AnswerRoom, CallLimits, Kind
 from spark_ledger.limits.bookie import BOOKIE_CALLS_MAX, BOOKIE_RECEIVING_MAX
 from spark_ledger.types import BookieStatus
+from tests.unit.virtual_time import run_in_virtual_time
 
 
 def on_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -211,6 +212,78 @@ async def test_answer_that_is_never_read_is_cut_in_the_end() -> None:
     await until(reader.task.cancelled)
     await until(lambda: room.bytes_held == 0)
     assert room.cut == 1
+
+
+@pytest.mark.parametrize("readers", [1, 31, 32, 40, 200])
+@pytest.mark.parametrize("written_in_s", [0.0, 0.005, 0.9])
+def test_answers_that_are_read_are_not_cut_however_many_and_long_they_are(
+    readers: int, written_in_s: float
+) -> None:
+    """Each call holds its last part until it writes the next: together they fill the room."""
+    parts = 4 if written_in_s > 0.1 else 16
+
+    async def main() -> None:
+        room = room_of(64 * MIB, grace_s=1.0, unread_s=30.0)
+
+        async def call() -> None:
+            for _part in range(parts):
+                await room.reserve()
+                await asyncio.sleep(0.001)
+                with room.hold(MIB):
+                    most.append(room.bytes_held)
+                    await asyncio.sleep(written_in_s)
+
+        most: list[int] = []
+        every = asyncio.gather(*(call() for _number in range(readers)))
+        while not every.done():
+            await asyncio.sleep(0.4)
+            assert room.cut_unread(1.0) == 0
+        await every
+        assert room.cut == 0 and max(most) <= 66 * MIB
+        await asyncio.sleep(0)
+        assert (room.bytes_held, room._reading, room._writing) == (0, 0, 0)
+
+    run_in_virtual_time(main())
+
+
+def test_large_entries_go_on_one_after_the_other_where_all_room_is_held() -> None:
+    """What is read next is expected to be as large as the last: more than there is room for."""
+
+    async def main() -> None:
+        room = room_of(64 * MIB, grace_s=1.0, unread_s=30.0)
+
+        async def call(sizes: list[int]) -> None:
+            for size in sizes:
+                await room.reserve()
+                await asyncio.sleep(0.001)
+                with room.hold(size):
+                    await asyncio.sleep(0.001)
+
+        small, large = [MIB] * 8, [MIB, 16 * MIB, 16 * MIB, MIB]
+        await asyncio.gather(*(call(large if n % 5 == 0 else small) for n in range(60)))
+        assert room.cut == 0
+        assert asyncio.get_running_loop().time() < 10.0, "nobody waits for a cut"
+
+    run_in_virtual_time(main())
+
+
+def test_call_whose_client_stops_is_cut_and_not_those_that_wait_for_it() -> None:
+    async def main() -> None:
+        room = room_of(64 * MIB, grace_s=1.0, unread_s=30.0)
+
+        async def call(parts: int, stops_at: int | None) -> None:
+            for part in range(parts):
+                await room.reserve()
+                with room.hold(MIB):
+                    await asyncio.sleep(3600.0 if part == stops_at else 0.01)
+
+        idle = [asyncio.ensure_future(call(8, 2)) for _number in range(3)]
+        honest = [asyncio.ensure_future(call(16, None)) for _number in range(60)]
+        await asyncio.gather(*honest)
+        await asyncio.gather(*idle, return_exceptions=True)
+        assert [task.cancelled() for task in idle] == [True] * 3 and room.cut == 3
+
+    run_in_virtual_time(main())
 
 
 @on_loop

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from bookie_server.service import memory
+from bookie_server.service.connections import Connections
 from bookie_server.service.memory import MemoryGuard, anonymous_bytes, trim
 from spark_ledger.limits import MIB
 
@@ -162,3 +163,15 @@ def test_guard_that_cannot_ask_the_kernel_once_looks_again(monkeypatch: pytest.M
         guard.stop()
 
     asyncio.run(main())
+
+
+def test_connections_that_are_gone_are_forgotten() -> None:
+    """A client that comes again from the same port is another connection: what it leaves
+    unfinished counts in full."""
+    connections, peer = Connections(), "ipv4:127.0.0.1:40000"
+    for _call in range(10):
+        connections.call_began(peer)
+    connections.given(peer, 64 * MIB)
+    assert connections.held({peer: 66 * MIB})[peer] < 2 * MIB
+    assert connections.held({}) == {}
+    assert connections.held({peer: 16 * MIB}) == {peer: 16 * MIB}

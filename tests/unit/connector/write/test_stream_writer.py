@@ -138,6 +138,19 @@ def test_commit_of_rival_run_is_refused_at_its_second_batch(stream: FakeStream) 
         writer().commit([message(5, 5, run="a")], 5)
 
 
+def test_commit_of_rival_run_is_refused_however_many_runs_there_were(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit process serves one query after the other: the oldest are forgotten."""
+    monkeypatch.setattr(repeated, "RUNS_REMEMBERED_MAX", 3)
+    for n in range(5):
+        writer().commit([message(n, 5, run=f"r{n}", query=f"q{n}")], n)
+    assert len(repeated._FIRST_BATCH_OF_RUN) == 3
+    writer().commit([message(5, 5, run="rival", query="q4")], 5)
+    with pytest.raises(ConflictError, match="another run"):
+        writer().commit([message(5, 5, run="r4", query="q4")], 5)
+
+
 def test_commit_under_sink_name_of_another_query_is_refused(stream: FakeStream) -> None:
     writer(sinkId="x").commit([message(0, 5)], 0)
     with pytest.raises(ConflictError, match="use a new sinkId"):

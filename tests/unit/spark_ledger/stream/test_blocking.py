@@ -78,6 +78,21 @@ def test_micro_batches_of_one_writer(connection: StreamConnection) -> None:
     assert values(stream.read()) == [0, 1, 2, 3, 4]
 
 
+def test_items_for_a_writer_are_taken_in_the_callers_thread(connection: StreamConnection) -> None:
+    """There they may block, even on the connection that they are written with."""
+    stream = connection.create_stream("s", SCHEMA)
+
+    def items() -> Iterator[pa.Table]:
+        for n in range(3):
+            assert stream.head().next_commit == 0
+            yield table(n)
+
+    with stream.writer() as writer:
+        assert writer.write(items()) == 3
+        stream.commit_segments(writer.finish())
+    assert values(stream.read()) == [0, 1, 2]
+
+
 def test_data_may_come_from_another_stream_of_the_same_portal(
     connection: StreamConnection,
 ) -> None:

@@ -15,10 +15,21 @@ from spark_ledger.errors import (
     NoSuchStreamError,
 )
 from spark_ledger.metadata.memory import Fault, Outcome
+from spark_ledger.stream import catalog
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Compression
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
-from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, numbers, run, table
+from tests.unit.spark_ledger.stream.world import (
+    SCHEMA,
+    Faults,
+    another,
+    loose,
+    numbers,
+    root_of,
+    run,
+    small_manifests,
+    table,
+)
 
 
 def test_a_created_stream_is_listed_and_opened_with_its_configuration() -> None:
@@ -184,3 +195,43 @@ def test_several_deletions_at_once_all_succeed_or_find_nothing() -> None:
         assert ledgers.store.tree.children("streams") == []
 
     run(scenario())
+
+
+def test_deletion_takes_every_page_of_the_manifests_and_may_break_off_anywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What names other ledgers goes last: a second deletion finds all that the first one left."""
+    small_manifests(monkeypatch, leaf=1, fan_out=2)
+    monkeypatch.setattr(catalog, "_LEDGERS_AT_ONCE", 2)
+
+    async def scenario(at: int) -> bool:
+        ledgers = FakeLedgers()
+        for n in range(9):
+            stream = await another(ledgers)[1].create("s", SCHEMA, exist_ok=True)
+            await stream.append(table(n))  # each into a ledger of its own
+        assert len(root_of(ledgers).levels) == 4
+        other, streams = another(ledgers)
+        deleted = 0
+
+        async def delete(ledger_id: int) -> None:
+            nonlocal deleted
+            deleted += 1
+            if deleted >= at:
+                raise MetadataUnavailableError("no")
+            ledgers.ledgers.pop(ledger_id, None)
+
+        other.delete_ledger = delete  # type: ignore[method-assign]
+        try:
+            await streams.delete("s")
+            is_whole = True
+        except MetadataUnavailableError:
+            is_whole = False
+            await StreamCatalog(ledgers).delete("s")
+        assert ledgers.ledgers == {}
+        assert ledgers.store.tree.children("streams") == []
+        return is_whole
+
+    at = 1
+    while not run(scenario(at)):
+        at += 1
+    assert at > 9 + 6, "nine of rows, and seven of manifests"

@@ -10,6 +10,7 @@ import pytest
 
 from spark_ledger.errors import NoSuchStreamError
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -118,13 +119,13 @@ def test_delete_of_nodes_leaves_the_new_stream_alone() -> None:
         others = another(ledgers)[1]
         remove = others._try_delete_nodes
 
-        async def late(nodes: StreamNodes, stream_id: str) -> None:
+        async def late(nodes: StreamNodes, config: StreamConfig) -> None:
             await streams.delete("s")
             new = await streams.create("s", SCHEMA)
             await new.append(table(10, 5))
             await new.merge_schema(MORE)
             assert (await nodes.config()).version == 1, "as that of the one that was marked"
-            await remove(nodes, stream_id)
+            await remove(nodes, config)
 
         others._try_delete_nodes = late  # type: ignore[method-assign]
         await others.delete("s")

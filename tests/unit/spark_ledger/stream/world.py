@@ -7,10 +7,17 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pytest
 
 from spark_ledger.metadata.memory import Fault, Interpose, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit import sealer
+from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.manifest import tree
+from spark_ledger.stream.manifest.format import decode_root
+from spark_ledger.stream.manifest.tree import ManifestRoot, Page
 from spark_ledger.stream.model import UNPLACED, Segment
+from spark_ledger.stream.stream import Stream
 from spark_ledger.types import EntryId, LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 
@@ -79,3 +86,35 @@ class Faults:
 
     def count(self, name: str) -> int:
         return sum(1 for called, _ in self.calls if called == name)
+
+
+def small_manifests(
+    monkeypatch: pytest.MonkeyPatch, *, leaf: int = 2, fan_out: int = 2, kept: int = 1
+) -> None:
+    """Streams made from now on seal often, into a tree that grows high."""
+    monkeypatch.setattr(tree, "COMMITS_PER_LEAF", leaf)
+    monkeypatch.setattr(tree, "FAN_OUT", fan_out)
+    monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", kept)
+    monkeypatch.setattr(sealer, "SEAL_EVERY", leaf)
+
+
+def commit_nodes(ledgers: FakeLedgers) -> list[int]:
+    """The numbers of the commits that have metadata nodes."""
+    nodes = ledgers.store.tree
+    buckets = nodes.children("streams/s/commits")
+    return [int(n) for bucket in buckets for n in nodes.children(f"streams/s/commits/{bucket}")]
+
+
+def root_of(ledgers: FakeLedgers) -> ManifestRoot:
+    """The root of the manifests of stream ``s``."""
+    return decode_root(ledgers.store.tree.get("streams/s/manifests").value, "root")
+
+
+async def pages_of(stream: Stream) -> list[Page]:
+    """Every page that the root of a stream names, also through other pages."""
+    return [
+        page
+        async for page in CommitLog(
+            stream._ledgers, stream._nodes, stream.config.stream_id
+        ).manifests.walk()
+    ]

@@ -289,7 +289,7 @@ def test_a_limit_that_the_first_commit_reaches_reads_nothing_more() -> None:
         _, commits = await build(ledgers, [(1, 1)] * 40)
         stream, faults = await fresh(ledgers)
         assert await stream.commits_between(0, 40, max_rows=2) == commits[:1]
-        assert faults.count("get") == 4, "configuration, head, the commit and its neighbour"
+        assert faults.count("get") == 5, "configuration, head, root, the commit and its neighbour"
 
     run(scenario())
 

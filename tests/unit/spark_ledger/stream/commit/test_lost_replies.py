@@ -18,6 +18,7 @@ from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
 from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.stream import Stream
+from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run
 
@@ -163,6 +164,30 @@ def test_commit_whose_lookup_after_lost_reply_fails_is_unknown(
         other.store.get = fail  # type: ignore[method-assign, assignment]
         with pytest.raises(OutcomeUnknownError if lost_first else type(raised)):
             await stream.commit_segments([loose()], sink_id="q", transaction_id=1)
+
+    run(scenario())
+
+
+def test_commit_whose_own_node_cannot_be_read_after_lost_reply_is_unknown() -> None:
+    """The head says that the number is taken, and nobody can say by whom: it is ours."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        other, streams = another(ledgers, Faults([Outcome.LOST_REPLY]))
+        stream = await streams.open("s")
+        reads = other.store.get
+
+        async def fail(path: str) -> Versioned[bytes]:
+            if path == stream._nodes.commit_path(0):
+                raise MetadataUnavailableError("away")
+            return await reads(path)
+
+        other.store.get = fail  # type: ignore[method-assign]
+        with pytest.raises(OutcomeUnknownError, match="repeating the same sink id"):
+            await stream.commit_segments([loose()], **PAIR)
+        other.store.get = reads  # type: ignore[method-assign]
+        assert not (await stream.commit_segments([loose()], **PAIR)).applied
 
     run(scenario())
 

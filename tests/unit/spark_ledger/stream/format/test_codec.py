@@ -130,7 +130,7 @@ def test_bytes_of_stream_nodes_are_unchanged() -> None:
     """What is stored stays readable: these names and values do not change."""
     schemas = [base64.b64encode(schema.serialize()).decode() for schema in CONFIG.schemas]
     assert json.loads(codec.encode_config(EVERYTHING)) == {
-        "v": 1,
+        "v": 2,
         "name": "flights",
         "stream_id": "abc",
         "ensemble_size": 5,

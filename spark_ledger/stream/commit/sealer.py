@@ -1,0 +1,354 @@
+"""Seals commits: moves them from metadata nodes into manifests, after every fiftieth commit.
+
+Whoever made that commit does it, as far as it gets: a commit never fails for it, and waits only
+for a moment. One transaction replaces the root and deletes the nodes (rule T11), so a crash leaves
+at most a ledger that no root names. It has the purpose ``manifest`` and the id of its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from spark_ledger.errors import (
+    ConflictError,
+    CorruptionError,
+    LedgerError,
+    NoSuchStreamError,
+    NotEnoughBookiesError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
+from spark_ledger.limits.stream import LIST_REMOVAL_S
+from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
+from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.concurrency import run_all
+from spark_ledger.stream.format import codec
+from spark_ledger.stream.ledgers import PURPOSE_MANIFEST, Ledgers, OpenLedger, ledger_tags
+from spark_ledger.stream.manifest.format import encode_index, encode_leaf, encode_root
+from spark_ledger.stream.manifest.tree import (
+    ManifestRoot,
+    PagePointer,
+    empty_root,
+    index_pointer,
+    leaf_pointer,
+)
+from spark_ledger.stream.model import Commit
+from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.schema_registry import SchemaRegistry
+from spark_ledger.types import LedgerId, Quorums, Versioned
+
+if TYPE_CHECKING:
+    from spark_ledger.stream.manifest.tree import Page
+
+logger = logging.getLogger(__name__)
+
+COMMITS_KEPT_AS_NODES: Final = 50
+"""The newest commits stay in the metadata: readers that keep up read them there, from one node."""
+
+SEAL_EVERY: Final = 50
+"""After so many commits somebody looks whether a leaf is full."""
+
+LEAVES_PER_SEAL_MAX: Final = 10
+"""Leaves of one transaction, for a stream of the former format: a thousand nodes are deleted."""
+
+SEAL_BUDGET_S: Final = 1.0
+"""No step is begun after so long: a stream of the former format is sealed little by little."""
+
+SEAL_WAIT_S: Final = 0.5
+"""A commit waits so long for the sealing after it, which takes some 30 ms. Then it goes on alone:
+in a process that ends at once, as those that commit for Spark may, it would never get done."""
+
+SEAL_CLOSE_S: Final = 2.0
+"""How long the handle of a stream waits for it when it is closed."""
+
+_SENDS_MAX: Final = 3
+"""How often a transaction is sent whose replies are lost."""
+
+_MANIFEST_QUORUMS: Final = Quorums(3, 3, 2)
+"""At least so many copies: without the manifests none of the stream's rows could be found."""
+
+
+class Sealer:
+    """Seals the commits of one stream. Any number of them may work on one stream."""
+
+    def __init__(
+        self, ledgers: Ledgers, nodes: StreamNodes, log: CommitLog, schemas: SchemaRegistry
+    ) -> None:
+        self._ledgers = ledgers
+        self._nodes = nodes
+        self._log = log
+        self._manifests = log.manifests
+        self._schemas = schemas
+        self._work: asyncio.Task[None] | None = None
+
+    async def after_commit(self, number: int) -> None:
+        """Seal what is to be sealed now that this commit was made. Never raises."""
+        if (number + 1) % SEAL_EVERY:
+            return
+        if self._work is None or self._work.done():
+            self._work = asyncio.get_running_loop().create_task(self._seal_quietly(number + 1))
+        await asyncio.wait([self._work], timeout=SEAL_WAIT_S)
+
+    async def close(self) -> None:
+        """Wait for the sealing under way, for a moment."""
+        if self._work is not None:
+            await asyncio.wait([self._work], timeout=SEAL_CLOSE_S)
+
+    async def _seal_quietly(self, end: int) -> None:
+        try:
+            await self.seal(end)
+        except LedgerError as error:
+            logger.debug(
+                "stream %r: commits up to %d are left to the next that seals: %s",
+                self._nodes.name,
+                end - 1,
+                error,
+            )
+
+    async def seal(self, end: int) -> None:
+        """Seal commits below ``end``, of which all are made, in whole leaves.
+
+        Raises what the metadata and the bookies answer; then the commits stay where they are.
+        """
+        if not self._schemas.config.has_manifests and not await self._upgrade():
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SEAL_BUDGET_S
+        await self._manifests.read_root()
+        while loop.time() < deadline:
+            before = self._manifests.versioned
+            if before is None:
+                return  # this metadata server lags, or the stream is gone
+            root = before.value
+            level = root.level_to_merge()
+            leaves = (end - COMMITS_KEPT_AS_NODES - root.sealed) // root.leaf_commits
+            if level is not None:
+                done = await self._merge(before, level)
+            elif leaves > 0:
+                done = await self._seal_leaves(before, min(leaves, LEAVES_PER_SEAL_MAX))
+            else:
+                return
+            if not done:
+                return
+
+    async def _upgrade(self) -> bool:
+        """Give a stream of the former format manifests; whether it has them now (rule T13)."""
+        before = self._schemas.versioned
+        after = replace(before.value, has_manifests=True)
+        root = empty_root(after.stream_id)
+        # Refused: somebody else did it, the schema changed, or the stream is gone.
+        with suppress(ConflictError, NotFoundError, OutcomeUnknownError):
+            await self._nodes.store.transaction(
+                [
+                    Check(self._nodes.identity_path(after.stream_id), 0),
+                    Put(self._nodes.config_path, codec.encode_config(after), before.version),
+                    Create(self._nodes.manifests_path, encode_root(root)),
+                ]
+            )
+        return (await self._schemas.refresh()).has_manifests
+
+    # -- leaves ------------------------------------------------------------------------------------
+
+    async def _seal_leaves(self, before: Versioned[ManifestRoot], leaves: int) -> bool:
+        """Move the oldest commits that have nodes into so many leaves; whether it was done."""
+        root, first = before.value, before.value.sealed
+        numbers = range(first, first + leaves * root.leaf_commits)
+        parts = [range(start, start + root.leaf_commits) for start in numbers[:: root.leaf_commits]]
+        nodes = dict(zip(numbers, await self._log.nodes(numbers), strict=True))
+        commits = {number: self._decoded(number, node) for number, node in nodes.items()}
+        for number in numbers[1:]:
+            self._check_order(commits[number - 1], commits[number])
+        stream_id = root.stream_id
+        pages = [encode_leaf(stream_id, part[0], [nodes[n] for n in part]) for part in parts]
+        ledger = await self._write(lambda _: pages)
+        after = root.with_leaves(
+            [
+                leaf_pointer(ledger, entry, [commits[n] for n in part])
+                for entry, part in enumerate(parts)
+            ]
+        )
+        full = range(first // COMMITS_PER_BUCKET, after.sealed // COMMITS_PER_BUCKET)
+        deletes = [Delete(self._nodes.commit_path(number)) for number in numbers]
+        deletes += [Delete(self._nodes.bucket_path_of(bucket)) for bucket in full]
+        return await self._replace(before, after, deletes, made=ledger, holds=first)
+
+    def _decoded(self, number: int, node: bytes) -> Commit:
+        return codec.decode_commit(node, number, self._nodes.commit_path(number))[0]
+
+    def _check_order(self, one: Commit, other: Commit) -> None:
+        """Nothing damaged is sealed: its node, which says what is wrong, would be gone."""
+        before = (one.end_segment, one.rows_before, one.bytes_before)
+        after = (other.first_segment, other.rows_before, other.bytes_before)
+        if any(late < early for early, late in zip(before, after, strict=True)):
+            raise CorruptionError(
+                f"stream {self._nodes.name!r}: commit {other.number} begins before commit "
+                f"{one.number} ends; commits from there on are not moved into manifests"
+            )
+
+    # -- pages above -------------------------------------------------------------------------------
+
+    async def _merge(self, before: Versioned[ManifestRoot], level: int) -> bool:
+        """Put a page above the oldest pages of a level that are named by the root alone.
+
+        Leaves move along, into the ledger of that page: otherwise each hundred commits would keep
+        a ledger of their own. Pages above leaves stay where they are.
+        """
+        root = before.value
+        pages = [page for page in root.pages() if page.level == level][: root.fan_out]
+        leaves: list[bytes] = []
+        if level == 0:
+            await run_all(self._manifests.nodes_of(root, page) for page in pages)  # not damaged
+            leaves = await run_all(self._manifests.page_bytes(page.pointer) for page in pages)
+        named: list[PagePointer] = [page.pointer for page in pages]
+
+        def written(ledger_id: LedgerId) -> list[bytes]:
+            if leaves:
+                named[:] = _moved(pages, ledger_id)
+            return [*leaves, encode_index(root.stream_id, level + 1, pages[0].first, named)]
+
+        ledger_id = await self._write(written)
+        above = index_pointer(ledger_id, len(leaves), named)
+        after = root.merged(level, above)
+        if not await self._replace(before, after, [], made=ledger_id, holds=pages[0].first):
+            return False
+        if leaves:
+            free = {LedgerId(page.pointer.ledger_id) for page in pages} - after.ledgers()
+            await self._drop(sorted(free))
+        return True
+
+    # -- ledgers and the root ----------------------------------------------------------------------
+
+    async def _write(self, make: Callable[[LedgerId], Sequence[bytes]]) -> LedgerId:
+        """A new ledger with these entries, all confirmed (rule T1), and closed."""
+        ledger = await self._create()
+        appends: list[asyncio.Future[int]] = []
+        try:
+            for page in make(ledger.ledger_id):
+                await ledger.wait_for_room()
+                appends.append(ledger.append_nowait(page))
+            ended = await asyncio.gather(*appends, return_exceptions=True)
+            for failure in ended:
+                if isinstance(failure, BaseException):
+                    raise failure
+            assert ended == list(range(len(ended))), "nothing else is in this ledger"
+            await ledger.close()
+        except LedgerError:
+            await self._drop([ledger.ledger_id])
+            raise
+        return ledger.ledger_id
+
+    async def _create(self) -> OpenLedger:
+        config = self._schemas.config
+        own, least = config.quorums, _MANIFEST_QUORUMS
+        safer = Quorums(*(max(pair) for pair in zip(_sizes(own), _sizes(least), strict=True)))
+        try:
+            return await self._create_with(safer)
+        except NotEnoughBookiesError:
+            return await self._create_with(own)
+
+    async def _create_with(self, quorums: Quorums) -> OpenLedger:
+        config = self._schemas.config
+        return await self._ledgers.create_ledger(
+            ensemble_size=quorums.ensemble_size,
+            write_quorum=quorums.write_quorum,
+            ack_quorum=quorums.ack_quorum,
+            custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_MANIFEST),
+            until_named=True,
+        )
+
+    async def _replace(
+        self,
+        before: Versioned[ManifestRoot],
+        after: ManifestRoot,
+        deletes: Sequence[Operation],
+        *,
+        made: LedgerId,
+        holds: int,
+    ) -> bool:
+        """Replace the root in the version that was read, and delete the nodes; whether it was done.
+
+        ``made`` is the ledger with the new pages, and ``holds`` a commit behind them. If the
+        transaction can take no effect any more the ledger is deleted (rule T12).
+        """
+        nodes = self._nodes
+        operations = [
+            Check(nodes.identity_path(after.stream_id), 0),
+            Check(nodes.config_path, self._schemas.versioned.version),
+            Put(nodes.manifests_path, encode_root(after), before.version),
+            *deletes,
+            *await self._ledgers.naming.operations([made]),
+        ]
+        is_undecided = False
+        for _ in range(_SENDS_MAX):
+            try:
+                await nodes.store.transaction(operations)
+            except OutcomeUnknownError:
+                is_undecided = True
+            except (ConflictError, NotFoundError):
+                if not is_undecided:
+                    await self._drop([made])
+                    await self._schemas.refresh()
+                    return False
+            else:
+                self._manifests.wrote(after, before.version + 1)
+                return True
+            found = await self._find(before, made, holds)
+            if found is not None:
+                return found
+        return False  # it may still arrive, so the ledger stays
+
+    async def _find(
+        self, before: Versioned[ManifestRoot], made: LedgerId, holds: int
+    ) -> bool | None:
+        """Whether a transaction whose reply was lost was applied; None while it may still be."""
+        try:
+            await self._manifests.read_root(latest=True)
+        except NoSuchStreamError:
+            await self._drop([made])
+            raise
+        newest = self._manifests.versioned
+        if newest is None or newest.version == before.version:
+            return None
+        if await self._manifests.search(lambda root: self._names(root, made, holds)):
+            return True
+        await self._drop([made])
+        return False
+
+    async def _names(self, root: ManifestRoot, ledger_id: LedgerId, commit: int) -> bool:
+        """Whether a page behind which a commit lies is in a ledger."""
+        if commit >= root.sealed:
+            return False
+        path = await self._manifests.path(root, commit)
+        return ledger_id in {page.pointer.ledger_id for page in path}
+
+    async def _drop(self, ledger_ids: Iterable[LedgerId]) -> None:
+        """Delete ledgers that no root names and none will. Best effort: what stays is found by its
+        purpose."""
+        try:
+            async with asyncio.timeout(LIST_REMOVAL_S):
+                await run_all(self._ledgers.delete_ledger(each) for each in ledger_ids)
+        except (LedgerError, TimeoutError) as error:
+            logger.info(
+                "stream %r: ledgers of manifests that nothing names are left: %s",
+                self._nodes.name,
+                error or "no answer",
+            )
+
+
+def _sizes(quorums: Quorums) -> tuple[int, int, int]:
+    return (quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum)
+
+
+def _moved(pages: Sequence[Page], ledger_id: LedgerId) -> list[PagePointer]:
+    """The pointers of leaves that are the first entries of another ledger."""
+    return [
+        msgspec.structs.replace(page.pointer, ledger_id=ledger_id, entry_id=entry)
+        for entry, page in enumerate(pages)
+    ]

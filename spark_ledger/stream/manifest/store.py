@@ -1,0 +1,230 @@
+"""Reads manifests: the root, and pages by commit number. Keeps pages, which never change.
+
+The root that is known may be old. What it names may then be gone, because pages were merged into
+another ledger: whoever meets that reads the root again, and finds the commits where they are now
+(rule T12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.stream.ledgers import Ledgers
+from spark_ledger.stream.manifest.format import decode_index, decode_leaf, decode_root
+from spark_ledger.stream.manifest.tree import ManifestRoot, Page, PagePointer, empty_root
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.types import EntryId, LedgerId, Versioned
+
+T = TypeVar("T")
+
+PAGES_KEPT_BYTES_MAX: Final = 8 * MIB
+"""Pages that a handle keeps for later look-ups, as stored: those of some 100,000 commits."""
+
+_POINTERS_KEPT_MAX: Final = 16
+"""Pages of pointers that are kept decoded, a hundred pointers each: a search ends below one."""
+
+PAGE_READS_MAX: Final = 64
+"""Pages that are read at once: enough to hide the round trip."""
+
+_SEARCHES_MAX: Final = 8
+"""How often a look-up begins again because pages moved. They move once in thousands of commits."""
+
+_PAGE_BYTES_MIN: Final = KIB
+"""What a page counts at least."""
+
+
+_NO_NODE: Final = -1
+"""The version of the root of a stream of the former format, which has no node."""
+
+
+class ManifestStore:
+    """The manifests of one stream. Bound to one event loop."""
+
+    def __init__(self, ledgers: Ledgers, nodes: StreamNodes, stream_id: str) -> None:
+        self._ledgers = ledgers
+        self._nodes = nodes
+        self._stream_id = stream_id
+        self._root: Versioned[ManifestRoot] | None = None
+        self._pages: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._pages_bytes = 0
+        self._pointers: OrderedDict[tuple[int, int], tuple[PagePointer, ...]] = OrderedDict()
+        self._reads = asyncio.Semaphore(PAGE_READS_MAX)
+
+    # -- the root ----------------------------------------------------------------------------------
+
+    async def root(self) -> ManifestRoot:
+        """The root as it was last read. A stream of the former format has an empty one."""
+        if self._root is None:
+            return await self.read_root()
+        return self._root.value
+
+    async def read_root(self, *, latest: bool = False) -> ManifestRoot:
+        """Read the root again; ``latest``: no older than this call."""
+        read = self._nodes.store.get_latest if latest else self._nodes.store.get
+        path = self._nodes.manifests_path
+        try:
+            node = await read(path)
+        except NotFoundError as error:
+            if self.versioned is not None:
+                raise self._nodes.no_such_stream() from error
+            self._root = Versioned(empty_root(self._stream_id), _NO_NODE)
+            return self._root.value
+        root = decode_root(node.value, path)
+        if root.stream_id != self._stream_id:
+            raise self._nodes.no_such_stream()  # another stream of the same name (rule T7)
+        if self._root is None or node.version > self._root.version:
+            self._root = Versioned(root, node.version)
+        return self._root.value
+
+    @property
+    def versioned(self) -> Versioned[ManifestRoot] | None:
+        """The root as it was last read, with the version of its node; None if it has none."""
+        return None if self._root is None or self._root.version == _NO_NODE else self._root
+
+    def wrote(self, root: ManifestRoot, version: int) -> None:
+        """The root was replaced by this process."""
+        if self._root is None or version > self._root.version:
+            self._root = Versioned(root, version)
+
+    async def search(self, look: Callable[[ManifestRoot], Awaitable[T]]) -> T:
+        """What ``look`` finds with a root. It looks again, with the newest root, if what the root
+        names is gone. Raises DataLossError if it is gone although the root names it still."""
+        root = await self.root()
+        for _ in range(_SEARCHES_MAX):
+            try:
+                return await look(root)
+            except NotFoundError as error:
+                newest = await self.read_root(latest=True)
+                if newest == root:
+                    config = await self._nodes.config()
+                    if config.value.deleted:
+                        raise self._nodes.no_such_stream() from error
+                    raise self._gone(error) from error
+                root = newest
+        raise self._gone(None)
+
+    def _gone(self, cause: NotFoundError | None) -> DataLossError:
+        return DataLossError(
+            f"stream {self._nodes.name!r}: the manifests that hold its older commits cannot be "
+            f"read: {cause or 'they keep moving'}"
+        )
+
+    # -- pages -------------------------------------------------------------------------------------
+
+    async def leaf(self, root: ManifestRoot, commit: int) -> tuple[int, tuple[bytes, ...]]:
+        """The leaf that holds a sealed commit: the number of its first commit, and the nodes.
+
+        Raises NotFoundError if a page is gone: the root is old.
+        """
+        page = (await self.path(root, commit))[-1]
+        return page.first, await self.nodes_of(root, page)
+
+    async def path(self, root: ManifestRoot, commit: int) -> list[Page]:
+        """The pages behind which a sealed commit lies, down to its leaf."""
+        pages = [root.page_of(commit)]
+        while pages[-1].level:
+            page = pages[-1]
+            below = root.children(page, await self.children(root, page))
+            pages.append(below[(commit - page.first) // root.span(page.level - 1)])
+        return pages
+
+    async def nodes_of(self, root: ManifestRoot, page: Page) -> tuple[bytes, ...]:
+        """The nodes of the commits of a leaf."""
+        where, data = await self._read(page.pointer)
+        nodes = decode_leaf(data, self._stream_id, page.first, where)
+        if len(nodes) != root.leaf_commits:
+            raise CorruptionError(f"{where}: {len(nodes)} commits, not {root.leaf_commits}")
+        return nodes
+
+    async def children(self, root: ManifestRoot, page: Page) -> tuple[PagePointer, ...]:
+        """The pointers of a page above the leaves."""
+        key = (page.pointer.ledger_id, page.pointer.entry_id)
+        known = self._pointers.get(key)
+        if known is None:
+            where, data = await self._read(page.pointer)
+            known = decode_index(data, self._stream_id, page.level, page.first, where)
+            if len(known) != root.fan_out:
+                raise CorruptionError(f"{where}: {len(known)} pages, not {root.fan_out}")
+            self._pointers[key] = known
+            if len(self._pointers) > _POINTERS_KEPT_MAX:
+                self._pointers.popitem(last=False)
+        return known
+
+    async def page_bytes(self, pointer: PagePointer) -> bytes:
+        """A page as it is stored."""
+        return (await self._read(pointer))[1]
+
+    async def _read(self, pointer: PagePointer) -> tuple[str, bytes]:
+        """Where a page is, and its bytes, which are confirmed (rules T6 and T9)."""
+        key = (pointer.ledger_id, pointer.entry_id)
+        where = f"stream {self._nodes.name!r}, manifest in entry {key[1]} of ledger {key[0]}"
+        known = self._pages.get(key)
+        if known is None:
+            async with self._reads:
+                reader = await self._ledgers.open_unconfirmed(LedgerId(key[0]))
+                entry_id = EntryId(key[1])
+                async for entries in reader.read_batches(entry_id, entry_id, unconfirmed=True):
+                    known = entries[0].payload
+            assert known is not None, "a ledger delivers the entry, or raises"
+            self._keep(key, known)
+        else:
+            self._pages.move_to_end(key)
+        return where, known
+
+    def _keep(self, key: tuple[int, int], data: bytes) -> None:
+        if key in self._pages:
+            return  # two read it at once
+        self._pages[key] = data
+        self._pages_bytes += max(len(data), _PAGE_BYTES_MIN)
+        while self._pages_bytes > PAGES_KEPT_BYTES_MAX:
+            _, oldest = self._pages.popitem(last=False)
+            self._pages_bytes -= max(len(oldest), _PAGE_BYTES_MIN)
+
+    async def walk(self) -> AsyncGenerator[Page, None]:
+        """All pages, each before those that it names, as far as they can be read: to delete them.
+
+        A page that a deletion of before has taken away is there, and what it named is not.
+        """
+        root = await self.read_root(latest=True)
+        pages = root.pages()
+        while pages:
+            page = pages.pop()
+            yield page
+            if page.level:
+                with suppress(NotFoundError):
+                    pages += root.children(page, await self.children(root, page))
+
+    # -- searching ---------------------------------------------------------------------------------
+
+    async def narrow(
+        self, among: tuple[int, int], target: int, key: Callable[[PagePointer], int]
+    ) -> tuple[int, int]:
+        """A part of the commits ``low`` .. ``high - 1`` that has the last one whose key is at most
+        ``target``, if any has. Keys ascend there; ``key`` is that of a page's first commit.
+
+        It reads a page for each level, and ends at a leaf, or behind the sealed commits.
+        """
+
+        async def look(root: ManifestRoot) -> tuple[int, int]:
+            low, high = among
+            pages = root.pages()
+            while pages:
+                inner = [page for page in pages if low < page.first < high]
+                later = [page for page in inner if key(page.pointer) > target]
+                high = later[0].first if later else high
+                low = max([low, *(page.first for page in inner if page.first < high)])
+                page = max(
+                    (p for p in pages if p.first <= low), key=lambda p: p.first, default=None
+                )
+                if page is None or not page.level or low >= page.first + root.span(page.level):
+                    break
+                pages = root.children(page, await self.children(root, page))
+            return low, high
+
+        return await self.search(look)

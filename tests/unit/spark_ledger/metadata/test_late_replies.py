@@ -1,0 +1,86 @@
+"""Who follows something reads it again if it changed while it was read.
+
+The news of a change may come before the reply of a read that does not show it yet. Whoever forgets
+the news once the reply is there has missed the change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from spark_ledger.metadata import bookies, directory
+from spark_ledger.metadata.base import Create
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.codec import encode_bookie
+from spark_ledger.metadata.directory import BookieDirectory
+from spark_ledger.metadata.memory import MemoryTree
+from spark_ledger.types import BookieId, BookieInfo
+from tests.unit.spark_ledger.metadata.late_replies import LateReplies, once
+
+
+def bookie(name: str) -> BookieInfo:
+    return BookieInfo(BookieId(name), "127.0.0.1:1")
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("read", ["children bookies/writable", "children bookies/readonly"])
+def test_bookie_that_comes_while_the_list_is_read_is_seen(
+    read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has come already, so the follower reads when the next one comes."""
+    monkeypatch.setattr(directory, "DIRECTORY_REFRESH_S", 1000.0)
+
+    async def main() -> None:
+        tree = MemoryTree()
+        await BookieRegistry(tree.open_session()).register(bookie("a"))
+        store = LateReplies(tree)
+        seen = BookieDirectory(BookieRegistry(store))
+        await seen.start()
+        next_one, last = (
+            Create(f"bookies/writable/{name}", encode_bookie(bookie(name))) for name in "bc"
+        )
+        name, path = read.split()
+        store.on_way = once(name, path, lambda: tree.apply([last]))
+        tree.apply([next_one])
+        await eventually(lambda: [info.bookie_id for info in seen.all()] == ["a", "b", "c"])
+        await seen.close()
+
+    asyncio.run(main())
+
+
+def test_session_that_is_lost_while_the_bookie_registers_again_is_made_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bookies, "REGISTER_RETRY_DELAY_S", 0.001)
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store = LateReplies(tree)
+        registry = BookieRegistry(store)
+        await registry.register(bookie("a"))
+        made_again = 0
+
+        def lose_it_again(name: str, path: str) -> None:
+            """The node was made again, and the other state is looked at: there the session goes."""
+            nonlocal made_again
+            is_back = tree.children("bookies/writable") == ["a"]
+            if is_back and (name, path) == ("missing is_own", "bookies/readonly/a"):
+                made_again += 1
+                if made_again == 1:
+                    store.expire()
+
+        store.on_way = lose_it_again
+        store.expire()
+        await eventually(lambda: registry.registered)
+        await eventually(lambda: tree.children("bookies/writable") == ["a"])
+        await registry.deregister()
+
+    asyncio.run(main())
