@@ -170,6 +170,7 @@ def draw_options(seed: int) -> Options:
         stalls=draw.random() < 0.15,
         busy=draw.choice([0.0, 0.0, 0.0, 0.0, 0.02, 0.1]),
         lies=draw.choice(["", "", "", "", "", "", "answers", "ends"]) if not rot else "",
+        write_once_bytes=draw.choice([0, 150, 400, 400]),
     )
 
     return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
@@ -192,7 +193,6 @@ def _in_reach(options: Options, plans: Sequence[LedgerPlan | StreamPlan]) -> Opt
     faults = tuple(kind for kind in options.faults if kind in _HARMLESS_TO_BOOKIES)
     return msgspec.structs.replace(
         options, faults=faults, delay="uniform", loss=0.0, copies=False, stalls=False
-        write_once_bytes=draw.choice([0, 150, 400, 400]),
     )
 
 
