@@ -163,7 +163,8 @@ class AppendTurns:
         """A turn took so long."""
         self._used_s += seconds
         self._usual_s += (seconds - self._usual_s) / 8
-        self._end_round()
+        if self._used_s >= self._round_s:  # less needs no end: the next turn may come at once
+            self._end_round()
 
     def _end_round(self) -> None:
         """Begin a new round once the loop has looked at what has arrived."""

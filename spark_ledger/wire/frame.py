@@ -21,6 +21,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
 from google_crc32c import extend as crc32c_extend
@@ -170,4 +171,16 @@ def derive_keys(password: bytes, ledger_id: int, incarnation: bytes = b"") -> tu
 
 def access_key_hash(access_key: bytes) -> bytes:
     """What a bookie and the metadata keep of an access key; empty for an empty key."""
+    if len(access_key) > _ACCESS_KEY_BYTES_MAX:
+        return hashlib.sha256(access_key).digest()  # of no use to anybody, and not worth keeping
+    return _hash_of_key(access_key)
+
+
+@lru_cache(maxsize=1024)
+def _hash_of_key(access_key: bytes) -> bytes:
+    """Each add brings its key: a digest costs as much as all decisions about a small add."""
     return hashlib.sha256(access_key).digest() if access_key else b""
+
+
+_ACCESS_KEY_BYTES_MAX: Final = 32
+"""Ours have so many."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from spark_ledger.errors import DigestMismatchError
 from spark_ledger.limits.entries import ENTRY_FRAME_OVERHEAD_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import DigestType, EntryId, LedgerId
+from spark_ledger.wire import frame
 from spark_ledger.wire.frame import (
     HEADER_BYTES,
     Crc32cDigest,
@@ -203,6 +205,14 @@ def test_frame_of_another_incarnation_is_refused(digest_type: DigestType) -> Non
         open_frame(newer, 7, 3, frame)
     entries, problem = open_run(newer, run_of(frame))
     assert not entries and isinstance(problem, DigestMismatchError)
+
+
+def test_access_key_that_is_too_long_for_one_is_not_kept() -> None:
+    """A client chooses what it sends as a key: kept, they would fill the memory."""
+    long = b"k" * 100_000
+    before = frame._hash_of_key.cache_info().currsize
+    assert access_key_hash(long) == hashlib.sha256(long).digest()
+    assert frame._hash_of_key.cache_info().currsize == before
 
 
 def test_access_key_hash() -> None:
