@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -13,7 +14,13 @@ import msgspec
 
 from bookie_server.storage.config import StorageConfig
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits.bookie import BOOKIE_MEMORY_BYTES
+from spark_ledger.limits.bookie import (
+    BOOKIE_ANSWER_BYTES_MAX,
+    BOOKIE_MEMORY_BYTES,
+    BOOKIE_MEMORY_HIGH,
+    BOOKIE_PROCESS_BYTES,
+    BOOKIE_WAITING_BYTES_MAX,
+)
 from spark_ledger.types import BookieId
 
 _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, checked by msgspec
@@ -84,8 +91,8 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Failure domain: a path with a leading slash."""
 
     memory_bytes: Bytes = BOOKIE_MEMORY_BYTES
-    """What the process may take, the write cache included; near it, clients that keep the bookie
-    waiting are cut."""
+    """What the process may take, its caches included; near it, the bookie hangs up on clients that
+    keep it waiting."""
 
     metadata_wait_s: Seconds = 60.0
     """At start the metadata store is tried for this long."""
@@ -152,7 +159,22 @@ def parse(text: str, path: Path) -> BookieConfig:
         journal_directory=_absolute(root, config.storage.journal_directory),
         ledger_directories=[_absolute(root, name) for name in config.storage.ledger_directories],
     )
-    return msgspec.structs.replace(config, storage=storage)
+    config = msgspec.structs.replace(config, storage=storage)
+    needed = _memory_needed(config.storage)
+    if config.memory_bytes < needed:
+        raise ConfigurationError(
+            f"configuration file {path}: memory_bytes is {config.memory_bytes}, and "
+            f"storage.write_cache_bytes and storage.block_cache_bytes together need {needed}: "
+            "raise it, or lower them"
+        )
+    return config
+
+
+def _memory_needed(storage: StorageSettings) -> int:
+    """The least budget that holds what is kept on purpose, and is not near its end with it."""
+    kept = storage.write_cache_bytes + storage.block_cache_bytes + BOOKIE_PROCESS_BYTES
+    passing = BOOKIE_ANSWER_BYTES_MAX + BOOKIE_WAITING_BYTES_MAX
+    return max(math.ceil(kept / BOOKIE_MEMORY_HIGH), kept + passing)
 
 
 def _refuse_unknown(

@@ -304,7 +304,7 @@ class BookieServer:
             store,
             on_replaced=self._on_replaced,
             session_timeout_s=self._config.session_timeout_s,
-            in_new_session=lambda: pass_over_held_ids(store, self._bookie.next_ledger_id),
+            at_contact=lambda: pass_over_held_ids(store, self._bookie.next_ledger_id),
         )
 
     async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:

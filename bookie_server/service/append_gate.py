@@ -91,6 +91,7 @@ class AppendShares:
         self._bytes_max = bytes_max
         self._in_flight: Counter[str] = Counter()  # no connection is in it with nothing
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
+        self._barred: Counter[str] = Counter()
         self._check_is_due = False
 
     async def wait(self, connection: str, expected_bytes: int) -> None:
@@ -99,6 +100,17 @@ class AppendShares:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(connection, deque()).append((turn, expected_bytes))
             await turn
+
+    def bar(self, connection: str, seconds: float) -> None:
+        """Read nothing more from it for so long: what it sends is a waste of time."""
+        self._barred[connection] += 1
+        asyncio.get_running_loop().call_later(seconds, self._unbar, connection)
+
+    def _unbar(self, connection: str) -> None:
+        self._barred[connection] -= 1
+        if not self._barred[connection]:
+            del self._barred[connection]
+            self._look_again()
 
     def began(self, connection: str, cost: int) -> None:
         """An add was read, or is about to be."""
@@ -110,11 +122,16 @@ class AppendShares:
         assert self._in_flight[connection] >= 0, "an add is answered once"
         if not self._in_flight[connection]:
             del self._in_flight[connection]
+        self._look_again()
+
+    def _look_again(self) -> None:
         if self._waiting and not self._check_is_due:  # once for a whole journal batch
             self._check_is_due = True
             asyncio.get_running_loop().call_soon(self._check)
 
     def _has_room(self, connection: str) -> bool:
+        if connection in self._barred:
+            return False
         own = self._in_flight.get(connection, 0)
         return own < self._bytes_max // max(1, len(self._in_flight))
 

@@ -27,7 +27,6 @@ import grpc.aio
 from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
 from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
-from bookie_server.service.cutting import current_call, cut
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.bookie_api import BookieApi, Refusal
 from spark_ledger.errors import MalformedMessageError
@@ -35,6 +34,7 @@ from spark_ledger.limits.bookie import (
     ADD_COST_BYTES,
     APPEND_TURN_S,
     BOOKIE_MALFORMED_ADDS_MAX,
+    BOOKIE_NONSENSE_BYTES_S,
     BOOKIE_REFUSED_APPENDERS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
 )
@@ -131,8 +131,8 @@ class AppendSession:
         self._is_waiting = True  # for its client or for room, so that a drain may interrupt it
         self._was_interrupted = False
         self._malformed = 0  # adds
+        self._reads_since = math.inf  # while nothing is read
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
-        self._call = current_call()
         task = asyncio.current_task()
         assert task is not None, "grpc runs a handler in a task of its own"
         self._task: asyncio.Task[object] = task
@@ -190,9 +190,15 @@ class AppendSession:
             self._changed[appender.tag] = appender
             self._wake.set()
 
-    def cut(self) -> None:
-        """End the call at once, with what gRPC holds for it."""
-        cut(self._call)
+    @property
+    def is_read(self) -> bool:
+        """It may send: nobody else keeps it waiting."""
+        return self._reads_since < math.inf
+
+    @property
+    def has_waited_s(self) -> float:
+        """For how long it has waited for the rest of a message, or for the next one."""
+        return time.perf_counter() - self._reads_since
 
     async def _read_all(self) -> None:
         while not self._draining:
@@ -202,17 +208,23 @@ class AppendSession:
             while len(self._changed) > BOOKIE_UNSENT_RESULTS_MAX:
                 self._sent.clear()
                 await self._sent.wait()
+            self._reads_since = time.perf_counter()
             data = await self._context.read()
+            self._reads_since = math.inf
             self._is_waiting = False
             if data is grpc.aio.EOF:
                 return
             assert isinstance(data, bytes), "Append has no deserializer"
             self._message_bytes = len(data)
             self._connections.given(self.peer, len(data))
-            await self._take(data)
+            error = await self._take(data)
+            if error:
+                del data  # it is not kept for as long as this takes
+                await self._refuse_nonsense(error)
 
-    async def _take(self, data: bytes) -> None:
-        """Hand the adds of a message to the bookie, and let others have a turn now and then."""
+    async def _take(self, data: bytes) -> str:
+        """Hand the adds of a message to the bookie, and let others have a turn now and then; why
+        the stream must not go on, or ""."""
         adds = decode_append_request(data)
         began = time.perf_counter()
         while True:
@@ -234,25 +246,29 @@ class AppendSession:
                 for add in turn:
                     self._add(add, began)
             self._turns.used(time.perf_counter() - turn_began)
+            if not error and self._malformed > BOOKIE_MALFORMED_ADDS_MAX:
+                error = f"{self._malformed} adds of this stream were malformed"
             if error:
-                await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, error)
+                return error
             await self._check_refusals()
             if ends_at == math.inf:
-                return
+                return ""
             await asyncio.sleep(0)
 
     async def _check_refusals(self) -> None:
-        """End a stream that is mostly refused: what it sends costs the bookie, and is not kept."""
-        if self._malformed > BOOKIE_MALFORMED_ADDS_MAX:
-            await self._context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{self._malformed} adds of this stream were malformed",
-            )
+        """End a stream that was mostly refused: each of its appenders is kept."""
         if self._refused > BOOKIE_REFUSED_APPENDERS_MAX:
             await self._context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self._refused} appenders of this stream were refused: open a new stream",
             )
+
+    async def _refuse_nonsense(self, error: str) -> None:
+        """End the stream, but not at once: a client that sends such things sends more of them."""
+        pause_s = self._message_bytes / BOOKIE_NONSENSE_BYTES_S
+        self._shares.bar(self.peer, pause_s)
+        await asyncio.sleep(pause_s)
+        await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, error)
 
     def _add(self, add: ReceivedAdd, now: float) -> None:
         run = add.run

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from bookie_server.service.cutting import Call, current_call, cut
+from bookie_server.service.hanging_up import Why
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.limits.bookie import (
     BOOKIE_APPEND_STREAMS_MAX,
@@ -34,6 +34,19 @@ from spark_ledger.limits.bookie import (
 )
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX, READ_CHUNK_BYTES_TARGET
 from spark_ledger.types import BookieStatus
+
+Call: TypeAlias = "asyncio.Task[Any]"
+"""The task of a call's handler: it is done once the client has read the answer, or has gone."""
+
+HangsUp: TypeAlias = Callable[[str, Why], None]
+"""Ends the connection of a peer, and with it all of its calls."""
+
+
+def current_call() -> Call:
+    """The call whose handler runs."""
+    task = asyncio.current_task()
+    assert task is not None, "grpc runs a handler in a task"
+    return task
 
 
 class Kind(Enum):
@@ -63,12 +76,13 @@ BOUNDS: Final = {
 class CallLimits:
     """Counts the calls that run, by kind and connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, hang_up: HangsUp, refused: Counter[str]) -> None:
+        """``refused`` counts the calls above the bound of their kind, for metrics."""
+        self._hang_up = hang_up
+        self._refused = refused
         self._running: Counter[Kind] = Counter()
         self._of_connection: Counter[tuple[Kind, str]] = Counter()
         self._receiving: dict[Call, tuple[float, str]] = {}  # since when, from whom
-        self.refused: Counter[Kind] = Counter()
-        """Since the start, for metrics."""
 
     @contextmanager
     def admitted(self, kind: Kind, connection: str) -> Iterator[Refusal | None]:
@@ -77,7 +91,7 @@ class CallLimits:
         running, own = self._running[kind], self._of_connection[key]
         bound = BOUNDS[kind]
         if running >= bound or own >= max(1, bound // BOOKIE_CONNECTION_SHARE):
-            self.refused[kind] += 1
+            self._refused[kind.name.lower()] += 1
             message = f"{running} {kind.value} are served here, {own} of them for this connection"
             yield Refusal(BookieStatus.TOO_MANY_REQUESTS, f"{message}: ask again later")
             return
@@ -93,52 +107,46 @@ class CallLimits:
 
     @contextmanager
     def receiving(self, connection: str) -> Iterator[None]:
-        """Count a call whose request is on its way. Of too many the oldest is cut, not the newest
-        refused: an honest request comes with its call."""
+        """Count a call whose request is on its way. Of too many the oldest one's connection ends,
+        and the newest is not refused: an honest request comes with its call."""
         call = current_call()
         self._receiving[call] = asyncio.get_running_loop().time(), connection
         if len(self._receiving) > BOOKIE_RECEIVING_MAX:
-            oldest = next(iter(self._receiving))
-            del self._receiving[oldest]
-            cut(oldest)
+            _since, silent = self._receiving.pop(next(iter(self._receiving)))
+            self._hang_up(silent, Why.SILENT)
         try:
             yield
         finally:
             self._receiving.pop(call, None)
 
-    def cut_receiving(self, older_than_s: float, connections: Container[str]) -> int:
-        """Cut the calls whose request has been on its way for so long, and those of some
-        connections; how many."""
-        before = asyncio.get_running_loop().time() - older_than_s
-        old = [
-            call
-            for call, (since, connection) in self._receiving.items()
-            if since <= before or connection in connections
-        ]
-        for call in old:
-            del self._receiving[call]
-            cut(call)
-        return len(old)
+    def receiving_for(self, seconds: float) -> set[str]:
+        """Connections with a request that has been on its way for so long."""
+        before = asyncio.get_running_loop().time() - seconds
+        old: set[str] = set()
+        for since, connection in self._receiving.values():  # the oldest first
+            if since > before:
+                break
+            old.add(connection)
+        return old
 
 
 class Leftovers:
     """Calls whose handlers are done and whose clients have not read the answer: gRPC keeps them.
-    Of too many the oldest are cut."""
+    Of too many the connection of the oldest ends."""
 
-    def __init__(self) -> None:
-        self._calls: dict[Call, None] = {}  # the oldest first
+    def __init__(self, hang_up: HangsUp) -> None:
+        self._hang_up = hang_up
+        self._calls: dict[Call, str] = {}  # the oldest first
 
-    def handler_ended(self) -> None:
+    def handler_ended(self, connection: str) -> None:
         """The handler that runs has nothing more to do."""
         call = current_call()
         if call in self._calls:
             return
-        self._calls[call] = None
+        self._calls[call] = connection
         call.add_done_callback(self._forget)
         if len(self._calls) > BOOKIE_LEFTOVERS_MAX:
-            oldest = next(iter(self._calls))
-            self._forget(oldest)
-            cut(oldest)
+            self._hang_up(self._calls.pop(next(iter(self._calls))), Why.UNREAD)
 
     def _forget(self, call: Call) -> None:
         self._calls.pop(call, None)
@@ -150,8 +158,9 @@ class Answer:
     gRPC, which keeps up to a part more than it says. ``waits``: for its next turn, so it is not its
     client that keeps it."""
 
-    byte_count: int
-    since: float
+    connection: str
+    byte_count: int = 0
+    since: float = 0.0
     is_cut: bool = False
     waits: bool = False
 
@@ -160,15 +169,18 @@ class AnswerRoom:
     """Bytes that were read for clients and are not sent yet: reading waits while they are many.
 
     A client that does not read its answer holds its bytes until its call ends. When others wait
-    for room, the call that was not read from for longest is cut, if that is ``grace_s`` or more;
-    after ``unread_s`` it is cut in any case.
+    for room, the connection of the one that was not read from for longest ends, if that is
+    ``grace_s`` or more; after ``unread_s`` it ends in any case.
 
     Nobody says when a client has taken a part, so it counts until the next one is written. Calls
     that have begun therefore go on before new ones begin, each in place of its last part: were they
     to wait behind those, all would hold a part, none would get another, and honest ones were cut.
     """
 
-    def __init__(self, bytes_max: int, *, grace_s: float, unread_s: float) -> None:
+    def __init__(
+        self, bytes_max: int, hang_up: HangsUp, *, grace_s: float, unread_s: float
+    ) -> None:
+        self._hang_up = hang_up
         self._bytes_max = bytes_max
         self._grace_s = grace_s
         self._unread_s = unread_s
@@ -181,8 +193,6 @@ class AnswerRoom:
         self._timer: asyncio.TimerHandle | None = None
         self.bytes_held = 0
         """For metrics."""
-        self.cut = 0
-        """Calls that were cut since the start, for metrics."""
 
     async def reserve(self) -> None:
         """Return once one more part may be read; ``hold`` or ``give_back`` must follow."""
@@ -215,7 +225,7 @@ class AnswerRoom:
         self._let_in()
 
     @contextmanager
-    def hold(self, byte_count: int) -> Iterator[None]:
+    def hold(self, byte_count: int, connection: str) -> Iterator[None]:
         """Count what was read, while it is written, and until the next part is or the call ends."""
         self._reading -= 1
         byte_count *= _COPIES
@@ -223,7 +233,7 @@ class AnswerRoom:
         call = current_call()
         answer = self._held.get(call)
         if answer is None:
-            answer = self._held[call] = Answer(0, 0.0)
+            answer = self._held[call] = Answer(connection)
             call.add_done_callback(self._forget)
         before = answer.byte_count
         answer.byte_count += byte_count
@@ -241,7 +251,7 @@ class AnswerRoom:
         self._let_in()
 
     def cut_unread(self, older_than_s: float) -> int:
-        """Cut the calls that were not read from for so long; how many."""
+        """End the connections of calls that were not read from for so long; how many calls."""
         now = asyncio.get_running_loop().time()
         old = [
             call
@@ -283,7 +293,7 @@ class AnswerRoom:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
     def _look(self) -> None:
-        """Cut one call: room for a large part may do for many small ones."""
+        """Cut off one: room for a large part may do for many small ones."""
         self._timer = None
         self._let_in()
         if not self._held:
@@ -301,9 +311,9 @@ class AnswerRoom:
         self._look_in(_LOOK_AGAIN_S if others_wait or old else self._unread_s / 4)
 
     def _cut(self, call: Call) -> None:
-        self._held[call].is_cut = True
-        self.cut += 1
-        cut(call)
+        answer = self._held[call]
+        answer.is_cut = True
+        self._hang_up(answer.connection, Why.UNREAD)
 
 
 _COPIES: Final = 2

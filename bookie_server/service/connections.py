@@ -1,4 +1,4 @@
-"""What has arrived on each connection, and how much of that gRPC has not handed out yet.
+"""What each connection has begun, sent and finished, and how much of that gRPC has not handed out.
 
 gRPC does not say how many bytes of unfinished messages it holds. The kernel says how many a
 connection has received, and the service knows how many it was given: what is between them, less
@@ -7,17 +7,11 @@ what calls and frames need around them, is held.
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
+import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
-
-_TCP_INFO_BYTES: Final = 136
-_BYTES_RECEIVED: Final = struct.Struct("=Q")
-_BYTES_RECEIVED_AT: Final = 128
-"""Where ``tcpi_bytes_received`` stands in the kernel's ``struct tcp_info`` (Linux 4.1)."""
 
 _CALL_BYTES: Final = 2_048
 """Headers of one call, with those of its answer that come back: far more than ours have."""
@@ -25,29 +19,43 @@ _CALL_BYTES: Final = 2_048
 _FRAMING_SHARE: Final = 64
 """One byte in so many belongs to frames, window updates and probes."""
 
-_DIRECTORY: Final = Path("/proc/self/fd")
-
 
 class Connections:
     """Counts by connection, under the names that gRPC gives them. Service thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._given: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        self._idle_since: dict[str, float] = {}  # those without a call, as far as they were seen
 
-    def call_began(self, peer: str) -> None:
-        """One more call."""
+    def __len__(self) -> int:
+        """Connections that something is kept of."""
+        return len(self._calls)
+
+    @contextmanager
+    def call(self, peer: str) -> Iterator[None]:
+        """One more call, from its begin to its end."""
         self._calls[peer] += 1
+        self._running[peer] += 1
+        try:
+            yield
+        finally:
+            self._running[peer] -= 1
+            if not self._running[peer]:
+                del self._running[peer]
+                self._idle_since[peer] = self._clock()
 
     def given(self, peer: str, byte_count: int) -> None:
         """A message was received as a whole."""
         self._given[peer] += byte_count
 
     def held(self, received: dict[str, int]) -> dict[str, int]:
-        """Bytes that gRPC holds for each connection, at least; forgets those that are gone."""
-        for counted in (self._given, self._calls):
-            for peer in counted.keys() - received.keys():
-                del counted[peer]
+        """Bytes that gRPC holds for each connection, at least."""
+        for peer, byte_count in received.items():
+            if byte_count < self._given[peer]:  # another one, from the same port
+                self._given[peer] = self._calls[peer] = 0
         return {
             peer: byte_count
             - self._given[peer]
@@ -56,39 +64,21 @@ class Connections:
             for peer, byte_count in received.items()
         }
 
+    def keep(self, peers: Collection[str]) -> None:
+        """Forget all but these: the others are gone."""
+        kept = set(peers).union(self._running)
+        for counted in (self._given, self._calls, self._idle_since):
+            for peer in counted.keys() - kept:
+                del counted[peer]
 
-def received_bytes() -> dict[str, int]:
-    """What the kernel has received on each TCP connection of this process; any thread."""
-    found: dict[str, int] = {}
-    for entry in _DIRECTORY.iterdir():
-        try:
-            copy = os.dup(int(entry.name))
-        except OSError:  # closed meanwhile
-            continue
-        try:
-            connection = socket.socket(fileno=copy)
-        except OSError:  # no socket
-            os.close(copy)
-            continue
-        with connection:
-            try:
-                peer = _name(connection)
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            except OSError:  # not of TCP, or not connected
-                continue
-            if peer and len(info) >= _TCP_INFO_BYTES:
-                (found[peer],) = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)
-    return found
-
-
-def _name(connection: socket.socket) -> str:
-    """As ``grpc.aio.ServicerContext.peer`` calls it; "" for what is not TCP."""
-    if connection.family == socket.AF_INET:
-        host, port = connection.getpeername()
-        return f"ipv4:{host}:{port}"
-    if connection.family == socket.AF_INET6:
-        host, port = connection.getpeername()[:2]
-        if host.startswith("::ffff:"):  # a listener on all addresses
-            return f"ipv4:{host[7:]}:{port}"
-        return f"ipv6:%5B{host}%5D:{port}"
-    return ""
+    def longest_idle(self, peers: Iterable[str], number: int, idle_s: float) -> list[str]:
+        """Of these the ones without a call for longest, and for ``idle_s`` at least. One that never
+        had a call counts from when it was first seen here."""
+        now = self._clock()
+        since = {
+            peer: self._idle_since.setdefault(peer, now)
+            for peer in peers
+            if peer not in self._running
+        }
+        idle = [peer for peer, at in since.items() if now - at >= idle_s]
+        return sorted(idle, key=since.__getitem__)[:number]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import socket
+from typing import Final
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
-from bookie_server.service.cutting import know_calls
 from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.interceptors import MetricsInterceptor
+from bookie_server.service.log_bound import LogBound
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.bookie import (
@@ -21,6 +22,9 @@ from spark_ledger.limits.bookie import (
 )
 from spark_ledger.wire.codec import SERVICE_NAME
 from spark_ledger.wire.options import transfer_options
+
+_LINES: Final = LogBound()
+"""On what grpc itself logs, with a traceback, when a client leaves in the middle of an answer."""
 
 
 def server_options(connections_max: int = BOOKIE_CONNECTIONS_MAX) -> list[tuple[str, int]]:
@@ -54,10 +58,14 @@ class GrpcServer:
         *,
         connections_max: int = BOOKIE_CONNECTIONS_MAX,
     ) -> None:
-        """Of more than ``connections_max`` connections the newest are closed at once."""
+        """Near ``connections_max`` connections the longest idle ones make room; above it the newest
+        are closed at once."""
+        self._service = service
+        self._connections_max = connections_max
+        self._port = 0
         self._server = grpc.aio.server(
             options=server_options(connections_max),
-            interceptors=[MetricsInterceptor(metrics)],
+            interceptors=[MetricsInterceptor(metrics, service.hang_up)],
             maximum_concurrent_rpcs=BOOKIE_CALLS_MAX,
         )
         self._server.add_generic_rpc_handlers((service.handlers(),))
@@ -79,15 +87,16 @@ class GrpcServer:
                 "name or an address of this machine"
             ) from error
         try:
-            bound: int = self._server.add_insecure_port(address)
+            self._port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise ConfigurationError(f"cannot listen on {address}: is it in use?") from error
-        return bound
+        return self._port
 
     async def serve(self) -> None:
         """Answer calls at the bound address."""
-        know_calls(asyncio.get_running_loop())
+        logging.getLogger(grpc.aio.UsageError.__module__).addFilter(_LINES)
         await self._server.start()
+        self._service.clients.start(self._port, self._connections_max)
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def start(self, host: str, port: int) -> int:
@@ -99,6 +108,7 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         """Take no new calls; let those in flight finish for ``grace_s``, then cut them off."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._service.clients.stop()
         await self._server.stop(grace_s)
 
     async def _set_health(self, status: int) -> None:

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
 
 from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
 from bookie_server.service.append_session import AppendSession
 from bookie_server.service.calls import AnswerRoom, CallLimits, Kind
-from bookie_server.service.connections import Connections, received_bytes
+from bookie_server.service.client_watch import ClientWatch
+from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
+from bookie_server.service.hanging_up import HangUp, Why
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
+from bookie_server.service.requests import Requests
+from bookie_server.service.sockets import Sockets
 from spark_ledger.bookie_api import BookieApi, Done, LedgerEnd, Refusal, refuse_reader
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.bookie import (
@@ -35,18 +37,14 @@ from spark_ledger.limits.bookie import (
     BOOKIE_HELD_BYTES_MAX,
     BOOKIE_RANGES_PER_MESSAGE,
     BOOKIE_READ_THREADS,
-    BOOKIE_RECEIVE_S,
     BOOKIE_RECEIVE_SHORT_S,
     BOOKIE_UNREAD_GRACE_S,
     BOOKIE_UNREAD_S,
 )
-from spark_ledger.limits.entries import LONG_POLL_S_MAX, REQUEST_BYTES_MAX
+from spark_ledger.limits.entries import LONG_POLL_S_MAX
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import BOOKIE_ID_KEY, SERVICE_NAME, encode_read_end, status_to_wire
-
-_Request = TypeVar("_Request", bound=Message)
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +85,26 @@ class BookieService:
         self._gate = AppendGate(bookie, BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
         self._shares = AppendShares()
         self._turns = AppendTurns()
-        self._limits = CallLimits()
+        self._sockets = Sockets()
+        self.hang_up = HangUp(self._sockets, metrics.connections_ended)
+        self._limits = CallLimits(self.hang_up, metrics.calls_refused)
         self._connections = Connections()
+        self._requests = Requests(self._limits, self._connections)
         self._answers = AnswerRoom(
-            BOOKIE_ANSWER_BYTES_MAX, grace_s=BOOKIE_UNREAD_GRACE_S, unread_s=BOOKIE_UNREAD_S
+            BOOKIE_ANSWER_BYTES_MAX,
+            self.hang_up,
+            grace_s=BOOKIE_UNREAD_GRACE_S,
+            unread_s=BOOKIE_UNREAD_S,
         )
+        metrics.answer_bytes = lambda: self._answers.bytes_held
         self._sessions: set[AppendSession] = set()
+        self.clients = ClientWatch(
+            self._sockets,
+            self.hang_up,
+            self._connections,
+            self._limits,
+            lambda: self._sessions,
+        )
         self._polls: set[asyncio.Event] = set()
         self._is_draining = False
         self._stall = ""
@@ -109,25 +121,27 @@ class BookieService:
                     self.append, None, pb.AppendResponse.SerializeToString
                 ),
                 "Read": grpc.stream_stream_rpc_method_handler(
-                    self._received(self.read, pb.ReadRequest), None, None
+                    self._requests.received(self.read, pb.ReadRequest), None, None
                 ),
                 "ReadLastConfirmed": grpc.stream_unary_rpc_method_handler(
-                    self._received(self.read_last_confirmed, pb.ReadLastConfirmedRequest),
+                    self._requests.received(self.read_last_confirmed, pb.ReadLastConfirmedRequest),
                     None,
                     pb.ReadLastConfirmedResponse.SerializeToString,
                 ),
                 "WriteLastConfirmed": grpc.stream_unary_rpc_method_handler(
-                    self._received(self.write_last_confirmed, pb.WriteLastConfirmedRequest),
+                    self._requests.received(
+                        self.write_last_confirmed, pb.WriteLastConfirmedRequest
+                    ),
                     None,
                     pb.WriteLastConfirmedResponse.SerializeToString,
                 ),
                 "ListEntries": grpc.stream_stream_rpc_method_handler(
-                    self._received(self.list_entries, pb.ListEntriesRequest),
+                    self._requests.received(self.list_entries, pb.ListEntriesRequest),
                     None,
                     pb.ListEntriesResponse.SerializeToString,
                 ),
                 "Describe": grpc.stream_unary_rpc_method_handler(
-                    self._received(self.describe, pb.DescribeRequest),
+                    self._requests.received(self.describe, pb.DescribeRequest),
                     None,
                     pb.DescribeResponse.SerializeToString,
                 ),
@@ -153,17 +167,21 @@ class BookieService:
         self._gate.memory_is_short(is_short)
 
     async def relieve(self) -> int:
-        """Cut the calls that hold memory and wait for their clients; how many."""
+        """Hang up on clients that hold memory and keep the bookie waiting; how many of them."""
         loop = asyncio.get_running_loop()
-        received = await loop.run_in_executor(None, received_bytes)
+        peers = {session.peer for session in self._sessions} | self._limits.receiving_for(0.0)
+        received = await loop.run_in_executor(None, self._sockets.received, peers)
         held = self._connections.held(received)
         greedy = {peer for peer, byte_count in held.items() if byte_count > BOOKIE_HELD_BYTES_MAX}
-        sessions = [session for session in self._sessions if session.peer in greedy]
-        for session in sessions:
-            session.cut()
-        unread = self._answers.cut_unread(BOOKIE_UNREAD_GRACE_S)
-        receiving = self._limits.cut_receiving(BOOKIE_RECEIVE_SHORT_S, greedy)
-        return len(sessions) + unread + receiving
+        # Those who wait until they are read are not to blame, if there are others.
+        waiting = {session.peer for session in self._sessions if not session.is_read}
+        greedy = greedy - waiting or greedy
+        for peer in greedy:
+            self.hang_up(peer, Why.UNFINISHED)
+        late = self._limits.receiving_for(BOOKIE_RECEIVE_SHORT_S) - greedy
+        for peer in late:
+            self.hang_up(peer, Why.SILENT)
+        return len(greedy) + len(late) + self._answers.cut_unread(BOOKIE_UNREAD_GRACE_S)
 
     def close(self) -> None:
         """Wait for reads in the pool. Call after the gRPC server has stopped."""
@@ -174,8 +192,11 @@ class BookieService:
 
     async def append(self, _requests: AsyncIterator[bytes], context: CallContext) -> None:
         """One client's stream of adds."""
-        self._connections.call_began(context.peer())
-        with self._limits.admitted(Kind.APPEND, context.peer()) as busy:
+        peer = context.peer()
+        with (
+            self._connections.call(peer),
+            self._limits.admitted(Kind.APPEND, peer) as busy,
+        ):
             if busy is not None:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy.message)
             session = AppendSession(
@@ -229,7 +250,7 @@ class BookieService:
         except BaseException:
             self._answers.give_back()
             raise
-        with self._answers.hold(sum(map(len, messages))):
+        with self._answers.hold(sum(map(len, messages)), context.peer()):
             for encoded in messages:
                 await context.write(encoded)
 
@@ -298,7 +319,7 @@ class BookieService:
                 response = pb.ListEntriesResponse()
                 for first, last in found[start : start + BOOKIE_RANGES_PER_MESSAGE]:
                     response.ranges.add(first_entry=first, last_entry=last)
-                with self._answers.hold(response.ByteSize()):
+                with self._answers.hold(response.ByteSize(), context.peer()):
                     await context.write(response)
 
     async def describe(
@@ -327,38 +348,6 @@ class BookieService:
         )
 
     # -- parts -------------------------------------------------------------------------------------
-
-    def _received(
-        self, handler: Callable[[_Request, CallContext], Awaitable[_Result]], kind: type[_Request]
-    ) -> Callable[[AsyncIterator[bytes], CallContext], Awaitable[_Result]]:
-        """The handler over the one message of a request, which is received here and not by grpc:
-        so it is bounded how many are on their way, and for how long. Bytes that are no message end
-        the call with INVALID_ARGUMENT; grpc itself would log a traceback.
-        """
-
-        async def handle(_requests: AsyncIterator[bytes], context: CallContext) -> _Result:
-            peer = context.peer()
-            self._connections.call_began(peer)
-            try:
-                async with asyncio.timeout(BOOKIE_RECEIVE_S):
-                    with self._limits.receiving(peer):
-                        data = await context.read()
-            except TimeoutError:
-                message = f"no request arrived within {BOOKIE_RECEIVE_S:g} s"
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
-            if not isinstance(data, bytes):
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
-            self._connections.given(peer, len(data))
-            if len(data) > REQUEST_BYTES_MAX:
-                message = f"a request of {len(data)} bytes: at most {REQUEST_BYTES_MAX} are allowed"
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
-            try:
-                request = kind.FromString(data)
-            except DecodeError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            return await handler(request, context)
-
-        return handle
 
     def _wrong_bookie(self, context: CallContext) -> Refusal | None:
         """Refuse what was meant for the bookie that had this address before."""

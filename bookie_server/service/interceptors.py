@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import grpc
 import grpc.aio
 
-from bookie_server.service.calls import Leftovers
+from bookie_server.service.calls import HangsUp, Leftovers
 from bookie_server.service.context import CallContext
-from bookie_server.service.cutting import cut_current
 from bookie_server.service.metrics import ServiceMetrics
 
 _Request = TypeVar("_Request")
@@ -24,9 +24,9 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
     client could fill the log. The call is ended instead.
     """
 
-    def __init__(self, metrics: ServiceMetrics) -> None:
+    def __init__(self, metrics: ServiceMetrics, hang_up: HangsUp) -> None:
         self._metrics = metrics
-        self._leftovers = Leftovers()
+        self._leftovers = Leftovers(hang_up)
 
     async def intercept_service(
         self,
@@ -66,7 +66,7 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
                 assert isinstance(answer, Awaitable), "handlers of an asyncio server are coroutines"
                 return await answer
             except grpc.aio.InternalError:
-                raise cut_current() from None
+                raise asyncio.CancelledError from None
             finally:
                 self._finished(name, context)
 
@@ -88,14 +88,14 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
                     assert isinstance(answers, Awaitable), "neither a generator nor a coroutine"
                     await answers
             except grpc.aio.InternalError:
-                raise cut_current() from None
+                raise asyncio.CancelledError from None
             finally:
                 self._finished(name, context)
 
         return call
 
     def _finished(self, name: str, context: CallContext) -> None:
-        self._leftovers.handler_ended()
+        self._leftovers.handler_ended(context.peer())
         self._metrics.calls_in_progress[name] -= 1
         code = context.code()
         text = code.name if isinstance(code, grpc.StatusCode) else str(code or "OK")

@@ -2,8 +2,8 @@
 
 Everything that is received or answered is bounded where it is counted. What gRPC holds by itself is
 not: halves of messages, windows of connections, answers that nobody reads. So the guard looks at
-what the kernel says that the process has, and when it comes near the budget the service cuts calls
-that hold memory while they wait for their clients.
+what the kernel says that the process has, and when it comes near the budget the service hangs
+up on clients whose calls hold memory while they wait for them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TRIM_PAUSE_S: Final = 0.2
 which is locked for as long as the kernel takes pages back."""
 
 _LET_GO_S: Final = 0.02
-"""gRPC frees the memory of calls that were cut by then."""
+"""gRPC frees the memory of connections that were ended by then."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM_BYTES: Final = 256
@@ -78,7 +78,7 @@ class MemoryGuard:
         used: Callable[[], int] = anonymous_bytes,
         trim: Callable[[], None] = trim,
     ) -> None:
-        """``relieve`` cuts the calls that hold memory and wait for their clients; how
+        """``relieve`` hangs up on clients that hold memory and keep calls waiting; how
         many. ``on_short`` is told whenever memory becomes short, and when it is no longer."""
         self._budget_bytes = budget_bytes
         self._relieve = relieve
@@ -88,11 +88,11 @@ class MemoryGuard:
         self._trim = trim
         self._trim_at = 0.0
         self._trimmed_at = 0.0
-        self._cut_unsaid = 0  # calls that the log does not have yet
+        self._cut_unsaid = 0  # clients that the log does not have yet
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.cut = 0
-        """Calls cut since the start, for metrics."""
+        """Clients that it has hung up on since the start."""
 
     def start(self) -> None:
         """Watch from now on."""
@@ -165,8 +165,8 @@ class MemoryGuard:
             if self._cut_unsaid:
                 cut, self._cut_unsaid = self._cut_unsaid, 0
                 logger.warning(
-                    "memory is near its budget (%d of %d MiB): cut %d calls whose clients kept "
-                    "them waiting, %d MiB now",
+                    "memory is near its budget (%d of %d MiB): hung up on %d clients that kept "
+                    "calls waiting, %d MiB now",
                     before // MIB,
                     self._budget_bytes // MIB,
                     cut,

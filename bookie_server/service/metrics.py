@@ -67,6 +67,12 @@ class ServiceMetrics:
         self.calls_in_progress: Counter[str] = Counter()
         self.long_polls = 0
         """Tail requests held now."""
+        self.connections_ended: Counter[str] = Counter()
+        """Connections that the bookie has hung up on, by reason."""
+        self.calls_refused: Counter[str] = Counter()
+        """Calls above the bound of their kind, by kind."""
+        self.answer_bytes: Callable[[], int] = int
+        """Bytes read for clients and not sent yet."""
 
     def add_completed(
         self, status: BookieStatus, entries: int, size_bytes: int, seconds: float

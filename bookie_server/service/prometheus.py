@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from bookie_server.core.read_only import Cause
+from bookie_server.service.memory import anonymous_bytes
 from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.storage.stats import StorageStats
 from spark_ledger.types import BookieStatus
@@ -68,6 +69,22 @@ def _service(metrics: ServiceMetrics) -> Iterator[Metric]:
         int(bool(metrics.metadata_restored())),
     )
     yield _gauge("bookie_long_polls", "Tail requests held.", metrics.long_polls)
+    yield _by_label(
+        "bookie_hung_up",
+        "Connections that the bookie ended, by what their clients did.",
+        "reason",
+        metrics.connections_ended,
+    )
+    yield _by_label(
+        "bookie_refused_calls",
+        "Calls told to come later, by kind.",
+        "kind",
+        metrics.calls_refused,
+    )
+    yield _gauge(
+        "bookie_answer_bytes", "Read for clients and not sent yet.", metrics.answer_bytes()
+    )
+    yield _gauge("bookie_memory_bytes", "Of this process, without files.", anonymous_bytes())
     calls = CounterMetricFamily(
         "bookie_calls", "Finished calls by method and gRPC code.", labels=["method", "code"]
     )
@@ -156,9 +173,14 @@ def _gauge(name: str, help_text: str, value: float) -> Metric:
 
 
 def _by_status(name: str, help_text: str, counts: dict[BookieStatus, int]) -> Metric:
-    family = CounterMetricFamily(name, help_text, labels=["status"])
-    for status, count in sorted(counts.items()):
-        family.add_metric([status.name], count)
+    by_name = {status.name: count for status, count in sorted(counts.items())}
+    return _by_label(name, help_text, "status", by_name)
+
+
+def _by_label(name: str, help_text: str, label: str, counts: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
     return family
 
 

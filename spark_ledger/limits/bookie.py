@@ -101,8 +101,11 @@ BOOKIE_MEMORY_BYTES: Final = 512 * MIB
 """Default of a bookie's memory budget: the write cache takes half of it."""
 
 BOOKIE_MEMORY_HIGH: Final = 0.75
-"""Share of the budget from which on clients that keep a bookie waiting are cut. A full write cache
-and an idle interpreter take two thirds."""
+"""Share of the budget from which on a bookie hangs up on clients that keep it waiting. A full write
+cache and an idle interpreter take two thirds."""
+
+BOOKIE_PROCESS_BYTES: Final = 80 * MIB
+"""What a bookie takes before it has a client: the interpreter, gRPC, the libraries."""
 
 BOOKIE_MEMORY_BYTES_PER_S: Final = 1200 * MIB
 """What gRPC takes in at most, with a processor of its own."""
@@ -116,19 +119,46 @@ BOOKIE_MEMORY_INTERVAL_S_MAX: Final = 0.25
 BOOKIE_ANSWER_BYTES_MAX: Final = 64 * MIB
 """Bytes read for clients and not sent yet: at a gigabyte per second, a few network round trips."""
 
-BOOKIE_UNREAD_GRACE_S: Final = 1.0
-"""While others wait for memory, an answer that its client has not read for so long is cut; the
-client asks again for what it lacks. One that reads takes its part within milliseconds."""
+BOOKIE_UNREAD_GRACE_S: Final = 2.0
+"""While others wait for memory, the connection of an answer that was not read for so long is ended.
+A client that reads takes its part within milliseconds, and ours ends a call whose consumer pauses
+in half of this (``READ_PARK_S``)."""
 
 BOOKIE_UNREAD_S: Final = 30.0
-"""An answer that its client has not read for so long is cut in any case. Consumers pause, and ask
-again afterwards."""
+"""The connection of an answer that was not read for so long is ended in any case."""
 
 BOOKIE_HELD_BYTES_MAX: Final = 1 * MIB
 """What a connection may have on its way while memory is short: with more, its calls are cut."""
 
 BOOKIE_RECEIVE_SHORT_S: Final = 0.25
 """While memory is short, a request that is not there by then is cut."""
+
+BOOKIE_CONNECTION_LOOK_S: Final = 0.025
+"""How often a bookie looks at messages that do not arrive: gRPC takes in some 30 MiB meanwhile."""
+
+BOOKIE_CONNECTION_IDLE_S: Final = 0.25
+"""How often it looks whether there are any: a bookie that has nothing to do sleeps."""
+
+BOOKIE_CONNECTIONS_LOOKED_AT: Final = 64
+"""Append streams that are looked at then: a fifth of a millisecond. Two thousand have their turn
+within a second."""
+
+BOOKIE_REQUEST_LATE_S: Final = 0.02
+"""A request that is not there by then, on a connection that has sent far more than one, is no
+request of ours: they have a few bytes, and come with their call."""
+
+BOOKIE_STALLED_MESSAGE_S: Final = 0.25
+"""A client that is in the middle of a message and sends nothing for so long has stopped. One that
+waits for a retransmission of the network is back in less."""
+
+BOOKIE_UNFINISHED_BYTES_MAX: Final = 64 * MIB
+"""Parts of messages of all clients that have stopped in the middle: four of the largest entries.
+What is above is not kept for them: its memory would be taken from the write cache."""
+
+BOOKIE_NONSENSE_BYTES_S: Final = 8 * MIB
+"""After bytes that no client of this system sends nothing more is read from the connection for as
+long as they take at this rate. To receive and look at 16 MB keeps everybody else waiting for some
+hundredths of a second, and a client that sends such bytes sends more of them."""
 
 BOOKIE_COLLECT_INTERVAL_S: Final = 60.0
 """Between two searches of a bookie for old cyclic garbage."""
@@ -144,6 +174,16 @@ BOOKIE_COLLECT_OVERDUE_S: Final = 3600.0
 BOOKIE_CONNECTIONS_MAX: Final = 10_000
 """Connections of clients at once, fewer where the limit of open files is lower. Each client has one
 to each bookie; further ones are closed at once, and their clients try again later."""
+
+BOOKIE_CONNECTIONS_FREE_SHARE: Final = 16
+"""One in so many is kept free for new clients: those who were idle for longest give way, and
+connect again when they have something to ask."""
+
+BOOKIE_IDLE_S: Final = 1.0
+"""A connection without a call for so long is idle; less may be a pause between two."""
+
+BOOKIE_CONNECTIONS_LOOK_S: Final = 0.5
+"""Between two looks at all connections: ten thousand take some hundredths of a second."""
 
 BOOKIE_HANDSHAKE_TIMEOUT_S: Final = 10.0
 """A connection that says nothing for this long is closed: it would take a client's place."""

@@ -121,6 +121,11 @@ class MetadataStore(Protocol):
         are gone and must be created again."""
 
     @property
+    def connections(self) -> int:
+        """How many connections there were. Between two of them the store may have been restored
+        from a backup, whatever else it shows: its servers cannot be restored while they serve."""
+
+    @property
     def restored(self) -> str:
         """What to say if the store went back in time, to a backup; empty if it did not."""
 

@@ -78,15 +78,15 @@ class BookieRegistry:
         *,
         on_replaced: Callable[[str], None] = _log_replaced,
         session_timeout_s: float = SESSION_TIMEOUT_S,
-        in_new_session: Callable[[], Awaitable[None]] = _nothing,
+        at_contact: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         """``on_replaced`` is called, with a sentence, once another process is registered as the
-        bookie that this registry had registered. ``in_new_session`` is done before the bookie is
-        registered in a session; what it raises counts as raised by that."""
+        bookie that this registry had registered. ``at_contact`` is done before the bookie is
+        registered, and after each reconnect; what it raises counts as raised by that."""
         self._store = store
-        self._in_new_session = in_new_session
-        self._prepared_in = -1
-        """The session that it was done in, as ``_session`` counts."""
+        self._at_contact = at_contact
+        self._contact = 0
+        """The connection that it was done on, as the store counts."""
         self._on_replaced = on_replaced
         self._vacant_in_s = session_timeout_s + REGISTRATION_MARGIN_S
         self._info: BookieInfo | None = None
@@ -190,9 +190,7 @@ class BookieRegistry:
             # Read before anything is sent: a session that is lost on the way counts as lost.
             session = self._session
             path, data = _path(info.state, info.bookie_id), encode_bookie(info)
-            if self._prepared_in != session:
-                await self._in_new_session()
-                self._prepared_in = session
+            await self._make_contact()
             if not (self.registered and await self._update(path, data)):
                 await self._create(info.bookie_id, path, data)
             # Removed last, so that a bookie that changes its state is always in one of the two.
@@ -200,6 +198,12 @@ class BookieRegistry:
                 if state is not info.state:
                     await self._remove_own(_path(state, info.bookie_id))
             self._published_in, self._published_at = session, path
+
+    async def _make_contact(self) -> None:
+        connection = self._store.connections
+        if self._contact != connection:
+            await self._at_contact()
+            self._contact = connection
 
     async def _update(self, path: str, data: bytes) -> bool:
         """Set our own node; False if there is none, because the bookie changes its state."""
@@ -300,6 +304,7 @@ class BookieRegistry:
             return
         if self.registered:
             async with self._lock:
+                await self._make_contact()
                 await self._check_vacant(info.bookie_id)
                 with contextlib.suppress(NotFoundError):
                     await self._store.is_own(self._published_at)

@@ -226,6 +226,11 @@ class MemoryMetadataStore:
         self._watches: list[Subscription] = []
         self._lost: list[Subscription] = []
         self._closed = False
+        self._connections = 1
+
+    @property
+    def connections(self) -> int:
+        return self._connections
 
     @property
     def restored(self) -> str:
@@ -300,7 +305,14 @@ class MemoryMetadataStore:
         """Lose the session, as a client that was cut off for too long does, and get a new one."""
         self.tree.end_session(self._session)
         self._session = self.tree.new_session_id()
-        for subscription in [*self._lost, *self._watches]:
+        for subscription in list(self._lost):
+            subscription.notify()
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Lose the connection, and get a new one in the same session."""
+        self._connections += 1
+        for subscription in list(self._watches):
             subscription.notify()
 
     async def close(self) -> None:

@@ -19,8 +19,8 @@ class _Seen(NamedTuple):
     ledger: Versioned[LedgerMetadata]
     restored: str
     """What the store said of itself then."""
-    session: int
-    """How many sessions the store had lost then."""
+    connection: int
+    """How many connections the store had had then."""
 
 
 class SeenLedgers:
@@ -28,14 +28,12 @@ class SeenLedgers:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        self._sessions_lost = 0
-        store.on_session_lost(self._on_session_lost)
         self._seen: OrderedDict[LedgerId, _Seen] = OrderedDict()
 
     def note(self, ledger: Versioned[LedgerMetadata]) -> None:
         """Remember the newest metadata of a ledger."""
         ledger_id = ledger.value.ledger_id
-        self._seen[ledger_id] = _Seen(ledger, self._store.restored, self._sessions_lost)
+        self._seen[ledger_id] = _Seen(ledger, self._store.restored, self._store.connections)
         self._seen.move_to_end(ledger_id)
         if len(self._seen) > LEDGERS_SEEN_MAX:
             self._seen.popitem(last=False)
@@ -57,16 +55,15 @@ class SeenLedgers:
     def is_doubtful(self, ledger_id: LedgerId) -> bool:
         """Whether the store may have gone back in time since this ledger was seen.
 
-        A restored store has other sessions. Whether it went back does not show where its changes
-        have newer numbers already: after a new leader was elected, or after many changes.
+        A store is restored between two connections. Whether it went back does not show where its
+        changes have newer numbers already, after a new leader was elected, or after many changes;
+        and a session that is in the backup is not lost by it.
         """
         seen = self._seen.get(ledger_id)
         if seen is None:
             return False
-        return (seen.restored, seen.session) != (self._store.restored, self._sessions_lost)
-
-    def _on_session_lost(self) -> None:
-        self._sessions_lost += 1
+        now = self._store.restored, self._store.connections
+        return (seen.restored, seen.connection) != now
 
     def refuse_older(self, found: Versioned[LedgerMetadata]) -> None:
         """Raises MetadataRestoredError if they are older than what was seen."""

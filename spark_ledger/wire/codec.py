@@ -113,9 +113,9 @@ def decode_append_request(data: bytes) -> Iterator[ReceivedAdd]:
             if key != _REQUEST_ADDS:
                 continue  # a field from a newer version
             rest, run_range = _cut_field(data, start, end, _ADD_RUN)
-            if len(rest) > ADD_FIELDS_BYTES_MAX:
+            if _length(rest) > ADD_FIELDS_BYTES_MAX:
                 raise ValueError("the fields of an add are too long")  # noqa: TRY301 - as below
-            add = pb.AddRun.FromString(rest)
+            add = pb.AddRun.FromString(_joined(data, rest))
             run, problem = _checked_run(data, *run_range)
             yield ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem)
     except (DecodeError, IndexError, ValueError) as error:
@@ -146,7 +146,7 @@ def decode_read_response(data: bytes) -> tuple[pb.ReadResponse, EntryRun | None]
     """
     try:
         rest, (start, end) = _cut_field(data, 0, len(data), _RESPONSE_RUN)
-        response = pb.ReadResponse.FromString(rest)
+        response = pb.ReadResponse.FromString(_joined(data, rest))
         run = _decode_run(*_cut_frames(data, start, end)) if end > start else None
     except (DecodeError, IndexError, ValueError) as error:
         raise MalformedMessageError(f"a read response of {len(data)} bytes is malformed") from error
@@ -197,18 +197,29 @@ def _cut_frames(data: bytes, start: int, end: int) -> tuple[pb.EntryRun, bytes]:
     # Numbers cost four to eight times their size in memory, so there may be no more than belong to
     # the frames, and none are decoded before that is known.
     count_max = (frames_end - frames_start) // FRAME_BYTES_MIN
-    if len(rest) > ADD_FIELDS_BYTES_MAX + count_max * _NUMBER_BYTES_MAX:
-        raise ValueError(f"{len(rest)} bytes of numbers for at most {count_max} frames")
-    return pb.EntryRun.FromString(rest), data[frames_start:frames_end]
+    if _length(rest) > ADD_FIELDS_BYTES_MAX + count_max * _NUMBER_BYTES_MAX:
+        raise ValueError(f"{_length(rest)} bytes of numbers for at most {count_max} frames")
+    return pb.EntryRun.FromString(_joined(data, rest)), data[frames_start:frames_end]
 
 
-def _cut_field(data: bytes, start: int, end: int, key: int) -> tuple[bytes, tuple[int, int]]:
-    """All fields of a message but the bytes field ``key``, and the range of that field's value.
+def _length(ranges: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in ranges)
 
-    A missing field has an empty range. Raises ValueError if it is there twice, or if there are more
-    fields than any version has.
+
+def _joined(data: bytes, ranges: list[tuple[int, int]]) -> bytes:
+    return b"".join([data[start:end] for start, end in ranges])
+
+
+def _cut_field(
+    data: bytes, start: int, end: int, key: int
+) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """Where all fields of a message but the bytes field ``key`` are, and that field's value.
+
+    Nothing is copied before its size is known to be right: it may be megabytes. A missing field has
+    an empty range. Raises ValueError if it is there twice, or if there are more fields than any
+    version has.
     """
-    rest: list[bytes] = []
+    rest: list[tuple[int, int]] = []
     found = (start, start)
     seen = False
     position = start
@@ -220,9 +231,9 @@ def _cut_field(data: bytes, start: int, end: int, key: int) -> tuple[bytes, tupl
                 raise ValueError("a field that may be there once is there twice")
             seen, found = True, (value_start, value_end)
         else:
-            rest.append(data[position:value_end])
+            rest.append((position, value_end))
         position = value_end
-    return b"".join(rest), found
+    return rest, found
 
 
 def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -251,6 +262,9 @@ def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     """The number at ``position`` and where the next byte is."""
+    value = data[position]
+    if value < 0x80:  # most are: sixteen are read for each add
+        return value, position + 1
     value = 0
     for shift in range(0, 70, 7):
         byte = data[position]

@@ -13,6 +13,7 @@ from typing import Final
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+CONTINUATION: Final = 9
 _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
 _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
 
@@ -83,8 +84,8 @@ class RawConnection:
         view = memoryview(data)
         while view:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._room(stream) > 0 or self._over(stream))
-            if self._over(stream):
+                await self._changed.wait_for(lambda: self._room(stream) > 0 or self.over(stream))
+            if self.over(stream):
                 return False
             size = min(len(view), self._room(stream), self._frame_bytes)
             self._window -= size
@@ -105,9 +106,13 @@ class RawConnection:
     async def until_ended(self, stream: int) -> None:
         """Wait until the bookie has ended a call, and take what it sends meanwhile."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._over(stream))
+            await self._changed.wait_for(lambda: self.over(stream))
         self.ended.discard(stream)
         self._stream_windows.pop(stream, None)
+
+    async def frame(self, kind: int, flags: int, stream: int, body: bytes, times: int = 1) -> None:
+        """Send anything, as often as wanted in one piece."""
+        await self._write(_frame(kind, flags, stream, body) * times)
 
     async def ping(self, times: int) -> None:
         """Probe the connection."""
@@ -126,7 +131,8 @@ class RawConnection:
     def _room(self, stream: int) -> int:
         return min(self._window, self._stream_windows.get(stream, 0))
 
-    def _over(self, stream: int) -> bool:
+    def over(self, stream: int) -> bool:
+        """The bookie has ended the call, or the connection."""
         return self.closed or stream in self.ended
 
     async def _write(self, data: bytes) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+import tests.hostile.frames  # noqa: F401 - its kinds are found by being there
 from tests.hostile.attacks import ATTACKS, Target
 from tests.hostile.victim import BOOKIE, OTHER, Victim, quantile
 
@@ -23,13 +24,12 @@ BUDGET_MIB: Final = 512
 LOOK_S: Final = 0.01
 """Between two looks at the memory of the bookie."""
 
-CONTROL_RATIO_MAX: Final = 10.0
-"""The most that the neighbour's p90 may be, of what it is while the other bookie is attacked. Few
-seconds have one or two entries above the p99: on a busy machine that is luck."""
+CONTROL_RATIO_MAX: Final = 3.0
+"""The most that the neighbour's p99 may be, of what it is while the other bookie is attacked."""
 
-JUDGED_S: Final = 5.0
-"""A shorter attack does not judge how slow it makes the neighbour: two seconds beside other tests
-are over before the machine's processors have been shared out once."""
+JUDGED_S: Final = 10.0
+"""A shorter attack does not judge how slow it makes the neighbour: few seconds have a handful of
+entries above the p99, and on a machine that does other things that is luck."""
 
 NOISE_MS: Final = 20.0
 """A control below this counts as this: one more turn of the machine's other processes."""
@@ -131,9 +131,9 @@ def _attack(victim: Victim, kind: str, seconds: float, report: Report) -> None:
     print(line(outcome), flush=True)
     if peak > BUDGET_MIB:
         report.problems.append(f"{kind}: the bookie took {peak} MiB")
-    slower = quantile(during, 0.9) / max(quantile(beside, 0.9), NOISE_MS)
+    slower = outcome.p99_ms / max(outcome.p99_control_ms, NOISE_MS)
     if slower > CONTROL_RATIO_MAX and seconds >= JUDGED_S:
-        report.problems.append(f"{kind}: the neighbour's p90 got {slower:.1f} times slower")
+        report.problems.append(f"{kind}: the neighbour's p99 got {slower:.1f} times slower")
     if outcome.longest_ms > 1e3 * HANG_S:
         report.problems.append(f"{kind}: the neighbour waited for {outcome.longest_ms:.0f} ms")
     if len(victim.log) - log_bytes > LOG_BYTES_MAX:

@@ -174,6 +174,7 @@ class SimStore(MemoryMetadataStore):
         self.tree.end_session(self._session)
         self._session = self.tree.new_session_id()
         self.seen = self.changes.zxid
+        self._connections += 1
         for subscription in list(self._lost):
             subscription.notify()
         self.notify_watches()

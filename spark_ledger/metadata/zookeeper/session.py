@@ -88,8 +88,8 @@ class Session:
         self._verification: asyncio.Task[None] | None = None
         self._outage: asyncio.Task[None] | None = None
         """Looks why there is no connection."""
-        self.lost = 0
-        """How many sessions were lost and have a successor."""
+        self.connections = 0
+        """How many there were."""
         self.restored = ""
         """What to say if the store went back in time; empty if it did not."""
         self.client = self._new_client()
@@ -230,10 +230,10 @@ class Session:
         if known is None:
             return  # the connection broke again; the next one resumes
         self._session_id = known[0]
+        self.connections += 1
         self._connected.set()
         self._on_connected()
         if self._session_lost:
-            self.lost += 1
             self._session_lost = False
             for subscription in list(self._on_lost):
                 subscription.notify()

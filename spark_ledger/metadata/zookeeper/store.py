@@ -250,6 +250,10 @@ class ZooKeeperStore:
         return self._session.on_lost(callback)
 
     @property
+    def connections(self) -> int:
+        return self._session.connections
+
+    @property
     def restored(self) -> str:
         return self._session.restored
 
@@ -316,15 +320,15 @@ class ZooKeeperStore:
         """Send a write; its answer, or None if ``look`` found that it has happened.
 
         Without ``look``, a lost reply raises OutcomeUnknownError at once. So does a put or a
-        transaction for which the session was lost: the store may have been restored meanwhile, and
+        transaction for which the connection broke: the store may have been restored meanwhile, and
         have given the version again that the caller means.
         """
-        sessions_lost = self._session.lost
+        connections = self._session.connections
         deadline = self._session.deadline()
         lost: BaseException | None = None
         while await self._session.wait_connected(deadline):
-            if self._session.lost != sessions_lost and action in _VERSIONED:
-                raise unknown(action, path, "the session was lost") from lost
+            if self._session.connections != connections and action in _VERSIONED:
+                raise unknown(action, path, "the connection to ZooKeeper broke") from lost
             try:
                 return await self._session.submit(send, deadline)
             except LOST as error:

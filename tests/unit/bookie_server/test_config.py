@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from bookie_server.config import BookieConfig, load, parse
 from bookie_server.storage.config import StorageConfig
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import MIB
 from spark_ledger.types import BookieId
 
 PATH = Path("/etc/bookie/bookie.toml")
@@ -67,6 +70,21 @@ def test_mistakes_in_the_file_are_named_with_their_key(text: str, message: str) 
         parse(text, PATH)
     assert message in str(caught.value)
     assert str(PATH) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "cache_mib", "needed_mib"), [(300, 256, 491), (512, 288, 534), (215, 8, 216)]
+)
+def test_budget_that_cannot_hold_the_caches_is_refused(
+    memory_mib: int, cache_mib: int, needed_mib: int
+) -> None:
+    text = f"memory_bytes = {memory_mib * MIB}\n{GOOD}write_cache_bytes = {cache_mib * MIB}\n"
+    with pytest.raises(ConfigurationError) as caught:
+        parse(text, PATH)
+    (needed,) = re.findall(r"together need (\d+): raise it, or lower them", str(caught.value))
+    assert math.ceil(int(needed) / MIB) == needed_mib
+    enough = text.replace(str(memory_mib * MIB), needed, 1)
+    assert parse(enough, PATH).memory_bytes == int(needed)
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bookie_server import registration
 from bookie_server.bookie import Bookie
 from bookie_server.exit_codes import EXIT_OK
 from bookie_server.held_ids import pass_over_held_ids
@@ -121,6 +122,39 @@ def test_bookie_that_was_running_passes_ids_over_before_it_is_registered_again(
         await until(lambda: bool(seen))
         assert seen[0] == 8 + RESTORED_IDS_SKIPPED
         await until(lambda: cluster.tree.children("bookies/writable") != [])
+        bookie._stop.set()
+        assert await running == EXIT_OK
+
+    asyncio.run(main())
+
+
+def test_bookie_looks_at_the_ids_after_each_reconnect_within_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that is in the backup outlives the restore, and numbers of changes may go on."""
+    cluster = cluster_of(tmp_path, monkeypatch, held_below=8)
+    monkeypatch.setattr(registration, "BOOKIE_REFRESH_INTERVAL_S", 1000.0)
+    sessions: list[MemoryMetadataStore] = []
+    open_session = cluster.tree.open_session
+
+    def keep(**named: Any) -> MemoryMetadataStore:
+        sessions.append(open_session(**named))
+        return sessions[-1]
+
+    monkeypatch.setattr(cluster.tree, "open_session", keep)
+
+    async def main() -> None:
+        other = open_session()
+        await raise_counter(other, 100)
+        bookie = cluster.server()
+        running = asyncio.create_task(bookie.run())
+        await until(lambda: cluster.tree.children("bookies/writable") != [])
+        await other.delete(COUNTER_PATH)
+        for session in sessions:
+            session.reconnect()
+        async with asyncio.timeout(30):
+            while await next_counted(other) != 8 + RESTORED_IDS_SKIPPED:
+                await asyncio.sleep(0.01)
         bookie._stop.set()
         assert await running == EXIT_OK
 

@@ -73,11 +73,19 @@ def test_metrics_are_in_prometheus_text() -> None:
     metrics.add_completed(BookieStatus.FENCED, 1, 100, 0.0)
     metrics.read_ended(BookieStatus.OK, 500, 0.3)
     metrics.calls["Read", "OK"] += 1
+    metrics.connections_ended["idle"] += 3
+    metrics.calls_refused["poll"] += 2
+    metrics.answer_bytes = lambda: 99
     text = exposition(metrics, stats(), up=True, read_only=()).decode()
+    (memory,) = [line for line in text.splitlines() if line.startswith("bookie_memory_bytes ")]
+    assert float(memory.split()[1]) > 1_000_000
     for line in (
         'bookie_adds_total{status="OK"} 1.0',
         'bookie_adds_total{status="FENCED"} 1.0',
         "bookie_added_entries_total 10.0",
+        'bookie_hung_up_total{reason="idle"} 3.0',
+        'bookie_refused_calls_total{kind="poll"} 2.0',
+        "bookie_answer_bytes 99.0",
         "bookie_added_bytes_total 1000.0",
         "bookie_fenced_adds_total 1.0",
         'bookie_add_seconds_bucket{le="0.001"} 0.0',

@@ -133,3 +133,16 @@ async def test_stream_that_leaves_in_its_turn_lets_the_next_go_on() -> None:
     gone.cancel()
     await asyncio.wait_for(waits, 1)
     assert gone.cancelled()
+
+
+@on_loop
+async def test_connection_that_sent_nonsense_is_not_read_for_a_while() -> None:
+    shares = AppendShares(1000)
+    shares.bar("hostile", 0.05)
+    shares.bar("hostile", 0.1)
+    began = asyncio.get_running_loop().time()
+    waiting = [asyncio.ensure_future(shares.wait("hostile", 1)) for _number in range(2)]
+    await asyncio.wait_for(shares.wait("honest", 1), 0.05)
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert asyncio.get_running_loop().time() - began >= 0.1
+    await asyncio.wait_for(shares.wait("hostile", 1), 0.05)

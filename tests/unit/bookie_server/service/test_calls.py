@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from bookie_server.service import calls
-from bookie_server.service.calls import BOUNDS, AnswerRoom, CallLimits, Kind
+from bookie_server.service.calls import BOUNDS, AnswerRoom, CallLimits, HangsUp, Kind
+from bookie_server.service.hanging_up import Why
 from spark_ledger.limits.bookie import BOOKIE_CALLS_MAX, BOOKIE_RECEIVING_MAX
 from spark_ledger.types import BookieStatus
 from tests.unit.virtual_time import run_in_virtual_time
@@ -26,6 +28,25 @@ def on_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     return run
 
 
+def nobody(peer: str, why: Why) -> None:
+    raise AssertionError(f"{peer} {why.value}")
+
+
+def name() -> str:
+    """Of the connection of the task that runs: each has one of its own."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.get_name()
+
+
+def hang_up(peer: str, why: Why) -> None:
+    """As gRPC does it when the connection is gone."""
+    assert why in (Why.UNREAD, Why.SILENT)
+    for task in asyncio.all_tasks():
+        if task.get_name() == peer:
+            task.cancel()
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.002)
@@ -40,7 +61,8 @@ def test_calls_above_the_bound_of_their_kind_are_told_to_come_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(BOUNDS, Kind.POLL, 8)
-    limits = CallLimits()
+    refused: Counter[str] = Counter()
+    limits = CallLimits(nobody, refused)
     running = [limits.admitted(Kind.POLL, f"client {number % 4}") for number in range(8)]
     assert [call.__enter__() for call in running] == [None] * 8
     with limits.admitted(Kind.POLL, "client 5") as refusal:
@@ -52,12 +74,12 @@ def test_calls_above_the_bound_of_their_kind_are_told_to_come_later(
     running.pop().__exit__(None, None, None)
     with limits.admitted(Kind.POLL, "client 5") as refusal:
         assert refusal is None
-    assert limits.refused == {Kind.POLL: 1}
+    assert refused == {"poll": 1}
 
 
 def test_one_connection_cannot_take_all_calls_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BOUNDS, Kind.READ, 8)
-    limits = CallLimits()
+    limits = CallLimits(nobody, Counter())
     with limits.admitted(Kind.READ, "greedy"), limits.admitted(Kind.READ, "greedy"):
         with limits.admitted(Kind.READ, "greedy") as refusal:
             assert refusal is not None and "2 of them for this connection" in refusal.message
@@ -69,13 +91,13 @@ def test_one_connection_cannot_take_all_calls_of_a_kind(monkeypatch: pytest.Monk
 
 
 @on_loop
-async def test_oldest_call_without_its_request_is_cut_when_there_are_too_many() -> None:
-    limits = CallLimits()
+async def test_oldest_call_without_its_request_ends_when_there_are_too_many() -> None:
+    limits = CallLimits(hang_up, Counter())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls, "BOOKIE_RECEIVING_MAX", 2)
 
         async def receive() -> None:
-            with limits.receiving("peer"):
+            with limits.receiving(name()):
                 await asyncio.Event().wait()
 
         tasks = []
@@ -84,10 +106,11 @@ async def test_oldest_call_without_its_request_is_cut_when_there_are_too_many() 
             await asyncio.sleep(0)
         await until(lambda: tasks[1].done())
         assert [task.cancelled() for task in tasks] == [True, True, False, False]
-        assert limits.cut_receiving(60.0, {"another"}) == 0
-        assert limits.cut_receiving(60.0, {"peer"}) == 2
-        await until(lambda: all(task.cancelled() for task in tasks))
-        assert not limits._receiving
+        assert limits.receiving_for(60.0) == set()
+        assert limits.receiving_for(0.0) == {tasks[2].get_name(), tasks[3].get_name()}
+        tasks[2].cancel()
+        tasks[3].cancel()
+        await until(lambda: not limits._receiving)
 
 
 class Reader:
@@ -101,29 +124,31 @@ class Reader:
     async def _run(self, room: AnswerRoom, byte_count: int) -> None:
         await room.reserve()
         self.has_read = True
-        with room.hold(byte_count):
+        with room.hold(byte_count, name()):
             await self.reads.wait()
 
 
 MIB = 1024 * 1024
 
 
-def room_of(bytes_max: int, *, grace_s: float, unread_s: float) -> AnswerRoom:
+def room_of(
+    bytes_max: int, *, grace_s: float, unread_s: float, hang_up: HangsUp = hang_up
+) -> AnswerRoom:
     """One that has seen small parts only."""
-    room = AnswerRoom(bytes_max, grace_s=grace_s, unread_s=unread_s)
+    room = AnswerRoom(bytes_max, hang_up, grace_s=grace_s, unread_s=unread_s)
     room._expected = calls._PART_BYTES_EXPECTED
     return room
 
 
 @on_loop
 async def test_first_parts_are_expected_to_be_large() -> None:
-    room = AnswerRoom(64 * MIB, grace_s=60.0, unread_s=60.0)
+    room = AnswerRoom(64 * MIB, hang_up, grace_s=60.0, unread_s=60.0)
     waiting = [asyncio.ensure_future(room.reserve()) for _number in range(4)]
     await asyncio.sleep(0.01)
     assert [task.done() for task in waiting] == [True, True, False, False]
     for task in waiting:
         await until(task.done)
-        with room.hold(1):
+        with room.hold(1, name()):
             pass
     assert room._expected < 32 * MIB
 
@@ -142,7 +167,7 @@ async def test_reading_waits_until_answers_are_taken() -> None:
         reader.reads.set()
     await asyncio.gather(*(reader.task for reader in readers))
     await asyncio.sleep(0)
-    assert (room.bytes_held, room._reading, room.cut) == (0, 0, 0)
+    assert (room.bytes_held, room._reading) == (0, 0)
 
 
 @on_loop
@@ -169,7 +194,7 @@ async def test_answer_that_nobody_reads_is_cut_when_others_wait() -> None:
     waiting = Reader(room, MIB)
     waiting.reads.set()
     await waiting.task
-    assert idle.task.cancelled() and room.cut == 1
+    assert idle.task.cancelled()
     await asyncio.sleep(0)
     assert (room.bytes_held, room._reading) == (0, 0)
 
@@ -211,7 +236,6 @@ async def test_answer_that_is_never_read_is_cut_in_the_end() -> None:
     reader = Reader(room, MIB)
     await until(reader.task.cancelled)
     await until(lambda: room.bytes_held == 0)
-    assert room.cut == 1
 
 
 @pytest.mark.parametrize("readers", [1, 31, 32, 40, 200])
@@ -223,13 +247,13 @@ def test_answers_that_are_read_are_not_cut_however_many_and_long_they_are(
     parts = 4 if written_in_s > 0.1 else 16
 
     async def main() -> None:
-        room = room_of(64 * MIB, grace_s=1.0, unread_s=30.0)
+        room = room_of(64 * MIB, grace_s=1.0, unread_s=30.0, hang_up=nobody)
 
         async def call() -> None:
             for _part in range(parts):
                 await room.reserve()
                 await asyncio.sleep(0.001)
-                with room.hold(MIB):
+                with room.hold(MIB, name()):
                     most.append(room.bytes_held)
                     await asyncio.sleep(written_in_s)
 
@@ -239,7 +263,7 @@ def test_answers_that_are_read_are_not_cut_however_many_and_long_they_are(
             await asyncio.sleep(0.4)
             assert room.cut_unread(1.0) == 0
         await every
-        assert room.cut == 0 and max(most) <= 66 * MIB
+        assert max(most) <= 66 * MIB
         await asyncio.sleep(0)
         assert (room.bytes_held, room._reading, room._writing) == (0, 0, 0)
 
@@ -250,18 +274,17 @@ def test_large_entries_go_on_one_after_the_other_where_all_room_is_held() -> Non
     """What is read next is expected to be as large as the last: more than there is room for."""
 
     async def main() -> None:
-        room = room_of(64 * MIB, grace_s=1.0, unread_s=30.0)
+        room = room_of(64 * MIB, grace_s=1.0, unread_s=30.0, hang_up=nobody)
 
         async def call(sizes: list[int]) -> None:
             for size in sizes:
                 await room.reserve()
                 await asyncio.sleep(0.001)
-                with room.hold(size):
+                with room.hold(size, name()):
                     await asyncio.sleep(0.001)
 
         small, large = [MIB] * 8, [MIB, 16 * MIB, 16 * MIB, MIB]
         await asyncio.gather(*(call(large if n % 5 == 0 else small) for n in range(60)))
-        assert room.cut == 0
         assert asyncio.get_running_loop().time() < 10.0, "nobody waits for a cut"
 
     run_in_virtual_time(main())
@@ -274,14 +297,14 @@ def test_call_whose_client_stops_is_cut_and_not_those_that_wait_for_it() -> None
         async def call(parts: int, stops_at: int | None) -> None:
             for part in range(parts):
                 await room.reserve()
-                with room.hold(MIB):
+                with room.hold(MIB, name()):
                     await asyncio.sleep(3600.0 if part == stops_at else 0.01)
 
         idle = [asyncio.ensure_future(call(8, 2)) for _number in range(3)]
         honest = [asyncio.ensure_future(call(16, None)) for _number in range(60)]
         await asyncio.gather(*honest)
         await asyncio.gather(*idle, return_exceptions=True)
-        assert [task.cancelled() for task in idle] == [True] * 3 and room.cut == 3
+        assert [task.cancelled() for task in idle] == [True] * 3
 
     run_in_virtual_time(main())
 
@@ -295,7 +318,7 @@ async def test_part_counts_until_the_next_is_written_or_the_call_ends() -> None:
     async def call() -> None:
         for size in (MIB, 2 * MIB, 3 * MIB):
             await room.reserve()
-            with room.hold(size):
+            with room.hold(size, name()):
                 held.append(room.bytes_held)
         held.append(room.bytes_held)
         await ends.wait()
@@ -311,11 +334,11 @@ async def test_part_counts_until_the_next_is_written_or_the_call_ends() -> None:
 
 @on_loop
 async def test_answered_call_whose_client_does_not_read_is_cut_when_there_are_too_many() -> None:
-    leftovers = calls.Leftovers()
+    leftovers = calls.Leftovers(hang_up)
 
     async def call() -> None:
-        leftovers.handler_ended()
-        leftovers.handler_ended()  # a call is counted once
+        leftovers.handler_ended(name())
+        leftovers.handler_ended(name())  # a call is counted once
         await asyncio.Event().wait()  # gRPC sends the status
 
     with pytest.MonkeyPatch.context() as patch:
@@ -330,7 +353,7 @@ async def test_answered_call_whose_client_does_not_read_is_cut_when_there_are_to
 
 def test_refused_calls_make_no_room_and_ended_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BOUNDS, Kind.READ, 8)
-    limits = CallLimits()
+    limits = CallLimits(nobody, Counter())
     running = [limits.admitted(Kind.READ, f"client {number}") for number in range(8)]
     assert [call.__enter__() for call in running] == [None] * 8
     for _ in range(3):
@@ -351,7 +374,7 @@ def test_refused_calls_make_no_room_and_ended_ones_do(monkeypatch: pytest.Monkey
 def test_kinds_have_bounds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in Kind:
         monkeypatch.setitem(BOUNDS, kind, 4)
-    limits = CallLimits()
+    limits = CallLimits(nobody, Counter())
     running = [limits.admitted(Kind.POLL, f"client {number}") for number in range(4)]
     assert [call.__enter__() for call in running] == [None] * 4
     for kind in set(Kind) - {Kind.POLL}:
@@ -365,7 +388,7 @@ def test_kinds_have_bounds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_room_of_a_client_that_leaves_goes_to_the_next_at_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls, "_LOOK_AGAIN_S", 60.0)
-        room = AnswerRoom(3 * MIB, grace_s=60.0, unread_s=60.0)
+        room = AnswerRoom(3 * MIB, hang_up, grace_s=60.0, unread_s=60.0)
         holding = Reader(room, MIB)
         await asyncio.sleep(0.01)
         waiting = Reader(room, MIB)

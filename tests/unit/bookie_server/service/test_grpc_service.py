@@ -16,6 +16,7 @@ from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import merge_runs
 from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.limits.bookie import BOOKIE_CONNECTIONS_MAX
 from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
@@ -31,7 +32,7 @@ HERE = (("bookie-id", BOOKIE),)
 class Fixture:
     """A bookie's server, and a stub that protobuf generated."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections_max: int = BOOKIE_CONNECTIONS_MAX) -> None:
         self.bookie = ScriptedBookie()
         self.metrics = ServiceMetrics()
         self.service = BookieService(
@@ -40,7 +41,7 @@ class Fixture:
             describe=lambda: Description("c", "1.2", "writable", 3, 4, 5, 6, 7.5),
             metrics=self.metrics,
         )
-        self.server = GrpcServer(self.service, self.metrics)
+        self.server = GrpcServer(self.service, self.metrics, connections_max=connections_max)
         self.address = ""
         self.channel: Any = None
         self.stub: Any = None
@@ -75,10 +76,12 @@ class Fixture:
         assert await call.code() is grpc.StatusCode.OK
 
 
-def on_loop(test: Callable[[Fixture], Awaitable[None]]) -> Callable[[], None]:
+def on_loop(
+    test: Callable[[Fixture], Awaitable[None]], *, connections_max: int = BOOKIE_CONNECTIONS_MAX
+) -> Callable[[], None]:
     def run() -> None:
         async def main() -> None:
-            fixture = Fixture()
+            fixture = Fixture(connections_max)
             await fixture.start()
             try:
                 async with asyncio.timeout(20):

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from bookie_server.service import grpc_service
+from bookie_server.service import client_watch, grpc_service, requests
 from bookie_server.service.calls import BOUNDS, Kind
 from spark_ledger.limits.bookie import BOOKIE_MALFORMED_ADDS_MAX
 from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX
@@ -123,7 +123,7 @@ def test_answers_that_are_not_read_leave_room_for_others(monkeypatch: pytest.Mon
         await until(lambda: f.service._answers.bytes_held > 2_000_000)
         await serves_the_others(f)
         assert f.service._answers.bytes_held <= 6 * 1024 * 1024
-        await until(lambda: sum(s in c.ended for s, c in zip(streams, hostile, strict=True)) > 5)
+        await until(lambda: sum(c.over(s) for s, c in zip(streams, hostile, strict=True)) > 5)
         for connection in hostile:
             await connection.close()
         await until(lambda: not f.service._answers.bytes_held)
@@ -139,9 +139,8 @@ def test_answer_that_is_never_read_is_cut_in_the_end(monkeypatch: pytest.MonkeyP
         await f.store(0, 1, size=1_000_000)
         hostile = await connect(f, window=1024)
         stream = await hostile.ask("Read", BOOKIE, READ)
-        while stream not in hostile.ended:  # gRPC does what it is told when it wakes up
-            await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
-        assert not f.service._answers.bytes_held
+        await until(lambda: hostile.over(stream) and not f.service._answers.bytes_held)
+        assert f.metrics.connections_ended == {"unread": 1}
         await hostile.close()
 
     run()
@@ -151,6 +150,7 @@ def test_answer_that_is_never_read_is_cut_in_the_end(monkeypatch: pytest.MonkeyP
 async def test_calls_that_keep_the_bookie_waiting_are_ended_when_memory_is_short(
     f: Fixture,
 ) -> None:
+    f.service.clients.stop()
     await f.store(0, 1, size=1_000_000)
     half = message(bytes(2_000_000), claimed=16_000_000)
     hostile = [await connect(f, window=1024) for _number in range(3)]
@@ -169,8 +169,8 @@ async def test_calls_that_keep_the_bookie_waiting_are_ended_when_memory_is_short
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpc_service, "BOOKIE_UNREAD_GRACE_S", 0.0)
         assert await f.service.relieve() == 3
-    while not all(s in c.ended for s, c in zip(streams, hostile, strict=True)):
-        await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
+    await until(lambda: all(connection.closed for connection in hostile))
+    assert f.metrics.connections_ended == {"unfinished": 2, "unread": 1}
     f.bookie.release()
     (result,) = (await working.read()).results
     assert result.last_entry == 9, "a client that waits for its answer is not cut"
@@ -180,7 +180,7 @@ async def test_calls_that_keep_the_bookie_waiting_are_ended_when_memory_is_short
 
 
 def test_request_that_does_not_arrive_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_service, "BOOKIE_RECEIVE_S", 0.1)
+    monkeypatch.setattr(requests, "BOOKIE_RECEIVE_S", 0.1)
 
     @on_loop
     async def run(f: Fixture) -> None:
@@ -230,6 +230,9 @@ async def test_stream_of_malformed_adds_is_ended(f: Fixture) -> None:
     while answered < BOOKIE_MALFORMED_ADDS_MAX:
         answered += len((await call.read()).results)
     await call.write(pb.AppendRequest(adds=bad[-1:]))
+    with pytest.raises(grpc.aio.AioRpcError, match="17 adds of this stream were malformed"):
+        while await call.read() is not grpc.aio.EOF:
+            pass
     assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
     call = f.stub.Append(metadata=HERE)
     await call.write(pb.AppendRequest(adds=[pb.AddRun()] * (APPEND_MESSAGE_ADDS_MAX + 1)))
@@ -295,3 +298,65 @@ async def test_clients_that_leave_write_nothing_into_the_log(f: Fixture) -> None
         logging.getLogger().removeHandler(handler)
     assert [text for text in records if "Traceback" in text or "ERROR" in text.upper()] == []
     assert LedgerId(1) in f.bookie.ledgers
+
+
+def test_halves_of_appends_are_ended_once_all_together_are_too_many() -> None:
+    """The rest never comes. A client that waits for its answer, or has nothing to send, stays."""
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        working, idle = f.stub.Append(metadata=HERE), f.stub.Append(metadata=HERE)
+        await until(lambda: f.metrics.append_streams == 2)
+        half = message(bytes(2_000_000), claimed=16_000_000)
+        hostile = [await connect(f) for _number in range(5)]
+        for connection in hostile:
+            await connection.send(await connection.call("Append", BOOKIE), half)
+        await until(lambda: sum(connection.closed for connection in hostile) == 3)
+        assert f.metrics.connections_ended == {"unfinished": 3}
+        await f.store(0, 1)
+        await asyncio.sleep(0.1)
+        assert f.metrics.connections_ended == {"unfinished": 3}, "the others have room"
+        assert not (working.done() or idle.done())
+        for connection in hostile:
+            await connection.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_watch, "BOOKIE_STALLED_MESSAGE_S", 0.05)
+        patch.setattr(client_watch, "BOOKIE_UNFINISHED_BYTES_MAX", 5_000_000)
+        run()
+
+
+@on_loop
+async def test_request_that_is_far_too_long_is_ended_before_it_is_there(f: Fixture) -> None:
+    hostile = await connect(f)
+    stream = await hostile.call("Describe", BOOKIE)
+    await hostile.send(stream, message(bytes(2_000_000), claimed=16_000_000))
+    await until(lambda: hostile.closed)
+    await hostile.close()
+    assert f.metrics.connections_ended == {"long": 1}
+    await serves_the_others(f)
+
+
+def test_longest_idle_connections_give_way_to_new_ones() -> None:
+    async def run(f: Fixture) -> None:
+        await f.store(0, 1)  # the connection of an honest client
+        poll = pb.ReadLastConfirmedRequest(ledger_id=1, wait_above=50, wait_ms=20_000)
+        waiting = await connect(f)
+        await waiting.ask("ReadLastConfirmed", BOOKIE, poll.SerializeToString())
+        await until(lambda: f.metrics.long_polls == 1)
+        hostile = [await connect(f) for _number in range(18)]
+        while f.metrics.long_polls < 2:  # some come when there is no room yet
+            hostile.append(await connect(f))
+            await hostile[-1].ask("ReadLastConfirmed", BOOKIE, poll.SerializeToString())
+            await until(lambda: hostile[-1].closed or f.metrics.long_polls > 1)
+        assert not waiting.closed, "nor is a client ended that waits for an answer"
+        assert set(f.metrics.connections_ended) == {"idle"}
+        asked = {"timeout": 10, "metadata": HERE, "wait_for_ready": True}
+        assert (await f.stub.Describe(pb.DescribeRequest(), **asked)).status == pb.OK
+        for connection in (waiting, *hostile):
+            await connection.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_watch, "BOOKIE_IDLE_S", 0.02)
+        patch.setattr(client_watch, "BOOKIE_CONNECTIONS_LOOK_S", 0.02)
+        on_loop(run, connections_max=18)()

@@ -174,11 +174,13 @@ def test_writer_overwrites_no_other_metadata_of_the_same_version_after_a_restore
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("loses", ["session", "connection"])
 @pytest.mark.parametrize("makes", [True, False])
 def test_writer_that_lost_its_session_overwrites_no_other_ledger_of_the_same_version(
-    makes: bool,
+    makes: bool, loses: str
 ) -> None:
-    """An ensemble that was restored has a new epoch: the numbers of its changes go on."""
+    """An ensemble that was restored has a new epoch: the numbers of its changes go on. A session
+    that is in the backup goes on as well."""
 
     async def main() -> None:
         store = Store(MemoryTree())
@@ -191,7 +193,10 @@ def test_writer_that_lost_its_session_overwrites_no_other_ledger_of_the_same_ver
         restore(store)
         other = OPEN.with_changes(incarnation=NEW)
         await history(store, other)
-        store.expire()
+        if loses == "session":
+            store.expire()
+        else:
+            store.reconnect()
         await asyncio.sleep(0)
         with pytest.raises(MetadataRestoredError):
             await writer.compare_and_set(MOVED, 0)

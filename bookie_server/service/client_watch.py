@@ -1,0 +1,162 @@
+"""Looks at what clients have sent and not finished, and at who was idle for longest.
+
+Work that arrives is bounded where it is counted. What gRPC takes in by itself is not: parts of
+messages of which the rest never comes, and connections that nobody uses. This looks at both, at a
+few connections at a time, so that a thousand clients do not make it expensive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from bookie_server.service.calls import CallLimits
+from bookie_server.service.connections import Connections
+from bookie_server.service.hanging_up import HangUp, Why
+from bookie_server.service.sockets import Sockets, open_file_count
+from spark_ledger.limits.bookie import (
+    BOOKIE_CONNECTION_IDLE_S,
+    BOOKIE_CONNECTION_LOOK_S,
+    BOOKIE_CONNECTIONS_FREE_SHARE,
+    BOOKIE_CONNECTIONS_LOOK_S,
+    BOOKIE_CONNECTIONS_LOOKED_AT,
+    BOOKIE_HELD_BYTES_MAX,
+    BOOKIE_IDLE_S,
+    BOOKIE_RECEIVE_S,
+    BOOKIE_REQUEST_LATE_S,
+    BOOKIE_STALLED_MESSAGE_S,
+    BOOKIE_UNFINISHED_BYTES_MAX,
+)
+
+
+class Appending(Protocol):
+    """An append stream."""
+
+    peer: str
+
+    @property
+    def has_waited_s(self) -> float:
+        """For how long it has waited for the rest of a message, or for the next one."""
+
+
+class _Part:
+    """A message that has not arrived as a whole."""
+
+    __slots__ = ("byte_count", "changed_at", "held", "is_ended", "stream")
+
+    def __init__(self, stream: Appending, now: float) -> None:
+        self.stream = stream
+        self.byte_count = -1  # received on the connection
+        self.changed_at = now
+        self.held = 0
+        self.is_ended = False  # and gRPC has not noticed yet
+
+
+class ClientWatch:
+    """Hangs up on clients that hold what others need. Service thread only."""
+
+    def __init__(
+        self,
+        sockets: Sockets,
+        hang_up: HangUp,
+        connections: Connections,
+        limits: CallLimits,
+        streams: Callable[[], Iterable[Appending]],
+        *,
+        files: Callable[[], int] = open_file_count,
+    ) -> None:
+        """``streams`` are the append streams that are open."""
+        self._sockets = sockets
+        self._hang_up = hang_up
+        self._connections = connections
+        self._limits = limits
+        self._streams = streams
+        self._files = files
+        self._parts: dict[str, _Part] = {}
+        self._next_streams: list[Appending] = []
+        self._remembered_max = 1_024
+        self._looked_at_all = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, port: int, connections_max: int) -> None:
+        """Look from now on; clients connect to ``port``."""
+        self._task = asyncio.get_running_loop().create_task(self._watch(port, connections_max))
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self, port: int, connections_max: int) -> None:
+        while True:
+            is_busy = self._parts or self._limits.receiving_for(0.0)
+            await asyncio.sleep(BOOKIE_CONNECTION_LOOK_S if is_busy else BOOKIE_CONNECTION_IDLE_S)
+            await self.look()
+            await self.make_room(port, connections_max)
+
+    async def look(self) -> None:
+        """Hang up on those whose messages do not arrive, if they hold too much."""
+        loop = asyncio.get_running_loop()
+        late = self._limits.receiving_for(BOOKIE_REQUEST_LATE_S)
+        self._look_for_parts(loop.time())
+        wanted = late.union(self._parts)
+        if not wanted:
+            return
+        received = await loop.run_in_executor(None, self._sockets.received, wanted)
+        held = self._connections.held(received)
+        appending = {stream.peer for stream in self._streams()}
+        for peer in late - appending:  # appends wait for their turn, and are held meanwhile
+            if held.get(peer, 0) > BOOKIE_HELD_BYTES_MAX:
+                self._hang_up(peer, Why.LONG)
+        self._weigh(received, held, loop.time())
+
+    async def make_room(self, port: int, connections_max: int) -> None:
+        """Hang up on the longest idle ones while there is hardly room for new ones."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._looked_at_all < BOOKIE_CONNECTIONS_LOOK_S:
+            return
+        free = max(1, connections_max // BOOKIE_CONNECTIONS_FREE_SHARE)
+        is_crowded = self._files() > connections_max - free
+        if not is_crowded and len(self._connections) <= self._remembered_max:
+            return
+        self._looked_at_all = loop.time()
+        peers = await loop.run_in_executor(None, self._sockets.of_port, port)
+        self._connections.keep(peers)
+        self._remembered_max = max(1_024, 2 * len(self._connections))
+        too_many = len(peers) - (connections_max - free)
+        if too_many > 0:
+            for peer in self._connections.longest_idle(peers, too_many, BOOKIE_IDLE_S):
+                self._hang_up(peer, Why.IDLE)
+
+    def _look_for_parts(self, now: float) -> None:
+        """Take in a few more streams that may have a part, and forget those that got the rest."""
+        for peer, part in list(self._parts.items()):
+            if part.stream.has_waited_s < now - part.changed_at:  # a whole message came meanwhile
+                del self._parts[peer]
+        if not self._next_streams:
+            self._next_streams = list(self._streams())
+        several = self._next_streams[-BOOKIE_CONNECTIONS_LOOKED_AT:]
+        del self._next_streams[-BOOKIE_CONNECTIONS_LOOKED_AT:]
+        for stream in several:
+            if stream.peer not in self._parts and stream.has_waited_s >= BOOKIE_STALLED_MESSAGE_S:
+                self._parts[stream.peer] = _Part(stream, now)
+
+    def _weigh(self, received: dict[str, int], held: dict[str, int], now: float) -> None:
+        """Hang up on those that send no more, until the parts of all others together are few."""
+        for peer, part in list(self._parts.items()):
+            part.held = held.get(peer, 0)
+            if part.held <= BOOKIE_HELD_BYTES_MAX:
+                del self._parts[peer]
+            elif part.byte_count != received[peer]:
+                part.byte_count, part.changed_at = received[peer], now
+        kept = [(peer, part) for peer, part in self._parts.items() if not part.is_ended]
+        total = sum(part.held for _peer, part in kept)
+        for peer, part in sorted(kept, key=lambda item: -item[1].held):
+            if total <= BOOKIE_UNFINISHED_BYTES_MAX:
+                return
+            stalled = now - part.changed_at >= BOOKIE_STALLED_MESSAGE_S
+            if stalled or part.stream.has_waited_s >= BOOKIE_RECEIVE_S:
+                self._hang_up(peer, Why.UNFINISHED)
+                total -= part.held
+                part.is_ended = True

@@ -1,0 +1,151 @@
+"""The TCP connections of this process as the kernel knows them: what has arrived, how to end one.
+
+gRPC says neither how many bytes of unfinished messages it holds, nor does it let its user end a
+connection. The kernel does both for the process that has the socket.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+_TCP_INFO_BYTES: Final = 136
+_BYTES_RECEIVED: Final = struct.Struct("=Q")
+_BYTES_RECEIVED_AT: Final = 128
+"""Where ``tcpi_bytes_received`` stands in the kernel's ``struct tcp_info`` (Linux 4.1)."""
+
+_DIRECTORY: Final = "/proc/self/fd"
+
+
+class Sockets:
+    """Finds connections by the names that gRPC gives to its peers. Any thread."""
+
+    def __init__(self, open_files: Callable[[], Iterable[int]] | None = None) -> None:
+        self._open_files = open_files or _open_files
+        self._lock = Lock()
+        # As they were: each is looked at again before it is used.
+        self._descriptors: dict[str, int] = {}
+
+    def received(self, peers: Iterable[str]) -> dict[str, int]:
+        """Bytes that the kernel has received from each of them that is still there."""
+        found: dict[str, int] = {}
+        for peer, connection in self._find(peers):
+            try:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            except OSError:  # closed meanwhile
+                continue
+            if len(info) >= _TCP_INFO_BYTES:
+                (found[peer],) = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)
+        return found
+
+    def hang_up(self, peers: Iterable[str]) -> list[str]:
+        """End the connections, and return whose were still there. gRPC notices at once, ends their
+        calls, and frees all that it holds for them."""
+        ended: list[str] = []
+        for peer, connection in self._find(peers):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # closed meanwhile
+                continue
+            ended.append(peer)
+        return ended
+
+    def of_port(self, port: int) -> list[str]:
+        """All connections that clients have to a port of this process."""
+        with self._lock:
+            return [peer for peer, local_port in self._look() if local_port == port]
+
+    def _find(self, peers: Iterable[str]) -> Iterator[tuple[str, socket.socket]]:
+        has_looked = False
+        for peer in peers:
+            with self._lock:
+                descriptor = self._descriptors.get(peer)
+                if not has_looked and (descriptor is None or _ends_at(descriptor)[0] != peer):
+                    has_looked = True
+                    self._look()
+                    descriptor = self._descriptors.get(peer)
+            if descriptor is None:
+                continue
+            with _copy(descriptor) as connection:
+                # The number may belong to another connection by now; the copy's cannot change.
+                if connection is not None and _name(connection) == peer:
+                    yield peer, connection
+
+    def _look(self) -> list[tuple[str, int]]:
+        """Find all connections again; the peer and the local port of each."""
+        found: list[tuple[str, int]] = []
+        try:
+            descriptors = list(self._open_files())
+        except OSError:  # without a free descriptor the kernel cannot be asked: the next look can
+            return found
+        self._descriptors.clear()
+        for descriptor in descriptors:
+            peer, port = _ends_at(descriptor)
+            if peer:
+                self._descriptors[peer] = descriptor
+                found.append((peer, port))
+        return found
+
+
+def open_file_count() -> int:
+    """How many descriptors this process has."""
+    return Path(_DIRECTORY).stat().st_size or sum(1 for _ in _open_files())  # 0 before Linux 6.2
+
+
+def _open_files() -> Iterator[int]:
+    return map(int, os.listdir(_DIRECTORY))  # noqa: PTH208 - ten thousand paths take too long
+
+
+@contextmanager
+def _copy(descriptor: int) -> Iterator[socket.socket | None]:
+    """A socket of our own for the same connection; None if it was closed."""
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        yield None
+        return
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:  # no socket
+        os.close(copy)
+        yield None
+        return
+    with connection:
+        yield connection
+
+
+def _ends_at(descriptor: int) -> tuple[str, int]:
+    """The name of the peer that is connected there, and the local port; "" for anything else."""
+    try:
+        connection = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
+    except OSError:  # no socket, or closed
+        return "", 0
+    try:
+        peer = _name(connection)
+        return (peer, connection.getsockname()[1]) if peer else ("", 0)
+    except OSError:  # closed meanwhile
+        return "", 0
+    finally:
+        connection.detach()  # it is gRPC's
+
+
+def _name(connection: socket.socket) -> str:
+    """As ``grpc.aio.ServicerContext.peer`` calls it; "" for what is not TCP."""
+    try:
+        address = connection.getpeername()
+    except OSError:  # not connected
+        return ""
+    if not isinstance(address, tuple) or len(address) not in (2, 4):
+        return ""
+    host, port = address[:2]
+    if len(address) == 2:
+        return f"ipv4:{host}:{port}"
+    if host.startswith("::ffff:"):  # a listener on all addresses
+        return f"ipv4:{host[7:]}:{port}"
+    return f"ipv6:%5B{host}%5D:{port}"

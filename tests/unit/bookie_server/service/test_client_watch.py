@@ -1,0 +1,213 @@
+"""Who is hung up on for what it holds, who gives way, and who is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+
+from bookie_server.service import client_watch
+from bookie_server.service.calls import CallLimits
+from bookie_server.service.client_watch import ClientWatch
+from bookie_server.service.connections import Connections
+from bookie_server.service.hanging_up import HangUp, Why
+from bookie_server.service.sockets import Sockets, open_file_count
+from spark_ledger.limits import MIB
+
+
+class Kernel(Sockets):
+    """What it says about the connections."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: ())
+        self.bytes: dict[str, int] = {}
+
+    def received(self, peers: Iterable[str]) -> dict[str, int]:
+        return {peer: self.bytes[peer] for peer in peers if peer in self.bytes}
+
+    def of_port(self, _port: int) -> list[str]:
+        return list(self.bytes)
+
+
+class Ended(HangUp):
+    """Whom the watch has hung up on."""
+
+    def __init__(self) -> None:
+        super().__init__(Kernel(), Counter())
+        self.by: dict[str, Why] = {}
+
+    def __call__(self, peer: str, why: Why) -> None:
+        self.by[peer] = why
+
+
+@dataclass
+class Stream:
+    peer: str
+    has_waited_s: float
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.kernel = Kernel()
+        self.ended = Ended()
+        self.connections = Connections(lambda: self.now)
+        self.limits = CallLimits(self.ended, Counter())
+        self.streams: list[Stream] = []
+        self.files = 0
+        self.watch = ClientWatch(
+            self.kernel,
+            self.ended,
+            self.connections,
+            self.limits,
+            lambda: self.streams,
+            files=lambda: self.files,
+        )
+
+    def half(self, peer: str, mib: int, *, waited_s: float = 1.0) -> Stream:
+        self.kernel.bytes[peer] = mib * MIB
+        self.streams.append(Stream(peer, waited_s))
+        return self.streams[-1]
+
+
+def test_parts_of_messages_are_kept_until_they_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        world = World()
+        for number in range(4):
+            world.half(f"small {number}", 15)
+        for _look in range(3):
+            await world.watch.look()
+        assert not world.ended.by
+        world.half("large", 16)
+        world.half("waits its turn", 40, waited_s=float("-inf"))
+        for _look in range(3):
+            await world.watch.look()
+        assert world.ended.by == {"large": Why.UNFINISHED}, "the rest has room then"
+
+    monkeypatch.setattr(client_watch, "BOOKIE_STALLED_MESSAGE_S", 0.0)
+    asyncio.run(main())
+
+
+def test_client_that_goes_on_sending_is_not_ended_for_those_who_have_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        world = World()
+        world.half("slow", 60, waited_s=3.0)
+        world.half("stopped", 10, waited_s=3.0)
+        for _look in range(20):
+            world.kernel.bytes["slow"] += 1000
+            await world.watch.look()
+            await asyncio.sleep(0.005)
+        assert world.ended.by == {"stopped": Why.UNFINISHED}
+        world.half("another", 10, waited_s=3.0)
+        world.streams[0].has_waited_s = 6.0  # but not for ever
+        world.kernel.bytes["slow"] += 1000
+        await world.watch.look()
+        assert "slow" in world.ended.by
+
+    monkeypatch.setattr(client_watch, "BOOKIE_STALLED_MESSAGE_S", 0.05)
+    asyncio.run(main())
+
+
+def test_message_that_arrives_makes_the_next_a_new_one() -> None:
+    async def main() -> None:
+        world = World()
+        streams = [world.half(f"client {number}", 15) for number in range(6)]
+        await world.watch.look()
+        await asyncio.sleep(0.3)
+        for stream in streams:
+            stream.has_waited_s = 0.01
+        await world.watch.look()
+        assert not world.ended.by
+
+    asyncio.run(main())
+
+
+def test_many_streams_are_looked_at_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        world = World()
+        for number in range(9):
+            world.half(f"client {number}", 10)
+        await world.watch.look()
+        assert len(world.watch._parts) == 2
+        for _look in range(12):
+            await world.watch.look()
+        assert len(world.ended.by) == 3, "those that were ended count no more"
+
+    monkeypatch.setattr(client_watch, "BOOKIE_STALLED_MESSAGE_S", 0.0)
+    monkeypatch.setattr(client_watch, "BOOKIE_CONNECTIONS_LOOKED_AT", 2)
+    asyncio.run(main())
+
+
+def test_late_request_of_a_client_whose_appends_wait_is_no_offence() -> None:
+    """What it has sent is held because it is not read."""
+
+    async def main() -> None:
+        world = World()
+        world.half("appends", 8, waited_s=float("-inf"))
+        world.kernel.bytes.update({"long": 2 * MIB, "slow": 1000})
+
+        async def receive(peer: str) -> None:
+            with world.limits.receiving(peer):
+                await asyncio.Event().wait()
+
+        calls = [asyncio.ensure_future(receive(peer)) for peer in world.kernel.bytes]
+        await asyncio.sleep(0)
+        await world.watch.look()
+        assert not world.ended.by, "a request has a moment to arrive"
+        await asyncio.sleep(0.03)
+        await world.watch.look()
+        for call in calls:
+            call.cancel()
+        assert world.ended.by == {"long": Why.LONG}
+
+    asyncio.run(main())
+
+
+def test_longest_idle_connections_give_way_before_there_is_no_room() -> None:
+    async def main() -> None:
+        world = World()
+        world.kernel.bytes = {f"client {number}": 0 for number in range(32)}
+        world.files = 30
+        await world.watch.make_room(3181, 32)
+        assert not world.ended.by, "there is room for two"
+        with world.connections.call("client 0"):
+            for number in (5, 3, 8):
+                world.now = float(number)
+                with world.connections.call(f"client {number}"):
+                    pass
+            world.now = 9.5
+            world.files = 32
+            await world.watch.make_room(3181, 32)
+            assert world.ended.by == {"client 5": Why.IDLE, "client 3": Why.IDLE}
+            world.now, world.kernel.bytes = 10.5, {"client 0": 0, "client 1": 0, "client 8": 0}
+            world.watch._looked_at_all = float("-inf")
+            await world.watch.make_room(3181, 2)
+            assert set(world.ended.by) == {"client 5", "client 3", "client 1", "client 8"}
+
+    asyncio.run(main())
+
+
+def test_connections_that_are_gone_are_forgotten() -> None:
+    async def main() -> None:
+        world = World()
+        for number in range(1_025):
+            with world.connections.call(f"client {number}"):
+                world.connections.given(f"client {number}", 10)
+        world.kernel.bytes = {"client 7": 0}
+        await world.watch.make_room(3181, 10_000)
+        assert len(world.connections) == 1
+
+    asyncio.run(main())
+
+
+def test_open_files_are_counted() -> None:
+    before = open_file_count()
+    with open("/dev/null") as _file:
+        assert open_file_count() == before + 1

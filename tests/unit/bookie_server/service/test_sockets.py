@@ -1,0 +1,101 @@
+"""Connections found by their peers' names, in a process that has many files open."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from bookie_server.service.sockets import Sockets
+
+HOSTS = {"ipv4": "127.0.0.1", "ipv6": "::1"}
+
+
+class Pair:
+    """A client's connection, and the bookie's end of it."""
+
+    def __init__(self, host: str) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as listener:
+            self.client = socket.create_connection(listener.getsockname()[:2])
+            self.served, _address = listener.accept()
+        port = self.client.getsockname()[1]
+        self.peer = f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+    def close(self) -> None:
+        self.client.close()
+        self.served.close()
+
+
+@pytest.fixture(params=["ipv4", "ipv6"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(HOSTS[request.param])
+    yield made
+    made.close()
+
+
+def test_what_has_arrived_is_known_by_peer(pair: Pair) -> None:
+    pair.client.sendall(bytes(1000))
+    assert len(pair.served.recv(1000, socket.MSG_WAITALL)) == 1000
+    found = Sockets().received([pair.peer, "ipv4:10.0.0.1:1", "unix:/nobody"])
+    assert found == {pair.peer: 1000}
+
+
+def test_connections_of_a_port_are_those_of_its_clients(pair: Pair) -> None:
+    assert Sockets().of_port(pair.served.getsockname()[1]) == [pair.peer]
+
+
+def test_connection_ends_and_its_descriptor_stays_with_its_owner(pair: Pair) -> None:
+    found = Sockets()
+    assert found.hang_up([pair.peer]) == [pair.peer]
+    assert pair.client.recv(10) == b"" and pair.served.recv(10) == b""
+    pair.served.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # it is open
+    pair.client.close()
+    pair.served.close()
+    assert found.hang_up([pair.peer]) == []
+
+
+def test_number_that_was_given_again_does_not_end_another_connection(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is closed and given again after it was looked up, and before it is used."""
+    other = Pair("127.0.0.1")
+    found = Sockets()
+    dup = os.dup
+
+    def dup_late(descriptor: int) -> int:
+        if descriptor == pair.served.fileno():
+            os.dup2(other.served.fileno(), descriptor)
+        return dup(descriptor)
+
+    monkeypatch.setattr("os.dup", dup_late)
+    assert found.hang_up([pair.peer]) == []
+    other.client.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        other.client.recv(10)
+    other.close()
+
+
+def test_numbers_that_moved_are_found_again(pair: Pair) -> None:
+    found = Sockets()
+    assert found.received([pair.peer]) == {pair.peer: 0}
+    moved = pair.served.dup()
+    pair.served.close()
+    assert found.received([pair.peer]) == {pair.peer: 0}
+    moved.close()
+
+
+def test_process_without_a_free_descriptor_looks_again_later(pair: Pair) -> None:
+    fails = True
+
+    def files() -> list[int]:
+        if fails:
+            raise OSError(24, "Too many open files")
+        return [pair.served.fileno()]
+
+    found = Sockets(files)
+    assert found.hang_up([pair.peer]) == []
+    fails = False
+    assert found.hang_up([pair.peer]) == [pair.peer]
