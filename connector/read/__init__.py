@@ -9,7 +9,7 @@ One micro-batch, step by step (``readers`` says what differs for a batch read):
    JSON (``offsets``), into its checkpoint.
 2. There too, ``plan`` turns the commits between two offsets into ranges of entries, and ``planner``
    packs those into partitions. They depend on commits only, so a repeated micro-batch has the same
-   partitions (rule T5).
+   partitions (rule T5). A long read becomes spans of commits, which the tasks look up.
 3. Spark pickles the partitions (``partitions``) and a reader into the tasks. A partition names
    ledgers, entries and rows, so a task needs no metadata of the stream but its schema.
 4. In each task on an executor, ``task.read_partition`` reads the entries from the bookies and gives

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from pyspark.sql.datasource import InputPartition
 
-from connector.read.planner import Plan
+from connector.read.planner import Plan, Span
 from spark_ledger.stream.model import Segment, SegmentRange
 from spark_ledger.types import EntryId, LedgerId
 
@@ -81,6 +81,16 @@ def _stream_partition(
 ) -> StreamPartition:
     ranges = tuple(SegmentRange(Segment(*fields[:8]), *fields[8:]) for fields in flat)
     return StreamPartition(stream_id, Plan(ranges, replica_hint))
+
+
+class StreamSpan(InputPartition):
+    """Rows of consecutive commits of a stream, which the task looks up. ``stream_id`` tells the
+    stream from others of its name."""
+
+    def __init__(self, stream_id: str, span: Span) -> None:
+        super().__init__(None)
+        self.stream_id = stream_id
+        self.span = span
 
 
 class LedgerPartition(InputPartition):

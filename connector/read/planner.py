@@ -8,11 +8,13 @@ by which the client chooses the replica that it asks first; this spreads the loa
 
 A partition costs about 50 ms of Spark's own time whatever it holds, so ranges are packed into few
 partitions of about equal size. The rows of a partition are in stream order, and so are the
-partitions.
+partitions. A read of thousands of segments is cut only before every hundredth commit
+(``plan_spans``): the driver then reads none of those between, and the tasks look theirs up.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -24,7 +26,7 @@ from spark_ledger.limits.connector import (
     PARTITIONS_MAX,
     PARTITIONS_WANTED,
 )
-from spark_ledger.stream.model import Segment, SegmentRange, cut
+from spark_ledger.stream.model import CommitMark, Segment, SegmentRange, cut
 from spark_ledger.types import Dlsn
 
 
@@ -113,6 +115,48 @@ def _pack(pieces: Sequence[_Piece], limits: PlanLimits) -> list[Plan]:
         begin = end
     close_partition()
     return plans
+
+
+class Span(NamedTuple):
+    """One partition of a long read: the rows from ``start`` to ``end`` (exclusive), all in these
+    commits, and which replica to ask first."""
+
+    commits: range
+    start: Dlsn
+    end: Dlsn
+    replica_hint: int
+
+
+def plan_spans(
+    bounds: tuple[CommitMark, CommitMark],
+    marks: Sequence[CommitMark],
+    positions: tuple[Dlsn, Dlsn],
+    limits: PlanLimits,
+) -> list[Span] | None:
+    """Partitions for the rows between two positions, cut only where a mark is.
+
+    ``bounds`` are the first commit and the one behind the last, ``marks`` are between. None if
+    there are too few marks for as many partitions as the limits ask for.
+    """
+    first, behind = bounds
+    total = behind.bytes_before - first.bytes_before
+    count = partition_count(total, len(marks) + 2, limits)
+    if count > len(marks) + 1:
+        return None
+    cuts = [first]
+    for boundary in range(1, count):
+        wanted = first.bytes_before + total * boundary // count
+        index = bisect_left(marks, wanted, key=lambda mark: mark.bytes_before)
+        if index < len(marks) and marks[index].number > cuts[-1].number:
+            cuts.append(marks[index])
+    edges = [positions[0], *(Dlsn(cut.first_segment) for cut in cuts[1:]), positions[1]]
+    numbers = [*(cut.number for cut in cuts), behind.number]
+    return [
+        Span(range(low, high), start, end, replica_hint)
+        for replica_hint, (low, high, start, end) in enumerate(
+            zip(numbers, numbers[1:], edges, edges[1:], strict=False)
+        )
+    ]
 
 
 _NO_LIMIT: Final = 1 << 62

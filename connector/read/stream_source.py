@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from connector.option_parsers import PositionJson
@@ -23,12 +23,18 @@ from connector.read.offsets import (
     stream_offset,
     stream_position,
 )
-from connector.read.partitions import StreamPartition
-from connector.read.planner import has_rows, plan_partitions, trigger_end
+from connector.read.partitions import StreamPartition, StreamSpan
+from connector.read.planner import Span, has_rows, plan_partitions, plan_spans, trigger_end
 from connector.retry import RetryBudget
 from spark_ledger.errors import ConfigurationError, DataLossError
-from spark_ledger.limits.connector import METADATA_LAG_S, POLL_WAIT_S, SEGMENTS_PER_FETCH
-from spark_ledger.stream.model import Commit, Head, Segment, ranges_between
+from spark_ledger.limits.connector import (
+    COMMITS_CACHED_MAX,
+    METADATA_LAG_S,
+    POLL_WAIT_S,
+    SEGMENTS_PER_FETCH,
+    SEGMENTS_PLANNED_MAX,
+)
+from spark_ledger.stream.model import Commit, CommitMark, Head, Segment, ranges_between
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
@@ -248,7 +254,9 @@ class StreamSource:
 
     # -- partitions --------------------------------------------------------------------------------
 
-    def plan(self, start: CheckpointOffset, end: CheckpointOffset) -> list[StreamPartition]:
+    def plan(
+        self, start: CheckpointOffset, end: CheckpointOffset
+    ) -> Sequence[StreamPartition | StreamSpan]:
         last, last_stream_id = stream_position(end)
         if last_stream_id not in ("", self._stream_id):
             self._handle_recreated("the micro-batch")
@@ -262,10 +270,29 @@ class StreamSource:
         # A plan that ends at the start of a segment needs no commit of that segment, which may not
         # exist yet.
         ends_within_segment = last > Dlsn(last.segment)
-        commits = self._commits.between(first.segment, last.segment + ends_within_segment)
+        end_segment = last.segment + ends_within_segment
+        if end_segment - first.segment > SEGMENTS_PLANNED_MAX:
+            spans = self._spans(first, last, end_segment)
+            if spans is not None:
+                return [StreamSpan(self._stream_id, span) for span in spans]
+        commits = self._commits.between(first.segment, end_segment)
         ranges = ranges_between(commits, first, last)
         plans = plan_partitions(ranges, self._options.plan)
         return [StreamPartition(self._stream_id, plan) for plan in plans]
+
+    def _spans(self, first: Dlsn, last: Dlsn, end_segment: int) -> list[Span] | None:
+        """Partitions of a long read, for which the tasks look the commits up; or None."""
+        stream = self._stream
+        begin, final = stream.commit_at(first.segment), stream.commit_at(end_segment - 1)
+        behind = CommitMark(
+            final.number + 1,
+            final.end_segment,
+            final.rows_before + final.rows,
+            final.bytes_before + final.size_bytes,
+        )
+        marks = stream.marks(begin.number, behind.number)
+        start = CommitMark(begin.number, begin.first_segment, begin.rows_before, begin.bytes_before)
+        return plan_spans((start, behind), marks, (first, last), self._options.plan)
 
     def forget(self, end: CheckpointOffset) -> None:
         position, stream_id = stream_position(end)
@@ -291,6 +318,9 @@ class CommitCache:
             known.extend(self._stream.commits_between(first_segment, end_segment))
         elif known[-1].end_segment < end_segment:
             known.extend(self._stream.commits_between(known[-1].end_segment, end_segment))
+        if len(known) > COMMITS_CACHED_MAX:  # the result is held by the caller alone
+            known = list(known)
+            del self._commits[:-COMMITS_CACHED_MAX]
         low = bisect_left(known, first_segment + 1, key=lambda commit: commit.end_segment)
         high = bisect_left(known, end_segment, key=lambda commit: commit.first_segment)
         return known[low:high]

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from connector import sessions
 from connector.options import ReadOptions
-from connector.read.partitions import LedgerPartition, StreamPartition
+from connector.read.partitions import LedgerPartition, StreamPartition, StreamSpan
 from connector.retry import RetryBudget
 from connector.schema import read_schema
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
@@ -41,7 +41,9 @@ def read_partition(
     """The rows of a partition. An empty read has one partition of Spark's own, without rows."""
     wanted = read_schema(schema)
     if isinstance(partition, StreamPartition):
-        return _resized(_stream_batches(options, wanted, partition))
+        return _resized(_stream_batches(options, _StreamRead(options, wanted, partition)))
+    if isinstance(partition, StreamSpan):
+        return _resized(_stream_batches(options, _SpanRead(options, wanted, partition)))
     if isinstance(partition, LedgerPartition):
         return _resized(_read_with_retries(options, _LedgerRead(options, wanted, partition)))
     return iter(())
@@ -68,16 +70,14 @@ def _read_with_retries(options: ReadOptions, read: _ResumableRead) -> Iterator[p
             return
 
 
-def _stream_batches(
-    options: ReadOptions, wanted: pa.Schema, partition: StreamPartition
-) -> Iterator[pa.RecordBatch]:
+def _stream_batches(options: ReadOptions, read: _ResumableRead) -> Iterator[pa.RecordBatch]:
     """The rows of a stream's partition.
 
     Raises DataLossError if the stream was deleted after the read was planned; with
     failOnDataLoss=false the rows that are left are skipped.
     """
     try:
-        yield from _read_with_retries(options, _StreamRead(options, wanted, partition))
+        yield from _read_with_retries(options, read)
     except NoSuchStreamError as error:
         lost = f"{options.subject} was deleted after this read was planned, and its rows are gone"
         if options.fail_on_data_loss:
@@ -126,6 +126,47 @@ class _StreamRead:
                     raise
                 logger.warning("%s; going on behind it, because failOnDataLoss=false", error)
                 self._ranges = kept
+            else:
+                return
+
+
+class _SpanRead:
+    """A span of a stream, and the next row of it to deliver. Lives in one task."""
+
+    def __init__(self, options: ReadOptions, wanted: pa.Schema, partition: StreamSpan) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._stream_id = partition.stream_id
+        self._span = partition.span
+
+    def remaining(self) -> Iterator[pa.RecordBatch]:
+        """The rows that were not delivered yet. Raises as ``_StreamRead.remaining``."""
+        options, wanted = self._options, self._wanted
+        assert options.stream is not None, "only the read of a stream has such a partition"
+        stream = sessions.stream(options.connection, options.stream, self._stream_id)
+        metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
+        stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
+        while self._span.commits:
+            commits, start, end, replica_hint = self._span
+            try:
+                for positioned in stream.read_commits(
+                    commits, start, end, schema=stored, replica_hint=replica_hint
+                ):
+                    yield _with_metadata(positioned, wanted, metadata_index)
+                    segment, entry, slot = positioned.position
+                    self._span = self._span._replace(
+                        commits=range(positioned.commit, commits.stop),
+                        start=Dlsn(segment, entry, slot + positioned.batch.num_rows),
+                    )
+            except DataLossError as error:
+                head = stream.head()
+                if options.fail_on_data_loss or head.earliest <= self._span.start:
+                    raise
+                logger.warning("%s; going on behind it, because failOnDataLoss=false", error)
+                first = min(max(head.earliest_commit, commits.start), commits.stop)
+                self._span = self._span._replace(
+                    commits=range(first, commits.stop), start=head.earliest
+                )
             else:
                 return
 

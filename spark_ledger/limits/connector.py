@@ -60,6 +60,14 @@ RAW_ENTRIES_PER_BATCH: Final = 4096
 SEGMENTS_PER_FETCH: Final = 1024
 """Commits are read in steps of this many segments while a limited trigger looks for its end."""
 
+SEGMENTS_PLANNED_MAX: Final = 4096
+"""Of a longer read the driver does not look at each segment: at 30 us each, a stream of 100,000
+commits of 8 tasks would take half a minute to plan, and a gigabyte."""
+
+COMMITS_CACHED_MAX: Final = 8192
+"""Commits between a query and the head that the driver keeps: some 25 MB. Beyond that those that
+were looked at first are read again, if they are needed again."""
+
 TASK_KEPT_BYTES_MAX: Final = 16 * MIB
 """Arrow bytes a task keeps to write them again: most micro-batches fit, and memory stays small."""
 

@@ -20,6 +20,7 @@ from spark_ledger.stream.model import (
     SEGMENT_ROLL_AGE_S_DEFAULT,
     SEGMENT_ROLL_BYTES_DEFAULT,
     Commit,
+    CommitMark,
     Compression,
     Head,
     Segment,
@@ -27,9 +28,9 @@ from spark_ledger.stream.model import (
     SinkRecord,
     StreamConfig,
 )
+from spark_ledger.stream.positions import Position
 from spark_ledger.stream.segment_writer import SegmentWriter as AsyncSegmentWriter
 from spark_ledger.stream.segment_writer import as_batches
-from spark_ledger.stream.stream import Position
 from spark_ledger.stream.stream import Stream as AsyncStream
 from spark_ledger.types import Dlsn
 
@@ -251,6 +252,10 @@ class Stream:
             )
         )
 
+    def marks(self, first: int, end: int) -> list[CommitMark]:
+        """Where every hundredth commit between two begins: see ``stream.Stream.marks``."""
+        return self._call(self._stream.marks(first, end))
+
     def first_commit_since(self, time_ms: int) -> Commit | None:
         """The first commit made at this time (ms since 1970) or later, or None."""
         return self._call(self._stream.first_commit_since(time_ms))
@@ -295,6 +300,21 @@ class Stream:
     ) -> Iterator[PositionedBatch]:
         """The rows of ranges that a planner made, each batch with its position."""
         chunks = self._stream.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
+        return _flatten(self._portal.iterate(chunks))
+
+    def read_commits(
+        self,
+        commits: range,
+        start: Dlsn,
+        end: Dlsn,
+        *,
+        schema: pa.Schema | None = None,
+        replica_hint: int = 0,
+    ) -> Iterator[PositionedBatch]:
+        """The rows between two positions that are in these commits, each batch with its place."""
+        chunks = self._stream.read_commit_chunks(
+            commits, start, end, schema=schema, replica_hint=replica_hint
+        )
         return _flatten(self._portal.iterate(chunks))
 
     def close(self) -> None:

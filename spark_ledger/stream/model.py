@@ -266,6 +266,15 @@ class Commit:
         return self.segments[number - self.first_segment]
 
 
+class CommitMark(NamedTuple):
+    """Where a commit begins, without what it appends: enough to share out a long read."""
+
+    number: int
+    first_segment: int
+    rows_before: int
+    bytes_before: int
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """How far a stream reaches. Every commit replaces it (rule T2).

@@ -22,6 +22,7 @@ from spark_ledger.stream.format.schema import canonical_schema
 from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.model import (
     Commit,
+    CommitMark,
     Compression,
     Head,
     Segment,
@@ -32,6 +33,7 @@ from spark_ledger.stream.model import (
     ranges_between,
 )
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.schema_registry import (
     STALE_READ_DELAY_S,
@@ -40,9 +42,6 @@ from spark_ledger.stream.schema_registry import (
 )
 from spark_ledger.stream.segment_writer import PendingSegments, SegmentWriter
 from spark_ledger.types import Dlsn, Versioned
-
-Position = Dlsn | tuple[int, ...] | str
-"""A ``Dlsn`` (or its tuple, entry and slot may be left out), "earliest" or "latest"."""
 
 T = TypeVar("T")
 
@@ -266,6 +265,13 @@ class Stream:
             head, first_segment, end_segment, max_rows=max_rows, max_bytes=max_bytes
         )
 
+    async def marks(self, first: int, end: int) -> list[CommitMark]:
+        """Where every hundredth commit between commits ``first`` and ``end`` begins, both excluded.
+
+        For long reads, which are shared out by these without looking at the commits between.
+        """
+        return await self._log.marks(first, end)
+
     async def first_commit_since(self, time_ms: int) -> Commit | None:
         """The first commit made at this time (ms since 1970) or later, or None."""
         return await self._log.first_since(await self.head(), time_ms)
@@ -361,6 +367,23 @@ class Stream:
         target = self.schema if schema is None else schema
         return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
 
+    def read_commit_chunks(
+        self,
+        commits: range,
+        start: Dlsn,
+        end: Dlsn,
+        *,
+        schema: pa.Schema | None = None,
+        replica_hint: int = 0,
+    ) -> AsyncGenerator[list[PositionedBatch], None]:
+        """The rows between two positions that are in these commits, which are looked up as it goes.
+
+        Reads no head: commits that were truncated since are read as long as they are there.
+        """
+        target = self.schema if schema is None else schema
+        ranges = self._ranges_of(commits, start, end)
+        return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
+
     def _chunks_between(
         self, start: Dlsn, end: Dlsn, target: pa.Schema
     ) -> AsyncGenerator[list[PositionedBatch], None]:
@@ -374,9 +397,15 @@ class Stream:
         if start.segment >= head.next_segment:
             return
         number = (await self._log.at_segment(head, start.segment)).number
-        step = _COMMITS_PER_STEP_MIN
-        while number < head.next_commit:
-            commits = await self._log.range(number, min(number + step, head.next_commit))
+        async for part in self._ranges_of(range(number, head.next_commit), start, end):
+            yield part
+
+    async def _ranges_of(
+        self, numbers: range, start: Dlsn, end: Dlsn
+    ) -> AsyncIterator[SegmentRange]:
+        number, step = numbers.start, _COMMITS_PER_STEP_MIN
+        while number < numbers.stop:
+            commits = await self._log.range(number, min(number + step, numbers.stop))
             for part in ranges_between(commits, start, end):
                 yield part
             if Dlsn(commits[-1].end_segment) >= end:
@@ -468,19 +497,3 @@ def _proposal(
             f"{operation}: give sink_id and transaction_id together, or neither"
         )
     return Proposal((), sink_id, transaction_id, run_id, overwrites=overwrite)
-
-
-def parse_position(position: Position) -> Dlsn | str:
-    """A position as a ``Dlsn``, "earliest" or "latest". Raises ConfigurationError."""
-    if isinstance(position, str) and position in ("earliest", "latest"):
-        return position
-    if (
-        isinstance(position, tuple)
-        and 1 <= len(position) <= 3
-        and all(type(number) is int and number >= 0 for number in position)
-    ):
-        return Dlsn(*position)
-    raise ConfigurationError(
-        f"position {position!r}: use 'earliest', 'latest' or Dlsn(segment, entry, slot) "
-        "with numbers from 0"
-    )

@@ -58,10 +58,12 @@ class Announcement:
 
     def watch_disk(self) -> None:
         """Look at the disk from now on, until there is room on it."""
-        process = self._node.process
-        if process is not None and self._looking is not process and self._node.disk.full:
+        node, process = self._node, self._node.process
+        if process is None or node.bookie is None or self._looking is process:
+            return
+        if node.disk.full or node.bookie.disks.states.reason:  # the disk was full when it started
             self._looking = process
-            self._node.world.loop.later(0.0, process, self._look, process)
+            node.world.loop.later(0.0, process, self._look, process)
 
     def _look(self, process: Process) -> None:
         node = self._node

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from tests.history.violation import Violation
 from tests.sim.loop import SimulatedLoop
 from tests.sim.options import Options
+
+if TYPE_CHECKING:
+    from tests.sim.misbehaving import Misbehaviour
 
 Step = tuple[float, str]
 """Virtual time and what happened. Formatted only when somebody reads the trace."""
@@ -15,6 +19,9 @@ Step = tuple[float, str]
 
 class SimBase:
     """Time, randomness and the record of one schedule."""
+
+    misbehaviour: Misbehaviour
+    """What bookies answer that they should not, or do not. Made by the world."""
 
     def __init__(self, seed: int, options: Options) -> None:
         self.seed = seed

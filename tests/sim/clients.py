@@ -118,7 +118,9 @@ class Client:
         At the end of the schedule it has to be readable all the same.
         """
         options = self.world.options
-        if isinstance(error, DigestMismatchError) and (options.corruption > 0 or options.rot):
+        if isinstance(error, DigestMismatchError) and (
+            options.corruption > 0 or options.rot or options.lies
+        ):
             return "SomeCopiesDamaged"
         return type(error).__name__
 
@@ -186,6 +188,7 @@ class Pending:
         client = self._client
         if isinstance(error, FencedError):
             client.world.counts["adds refused by a fence"] += 1
+            client.world.invariants.withdrawn(self._ledger_id)
         if isinstance(error, NotEnoughBookiesError):
             client.gives_up(self._ledger_id)
         client.end(

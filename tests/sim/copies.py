@@ -230,7 +230,9 @@ class Copier:
             return
         if what == "clone":
             # A clone takes the place of an original whose session is lost; nobody can tell them.
-            if node.process is not None and "expire" not in self.world.options.faults:
+            if node.process is not None and not (
+                self.world.options.restores or "expire" in self.world.options.faults
+            ):
                 self.world.fault("clone beside the original", node.name)
                 node.arrival.start_rival(node.disk.files.crash_clone(None), "a clone")
             return

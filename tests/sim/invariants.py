@@ -123,6 +123,17 @@ class Invariants(Witness):
             return
         self._check_copies("I2", ledger_id, metadata, entry_id)
 
+    def withdrawn(self, ledger_id: int) -> None:
+        """A writer was told that somebody else has its ledger. Check I13: nobody stops a writer
+        by his word alone."""
+        truth = self.of(ledger_id)
+        metadata = truth.metadata
+        if metadata is None or truth.disturbed:
+            return
+        if metadata.state is LedgerState.OPEN:
+            text = f"the writer of ledger {ledger_id} stops for a fence, and nobody has fenced it"
+            self._world.violate("I13", "false fence", text)
+
     def _check_copies(
         self, invariant: str, ledger_id: int, metadata: LedgerMetadata, entry_id: int
     ) -> None:

@@ -41,8 +41,7 @@ class Nemesis:
             "clock_jump": self._clock_jump,
         }
         self._copier = Copier(world)
-        if world.options.restores:
-            Restorer(world)
+        self._restorer = Restorer(world) if world.options.restores else None
         self._next()
 
     def _next(self) -> None:
@@ -76,6 +75,7 @@ class Nemesis:
         for node in world.nodes.values():
             node.arrival.end_rivals()
             node.slow = 1.0
+            world.misbehaviour.go_on(node)
             node.disk.full = frozenset()
             node.disk.error_in = node.disk.cut_in = 0
             node.resume()
@@ -83,6 +83,8 @@ class Nemesis:
         for client in world.clients:
             if client.process.alive and client.process.paused:
                 world.loop.resume(client.process)
+        if self._restorer is not None:
+            self._restorer.heal()
 
     # -- choosing ----------------------------------------------------------------------------------
 

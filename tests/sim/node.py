@@ -61,6 +61,7 @@ class BookieNode:
         self.runs = 0
         self.slow = 1.0
         """Factor by which the disk is slower than usual."""
+        self.hangs = False  # the journal's disk completes nothing now
         self.weak = False
         """Whether this is the one bookie of the schedule whose disk is not trusted."""
         self.may_refuse = False
@@ -175,7 +176,6 @@ class BookieNode:
             self.world.loop.resume(self.process)
 
     def say(self, line: str) -> None:
-        """Add a step to the trace."""
         self.world.say(line)
 
     def start_failed(self, error: LedgerError) -> None:
@@ -230,7 +230,7 @@ class BookieNode:
 
     def _commit(self) -> None:
         self._commit_due = False
-        if self.bookie is not None and self.bookie.commit_pending():
+        if self.bookie is not None and not self.hangs and self.bookie.commit_pending():
             mark = self.bookie._journal.durable_mark
             if mark not in self._batches:  # a write that failed makes nothing durable
                 self._batches.append(mark)
@@ -267,7 +267,7 @@ class BookieNode:
         self.disk.meanwhile = None
         self.world.counts["adds during a flush"] += 1
         self._take_next()
-        if self.bookie is not None and self._draw.random() < 0.7:
+        if self.bookie is not None and self._draw.random() < 0.7 and not self.hangs:
             self.bookie.commit_pending()
         self.disk.meanwhile = self._meanwhile
 

@@ -7,6 +7,7 @@ that is always there hides what happens without it. README.md says how to add on
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -117,6 +118,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether ZooKeeper is restored from a backup."""
     late_writes: bool = False
     """Whether writes to ZooKeeper may be long on their way, and come when their sender is dead."""
+    stalls: bool = False
+    """Whether journals hang now and then."""
+    busy: float = 0.0
+    """How likely a request is refused as busy."""
+    lies: str = ""
+    """How one bookie lies: not at all, in answers to adds and reads, or about the end ("ends")."""
 
 
 def draw_options(seed: int) -> Options:
@@ -133,7 +140,7 @@ def draw_options(seed: int) -> Options:
     ledgers = tuple(_draw_ledger(draw, tolerant=tolerant) for _ in range(count))
     stream = _draw_stream(draw, tolerant=tolerant) if with_stream else None
     largest = max(plan.quorums[0] for plan in (*ledgers, stream) if plan is not None)
-    return Options(
+    options = Options(
         bookies=5 if rot else max(largest, draw.choice([3, 4, 4, 5])),
         shuffle=draw.random() < 0.5,
         delay=draw.choice(["uniform", "heavy", "links"]),
@@ -158,6 +165,31 @@ def draw_options(seed: int) -> Options:
         copies=draw.random() < 0.15 and not rot,
         restores=draw.random() < 0.06 and stream is None,
         late_writes=draw.random() < 0.12,
+        stalls=draw.random() < 0.15,
+        busy=draw.choice([0.0, 0.0, 0.0, 0.0, 0.02, 0.1]),
+        lies=draw.choice(["", "", "", "", "", "", "answers", "ends"]) if not rot else "",
+    )
+
+    return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
+
+
+_HARMLESS_TO_BOOKIES: Final = frozenset(
+    {"zookeeper_down", "expire", "pause_client", "crash_client", "failover", "clock_jump"}
+)
+
+
+def _in_reach(options: Options, plans: Sequence[LedgerPlan | StreamPlan]) -> Options:
+    """Where one bookie lies about the end all others can be reached: a bookie that lies and one
+    that is down are two bad ones of a write set (rule P5). With WQ = AQ none may lie."""
+    if options.lies != "ends":
+        return options
+    if any(
+        write_quorum == ack_quorum for _, write_quorum, ack_quorum in (p.quorums for p in plans)
+    ):
+        return msgspec.structs.replace(options, lies="answers")
+    faults = tuple(kind for kind in options.faults if kind in _HARMLESS_TO_BOOKIES)
+    return msgspec.structs.replace(
+        options, faults=faults, delay="uniform", loss=0.0, copies=False, stalls=False
     )
 
 

@@ -45,6 +45,7 @@ class Restorer:
         self.world = world
         self.draw: random.Random = world.random_for("restore")
         self._backup: Backup | None = None
+        self._operator: Operator | None = None
         latest_s = self.draw.choice([0.02, 0.02, 0.5, 1.5])
         self._later(self.draw.uniform(0.0, latest_s), self._back_up)
 
@@ -77,10 +78,16 @@ class Restorer:
         command = self.draw.random() < 0.5 or world.options.copies
         world.fault("metadata restored", f"{'shows' if shows else 'does not show'}")
         if command:
-            Operator(world)
+            self._operator = Operator(world)
         for number in range(self.draw.randint(1, 2)):
             after_s = self.draw.uniform(0.0, 0.8)
             self._later(after_s, functools.partial(self._write_again, number))
+
+    def heal(self) -> None:
+        """Whoever was to run the command may be dead: bookies that wait for it wait for ever."""
+        accepted = self.world.counts["restores accepted"]
+        if self._operator is not None and self._operator.is_done and not accepted:
+            self._operator = Operator(self.world)
 
     def _write_again(self, number: int) -> None:
         """A client that starts after the restore makes a ledger; its id may be given again."""

@@ -104,6 +104,8 @@ class SimAppender:
         self._unanswered: deque[list[AddResult]] = deque()
         self._ended = False
         self._refused = False
+        self._noted = False
+        """Whether it was told that the journal hangs."""
 
     def send(self, run: EntryRun) -> None:
         assert run.ledger_id == self._ledger_id, "an appender carries one ledger"
@@ -141,7 +143,12 @@ class SimAppender:
             return
         answer: list[AddResult] = []
         self._unanswered.append(answer)
-        self._connection.node.add(
+        node = self._connection.node
+        refusal = node.world.misbehaviour.refusal(node, run)
+        if refusal is not None:
+            self._answered(answer, refusal, run.last_entry, "it refuses")
+            return
+        node.add(
             run,
             access_key=self._access_key,
             recovery=self._recovery,
@@ -160,10 +167,18 @@ class SimAppender:
         self, answer: list[AddResult], status: BookieStatus, last_entry: EntryId, text: str
     ) -> None:
         answer.append(AddResult(self._bookie_id, status, last_entry, text))
+        self._noted = False
         self._refused = self._refused or status is not BookieStatus.OK
         while self._unanswered and self._unanswered[0]:
             (result,) = self._unanswered.popleft()
             self._connection.send_back(self._answers, self._deliver, result)
+
+    def note_stall(self) -> None:
+        """The bookie tells who waits that its journal hangs: once, until something is durable."""
+        if self._unanswered and not self._noted and self._connection.server is not None:
+            self._noted = True
+            note = AddResult(self._bookie_id, BookieStatus.STALLED, EntryId(-1), "it hangs")
+            self._connection.send_back(self._answers, self._deliver, note)
 
     def _deliver(self, result: AddResult) -> None:
         if not self._connection.broken:
@@ -175,7 +190,7 @@ class SimAppender:
         if result.status is BookieStatus.OK:
             while self._outstanding and self._outstanding[0] <= result.last_entry:
                 self._outstanding.popleft()
-        else:
+        elif result.status is not BookieStatus.STALLED:  # a note, and no answer
             self.close()
         self._on_result(result)
 
@@ -245,7 +260,9 @@ class SimTransport:
             def fenced(status: BookieStatus, text: str) -> None:
                 if status is BookieStatus.OK:
                     limit = min(max_bytes or READ_REQUEST_BYTES_MAX, READ_REQUEST_BYTES_MAX)
-                    reply(node.read(ledger_id, first_entry, last_entry, stride, limit))
+                    chunks = node.read(ledger_id, first_entry, last_entry, stride, limit)
+                    lies = node.world.misbehaviour
+                    reply(lies.read(node, chunks, first_entry, fence=fence))
                 else:
                     reply([ReadChunk(status, None, first_entry, text)])
 
@@ -254,7 +271,8 @@ class SimTransport:
             else:
                 fenced(*(node.refuse_reader(ledger_id, access_key) or (BookieStatus.OK, "")))
 
-        chunks = await self._call("read", bookie_id, serve, timeout_s)
+        busy = [ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, first_entry, "it is busy")]
+        chunks = await self._call("read", bookie_id, serve, timeout_s, busy)
         if isinstance(chunks, BookieStatus):
             yield ReadChunk(chunks, None, first_entry, f"bookie {bookie_id}: {chunks.name}")
             return
@@ -280,14 +298,16 @@ class SimTransport:
                     poll = _LongPoll(node, ledger_id, access_key, wait_above, reply)
                     poll.start(min(wait_s, LONG_POLL_S_MAX))
                 else:
-                    reply(node.last_confirmed(ledger_id, access_key))
+                    answer = node.last_confirmed(ledger_id, access_key)
+                    reply(node.world.misbehaviour.told(node, ledger_id, answer))
 
             if fence:
                 node.fence(ledger_id, access_key=access_key, done=fenced)
             else:
                 fenced(BookieStatus.OK, "")
 
-        told = await self._call("read_last_confirmed", bookie_id, serve, wait_s + timeout_s)
+        busy = LastConfirmed(BookieStatus.TOO_MANY_REQUESTS)
+        told = await self._call("read_last_confirmed", bookie_id, serve, wait_s + timeout_s, busy)
         return LastConfirmed(told) if isinstance(told, BookieStatus) else told
 
     async def write_last_confirmed(
@@ -307,7 +327,8 @@ class SimTransport:
                 done=lambda status, _text: reply((status,)),
             )
 
-        told = await self._call("write_last_confirmed", bookie_id, serve, timeout_s)
+        busy = (BookieStatus.TOO_MANY_REQUESTS,)
+        told = await self._call("write_last_confirmed", bookie_id, serve, timeout_s, busy)
         return told if isinstance(told, BookieStatus) else told[0]
 
     async def list_entries(
@@ -345,8 +366,10 @@ class SimTransport:
         bookie_id: BookieId,
         serve: Callable[[BookieNode, Callable[[Any], None]], None],
         timeout_s: float,
+        busy: Any = None,
     ) -> Any:
-        """Send a request, let the bookie answer it, and deliver the answer or a status."""
+        """Send a request, let the bookie answer it, and deliver the answer or a status. ``busy`` is
+        the answer of a bookie that decides nothing now."""
         connection = self.connection(bookie_id)
         loop = self.network.world.loop
         future = loop.create_future()
@@ -361,6 +384,9 @@ class SimTransport:
 
         def arrive() -> None:
             connection.node.say(f"{self.process} asks {bookie_id}: {kind}")
+            if busy is not None and connection.node.world.misbehaviour.is_busy(kind):
+                reply(busy)
+                return
             serve(connection.node, reply)
 
         if connection.broken:

@@ -17,6 +17,7 @@ from tests.sim.clients import (
     WriterClient,
 )
 from tests.sim.invariants import Invariants
+from tests.sim.misbehaving import Misbehaviour
 from tests.sim.network import Network
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
@@ -47,6 +48,7 @@ class World(SimBase):
             stale_reads=options.stale_reads,
             observe=self.invariants.observe,
         )
+        self.misbehaviour = Misbehaviour(self)
         self.clients: list[Client] = []
         self.ledger_ids: list[int] = []
         self.successors: set[str] = set()

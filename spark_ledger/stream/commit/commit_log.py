@@ -21,8 +21,8 @@ from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.manifest.store import ManifestStore
-from spark_ledger.stream.manifest.tree import PagePointer
-from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer
+from spark_ledger.stream.model import Commit, CommitMark, Head, Segment
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.types import EntryId, LedgerId
 
@@ -132,20 +132,44 @@ class CommitLog:
         known |= await self._stored_nodes.get_all([n for n in numbers if n not in known])
         return [known[number] for number in numbers]
 
+    async def marks(self, first: int, end: int) -> list[CommitMark]:
+        """Where every hundredth commit between two begins, both excluded: the first of each leaf.
+
+        They are the same before and after the commits are sealed, so what is planned by them stays
+        as it is (rule T5). Those of leaves are in the pages above, and no leaf is read.
+        """
+
+        async def look(root: ManifestRoot) -> list[CommitMark]:
+            pages = await self.manifests.leaves(root, first + 1, end)
+            found = [_mark(page.first, page.pointer) for page in pages if page.first > first]
+            step = root.leaf_commits
+            rest = range(max(root.sealed, first // step * step + step), end, step)
+            for number, node in (await self._stored_nodes.get_all(rest)).items():
+                path = self._nodes.commit_path(number)
+                found.append(_mark(number, codec.decode_commit(node, number, path)[0]))
+            return sorted(found)
+
+        await self.manifests.read_root()
+        return await self.manifests.search(look)
+
     async def ledgers(self, numbers: Sequence[int]) -> tuple[set[LedgerId], set[LedgerId]]:
         """The ledgers that ascending commits name: of rows, and of segment lists. Keeps nothing."""
         rows: set[LedgerId] = set()
         lists: set[LedgerId] = set()
         for number, node in (await self._stored_nodes.get_all(numbers)).items():
             path = self._nodes.commit_path(number)
-            stored = StoredCommit(*codec.decode_commit(node, number, path))
-            if stored.pointer is not None:
+            named = codec.ledgers_named_in(node, path)
+            if not named:  # it has no rows, or its list is elsewhere
+                stored = StoredCommit(*codec.decode_commit(node, number, path))
+                if stored.pointer is None:
+                    continue
                 lists.add(stored.pointer.ledger_id)
                 try:
                     stored = await self._with_list(stored)
                 except NotFoundError:
                     continue  # a deletion of before took the list, and before that what it names
-            rows.update(segment.ledger_id for segment in stored.commit.segments)
+                named = {segment.ledger_id for segment in stored.commit.segments}
+            rows |= named
         return rows, lists
 
     async def at_segment(self, head: Head, segment: int) -> Commit:
@@ -288,6 +312,10 @@ class CommitLog:
             parts += [entry.payload for entry in entries]
         path = self._nodes.commit_path(commit.number)
         return codec.decode_segment_list(b"".join(parts), commit.first_segment, path)
+
+
+def _mark(number: int, begins: Commit | PagePointer) -> CommitMark:
+    return CommitMark(number, begins.first_segment, begins.rows_before, begins.bytes_before)
 
 
 def _first_segment(commit: Commit | PagePointer) -> int:

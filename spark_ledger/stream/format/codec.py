@@ -105,6 +105,14 @@ class _CommitNode(_Node, frozen=True, kw_only=True, omit_defaults=True, gc=False
     list_entries: int = 0
 
 
+class _NamedLedger(msgspec.Struct, frozen=True, gc=False):
+    ledger: int
+
+
+class _NamedLedgers(msgspec.Struct, frozen=True, gc=False):
+    segments: tuple[_NamedLedger, ...] = ()
+
+
 class _SinkNode(_Node, frozen=True, kw_only=True):
     sink: str
     transaction: int
@@ -327,6 +335,16 @@ def decode_commit(data: bytes, number: int, path: str) -> tuple[Commit, SegmentL
         bytes_before=node.bytes_before,
     )
     return commit, pointer
+
+
+def ledgers_named_in(data: bytes, path: str) -> set[LedgerId]:
+    """The ledgers whose rows a commit's node names, none if its list is
+    elsewhere. Takes a tenth of the time of ``decode_commit``."""
+    try:
+        node = msgspec.json.decode(data, type=_NamedLedgers)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptionError(f"metadata node {path}: {error}") from error
+    return {LedgerId(item.ledger) for item in node.segments}
 
 
 def encode_segment_list(segments: tuple[Segment, ...]) -> bytes:

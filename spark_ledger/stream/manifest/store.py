@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
 from spark_ledger.limits import KIB, MIB
+from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.manifest.format import decode_index, decode_leaf, decode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot, Page, PagePointer, empty_root
@@ -185,6 +186,23 @@ class ManifestStore:
         while self._pages_bytes > PAGES_KEPT_BYTES_MAX:
             _, oldest = self._pages.popitem(last=False)
             self._pages_bytes -= max(len(oldest), _PAGE_BYTES_MIN)
+
+    async def leaves(self, root: ManifestRoot, first: int, end: int) -> list[Page]:
+        """The leaves with sealed commits of ``first`` .. ``end - 1``, in order; none is read."""
+
+        def inside(pages: list[Page]) -> list[Page]:
+            return [p for p in pages if p.first < end and first < p.first + root.span(p.level)]
+
+        pages = inside(root.pages())
+        while any(page.level for page in pages):
+            above = [page for page in pages if page.level]
+            below = dict(
+                zip(above, await run_all(self.children(root, p) for p in above), strict=True)
+            )
+            pages = inside(
+                [leaf for p in pages for leaf in (root.children(p, below[p]) if p.level else [p])]
+            )
+        return pages
 
     async def walk(self) -> AsyncGenerator[Page, None]:
         """All pages, each before those that it names, as far as they can be read: to delete them.

@@ -19,7 +19,8 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits import KIB
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.stream import Stream, parse_position
+from spark_ledger.stream.positions import parse_position
+from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers, run, table

@@ -1,0 +1,182 @@
+"""Long reads: partitions that name commits, of which the driver reads none, and tasks that do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from connector.options import PlanLimits
+from connector.read import stream_source
+from connector.read.partitions import StreamPartition, StreamSpan
+from connector.read.planner import Span, plan_spans
+from connector.read.readers import LedgerBatchReader
+from connector.read.stream_source import CommitCache
+from connector.read.task import read_partition
+from spark_ledger.errors import BookieUnavailableError, DataLossError
+from spark_ledger.limits import MIB
+from spark_ledger.stream.blocking import Stream
+from spark_ledger.stream.commit import sealer
+from spark_ledger.stream.model import CommitMark
+from spark_ledger.types import Dlsn
+from tests.unit.connector.fakes import FakeStream
+from tests.unit.connector.world import ROWS, Cluster, cluster, copied, table, to_read, values
+from tests.unit.spark_ledger.stream.world import small_manifests
+
+
+def mark(number: int, size_bytes: int) -> CommitMark:
+    return CommitMark(number, 2 * number, number, size_bytes)
+
+
+def test_spans_follow_one_another_and_are_of_about_equal_size() -> None:
+    seed = random.randrange(1 << 30)
+    rng = random.Random(seed)
+    for _ in range(200):
+        sizes = [0]
+        for _ in range(rng.randrange(1, 40)):
+            sizes.append(sizes[-1] + rng.choice([0, 1, 5, 100]) * MIB)
+        marks = [mark(100 * n, size) for n, size in enumerate(sizes)]
+        limits = PlanLimits(max_bytes_per_partition=rng.choice([None, MIB, 100 * MIB]))
+        bounds, inner = (marks[0], marks[-1]), marks[1:-1]
+        positions = (Dlsn(0, 3, 1), Dlsn(marks[-1].first_segment, 2, 2))
+        spans = plan_spans(bounds, inner, positions, limits)
+        if spans is None:
+            continue
+        assert spans == plan_spans(bounds, inner, positions, limits)
+        assert spans[0].start == positions[0] and spans[-1].end == positions[1], f"seed {seed}"
+        for n, span in enumerate(spans):
+            assert span.replica_hint == n and span.commits
+            following = spans[n + 1] if n + 1 < len(spans) else None
+            if following is not None:
+                assert (span.commits.stop, span.end) == (following.commits.start, following.start)
+                assert span.end == Dlsn(2 * span.commits.stop), f"seed {seed}"
+        assert (spans[0].commits.start, spans[-1].commits.stop) == (0, marks[-1].number)
+
+
+def test_spans_are_refused_where_marks_are_too_few() -> None:
+    bounds, positions = (mark(0, 0), mark(300, 1000 * MIB)), (Dlsn(0), Dlsn(600))
+    marks = [mark(100, 300 * MIB), mark(200, 600 * MIB)]
+    large = PlanLimits(max_bytes_per_partition=400 * MIB)
+    assert plan_spans(bounds, marks, positions, large) == [
+        Span(range(200), Dlsn(0), Dlsn(400), 0),
+        Span(range(200, 300), Dlsn(400), Dlsn(600), 1),
+    ]
+    assert plan_spans(bounds, marks, positions, PlanLimits(max_bytes_per_partition=MIB)) is None
+    assert plan_spans(bounds, marks, positions, PlanLimits(min_partitions=4)) is None
+    assert (
+        len(plan_spans(bounds, [], positions, PlanLimits(max_bytes_per_partition=2**40)) or ()) == 1
+    )
+
+
+__all__ = ["cluster"]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads are soon long, and leaves small."""
+    small_manifests(monkeypatch, leaf=4, fan_out=3)
+    monkeypatch.setattr(stream_source, "SEGMENTS_PLANNED_MAX", 10)
+
+
+def planned(**options: str) -> list[StreamSpan]:
+    found = LedgerBatchReader(to_read(False, **options), ROWS).partitions()
+    assert all(isinstance(partition, StreamSpan) for partition in found), found
+    return [partition for partition in found if isinstance(partition, StreamSpan)]
+
+
+def rows_of(partitions: Sequence[StreamSpan], **options: str) -> list[int]:
+    return [
+        row
+        for partition in copied(list(partitions))
+        for row in values(read_partition(to_read(False, **options), ROWS, partition))
+    ]
+
+
+SMALL = {"minPartitions": "5"}
+
+
+def test_long_read_is_planned_by_marks_and_read_whole(cluster: Cluster) -> None:
+    cluster.create(*range(60))
+    partitions = planned(**SMALL)
+    assert len(partitions) == 5
+    assert rows_of(partitions) == list(range(60))
+    part = planned(**SMALL, startingPosition='{"segment": 7}', endingPosition='{"segment": 49}')
+    assert rows_of(part) == list(range(7, 49))
+    few = LedgerBatchReader(
+        to_read(False, startingPosition='{"segment": 40}', endingPosition='{"segment": 50}'), ROWS
+    ).partitions()
+    assert all(isinstance(partition, StreamPartition) for partition in few), "a short read"
+
+
+def test_plan_of_a_long_read_is_the_same_before_and_after_its_commits_are_sealed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1000)
+    made = cluster.create(*range(40))
+    bounded = {"endingPosition": '{"segment": 39}', **SMALL}
+    before = planned(**bounded)
+    monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1)
+    for row in range(40, 60):
+        made.append(table(row))
+    after = planned(**bounded)
+    assert [partition.span for partition in after] == [partition.span for partition in before]
+    assert rows_of(before) == rows_of(after) == list(range(39))
+
+
+def test_span_goes_on_behind_the_last_row_after_an_error(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(*range(60))
+    partitions = planned(**SMALL)
+    read = Stream.read_commits
+    calls: list[Dlsn] = []
+
+    def breaking(self: Stream, commits: range, start: Dlsn, end: Dlsn, **options: object):  # type: ignore[no-untyped-def]
+        calls.append(start)
+        for number, batch in enumerate(read(self, commits, start, end, **options)):  # type: ignore[arg-type]
+            if number == 2:
+                raise BookieUnavailableError("for a moment")
+            yield batch
+
+    monkeypatch.setattr(Stream, "read_commits", breaking)
+    assert rows_of(partitions) == list(range(60))
+    assert len(calls) > 2 * len(partitions)
+
+
+def test_span_of_rows_that_were_overwritten_since_is_read_as_long_as_they_are_there(
+    cluster: Cluster,
+) -> None:
+    made = cluster.create(*range(60))
+    partitions = planned(**SMALL)
+    made.append(table(99), overwrite=True)
+    assert rows_of(partitions) == list(range(60))
+
+
+def test_span_whose_rows_are_gone_fails_or_goes_on_behind_them(cluster: Cluster) -> None:
+    made = cluster.create(*range(60))
+    lost = made.commit(30).segments[0].ledger_id
+    partitions = planned(**SMALL)
+    ledger = cluster._ledgers.ledgers.pop(lost)
+    with pytest.raises(DataLossError):
+        rows_of(partitions)
+    with pytest.raises(DataLossError):
+        rows_of(partitions, failOnDataLoss="false")  # nothing was truncated: it is real loss
+    made.append(table(99), overwrite=True)
+    assert ledger is not None
+    assert rows_of(partitions, failOnDataLoss="false") == []
+
+
+def test_number_of_commits_that_the_driver_keeps_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_source, "COMMITS_CACHED_MAX", 5)
+    made = FakeStream()
+    for _ in range(30):
+        made.grow((1,))
+    cache = CommitCache(made)  # type: ignore[arg-type]
+    assert [c.number for c in cache.between(0, 20)] == list(range(20))
+    assert len(cache._commits) == 5
+    assert [c.number for c in cache.between(16, 22)] == list(range(16, 22))
+    assert len(cache._commits) == 5
+    assert [c.number for c in cache.between(2, 4)] == [2, 3], "read again"
