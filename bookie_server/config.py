@@ -21,6 +21,7 @@ from spark_ledger.limits.bookie import (
     BOOKIE_PROCESS_BYTES,
     BOOKIE_WAITING_BYTES_MAX,
 )
+from spark_ledger.limits.keeper import OWNER_GRACE_S, UNNAMED_GRACE_S
 from spark_ledger.types import BookieId
 
 _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, checked by msgspec
@@ -54,6 +55,14 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """0 picks a free port."""
 
 
+class KeeperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keeper, which one bookie of a cluster runs as a process beside itself."""
+
+    enabled: bool = True
+    owner_grace_s: Annotated[float, msgspec.Meta(ge=0)] = OWNER_GRACE_S
+    unnamed_grace_s: Annotated[float, msgspec.Meta(ge=0)] = UNNAMED_GRACE_S
+
+
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Directories and sizes; what each does is said in ``storage.config.StorageConfig``."""
 
@@ -84,6 +93,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     storage: StorageSettings
     listen: ListenConfig = ListenConfig()
     admin: AdminConfig = AdminConfig()
+    keeper: KeeperSettings = KeeperSettings()
     bookie_id: str = ""
     """Name to format this bookie under; empty: a random one. Later it must be the formatted one."""
 
@@ -123,7 +133,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return tuple(map(Path, self.storage.ledger_directories))
 
 
-_SECTIONS: Final = (StorageSettings, ListenConfig, AdminConfig)
+_SECTIONS: Final = (StorageSettings, ListenConfig, AdminConfig, KeeperSettings)
 
 
 def load(path: Path) -> BookieConfig:

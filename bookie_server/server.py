@@ -18,20 +18,19 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from bookie_server.bookie import Bookie
 from bookie_server.config import BookieConfig
-from bookie_server.core.read_only import Cause, why_read_only
 from bookie_server.daemon_thread import in_daemon_thread
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
 from bookie_server.garbage import Collector
 from bookie_server.held_ids import pass_over_held_ids
 from bookie_server.identity import Identity
+from bookie_server.keeper_process import keeper_beside
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
@@ -42,15 +41,15 @@ from bookie_server.registration import (
     local_cookie,
 )
 from bookie_server.relocation import relocate
+from bookie_server.report import Report
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
-from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.stall_watch import StallWatch
 from bookie_server.storage.cookie import Cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
-from bookie_server.storage.stats import StorageStats
 from spark_ledger.errors import (
     BookieReplacedError,
     ConfigurationError,
@@ -68,8 +67,7 @@ from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
-from spark_ledger.types import BookieId, BookieInfo, BookieState
-from spark_ledger.version import __version__
+from spark_ledger.types import BookieId, BookieInfo
 from spark_ledger.wire.allocator import keep_freed_memory
 
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
@@ -150,8 +148,7 @@ async def _with_store(
 class BookieServer:
     """One run of a bookie, from start to exit code.
 
-    The main thread runs the loop and is the service thread. All methods belong to it, except
-    ``_describe``, ``_status`` and ``_exposition``, which run in a pool and only read.
+    The main thread runs the loop and is the service thread. All methods belong to it.
     """
 
     def __init__(
@@ -161,9 +158,8 @@ class BookieServer:
         self._config = config
         self._ready_file = ready_file
         self._format_if_new = format_if_new
-        self._started_at = time.monotonic()
         self._bookie: Bookie
-        self._stall: StallWatch
+        self._report: Report
         self._cookie: Cookie
         self._identity: Identity  # of the service thread
         # Changed by the service thread; the pool reads them.
@@ -172,6 +168,7 @@ class BookieServer:
         self._replaced = ""  # who else is this bookie
         # Service thread only.
         self._descriptors: Share
+        self._service: BookieService
         self._stop: asyncio.Event
         self._announced: Registration | None = None
 
@@ -196,18 +193,19 @@ class BookieServer:
             await self._unless_stopped(registry.wait_until_vacant(BookieId(self._cookie.bookie_id)))
             await self._identity.claim()
             self._identity.watch(self._on_replaced)
-            service = BookieService(
+            stalls = StallWatch(lambda: self._bookie.stall, self._on_stall)
+            self._report = Report(
+                self._config, self._cookie, self._bookie, stalls, self._metrics, self._why_fatal
+            )
+            self._service = service = BookieService(
                 self._bookie,
                 BookieId(self._cookie.bookie_id),
-                describe=self._describe,
+                describe=self._report.description,
                 metrics=self._metrics,
             )
             closing.callback(service.close)
-            self._stall = StallWatch(
-                lambda: self._bookie.stall, lambda reason: self._on_stall(service, reason)
-            )
-            self._stall.start()
-            closing.callback(self._stall.stop)
+            stalls.start()
+            closing.callback(stalls.stop)
             guard = MemoryGuard(self._config.memory_bytes, service.relieve, service.memory_is_short)
             guard.start()
             closing.callback(guard.stop)
@@ -226,6 +224,7 @@ class BookieServer:
             admin_server = await self._serve_admin(listener)
             if admin_server is not None:
                 closing.push_async_callback(admin_server.stop)
+            closing.push_async_callback(keeper_beside(self._config, store))
             await self._stop.wait()
             logger.info("stopping: %s", self._replaced or self._fatal or "asked to")
         if self._replaced:
@@ -351,9 +350,9 @@ class BookieServer:
                 rack=self._config.rack,
                 admin_address=admin_address,
             ),
-            state=self._state,
+            state=self._report.state,
             free_bytes=lambda: free_bytes(self._config),
-            reason=self._why_read_only,
+            reason=self._report.why_read_only,
         )
 
     def _tell_ready(self, address: str, admin_address: str) -> None:
@@ -371,8 +370,8 @@ class BookieServer:
             return None
         server = admin.AdminServer(
             listener,
-            status=self._status,
-            metrics=self._exposition,
+            status=self._report.status,
+            metrics=self._report.exposition,
             is_healthy=lambda: not (self._fatal or self._replaced or self._bookie.failure),
         )
         await server.start()
@@ -392,65 +391,17 @@ class BookieServer:
         self._replaced = reason
         self._stop.set()
 
-    def _state(self) -> BookieState:
-        """READ_ONLY after a failure, as entries that cannot be flushed would fill the memory, and
-        while the disks are full or stall."""
-        return BookieState.READ_ONLY if self._read_only() else BookieState.WRITABLE
-
-    def _read_only(self) -> dict[Cause, str]:
-        """Why it is READ_ONLY, by cause; any thread."""
-        bookie = self._bookie
-        return why_read_only(bookie.failure, bookie.disks.states.reason, self._stall.stall)
-
-    def _why_read_only(self) -> str:
-        return next(iter(self._read_only().values()), "")
-
     def _on_state_changed(self) -> None:
         """A disk became full or stalls, or not any more: what is registered follows at once."""
         if self._announced is not None:
             self._announced.refresh_soon()
 
-    def _on_stall(self, service: BookieService, reason: str) -> None:
-        service.disks_stall(reason)
+    def _on_stall(self, reason: str) -> None:
+        self._service.disks_stall(reason)
         self._on_state_changed()
 
-    def _describe(self) -> Description:
-        stats = self._bookie.stats()
-        return Description(
-            cluster_id=self._cookie.cluster_id,
-            version=__version__,
-            state=self._state().value,
-            ledgers=stats.ledger_storage.ledgers,
-            journal_bytes=stats.journal.bytes_written,
-            entry_log_bytes=stats.ledger_storage.entry_log_bytes_written,
-            free_bytes=free_bytes(self._config),
-            uptime_s=time.monotonic() - self._started_at,
-            next_ledger_id=self._bookie.next_ledger_id(),
-        )
-
-    def _status(self) -> dict[str, object]:
-        storage: StorageStats = self._bookie.stats()
-        return {
-            "bookie_id": self._cookie.bookie_id,
-            "rack": self._config.rack,
-            "pid": os.getpid(),
-            **asdict(self._describe()),
-            "journal": storage.journal._asdict(),
-            "ledger_storage": storage.ledger_storage,
-            "append_bytes_in_flight": storage.append_bytes_in_flight,
-            "adds_waiting": storage.adds_waiting,
-            "failure": storage.failure,
-            "metadata_restored": self._metrics.metadata_restored(),
-            "read_only": self._why_read_only(),
-            "directories": storage.disks.status(storage.directories),
-        }
-
-    def _exposition(self) -> bytes:
-        from bookie_server.service.prometheus import exposition  # loaded at the first scrape
-
-        stats = self._bookie.stats()
-        up = not (self._fatal or stats.failure)
-        return exposition(self._metrics, stats, up=up, read_only=self._read_only())
+    def _why_fatal(self) -> str:
+        return self._fatal
 
     # -- stop --------------------------------------------------------------------------------------
 

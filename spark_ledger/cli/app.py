@@ -43,6 +43,7 @@ GROUPS: Final = {
     "bookies": "The bookies of a cluster.",
     "ledgers": "Look at, write, read and repair ledgers.",
     "streams": "Look at and read streams.",
+    "keeper": "Ends what dead writers leave: open ledgers, ledgers that nothing names.",
 }
 
 # The first class that fits says what to do next; an empty text means that the message does.

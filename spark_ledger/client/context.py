@@ -26,6 +26,7 @@ from spark_ledger.limits.metadata import METADATA_READ_AGAIN_FACTOR, METADATA_RE
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.naming import Naming
 from spark_ledger.metadata.owners import Owner
 from spark_ledger.protocol.events import (
     BookiesChosen,
@@ -55,6 +56,7 @@ class ClientContext:
 
     store: MetadataStore
     ledgers: LedgerStore
+    naming: Naming
     owner: Owner
     directory: BookieDirectory
     transport: Transport

@@ -23,6 +23,7 @@ from spark_ledger.metadata.cluster import ensure_cluster
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.naming import Naming
 from spark_ledger.metadata.owners import Owner
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import (
@@ -94,6 +95,7 @@ class LedgerClient:
             ClientContext(
                 store=store,
                 ledgers=LedgerStore(store, draw),
+                naming=Naming(store),
                 owner=Owner(store),
                 directory=directory,
                 transport=transport,
@@ -106,6 +108,11 @@ class LedgerClient:
     def store(self) -> MetadataStore:
         """The metadata store of this connection."""
         return self._context.store
+
+    @property
+    def naming(self) -> Naming:
+        """What a transaction that names ledgers has to contain."""
+        return self._context.naming
 
     @property
     def timer(self) -> Timer:

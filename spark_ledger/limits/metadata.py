@@ -96,7 +96,8 @@ OWNER_RETRY_DELAY_S: Final = 0.5
 are left alone for much longer (``limits/keeper.py``)."""
 
 NAMED_LEDGERS_KEPT: Final = 10_000
-"""Ledgers of which a client remembers that a transaction has named them: each costs one read."""
+"""Ledgers of which a client remembers that a transaction has named them. One that is forgotten
+costs a read, and three more parts in the transaction."""
 
 DIRECTORY_REFRESH_S: Final = 30.0
 """A client looks at the list of bookies again about this often: watches are hints."""

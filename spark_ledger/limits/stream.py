@@ -12,6 +12,10 @@ COMMIT_TIME_RESETS_MAX: Final = 100
 """How often commit times of a stream may go back before every later one takes the latest time: each
 reset is a search of its own for readers that start at a time, and a number in the head."""
 
+LEDGERS_NAMED_BY_COMMIT_MAX: Final = 1000
+"""Ledgers that one transaction names for the first time: some 200 KB of the 1 MiB that ZooKeeper
+takes. Workers that write a few gigabytes each need a thousand processes for so many."""
+
 IDLE_LEDGER_S: Final = 20.0
 """A writer of segments that was given nothing for so long closes its ledger: Spark ends its Python
 processes without a word, and each would leave an open ledger. Longer than a trigger of a few

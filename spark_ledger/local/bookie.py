@@ -63,7 +63,9 @@ def ready_file(directory: Path) -> Path:
     return directory / "ready"
 
 
-def write_config(directory: Path, bookie_id: str, metadata_uri: str, ports: Ports) -> Path:
+def write_config(
+    directory: Path, bookie_id: str, metadata_uri: str, ports: Ports, *, keeper: bool
+) -> Path:
     """Write the config file; its path."""
     config = directory / CONFIG_NAME
     config.write_text(
@@ -76,6 +78,8 @@ def write_config(directory: Path, bookie_id: str, metadata_uri: str, ports: Port
         "\n[admin]\n"
         f"host = {_quoted(HOST)}\n"
         f"port = {ports.admin_port}\n"
+        "\n[keeper]\n"
+        f"enabled = {str(keeper).lower()}\n"
         "\n[storage]\n"
         f"journal_directory = {_quoted('journal')}\n"
         f"ledger_directories = [{_quoted('ledgers')}]\n"

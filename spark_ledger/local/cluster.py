@@ -49,6 +49,7 @@ class LocalCluster:
 
     ``bookies``: how many to start; with a directory that was used before, all that are in it.
     ``directory``: where data and logs stay; None is a temporary one that is removed at the end.
+    ``keeper``: have one of the bookies run the keeper, which ends what dead writers leave.
 
     No process outlives the caller, even one that is killed. Thread-safe, but start and stop one
     bookie from one thread at a time. Raises ConfigurationError if Java, pyspark or the bookie's
@@ -56,7 +57,12 @@ class LocalCluster:
     """
 
     def __init__(
-        self, bookies: int = 3, directory: str | Path | None = None, *, _daemon: bool = False
+        self,
+        bookies: int = 3,
+        directory: str | Path | None = None,
+        *,
+        keeper: bool = False,
+        _daemon: bool = False,
     ) -> None:
         if not isinstance(bookies, int) or bookies < 0:
             raise ConfigurationError(f"bookies is {bookies!r}: it must be a number from 0 on")
@@ -65,6 +71,7 @@ class LocalCluster:
         temporary = directory is None
         self.directory = _prepared(directory)
         self._durable = not temporary
+        self._keeper = keeper
         self._processes = Processes(self.directory, remove=temporary, daemon=_daemon)
         self._zookeeper = _Server(ZOOKEEPER, self.directory / ZOOKEEPER)
         self._bookies: list[_Server] = []
@@ -266,7 +273,9 @@ class LocalCluster:
             before.admin_port if before.admin_port and is_free(before.admin_port) else free_port(),
         )
         server.port = ports.port
-        config = bookie.write_config(server.directory, server.name, self.uri, ports)
+        config = bookie.write_config(
+            server.directory, server.name, self.uri, ports, keeper=self._keeper
+        )
         bookie.ready_file(server.directory).unlink(missing_ok=True)
         argv, env = bookie.command(sys.executable, server.directory, config)
         self._processes.spawn(server.name, argv, log=server.log, env=env)

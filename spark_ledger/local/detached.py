@@ -55,7 +55,7 @@ def up(directory: str | Path, bookies: int = 3) -> ClusterStatus:
 
     Raises ConfigurationError if one runs there already, and whatever ``LocalCluster`` raises.
     """
-    cluster = LocalCluster(bookies, directory, _daemon=True)
+    cluster = LocalCluster(bookies, directory, keeper=True, _daemon=True)
     state = cluster.directory / STATE_NAME
     try:
         states = cluster.processes.states()

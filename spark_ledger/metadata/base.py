@@ -23,16 +23,19 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.entries import METADATA_REQUEST_BYTES_MAX
 from spark_ledger.types import Versioned
 
+ANY_VERSION: Final = -1
+"""Of a node that only has to exist."""
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Transaction part: the node must have this version."""
+    """Transaction part: the node must have this version (-1: it must exist)."""
 
     path: str
     version: int
@@ -212,7 +215,7 @@ def check_operations(operations: Sequence[Operation]) -> None:
         check_path(operation.path)
         if isinstance(operation, Create | Put):
             size_bytes += len(operation.data)
-        if isinstance(operation, Check | Put):
+        if isinstance(operation, Put):
             assert operation.version >= 0, "a compare-and-set names the version it has read"
     if operations:
         check_size(operations[0].path, size_bytes)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Final, NamedTuple
 
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.types import LedgerId
@@ -33,13 +33,23 @@ def id_path(root: str, ledger_id: LedgerId) -> str:
     return f"{root}/{high:02d}/{middle:04d}/L{low:04d}"
 
 
-async def pages(store: MetadataStore, root: str) -> AsyncGenerator[list[LedgerId], None]:
-    """The ids below ``root``, ascending, in lists of up to ten thousand: never all at once.
+class Page(NamedTuple):
+    """Up to ten thousand ids, ascending, and the node that they are listed in."""
+
+    path: str
+    ids: list[LedgerId]
+
+
+async def pages(store: MetadataStore, root: str) -> AsyncGenerator[Page, None]:
+    """The ids below ``root``, page by page: never all at once.
 
     Not a snapshot. An error in any part is raised.
     """
     for high in await store.children(root):
         for middle in await store.children(f"{root}/{high}"):
+            path = f"{root}/{high}/{middle}"
             base = int(f"{high}{middle}") * 10_000
-            names = await store.children(f"{root}/{high}/{middle}")
-            yield [LedgerId(base + int(m[1])) for name in names if (m := _NAME.fullmatch(name))]
+            names = await store.children(path)
+            yield Page(
+                path, [LedgerId(base + int(m[1])) for name in names if (m := _NAME.fullmatch(name))]
+            )

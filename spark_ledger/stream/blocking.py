@@ -264,6 +264,10 @@ class Stream:
         """The first row committed at this time or later; the end of the stream without one."""
         return self._call(self._stream.position_at_timestamp(time_ms))
 
+    def position_of(self, sink_id: str, transaction_id: int) -> Dlsn | None:
+        """The first row of a sink's transaction, or of the next one that it made; or None."""
+        return self._call(self._stream.position_of(sink_id, transaction_id))
+
     # -- reading -----------------------------------------------------------------------------------
 
     def read(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from spark_ledger.client.timer import Timer
-from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.base import MetadataStore, Operation
 from spark_ledger.types import Entry, EntryId, LedgerId, LedgerMetadata
 
 TAG_STREAM_NAME: Final = "stream"
@@ -55,11 +55,28 @@ class LedgerRange(Protocol):
         """Entries first .. last in order, in lists of about one MiB."""
 
 
+class LedgerNaming(Protocol):
+    """See ``metadata.naming.Naming``."""
+
+    def unsettled(self, ledger_ids: Iterable[LedgerId]) -> list[LedgerId]:
+        """Those of the ledgers that are not known to be named, each once."""
+
+    async def operations(self, ledger_ids: Sequence[LedgerId]) -> list[Operation]:
+        """The parts of the transaction for these ledgers; it fails if one was deleted."""
+
+    def named(self, ledger_ids: Iterable[LedgerId]) -> None:
+        """A transaction with these parts has succeeded."""
+
+
 class Ledgers(Protocol):
     """Creates, opens and deletes ledgers."""
 
     @property
     def store(self) -> MetadataStore: ...
+
+    @property
+    def naming(self) -> LedgerNaming:
+        """What a transaction that names ledgers has to contain."""
 
     @property
     def timer(self) -> Timer:
@@ -72,8 +89,13 @@ class Ledgers(Protocol):
         write_quorum: int = 3,
         ack_quorum: int = 2,
         custom_metadata: Mapping[str, str] | None = None,
+        until_named: bool = False,
     ) -> OpenLedger:
-        """A new ledger, open for this process."""
+        """A new ledger, open for this process.
+
+        One that is made ``until_named`` is deleted once its writer has gone for long, unless a
+        transaction with the operations of ``naming`` has named it (rule K4).
+        """
 
     async def open_unconfirmed(self, ledger_id: int) -> LedgerRange:
         """Open a ledger to read ranges that are known to be confirmed; asks no bookie (rule T9).

@@ -340,6 +340,7 @@ class SegmentWriter:
                 write_quorum=quorums.write_quorum,
                 ack_quorum=quorums.ack_quorum,
                 custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_SEGMENTS),
+                until_named=True,
             )
             self._ledger_opened_s = self._clock()
             self._ledger_bytes = 0

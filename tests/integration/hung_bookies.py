@@ -67,8 +67,8 @@ def hanging_cluster(bookies: int) -> Iterator[tuple[LocalCluster, Path]]:
     """
     write = bookie.write_config
 
-    def write_config(*arguments: Any) -> Path:
-        config = write(*arguments)
+    def write_config(*arguments: Any, **named: Any) -> Path:
+        config = write(*arguments, **named)
         large = f"write_cache_bytes = {96 * MIB}\n"
         text = config.read_text(encoding="utf-8")
         assert large in text

@@ -94,6 +94,15 @@ RULES = {
     "spark_ledger.stream": rule(
         *PUBLIC, "spark_ledger.client", INTERFACE, libraries="pyarrow msgspec"
     ),
+    "spark_ledger.keeper.decisions": rule(*VALUES, banned=IMPURE),
+    "spark_ledger.keeper.gone": rule(*VALUES, banned=IMPURE),
+    "spark_ledger.keeper": rule(
+        *PUBLIC,
+        "spark_ledger.client",
+        "spark_ledger.stream",
+        "spark_ledger.metadata",
+        libraries="msgspec",
+    ),
     "spark_ledger.cli": rule("spark_ledger", libraries="click rich msgspec pyarrow"),
     # spark_ledger/__init__.py, aio.py, and local/, which starts processes: all of the library
     "spark_ledger": rule("spark_ledger", libraries="msgspec"),
@@ -148,6 +157,7 @@ RULES = {
     # bookie_server/__main__.py, server.py, config.py: start-up, which knows every part
     "bookie_server": rule(
         *PUBLIC,
+        "spark_ledger.keeper.nodes",
         "spark_ledger.metadata",
         "spark_ledger.wire",
         "bookie_server",

@@ -1,4 +1,4 @@
-"""The rules in three documents and the code that refers to them: each resolves, each is applied."""
+"""The rules in four documents and the code that refers to them: each resolves, each is applied."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ RULEBOOKS = {
     "P": "spark_ledger/protocol/README.md",
     "S": "bookie_server/storage/README.md",
     "T": "spark_ledger/stream/README.md",
+    "K": "spark_ledger/keeper/README.md",
 }
-HEADING = re.compile(r"^### ([PST]\d+)\. \S", re.MULTILINE)
-REFERENCE = re.compile(r"\brules? ([PST]\d+(?:(?:, | and | to )[PST]\d+)*)")
-RULE = re.compile(r"[PST]\d+")
+HEADING = re.compile(r"^### ([KPST]\d+)\. \S", re.MULTILINE)
+REFERENCE = re.compile(r"\brules? ([KPST]\d+(?:(?:, | and | to )[KPST]\d+)*)")
+RULE = re.compile(r"[KPST]\d+")
 
 # Names of notes that are not in the repository.
 FOREIGN = re.compile(

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -22,18 +22,20 @@ from spark_ledger.errors import (
     LedgerClosedError,
     LedgerError,
     MetadataUnavailableError,
+    NoSuchLedgerError,
     NotFoundError,
     OutcomeUnknownError,
     RetryableError,
 )
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
-from spark_ledger.limits.stream import LIST_REMOVAL_S
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
+from spark_ledger.limits.stream import LEDGERS_NAMED_BY_COMMIT_MAX, LIST_REMOVAL_S
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
 from spark_ledger.stream.commit.sealer import Sealer
-from spark_ledger.stream.concurrency import task_group
+from spark_ledger.stream.concurrency import run_all, task_group
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags
@@ -114,6 +116,7 @@ class _Attempt:
         """The ledger that was made for it."""
         self._is_list_used = False
         """Whether a commit names the list."""
+        self._naming = committer.ledgers.naming
 
     @property
     def is_undecided(self) -> bool:
@@ -127,6 +130,7 @@ class _Attempt:
                 "the stream has the segment's version (rule T8)"
             )
         await self._store_long_list()
+        await self._name_ahead()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + COMMIT_TIMEOUT_S
         backoff_s = BACKOFF_S_MIN
@@ -195,15 +199,22 @@ class _Attempt:
         if decision.sink is not None:
             path, data = nodes.sink_path(decision.sink.sink_id), codec.encode_sink(decision.sink)
             operations.append(Create(path, data) if sink is None else Put(path, data, sink.version))
+        first_named = self._unsettled()
+        # Last: were they the first to fail, nobody would know whether the head is still the one
+        # that was read, and a lost transaction of before may have been applied.
+        operations += await self._naming.operations(first_named)
         try:
             await nodes.store.transaction(operations)
         except OutcomeUnknownError:
             self._unanswered = commit
             return None
-        except (ConflictError, NotFoundError):
+        except (ConflictError, NotFoundError) as error:
             # Another commit was first, the configuration changed, or the stream is gone.
             await self._schemas.refresh()
+            if isinstance(error, NotFoundError):
+                await self._refuse_deleted(first_named)
             return None
+        self._naming.named(first_named)
         self._committer.log.remember(commit, self._list)
         self._is_list_used = True
         return commit
@@ -238,6 +249,45 @@ class _Attempt:
         except (ConflictError, NotFoundError, OutcomeUnknownError):
             return  # it is there, or gone with its stream: the transaction will tell
 
+    # -- the ledgers of the commit -----------------------------------------------------------------
+
+    def _unsettled(self) -> list[LedgerId]:
+        """The ledgers that this commit is, for all that is known, the first to name (rule K4)."""
+        ledger_ids = [segment.ledger_id for segment in self._proposal.segments]
+        if self._list_ledger is not None:
+            ledger_ids.append(self._list_ledger)
+        return self._naming.unsettled(ledger_ids)
+
+    async def _name_ahead(self) -> None:
+        """Name the ledgers that are too many for one transaction before the commit does.
+
+        If it is not made then, they are nobody's: they stay until their stream is deleted.
+        """
+        lost = 0
+        while len(unsettled := self._unsettled()) > LEDGERS_NAMED_BY_COMMIT_MAX:
+            part = unsettled[:LEDGERS_NAMED_BY_COMMIT_MAX]
+            try:
+                await self._nodes.store.transaction(await self._naming.operations(part))
+            except (ConflictError, NotFoundError, OutcomeUnknownError) as error:
+                await self._refuse_deleted(part)
+                lost += 1
+                if lost == METADATA_ATTEMPTS:
+                    raise self._gave_up() from error
+            else:
+                self._naming.named(part)
+
+    async def _refuse_deleted(self, ledger_ids: Sequence[LedgerId]) -> None:
+        """Raises NoSuchLedgerError, and nothing is committed, if one of the ledgers is gone."""
+        try:
+            await run_all(self._committer.ledgers.ledger_metadata(each) for each in ledger_ids)
+        except NoSuchLedgerError as error:
+            raise NoSuchLedgerError(
+                f"stream {self._nodes.name!r}: nothing was committed by sink "
+                f"{self._proposal.sink_id!r} in transaction {self._proposal.transaction_id}, "
+                f"because a ledger with its rows was deleted: {error}. Its writer had ended so "
+                "long before that no commit was expected; write the rows again"
+            ) from error
+
     def _gave_up(self) -> LedgerError:
         if self.is_undecided:
             return _outcome_unknown(self._nodes.name, self._proposal)
@@ -262,6 +312,7 @@ class _Attempt:
             write_quorum=config.quorums.write_quorum,
             ack_quorum=config.quorums.ack_quorum,
             custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_SEGMENT_LIST),
+            until_named=True,
         )
         self._list_ledger = writer.ledger_id
         size = ENTRY_PAYLOAD_BYTES_MAX // 4

@@ -260,6 +260,7 @@ class Sealer:
             write_quorum=quorums.write_quorum,
             ack_quorum=quorums.ack_quorum,
             custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_MANIFEST),
+            until_named=True,
         )
 
     async def _replace(
@@ -282,6 +283,7 @@ class Sealer:
             Check(nodes.config_path, self._schemas.versioned.version),
             Put(nodes.manifests_path, encode_root(after), before.version),
             *deletes,
+            *await self._ledgers.naming.operations([made]),
         ]
         is_undecided = False
         for _ in range(_SENDS_MAX):

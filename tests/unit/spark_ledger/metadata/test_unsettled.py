@@ -19,7 +19,7 @@ def owned(ledger_id: int) -> LedgerMetadata:
 
 
 async def listed(store: MemoryMetadataStore, root: str) -> list[int]:
-    return [each async for page in pages(store, root) for each in page]
+    return [each async for page in pages(store, root) for each in page.ids]
 
 
 async def unsettled(store: MemoryMetadataStore) -> tuple[list[int], list[int]]:
@@ -97,7 +97,8 @@ def test_pages_come_in_order_and_never_all_at_once() -> None:
         for each in reversed(wanted):
             await ledgers.create(owned(each))
         found = [page async for page in pages(store, OPEN_PATH)]
-        assert [each for page in found for each in page] == wanted
-        assert [len(page) for page in found] == [2, 1, 1, 1]
+        assert [each for page in found for each in page.ids] == wanted
+        assert [len(page.ids) for page in found] == [2, 1, 1, 1]
+        assert found[1].path == "unsettled/open/00/0001"
 
     asyncio.run(main())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import (
@@ -13,6 +13,7 @@ from spark_ledger.errors import (
     NoSuchLedgerError,
     ReadBeyondConfirmedError,
 )
+from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.types import (
     BookieId,
@@ -121,6 +122,19 @@ class FakeReader:
         return Entry(ledger_id, EntryId(entry_id), payload, EntryId(entry_id - 1), 0)
 
 
+class FakeNaming:
+    """Of ledgers that nobody deletes."""
+
+    def unsettled(self, ledger_ids: Iterable[LedgerId]) -> list[LedgerId]:
+        return []
+
+    async def operations(self, ledger_ids: Sequence[LedgerId]) -> list[Operation]:
+        return []
+
+    def named(self, ledger_ids: Iterable[LedgerId]) -> None:
+        pass
+
+
 class FakeLedgers:
     """Implements ``stream.ledgers.Ledgers``; public attributes steer it and count."""
 
@@ -140,6 +154,10 @@ class FakeLedgers:
         self._timers: dict[asyncio.AbstractEventLoop, Timer] = {}
 
     @property
+    def naming(self) -> FakeNaming:
+        return FakeNaming()
+
+    @property
     def timer(self) -> Timer:
         loop = asyncio.get_running_loop()
         if loop not in self._timers:
@@ -153,6 +171,7 @@ class FakeLedgers:
         write_quorum: int = 3,
         ack_quorum: int = 2,
         custom_metadata: Mapping[str, str] | None = None,
+        until_named: bool = False,
     ) -> FakeWriter:
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         ledger = FakeLedger(len(self.writers) + 100, quorums, custom_metadata or {})

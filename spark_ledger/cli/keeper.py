@@ -1,0 +1,184 @@
+"""``ledger keeper``: run the keeper, and see what it did and what waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_ledger.cli.output import age_text, print_json, print_table, time_text
+from spark_ledger.cli.settings import Settings, common_options
+from spark_ledger.limits.keeper import KEEPER_PASS_S, OWNER_GRACE_S, UNNAMED_GRACE_S
+
+if TYPE_CHECKING:
+    from spark_ledger.keeper.keeper import KeeperConfig
+    from spark_ledger.keeper.nodes import Elected, KeeperState
+
+
+@click.group()
+def group() -> None:
+    """Ends what dead writers leave: open ledgers, ledgers that nothing names."""
+
+
+@group.command()
+@click.option("--dry-run", is_flag=True, help="Print what is due now, do nothing, and end.")
+@click.option(
+    "--unless-elected",
+    is_flag=True,
+    help="End at once if another keeper is elected, instead of waiting for its end.",
+)
+@click.option("--until-input-ends", is_flag=True, help="Also end once standard input is closed.")
+@click.option(
+    "--owner-grace",
+    type=click.FloatRange(min=0),
+    default=OWNER_GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="A writer gone for so long has its open ledgers recovered.",
+)
+@click.option(
+    "--unnamed-grace",
+    type=click.FloatRange(min=0),
+    default=UNNAMED_GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="A writer gone for so long has its ledgers deleted that no commit names: longer than "
+    "your longest job.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=KEEPER_PASS_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Pause between two passes.",
+)
+@common_options
+@click.pass_obj
+def run(
+    settings: Settings,
+    dry_run: bool,
+    unless_elected: bool,
+    until_input_ends: bool,
+    owner_grace: float,
+    unnamed_grace: float,
+    interval: float,
+) -> None:
+    """Be the keeper of the cluster until SIGTERM, once no other one is.
+
+    Killing it anywhere loses nothing: the next one finds the same work.
+    """
+    from spark_ledger.keeper.keeper import KeeperConfig
+
+    config = KeeperConfig(
+        pass_s=interval, owner_grace_s=owner_grace, unnamed_grace_s=unnamed_grace, dry_run=dry_run
+    )
+    uri = settings.uri()
+    if dry_run:
+        plan = asyncio.run(_look(uri, config))
+        if settings.as_json:
+            print_json([{"ledger_id": ledger_id, "due": due} for due, ledger_id in plan])
+        else:
+            print_table(("ledger#", "due"), ((ledger_id, due) for due, ledger_id in plan))
+        return
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    asyncio.run(
+        _serve(uri, config, unless_elected=unless_elected, until_input_ends=until_input_ends)
+    )
+
+
+async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
+    from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.keeper.keeper import Keeper
+
+    async with await LedgerClient.connect(uri) as client:
+        return [(due.value, ledger_id) for due, ledger_id in await Keeper(client, config).look()]
+
+
+async def _serve(
+    uri: str, config: KeeperConfig, *, unless_elected: bool, until_input_ends: bool
+) -> None:
+    from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.keeper.keeper import Keeper
+    from spark_ledger.keeper.nodes import read_elected
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if until_input_ends:
+        loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written to it
+    async with await LedgerClient.connect(uri) as client:
+        if unless_elected and await read_elected(client.store) is not None:
+            return
+        working = loop.create_task(Keeper(client, config).run(stop))
+        stopping = loop.create_task(stop.wait())
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        # A pass that is under way is cut off: that is as good as a kill, and nobody waits for it.
+        working.cancel()
+        (outcome,) = await asyncio.gather(working, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+@group.command()
+@common_options
+@click.pass_obj
+def status(settings: Settings) -> None:
+    """Show who the keeper is, what was done, and what waits; exit status 1 if nobody is."""
+    import msgspec
+
+    from spark_ledger.keeper.nodes import Done, Found
+
+    elected, state = asyncio.run(_status(settings.uri()))
+    done, found = (state.done, state.found) if state is not None else (None, None)
+    if settings.as_json:
+        print_json(
+            {
+                "elected": None if elected is None else msgspec.to_builtins(elected),
+                "passes": state.passes if state else 0,
+                "last_pass_ms": state.time_ms if state else None,
+                "done": msgspec.to_builtins(done or Done()),
+                "found": msgspec.to_builtins(found or Found()),
+                "gone_owners": state.gone_s if state else {},
+                "last_error": state.last_error if state else "",
+            }
+        )
+    else:
+        who = f"process {elected.pid} on {elected.host}" if elected else "nobody"
+        click.echo(f"keeper     {who}")
+        if state is not None and done is not None and found is not None:
+            last = f"{time_text(state.time_ms)}, {age_text(state.time_ms)} ago"
+            click.echo(f"last pass  {last if state.time_ms else 'none yet'}")
+            print_table(
+                ("", "now#", "owner gone#", "done#"),
+                (
+                    ("open ledgers", found.open, found.open_of_the_dead, done.recovered),
+                    ("unnamed ledgers", found.unnamed, found.unnamed_of_the_dead, done.deleted),
+                    ("with a password", found.locked, "", ""),
+                    ("not recovered yet", found.failing, "", ""),
+                    ("deleted streams", "", "", done.streams_finished),
+                ),
+            )
+            if state.last_error:
+                click.echo(f"last error: {state.last_error}")
+    if elected is None:
+        click.get_current_context().exit(1)
+
+
+async def _status(uri: str) -> tuple[Elected | None, KeeperState | None]:
+    from spark_ledger.keeper.nodes import read_elected, read_state
+    from spark_ledger.metadata.connect import open_store
+
+    store = await open_store(uri)
+    try:
+        state = await read_state(store)
+        return await read_elected(store), None if state is None else state.value
+    finally:
+        await store.close()

@@ -1,0 +1,102 @@
+"""Election: one keeper at a time, and a number that outdates the ones before (rule K5)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+
+from spark_ledger.errors import (
+    ConflictError,
+    LedgerError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
+from spark_ledger.keeper.nodes import ELECTED_PATH, EPOCH_PATH, Elected, encode
+from spark_ledger.limits.keeper import ELECTION_RETRY_S
+from spark_ledger.metadata.base import Check, MetadataStore
+
+logger = logging.getLogger(__name__)
+
+
+class Election:
+    """One candidate. Belongs to the loop of the store."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._me = Elected(host=socket.gethostname(), pid=os.getpid())
+        self._epoch = -1
+
+    @property
+    def me(self) -> Elected:
+        """Who this candidate is."""
+        return self._me
+
+    @property
+    def check(self) -> Check:
+        """The part of a transaction that fails once another keeper was elected."""
+        assert self._epoch >= 0, "elected"
+        return Check(EPOCH_PATH, self._epoch)
+
+    async def win(self, *, wait: bool = True) -> bool:
+        """Be elected; with ``wait``, once nobody else is. Outages of the store are waited out.
+
+        Raises ConfigurationError or another LedgerError that time does not mend.
+        """
+        changed = asyncio.Event()
+        watch = self._store.watch(ELECTED_PATH, changed.set)
+        try:
+            while not await self._try():
+                if not wait:
+                    return False
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ELECTION_RETRY_S):
+                        await changed.wait()
+                changed.clear()
+        finally:
+            watch.cancel()
+        logger.info("elected as the keeper of this cluster, epoch %d", self._epoch)
+        return True
+
+    async def is_won(self) -> bool:
+        """Whether this is still the one that was elected. Raises what the store raises."""
+        try:
+            return await self._store.is_own(ELECTED_PATH)
+        except NotFoundError:
+            return False
+
+    async def resign(self) -> None:
+        """Let another one be elected at once."""
+        with contextlib.suppress(LedgerError):
+            if await self.is_won():
+                await self._store.delete(ELECTED_PATH)
+
+    async def _try(self) -> bool:
+        try:
+            try:
+                await self._store.create(ELECTED_PATH, encode(self._me), ephemeral=True)
+            except ConflictError:
+                if not await self.is_won():
+                    return False
+            self._epoch = await self._next_epoch()
+        except (
+            OutcomeUnknownError,
+            ConflictError,
+            NotFoundError,
+        ) as error:
+            logger.info("not elected yet: %s", error)
+            return False
+        return True
+
+    async def _next_epoch(self) -> int:
+        # New with each write: two that write equal bytes over one version may both succeed.
+        token = secrets.token_hex(8).encode()
+        try:
+            before = await self._store.get_latest(EPOCH_PATH)
+        except NotFoundError:
+            await self._store.create(EPOCH_PATH, token)
+            return 0
+        return await self._store.put(EPOCH_PATH, token, before.version)

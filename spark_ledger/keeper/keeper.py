@@ -1,0 +1,436 @@
+"""The keeper: looks at what is unsettled, page by page, and does what ``decisions`` says.
+
+Everything that it does may be cut off anywhere, done twice, and done by two at once: recoveries and
+deletions decide by compare-and-set. What it is about to do is never in memory only: the next one
+finds the same ledgers in the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import (
+    ConflictError,
+    LedgerClosedError,
+    LedgerError,
+    MetadataRestoredError,
+    NoSuchLedgerError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnauthorizedError,
+)
+from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
+from spark_ledger.keeper.election import Election
+from spark_ledger.keeper.gone import GoneOwners
+from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, encode, read_state
+from spark_ledger.limits.keeper import (
+    DELETES_PER_S,
+    FAILED_AGAIN_S,
+    FAILED_AGAIN_S_MAX,
+    KEEPER_PASS_S,
+    OWNER_GRACE_S,
+    RECOVERIES_AT_ONCE,
+    RECOVERIES_PER_S,
+    STREAM_SWEEP_PASSES,
+    UNNAMED_GRACE_S,
+)
+from spark_ledger.metadata.base import Delete, MetadataStore, Operation
+from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
+from spark_ledger.metadata.owners import OWNERS_PATH, is_alive
+from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, Page, id_path, pages
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
+from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
+from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperConfig:
+    """How long the keeper waits before it acts, and how fast it does."""
+
+    pass_s: float = KEEPER_PASS_S
+    owner_grace_s: float = OWNER_GRACE_S
+    unnamed_grace_s: float = UNNAMED_GRACE_S
+    recoveries_per_s: float = RECOVERIES_PER_S
+    deletes_per_s: float = DELETES_PER_S
+    dry_run: bool = False
+    """Say what would be done, and do nothing."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one pass has seen so far."""
+
+    now: float
+    listed: frozenset[str]
+    """Owners in the list. Who is in it lives; who is not is looked up (rule K2)."""
+    owners: dict[str, float | None] = field(default_factory=dict)
+    """For how long each was seen to be gone; None: it lives."""
+    streams: dict[str, bool] = field(default_factory=dict)
+    """By id, whether it exists."""
+    counts: Counter[str] = field(default_factory=Counter)
+    ledgers: set[LedgerId] = field(default_factory=set)
+    plan: list[tuple[Verdict, LedgerId]] = field(default_factory=list)
+    recoveries: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Failed:
+    """A ledger that could not be recovered."""
+
+    again_at: float
+    pause_s: float
+
+
+class Keeper:
+    """One keeper over one connection. Belongs to the loop of the client."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        config: KeeperConfig | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._client = client
+        self._store: MetadataStore = client.store
+        self._ledgers = LedgerStore(self._store)
+        self._streams = StreamCatalog(client)
+        self._config = config or KeeperConfig()
+        self._clock = clock or asyncio.get_running_loop().time
+        self._election = Election(self._store)
+        self._gone = self._new_count({})
+        self._state: Versioned[KeeperState] | None = None
+        self._done: Counter[str] = Counter()
+        self._owner_of: dict[LedgerId, str] = {}
+        """Owners of the listed ledgers: an owner that lives costs no read."""
+        self._locked: set[LedgerId] = set()
+        self._failed: dict[LedgerId, _Failed] = {}
+        self._marked: set[str] = set()
+        """Streams that were marked as deleted at the last sweep, by id."""
+        self._passes = 0
+        self._last_error = ""
+        self.found = Found()
+        """What the last pass saw."""
+
+    def _new_count(self, saved: dict[str, float]) -> GoneOwners:
+        # A pass that takes long counts; one that stood still for an hour does not.
+        return GoneOwners(10 * self._config.pass_s + 60.0, saved)
+
+    async def run(self, stop: asyncio.Event | None = None) -> None:
+        """Be elected, and work until ``stop`` is set. Outages are waited out."""
+        stop = stop or asyncio.Event()
+        try:
+            while not stop.is_set():
+                await self._election.win()
+                await self._tenure(stop)
+        finally:
+            await self._election.resign()
+
+    async def _tenure(self, stop: asyncio.Event) -> None:
+        """Passes, until another one is elected."""
+        self._state = None
+        while not stop.is_set():
+            try:
+                if not await self._election.is_won():
+                    logger.warning("this keeper is not the elected one any more")
+                    return
+                if self._state is None:
+                    await self._take_over()
+                await self.run_pass()
+                await self._save()
+            except LedgerClosedError:
+                return
+            except LedgerError as error:
+                self._last_error = str(error)
+                logger.warning("the pass is broken off, the next one goes on: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.pass_s):
+                    await stop.wait()
+
+    async def elect(self) -> bool:
+        """Be elected if nobody is, and take over what the one before knew."""
+        won = await self._election.win(wait=False)
+        if won:
+            await self._take_over()
+        return won
+
+    async def look(self) -> list[tuple[Verdict, LedgerId]]:
+        """One pass that does nothing: what would be done now."""
+        state = await read_state(self._store)
+        self._gone = self._new_count({} if state is None else state.value.gone_s)
+        return await self.run_pass()
+
+    # -- what it knows -----------------------------------------------------------------------------
+
+    async def _take_over(self) -> None:
+        before = await read_state(self._store)
+        me = self._election.me
+        if before is None:
+            state = KeeperState(host=me.host, pid=me.pid)
+            await self._store.create(STATE_PATH, encode(state))
+            before = Versioned(state, 0)
+        self._state = before
+        self._gone = self._new_count(before.value.gone_s)
+        done = before.value.done
+        self._done = Counter(
+            recovered=done.recovered, deleted=done.deleted, streams=done.streams_finished
+        )
+
+    async def _save(self) -> None:
+        """Write down what was done. Raises ConflictError if another keeper has."""
+        assert self._state is not None, "taken over"
+        me = self._election.me
+        state = KeeperState(
+            host=me.host,
+            pid=me.pid,
+            passes=self._state.value.passes + 1,
+            time_ms=time.time_ns() // 1_000_000,
+            done=Done(
+                recovered=self._done["recovered"],
+                deleted=self._done["deleted"],
+                streams_finished=self._done["streams"],
+            ),
+            found=self.found,
+            gone_s=self._gone.saved(),
+            last_error=self._last_error,
+        )
+        try:
+            version = await self._store.put(STATE_PATH, encode(state), self._state.version)
+        except (ConflictError, NotFoundError, OutcomeUnknownError):
+            self._state = None  # read again, if this one is still elected
+            raise
+        self._state = Versioned(state, version)
+        self._last_error = ""
+
+    # -- one pass ----------------------------------------------------------------------------------
+
+    async def run_pass(self) -> list[tuple[Verdict, LedgerId]]:
+        """Look at everything that is unsettled, and do what is due; what that was.
+
+        Raises what the store raises: then the rest is left to the next pass.
+        """
+        if self._store.restored:
+            raise MetadataRestoredError(self._store.restored)
+        listed = frozenset(await self._store.children(OWNERS_PATH))
+        work = _Pass(self._clock(), listed)
+        try:
+            await self._each(OPEN_PATH, work, self._look_at_open)
+            await self._each(UNNAMED_PATH, work, self._look_at_unnamed)
+        finally:
+            if work.recoveries:
+                await asyncio.wait(work.recoveries)
+        if self._passes % STREAM_SWEEP_PASSES == 0 and not self._config.dry_run:
+            await self._finish_deletions()
+        self._passes += 1
+        self._forget(work)
+        self.found = Found(
+            open=work.counts["open"],
+            open_of_the_dead=work.counts["open dead"],
+            unnamed=work.counts["unnamed"],
+            unnamed_of_the_dead=work.counts["unnamed dead"],
+            locked=len(self._locked),
+            failing=len(self._failed),
+        )
+        return work.plan
+
+    async def _each(
+        self, root: str, work: _Pass, look: Callable[[_Pass, LedgerId], Awaitable[None]]
+    ) -> None:
+        before: Page | None = None
+        async for page in pages(self._store, root):
+            if before is not None and not before.ids:
+                await self._drop_page(before)
+            for ledger_id in page.ids:
+                work.ledgers.add(ledger_id)
+                await look(work, ledger_id)
+            before = page
+
+    async def _drop_page(self, page: Page) -> None:
+        """An empty page that is not the newest. Who makes a ledger of it makes it again."""
+        if not self._config.dry_run:
+            with contextlib.suppress(ConflictError, NotFoundError):
+                await self._store.delete(page.path)
+
+    def _forget(self, work: _Pass) -> None:
+        """Keep nothing of ledgers and owners that were not listed any more."""
+        self._owner_of = {i: owner for i, owner in self._owner_of.items() if i in work.ledgers}
+        self._failed = {i: failed for i, failed in self._failed.items() if i in work.ledgers}
+        self._locked &= work.ledgers
+        self._gone.keep_only(work.owners.keys())
+
+    async def _gone_s(self, work: _Pass, owner: str) -> float | None:
+        """For how long an owner was seen to be gone; None if it lives (rule K2)."""
+        if owner not in work.owners:
+            if owner in work.listed or await is_alive(self._store, owner):
+                self._gone.alive(owner)
+                work.owners[owner] = None
+            else:
+                work.owners[owner] = self._gone.gone(owner, work.now)
+        return work.owners[owner]
+
+    async def _read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
+        """The metadata, or None if the ledger was deleted: not because a server lags."""
+        try:
+            return await self._ledgers.read_newest(ledger_id)
+        except NoSuchLedgerError:
+            return None
+
+    async def _look_at_open(self, work: _Pass, ledger_id: LedgerId) -> None:
+        work.counts["open"] += 1
+        if self._owner_of.get(ledger_id, "") in work.listed or ledger_id in self._locked:
+            return
+        ledger = await self._read(ledger_id)
+        gone_s = None
+        if ledger is not None:
+            self._owner_of[ledger_id] = ledger.value.owner
+            gone_s = await self._gone_s(work, ledger.value.owner)
+        work.counts["open dead"] += gone_s is not None
+        verdict = judge_open(
+            None if ledger is None else ledger.value,
+            gone_s=gone_s,
+            grace_s=self._config.owner_grace_s,
+        )
+        failed = self._failed.get(ledger_id)
+        if verdict is Verdict.WAIT or (failed is not None and work.now < failed.again_at):
+            return
+        work.plan.append((verdict, ledger_id))
+        if self._config.dry_run:
+            return
+        if verdict is Verdict.FORGET:
+            await self._unlist(OPEN_PATH, ledger_id)
+        else:
+            await self._begin_recovery(work, ledger_id)
+
+    async def _look_at_unnamed(self, work: _Pass, ledger_id: LedgerId) -> None:
+        work.counts["unnamed"] += 1
+        if self._owner_of.get(ledger_id, "") in work.listed:
+            return
+        ledger = await self._read(ledger_id)
+        gone_s, has_stream = None, True
+        if ledger is not None:
+            self._owner_of[ledger_id] = ledger.value.owner
+            gone_s = await self._gone_s(work, ledger.value.owner)
+            has_stream = await self._has_stream(work, ledger.value)
+        work.counts["unnamed dead"] += gone_s is not None
+        verdict = judge_unnamed(
+            None if ledger is None else ledger.value,
+            gone_s=gone_s,
+            grace_s=self._config.unnamed_grace_s,
+            has_stream=has_stream,
+        )
+        if verdict is Verdict.WAIT:
+            return
+        work.plan.append((verdict, ledger_id))
+        if self._config.dry_run:
+            return
+        if ledger is None:
+            await self._unlist(UNNAMED_PATH, ledger_id)
+        else:
+            await self._delete(ledger)
+
+    async def _has_stream(self, work: _Pass, ledger: LedgerMetadata) -> bool:
+        """Whether the stream that a ledger was made for exists; true for one of no stream."""
+        tags = ledger.custom_metadata
+        name, stream_id = tags.get(TAG_STREAM_NAME), tags.get(TAG_STREAM_ID)
+        if not name or not stream_id:
+            return True
+        if stream_id not in work.streams:
+            try:
+                await self._store.get_latest(
+                    StreamNodes(self._store, name).identity_path(stream_id)
+                )
+            except NotFoundError:
+                work.streams[stream_id] = False
+            else:
+                work.streams[stream_id] = True
+        return work.streams[stream_id]
+
+    # -- what it does ------------------------------------------------------------------------------
+
+    async def _unlist(self, root: str, ledger_id: LedgerId) -> None:
+        with contextlib.suppress(NotFoundError):
+            await self._change([Delete(id_path(root, ledger_id))])
+
+    async def _delete(self, ledger: Versioned[LedgerMetadata]) -> None:
+        """Delete a ledger as it was read, if nothing has named it since (rule K4)."""
+        ledger_id = ledger.value.ledger_id
+        operations: list[Operation] = [
+            Delete(id_path(UNNAMED_PATH, ledger_id)),
+            Delete(ledger_path(ledger_id), ledger.version),
+        ]
+        try:
+            await self._change(operations)
+        except (ConflictError, NotFoundError) as error:
+            logger.info("ledger %d is left as it is, it has just changed: %s", ledger_id, error)
+            return
+        self._done["deleted"] += 1
+        logger.info("ledger %d is deleted: nothing named it (%s)", ledger_id, ledger.value.owner)
+        await asyncio.sleep(1.0 / self._config.deletes_per_s)
+
+    async def _change(self, operations: list[Operation]) -> None:
+        """A transaction that fails once another keeper was elected (rule K5)."""
+        await self._store.transaction([self._election.check, *operations])
+
+    async def _begin_recovery(self, work: _Pass, ledger_id: LedgerId) -> None:
+        while len(work.recoveries) >= RECOVERIES_AT_ONCE:
+            await asyncio.wait(work.recoveries, return_when=asyncio.FIRST_COMPLETED)
+        task = asyncio.get_running_loop().create_task(self._recover(ledger_id))
+        work.recoveries.add(task)
+        task.add_done_callback(work.recoveries.discard)
+        await asyncio.sleep(1.0 / self._config.recoveries_per_s)
+
+    async def _recover(self, ledger_id: LedgerId) -> None:
+        try:
+            await self._client.open_ledger(ledger_id, recover=True)
+        except NotFoundError:
+            pass  # deleted meanwhile
+        except UnauthorizedError:
+            self._locked.add(ledger_id)
+            logger.warning(
+                "ledger %d was left open by its writer, and has a password: recover it with "
+                "`ledger ledgers recover %d --password ...`",
+                ledger_id,
+                ledger_id,
+            )
+        except LedgerError as error:
+            before = self._failed.get(ledger_id)
+            pause_s = FAILED_AGAIN_S if before is None else 2 * before.pause_s
+            pause_s = min(pause_s, FAILED_AGAIN_S_MAX)
+            self._failed[ledger_id] = _Failed(self._clock() + pause_s, pause_s)
+            self._last_error = f"ledger {ledger_id}: {error}"
+            logger.warning("ledger %d is not recovered yet: %s", ledger_id, error)
+        else:
+            self._failed.pop(ledger_id, None)
+            self._done["recovered"] += 1
+            logger.info("ledger %d is recovered: its writer is gone", ledger_id)
+
+    async def _finish_deletions(self) -> None:
+        """Finish deletions of streams that were cut off: those that were found marked twice."""
+        marked: dict[str, str] = {}
+        for name in await self._store.children(STREAMS_ROOT):
+            with contextlib.suppress(NotFoundError):
+                config = (await StreamNodes(self._store, name).config()).value
+                if config.deleted:
+                    marked[config.stream_id] = name
+        for stream_id in self._marked & marked.keys():
+            try:
+                await self._streams.delete(marked[stream_id])
+            except NotFoundError:
+                continue  # whoever began has finished
+            except LedgerError as error:
+                self._last_error = f"stream {marked[stream_id]!r} is not deleted yet: {error}"
+                logger.warning("%s", self._last_error)
+            else:
+                self._done["streams"] += 1
+                logger.info("the deletion of stream %r is finished", marked[stream_id])
+        self._marked = set(marked)

@@ -1,0 +1,114 @@
+"""The keeper's nodes in the metadata store.
+
+| node | contents |
+|---|---|
+| keeper/elected | ephemeral: format_version, host, pid of the one that was elected |
+| keeper/epoch | random letters; its version grows with each election, and deletions check it |
+| keeper/state | format_version, host, pid, passes, time_ms, what was done and what waits, and for |
+| | how long owners were seen to be gone; written after each pass |
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from spark_ledger.errors import ConfigurationError, CorruptionError, NotFoundError
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.types import Versioned
+
+ELECTED_PATH: Final = "keeper/elected"
+EPOCH_PATH: Final = "keeper/epoch"
+STATE_PATH: Final = "keeper/state"
+
+FORMAT_VERSION: Final = 1
+
+_Count = Annotated[int, Meta(ge=0)]
+_Seconds = Annotated[float, Meta(ge=0)]
+
+
+class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    format_version: int = FORMAT_VERSION
+
+
+class Elected(_Node, frozen=True, kw_only=True):
+    """Who was elected."""
+
+    host: str
+    pid: _Count
+
+
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What keepers have done since the cluster was made."""
+
+    recovered: _Count = 0
+    deleted: _Count = 0
+    streams_finished: _Count = 0
+
+
+class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the last pass saw."""
+
+    open: _Count = 0
+    open_of_the_dead: _Count = 0
+    unnamed: _Count = 0
+    unnamed_of_the_dead: _Count = 0
+    locked: _Count = 0
+    """Open ledgers with a password: only who knows it can recover them."""
+    failing: _Count = 0
+    """Ledgers that could not be recovered, and are tried again."""
+
+
+class KeeperState(_Node, frozen=True, kw_only=True):
+    """What the keeper did and knows."""
+
+    host: str
+    pid: _Count
+    passes: _Count = 0
+    time_ms: _Count = 0
+    done: Done = Done()
+    found: Found = Found()
+    gone_s: dict[str, _Seconds] = {}
+    last_error: str = ""
+
+
+N = TypeVar("N", bound=_Node)
+
+
+def encode(node: _Node) -> bytes:
+    """JSON bytes of a node."""
+    return msgspec.json.encode(node)
+
+
+def decode(kind: type[N], path: str, data: bytes) -> N:
+    """A node. Raises CorruptionError if it does not decode, ConfigurationError if it has a later
+    format."""
+    try:
+        node = msgspec.json.decode(data, type=kind, strict=True)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptionError(f"metadata node {path!r} is damaged: {error}") from error
+    if node.format_version > FORMAT_VERSION:
+        raise ConfigurationError(
+            f"metadata node {path!r} has format version {node.format_version}, this program knows "
+            f"up to {FORMAT_VERSION}: upgrade spark-ledger here"
+        )
+    return node
+
+
+async def read_elected(store: MetadataStore) -> Elected | None:
+    """Who is the keeper now, or None if nobody is."""
+    try:
+        return decode(Elected, ELECTED_PATH, (await store.get(ELECTED_PATH)).value)
+    except NotFoundError:
+        return None
+
+
+async def read_state(store: MetadataStore) -> Versioned[KeeperState] | None:
+    """What the last pass left, or None before the first one."""
+    try:
+        node = await store.get_latest(STATE_PATH)
+    except NotFoundError:
+        return None
+    return Versioned(decode(KeeperState, STATE_PATH, node.value), node.version)

@@ -1,0 +1,49 @@
+"""Bounds of the keeper: how long it waits before it acts, and how fast it does."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KEEPER_PASS_S: Final = 10.0
+"""Pause between two passes. A pass over an idle cluster is a few reads."""
+
+OWNER_GRACE_S: Final = 30.0
+"""An owner that is gone for so long has its open ledgers recovered. Whoever only lost a session is
+back within a second; a process that was paused for longer is fenced, and writes to new ledgers."""
+
+UNNAMED_GRACE_S: Final = 3 * 24 * 3600.0
+"""An owner that is gone for so long has those of its ledgers deleted that no transaction has named.
+Longer than a Spark job runs: it commits at its end, when executors that were done first may be gone
+for long. One that takes longer still fails with a sentence, and loses nothing else."""
+
+RECOVERIES_PER_S: Final = 5.0
+"""Recoveries that are begun: each reads and fences on three bookies or more. A thousand dead
+writers take some minutes, and nobody beside them notices."""
+
+RECOVERIES_AT_ONCE: Final = 4
+"""Recoveries under way. One whose bookies are silent takes some seconds, and holds up no others."""
+
+DELETES_PER_S: Final = 50.0
+"""Ledgers that are deleted: each is a transaction that ZooKeeper syncs."""
+
+FAILED_AGAIN_S: Final = 10.0
+FAILED_AGAIN_S_MAX: Final = 3600.0
+"""A ledger that cannot be recovered is tried again after the first, twice as long each time, at
+most the second: its bookies may be gone for days."""
+
+GONE_OWNERS_KEPT: Final = 5_000
+"""Gone owners whose time is kept in the metadata, 40 bytes each: those that are gone longest. A new
+keeper goes on counting there; for others it begins again."""
+
+STREAM_SWEEP_PASSES: Final = 6
+"""Deletions of streams that were cut off are looked for in every so many passes, and finished when
+they were found twice: the first time somebody may be at work on it."""
+
+KEEPER_LOOK_S: Final = 10.0
+"""A bookie looks about this often whether the cluster has a keeper, and starts one if not."""
+
+KEEPER_STOP_S: Final = 5.0
+"""A bookie that stops waits so long for its keeper, then kills it: the next one goes on."""
+
+ELECTION_RETRY_S: Final = 5.0
+"""A candidate looks again this often; a watch wakes it sooner."""

@@ -1,0 +1,97 @@
+"""A bookie sees to it that its cluster has a keeper, with a process that ends with the bookie."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from bookie_server.config import parse
+from bookie_server.keeper_process import KeeperProcess, command, keeper_beside
+from spark_ledger.keeper.nodes import ELECTED_PATH
+from spark_ledger.metadata.memory import MemoryTree
+from tests.unit.bookie_server.test_config import PATH
+
+NOTES = (
+    "import os, sys; file = open(sys.argv[1], 'a'); "
+    "file.write(f'{os.getpid()} {os.environ[\"WORD\"]}\\n'); file.flush(); sys.stdin.read()"
+)
+CONFIG = """
+metadata = "zk://user:secret@localhost:2181/ledgers"
+[keeper]
+enabled = {enabled}
+unnamed_grace_s = 77.0
+[storage]
+journal_directory = "journal"
+ledger_directories = ["ledgers"]
+"""
+
+
+async def until_lines(path: Path, count: int) -> list[str]:
+    async with asyncio.timeout(20):
+        while not path.exists() or len(path.read_text().splitlines()) < count:
+            await asyncio.sleep(0.02)
+    return path.read_text().splitlines()
+
+
+async def until_gone(pid: int) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return
+            await asyncio.sleep(0.02)
+
+
+def test_keeper_is_started_when_there_is_none_and_ends_with_the_bookie(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        notes = tmp_path / "notes"
+        argv = [sys.executable, "-c", NOTES, str(notes)]
+        beside = KeeperProcess(store, argv, {"WORD": "w"}, look_s=0.05)
+        (line,) = await until_lines(notes, 1)
+        pid, word = line.split()
+        assert word == "w"
+        os.kill(int(pid), 9)
+        again = (await until_lines(notes, 2))[1].split()[0]
+        await beside.stop()
+        await until_gone(int(again))
+
+    asyncio.run(main())
+
+
+def test_keeper_is_not_started_beside_another(tmp_path: Path) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = tree.open_session(), tree.open_session()
+        await other.create(ELECTED_PATH, b"", ephemeral=True)
+        notes = tmp_path / "notes"
+        argv = [sys.executable, "-c", NOTES, str(notes)]
+        beside = KeeperProcess(store, argv, {"WORD": "w"}, look_s=0.02)
+        await asyncio.sleep(0.3)
+        assert not notes.exists()
+        await other.close()
+        await until_lines(notes, 1)
+        await beside.stop()
+
+    asyncio.run(main())
+
+
+def test_command_line_has_the_graces_and_no_secret() -> None:
+    config = parse(CONFIG.format(enabled="true"), PATH)
+    argv = command(config)
+    assert argv[argv.index("--unnamed-grace") + 1] == "77.0"
+    assert "secret" not in " ".join(argv)
+
+
+def test_bookie_that_is_told_not_to_starts_no_keeper() -> None:
+    async def main() -> None:
+        config = parse(CONFIG.format(enabled="false"), PATH)
+        before = len(asyncio.all_tasks())
+        stop = keeper_beside(config, MemoryTree().open_session())
+        assert len(asyncio.all_tasks()) == before
+        await stop()
+
+    asyncio.run(main())
