@@ -133,6 +133,7 @@ def _replay_journal(
 
 
 def _check_stored(stores: Sequence[DirectoryStore]) -> None:
+    """Assert that nothing of what was replayed is in memory only, but on a full disk."""
     assert not any(store.cache.byte_count or store.dirty_ledgers() for store in stores), (
         "what was applied is stored before the bookie serves, or kept in memory on a full disk"
     )
@@ -157,7 +158,11 @@ def _start_of_run_log(file_system: FileSystem, store: DirectoryStore) -> Mark | 
 
 
 def _end_of_run_log(file_system: FileSystem, store: DirectoryStore, start: Mark | None) -> Mark:
-    """The mark behind the last batch of a directory's run log."""
+    """The mark behind the last batch of a directory's run log.
+
+    The log is read twice, here and when it is applied. It is what came since the last flush, and is
+    read from the page cache the second time.
+    """
     if start is None:
         return START_OF_JOURNAL
     sync_files(file_system, store.directory, start.file_number)
@@ -175,7 +180,12 @@ def _replay_run_log(
     ends: Mapping[int, tuple[Path, Mark]],
     cache_bytes_max: int,
 ) -> None:
-    """Apply a directory's run log: each run stays where it is, and gets its rows (rule S16)."""
+    """Apply a directory's run log: each run stays where it is, and gets its rows (rule S16).
+
+    A run log belongs to one directory, so one mark decides where to begin, and all that is read is
+    lacking there. Runs of a batch that failed are here as well if they became durable all the same,
+    and in the journal, too: the flush drops what is stored already (rule S8).
+    """
     full: list[DirectoryStore] = []
     for batch in read_batches(file_system, store.directory, start):
         _check_witness(batch, store.directory, ends)
@@ -298,6 +308,7 @@ def _apply(stores: Sequence[DirectoryStore], batch: JournalBatch, directory: Pat
 
 
 def _decode(directory: Path, batch: JournalBatch, body: bytes) -> tuple[EntryRun, EntryId]:
+    """The run of a record, and the last add confirmed with it. Raises CorruptionError."""
     try:
         return decode_block(body)
     except BlockFormatError as error:
