@@ -165,13 +165,11 @@ class BookieNode:
         for connection in connections:
             connection.server_died()
 
-    def pause(self) -> None:
-        """Pause the process; its connections stay open."""
+    def pause(self) -> None:  # its connections stay open
         if self.process is not None:
             self.process.paused = True
 
     def resume(self) -> None:
-        """Let the process go on."""
         if self.process is not None and self.process.paused:
             self.world.loop.resume(self.process)
 
@@ -257,6 +255,8 @@ class BookieNode:
         except (OSError, CorruptionError) as error:
             self.say(f"{self.name} cannot flush: {error}")
             bookie._post(bookie.on_flushed)
+            if self.process is not None:  # the flush thread tries again, also when nothing comes
+                self.world.loop.later(0.3, self.process, self.guarded, self.flush_now)
         finally:
             self.disk.meanwhile = None
 
