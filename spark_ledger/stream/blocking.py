@@ -256,6 +256,10 @@ class Stream:
         """Where every hundredth commit between two begins: see ``stream.Stream.marks``."""
         return self._call(self._stream.marks(first, end))
 
+    def sealed_commits(self) -> int:
+        """How many commits are in manifests; those behind them are metadata nodes."""
+        return self._call(self._stream.sealed_commits())
+
     def first_commit_since(self, time_ms: int) -> Commit | None:
         """The first commit made at this time (ms since 1970) or later, or None."""
         return self._call(self._stream.first_commit_since(time_ms))

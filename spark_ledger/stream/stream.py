@@ -266,11 +266,12 @@ class Stream:
         )
 
     async def marks(self, first: int, end: int) -> list[CommitMark]:
-        """Where every hundredth commit between commits ``first`` and ``end`` begins, both excluded.
-
-        For long reads, which are shared out by these without looking at the commits between.
-        """
+        """Where every hundredth commit between two, both excluded, begins: to share out a read."""
         return await self._log.marks(first, end)
+
+    async def sealed_commits(self) -> int:
+        """How many commits are in manifests; those behind them are metadata nodes (rule T11)."""
+        return (await self._log.manifests.read_root()).sealed
 
     async def first_commit_since(self, time_ms: int) -> Commit | None:
         """The first commit made at this time (ms since 1970) or later, or None."""

@@ -88,6 +88,7 @@ def test_sizes_of_the_product_seal_a_hundred_after_a_hundred_and_fifty() -> None
         stream = await StreamCatalog(ledgers).open("s")
         commits += await committed(stream, 1)
         assert commit_nodes(ledgers) == list(range(100, 150))
+        assert await stream.sealed_commits() == 100
         commits += await committed(stream, 1000)
         assert len(commit_nodes(ledgers)) == 50
         await check(ledgers, commits)
