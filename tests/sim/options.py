@@ -124,6 +124,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How likely a request is refused as busy."""
     lies: str = ""
     """How one bookie lies: not at all, in answers to adds and reads, or about the end ("ends")."""
+    keepers: int = 0
+    """How many keepers there are, one of which is elected."""
 
 
 def draw_options(seed: int) -> Options:
@@ -168,6 +170,7 @@ def draw_options(seed: int) -> Options:
         stalls=draw.random() < 0.15,
         busy=draw.choice([0.0, 0.0, 0.0, 0.0, 0.02, 0.1]),
         lies=draw.choice(["", "", "", "", "", "", "answers", "ends"]) if not rot else "",
+        keepers=draw.choice([0, 1, 2, 2] if stream is not None else [0, 0, 0, 0, 0, 1]),
     )
 
     return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
