@@ -398,8 +398,9 @@ class Bookie:
                 return
         block = encode_run(run, add.last_add_confirmed)
         self._perform(accepted.steps, _ignored)
-        self._storage.add(CachedRun(run, add.last_add_confirmed, block), accepted.record)
-        self._journal.append(RecordType.RUN, block, add.done)
+        place = self._storage.place_for(run.ledger_id, block)
+        self._storage.add(CachedRun(run, add.last_add_confirmed, block, place), accepted.record)
+        self._journal.append(RecordType.RUN, block, add.done, place)
         if accepted.lac_advanced:
             self._watchers.notify(run.ledger_id)
 

@@ -9,6 +9,7 @@ The first flush comes last: it moves the checkpoint marks to the new file, and f
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -21,8 +22,10 @@ from bookie_server.storage.cookie import INDEX_NAME, check_cookies, lock_directo
 from bookie_server.storage.disks import DiskWatch, ask_disk
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import FileSystem, is_no_space
+from bookie_server.storage.journal.batch_log import BatchLog
 from bookie_server.storage.journal.journal import Journal, Post
-from bookie_server.storage.journal.replay import replay_journal
+from bookie_server.storage.journal.logs import RUN_LOG_FILE_BYTES_MAX, DurableMarks, RunLog
+from bookie_server.storage.journal.replay import replay
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.index import Index
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
@@ -111,22 +114,13 @@ def _open(
         _store(files, directory, make_index, config, undo, open_logs_max)
         for directory in config.ledger_directories
     ]
-    end = replay_journal(
+    marks = replay(
         files,
         config.journal_directory,
         stores,
         cache_bytes_max=max(1, config.write_cache_bytes // len(stores)),
     )
-    journal = Journal(
-        files,
-        config.journal_directory,
-        end=end,
-        file_bytes=config.journal_file_bytes,
-        batch_bytes_max=config.journal_batch_bytes_max,
-        post=post,
-        on_fatal=on_fatal,
-        saves_room=_is_journal_full(files, config),
-    )
+    journal = _begin_journal(files, config, marks, post, on_fatal)
     undo.callback(journal.close)
 
     def flushed() -> None:  # on the thread that only `start` starts
@@ -138,6 +132,7 @@ def _open(
         journal,
         write_cache_bytes=config.write_cache_bytes,
         flush_interval_s=config.flush_interval_s,
+        write_once_bytes=config.write_once_bytes,
         on_flushed=flushed,
         on_fatal=lambda message: post(partial(on_fatal, message)),
     )
@@ -154,10 +149,50 @@ def _open(
     return (bookie := Bookie(journal, storage, disks, locks, post, keys))
 
 
-def _is_journal_full(files: FileSystem, config: StorageConfig) -> bool:
-    """Whether the journal's disk is above its mark: then a file is begun when it is needed, as
-    restarts would use the prepared ones up."""
-    return bool(ask_disk(files, config.journal_directory, config.water_marks).reason)
+def _begin_journal(
+    files: FileSystem,
+    config: StorageConfig,
+    marks: DurableMarks,
+    post: Post,
+    on_fatal: Callable[[str], None],
+) -> Journal:
+    """A new file of the journal behind what was replayed, and run logs beside it."""
+    return Journal(
+        files,
+        config.journal_directory,
+        end=marks.journal,
+        file_bytes=config.journal_file_bytes,
+        batch_bytes_max=config.journal_batch_bytes_max,
+        post=post,
+        on_fatal=on_fatal,
+        saves_room=_is_full(files, config.journal_directory, config),
+        run_logs=_run_logs(files, config, marks),
+    )
+
+
+def _run_logs(files: FileSystem, config: StorageConfig, marks: DurableMarks) -> tuple[RunLog, ...]:
+    """The run log of each ledger directory. None has a file before the first run for it."""
+    if not config.write_once_bytes:
+        return ()
+    return tuple(
+        RunLog(
+            BatchLog(
+                files,
+                directory,
+                end=end,
+                file_bytes=min(config.journal_file_bytes, RUN_LOG_FILE_BYTES_MAX),
+                new_salt=partial(secrets.randbits, 64),
+            ),
+            lambda directory=directory: not _is_full(files, directory, config),  # type: ignore[misc]
+        )
+        for directory, end in zip(config.ledger_directories, marks.run_logs, strict=True)
+    )
+
+
+def _is_full(files: FileSystem, directory: Path, config: StorageConfig) -> bool:
+    """Whether a directory's disk is above its mark: then a journal file is begun when it is
+    needed, as restarts would use the prepared ones up, and a run log gets none."""
+    return bool(ask_disk(files, directory, config.water_marks).reason)
 
 
 def _flush_first(storage: LedgerStorage) -> None:

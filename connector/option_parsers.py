@@ -21,6 +21,13 @@ from spark_ledger.limits import GIB, KIB, MIB
 from spark_ledger.types import Dlsn
 
 
+class TransactionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A transaction of a sink, as an option spells it."""
+
+    sink: str
+    transaction: int
+
+
 class PositionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A position as users write it; entry and slot may be left out."""
 
@@ -195,3 +202,12 @@ def parse_position(text: str) -> Position:
     if min(position.segment or 0, position.entry, position.slot) < 0:
         raise ValueError(f"{wanted}; numbers count from 0")
     return position
+
+
+def parse_transaction(text: str) -> TransactionJson:
+    """A sink's transaction as JSON such as ``{"sink": "orders", "transaction": 7}``."""
+    wanted = 'needs JSON such as {"sink": "orders", "transaction": 7}'
+    try:
+        return msgspec.json.decode(text.strip(), type=TransactionJson)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"{wanted} ({error})") from None

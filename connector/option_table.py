@@ -27,6 +27,7 @@ from connector.option_parsers import (
     parse_position,
     parse_size_bytes,
     parse_timestamp_ms,
+    parse_transaction,
     parse_whole_number,
 )
 from spark_ledger.errors import ConfigurationError
@@ -62,6 +63,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     # reading
     Option("startingPosition", parse_position, READ),
     Option("startingTimestamp", parse_timestamp_ms, READ),
+    Option("startingTransaction", parse_transaction, READ),
     Option("endingPosition", parse_position, READ, BATCH, "a streaming query has no end"),
     Option("endingTimestamp", parse_timestamp_ms, READ, BATCH, "a streaming query has no end"),
     Option("maxRowsPerTrigger", _ROWS, READ, STREAM, "a batch read has no trigger"),

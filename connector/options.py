@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from connector.option_parsers import NO_SECRET, Position, Secret
+from connector.option_parsers import NO_SECRET, Position, Secret, TransactionJson
 from connector.option_table import (
     BATCH,
     READ,
@@ -74,8 +74,8 @@ class PlanLimits:
 class ReadOptions:
     """A checked read. Exactly one of ``stream`` and ``ledger_id`` is set.
 
-    ``start_timestamp_ms`` and ``end_timestamp_ms`` (milliseconds since 1970, UTC) win over the
-    positions, which then have their default.
+    ``start_timestamp_ms`` and ``end_timestamp_ms`` (milliseconds since 1970, UTC) and
+    ``start_transaction`` win over the positions, which then have their default.
     """
 
     connection: ConnectionOptions
@@ -85,6 +85,7 @@ class ReadOptions:
     end: Position = "latest"
     start_timestamp_ms: int | None = None
     end_timestamp_ms: int | None = None
+    start_transaction: TransactionJson | None = None
     trigger: TriggerLimits = TriggerLimits()
     plan: PlanLimits = PlanLimits()
     fail_on_data_loss: bool = True
@@ -124,6 +125,8 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
     """
     values = parse_options(raw, READ, "" if streaming is None else STREAM if streaming else BATCH)
     values.refuse_both("startingPosition", "startingTimestamp")
+    values.refuse_both("startingPosition", "startingTransaction")
+    values.refuse_both("startingTimestamp", "startingTransaction")
     values.refuse_both("endingPosition", "endingTimestamp")
     values.refuse_both("stream", "ledgerId")
     number = values.get("ledgerId", int)
@@ -140,6 +143,7 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
         start=_position(values, "startingPosition", "earliest", ledger_id),
         end=_position(values, "endingPosition", "latest", ledger_id),
         start_timestamp_ms=values.get("startingTimestamp", int),
+        start_transaction=values.get("startingTransaction", TransactionJson),
         end_timestamp_ms=values.get("endingTimestamp", int),
         trigger=_trigger_limits(values),
         plan=PlanLimits(values.get_or("minPartitions", 1), values.get("maxBytesPerPartition", int)),
@@ -222,6 +226,8 @@ def _stream_name(values: ParsedOptions, *, or_ledger: bool) -> str:
 
 
 def _check_ledger_read(values: ParsedOptions) -> None:
+    if values.has("startingTransaction"):
+        raise ConfigurationError("option startingTransaction is for streams, not for raw ledgers")
     for name in ("startingTimestamp", "endingTimestamp", "includeMetadata"):
         if values.get(name, int):  # includeMetadata=false asks for nothing
             raise ConfigurationError(

@@ -97,6 +97,8 @@ class BookieService:
             unread_s=BOOKIE_UNREAD_S,
         )
         metrics.answer_bytes = lambda: self._answers.bytes_held
+        self._ended_before = 0  # connections, when memory was short the last time
+        self._relieved_before = 0  # of which it was the reason
         self._sessions: set[AppendSession] = set()
         self.clients = ClientWatch(
             self._sockets,
@@ -167,7 +169,8 @@ class BookieService:
         self._gate.memory_is_short(is_short)
 
     async def relieve(self) -> int:
-        """Hang up on clients that hold memory and keep the bookie waiting; how many of them."""
+        """Hang up on clients that hold memory and keep the bookie waiting; how many were hung up
+        on since the last time, for what they held can be given back to the kernel."""
         loop = asyncio.get_running_loop()
         peers = {session.peer for session in self._sessions} | self._limits.receiving_for(0.0)
         received = await loop.run_in_executor(None, self._sockets.received, peers)
@@ -181,7 +184,11 @@ class BookieService:
         late = self._limits.receiving_for(BOOKIE_RECEIVE_SHORT_S) - greedy
         for peer in late:
             self.hang_up(peer, Why.SILENT)
-        return len(greedy) + len(late) + self._answers.cut_unread(BOOKIE_UNREAD_GRACE_S)
+        relieved = len(greedy) + len(late) + self._answers.cut_unread(BOOKIE_UNREAD_GRACE_S)
+        ended = self._metrics.connections_ended.total()
+        others = max(0, ended - self._ended_before - self._relieved_before)
+        self._ended_before, self._relieved_before = ended, relieved
+        return relieved + others
 
     def close(self) -> None:
         """Wait for reads in the pool. Call after the gRPC server has stopped."""

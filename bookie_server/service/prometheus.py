@@ -115,6 +115,9 @@ def _storage(storage: StorageStats) -> Iterator[Metric]:
     )
     yield _counter("bookie_journal_records", "Records written to the journal.", journal.records)
     yield _counter("bookie_journal_bytes", "Bytes written to the journal.", journal.bytes_written)
+    yield _counter(
+        "bookie_run_log_bytes", "Bytes written to run logs, once.", journal.run_log_bytes
+    )
     yield _gauge(
         "bookie_journal_bytes_in_flight", "Bytes queued for the journal.", journal.bytes_in_flight
     )

@@ -23,6 +23,9 @@ class StorageConfig:
     takes adds while the other is flushed.
     ``flush_interval_s``: longest time a run stays out of the entry log.
     ``block_cache_bytes``: blocks kept after a partial read, because the next one follows.
+    ``write_once_bytes``: what one message brings for one ledger is written once, to the run log of
+    its ledger directory, if it is at least so long; 0: everything goes to the journal, and again to
+    an entry log. With a journal on a far quicker disk than the ledgers, 0 answers sooner.
     ``entry_log_cached_bytes``: how much of a directory's newest entry log may stay in the page
     cache, for many readers that follow closely. 0: logs are written and read past the page cache,
     which costs the processor far less; the newest entries are in the write cache all the same.
@@ -47,6 +50,7 @@ class StorageConfig:
     entry_log_bytes: int = GIB
     entry_log_cached_bytes: int = 0
     block_cache_bytes: int = 32 * MIB
+    write_once_bytes: int = 64 * KIB
     index_map_bytes: int = 64 * GIB
     disk_high_water_mark: float = 0.95
     disk_low_water_mark: float = 0.90
@@ -71,6 +75,7 @@ class StorageConfig:
             ("entry_log_bytes", 4 * KIB),
             ("entry_log_cached_bytes", 0),
             ("block_cache_bytes", 0),
+            ("write_once_bytes", 0),
             ("index_map_bytes", MIB),
         ):
             value = getattr(self, name)

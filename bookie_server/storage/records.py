@@ -18,6 +18,8 @@ In the journal the records of one synced batch share its sequence and end with a
     12      4      chain: CRC32C of all headers of the batch before the trailer, started with the
                    chain of the batch before; the headers hold the CRC32C of their bodies
 
+A WITNESS says what other logs had made durable when the batch was begun, see ``witness``.
+
 Behind its last batch a file that was left in order has one record of type FILE_END, in a block of
 its own. Its sequence is one above that of the last batch, its body the number of the next file (8
 bytes), or 0 when the journal was closed. It is no batch, has no trailer and takes no sequence.
@@ -75,6 +77,7 @@ class RecordType(IntEnum):
     FENCE = 2
     ACCESS_KEY = 3
     LAST_ADD_CONFIRMED = 4
+    WITNESS = 5
     LEDGER_MAP = 16
     FILE_END = 17
     TRAILER = 127

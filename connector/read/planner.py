@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from connector.options import PlanLimits, TriggerLimits
@@ -136,7 +137,7 @@ def plan_spans(
     """Partitions for the rows between two positions, cut only where a mark is.
 
     ``bounds`` are the first commit and the one behind the last, ``marks`` are between. None if
-    there are too few marks for as many partitions as the limits ask for.
+    there are too few marks for as many partitions as the limits ask for, or as small ones.
     """
     first, behind = bounds
     total = behind.bytes_before - first.bytes_before
@@ -149,6 +150,10 @@ def plan_spans(
         index = bisect_left(marks, wanted, key=lambda mark: mark.bytes_before)
         if index < len(marks) and marks[index].number > cuts[-1].number:
             cuts.append(marks[index])
+    sizes = [b.bytes_before - a.bytes_before for a, b in pairwise([*cuts, behind])]
+    largest = limits.max_bytes_per_partition
+    if len(cuts) < limits.min_partitions or (largest is not None and max(sizes) > largest):
+        return None
     edges = [positions[0], *(Dlsn(cut.first_segment) for cut in cuts[1:]), positions[1]]
     numbers = [*(cut.number for cut in cuts), behind.number]
     return [

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from connector.option_parsers import PositionJson
+from connector.option_parsers import PositionJson, TransactionJson
 from connector.options import ReadOptions
 from connector.read.offsets import (
     CheckpointOffset,
@@ -91,6 +91,8 @@ class StreamSource:
         options = self._options
         if options.start_timestamp_ms is not None:
             return self._position_at(head, options.start_timestamp_ms, "startingTimestamp")
+        if options.start_transaction is not None:
+            return self._position_of(options.start_transaction)
         if isinstance(options.start, PositionJson):
             position = self._readable(
                 head, self._option_position(options.start, "startingPosition"), "startingPosition"
@@ -128,6 +130,17 @@ class StreamSource:
                 "which commit it means is not known yet"
             )
         return self._stream.position_at_timestamp(timestamp_ms)
+
+    def _position_of(self, wanted: TransactionJson) -> Dlsn:
+        """The first row of a transaction, or of the next one; the end if it is still to come."""
+        newest = self._stream.last_transaction(wanted.sink)
+        if newest is None:
+            raise ConfigurationError(
+                f"option startingTransaction: sink {wanted.sink!r} has made no transaction in "
+                f"{self._options.subject}; check the name, or use startingPosition"
+            )
+        position = self._stream.position_of(wanted.sink, wanted.transaction)
+        return self._stream.head().end if position is None else position
 
     def _canonical(self, position: Dlsn, head: Head) -> Dlsn:
         """The one spelling of a position: the end of an entry is the start of the next entry, the

@@ -150,8 +150,9 @@ def show(settings: Settings, name: str, commits: int) -> None:
         config, head = stream.config, stream.head()
         first = max(head.earliest_commit, head.next_commit - commits)
         recent = stream.commits(first, head.next_commit)
+        sealed = stream.sealed_commits()
     if settings.as_json:
-        print_json(stream_fields(config, head, recent))
+        print_json({**stream_fields(config, head, recent), "sealed_commits": sealed})
         return
     facts = (
         ("stream", config.name),
@@ -159,7 +160,7 @@ def show(settings: Settings, name: str, commits: int) -> None:
         ("compression", config.compression.value),
         ("created", time_text(config.created_ms)),
         ("rows", f"{head.rows} ({size_text(head.size_bytes)}), since it began"),
-        ("commits", head.next_commit),
+        ("commits", f"{head.next_commit}, of which {sealed} are in manifests"),
         ("earliest", position_text(head.earliest)),
         ("end", position_text(head.end)),
         *(

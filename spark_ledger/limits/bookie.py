@@ -114,7 +114,7 @@ BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
 """How often a bookie looks at its memory when that may soon be short: 30 MiB are taken in."""
 
 BOOKIE_MEMORY_INTERVAL_S_MAX: Final = 0.25
-"""How often at least. Forty looks a second were 3 % of a core, for each bookie that did nothing."""
+"""How often at least. Forty looks a second were over 1 % of a core, for each idle bookie."""
 
 BOOKIE_ANSWER_BYTES_MAX: Final = 64 * MIB
 """Bytes read for clients and not sent yet: at a gigabyte per second, a few network round trips."""

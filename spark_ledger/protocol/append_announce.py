@@ -48,6 +48,8 @@ class Announcements:
         """Whether a reader that asks the members may not see this end."""
         if self._carried >= last_confirmed:
             return False
+        if self._announced < last_confirmed:  # asked after each event: mostly nobody can know yet
+            return True
         knowing = frozenset(
             index
             for index, bookie_id in enumerate(replication.bookies)

@@ -268,8 +268,10 @@ class Replication:
         Silent members fail if the others suffice without all of them. If not, others may take
         their places, and who is alive is waited for, but not for longer than ``wait_s`` (rule P11).
         """
-        silent = self.silent_indexes(now, timeout_s)
-        hopeless = self._unexcused(self.owing_indexes(now, wait_s), now)
+        silent, owing = self.silent_indexes(now, timeout_s), self.owing_indexes(now, wait_s)
+        if not (silent or owing):
+            return set(), ()  # most ticks come for something else
+        hopeless = self._unexcused(owing, now)
         if can_confirm(self.failed_indexes.union(silent, hopeless), self._quorums):
             return {*self._unexcused(silent, now), *hopeless}, ()
         waiting = [index for index in silent if index not in hopeless]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,6 +15,7 @@ from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.committer import Committer
 from spark_ledger.stream.commit.head_watch import HeadWatch
+from spark_ledger.stream.commit.proposals import new_proposal
 from spark_ledger.stream.format.arrow_types import AsyncRows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.format.schema import canonical_schema
@@ -125,7 +125,7 @@ class Stream:
         NoSuchStreamError, OutcomeUnknownError if the commit may or may not have been made, and
         what the client raises.
         """
-        proposal = _proposal("append", sink_id, transaction_id, run_id, overwrite)
+        proposal = new_proposal("append", sink_id, transaction_id, run_id, overwrite)
         applied = await self._applied(proposal)
         if applied is not None:
             return applied
@@ -176,7 +176,7 @@ class Stream:
 
         As ``append``, without writing. An empty list makes a commit as well.
         """
-        proposal = _proposal("commit", sink_id, transaction_id, run_id, overwrite)
+        proposal = new_proposal("commit", sink_id, transaction_id, run_id, overwrite)
         return await self._commit(proposal, segments)
 
     async def _commit(self, proposal: Proposal, segments: Iterable[Segment]) -> Commit:
@@ -266,11 +266,12 @@ class Stream:
         )
 
     async def marks(self, first: int, end: int) -> list[CommitMark]:
-        """Where every hundredth commit between commits ``first`` and ``end`` begins, both excluded.
-
-        For long reads, which are shared out by these without looking at the commits between.
-        """
+        """Where every hundredth commit between two, both excluded, begins: to share out a read."""
         return await self._log.marks(first, end)
+
+    async def sealed_commits(self) -> int:
+        """How many commits are in manifests; those behind them are metadata nodes (rule T11)."""
+        return (await self._log.manifests.read_root()).sealed
 
     async def first_commit_since(self, time_ms: int) -> Commit | None:
         """The first commit made at this time (ms since 1970) or later, or None."""
@@ -281,6 +282,21 @@ class Stream:
         head = await self.head()
         commit = await self._log.first_since(head, time_ms)
         return head.end if commit is None else max(Dlsn(commit.first_segment), head.earliest)
+
+    async def position_of(self, sink_id: str, transaction_id: int) -> Dlsn | None:
+        """The first row of a sink's transaction; of its next one, if it made none of this number.
+
+        None if it has made neither, the earliest row if its rows were truncated. There a reader
+        goes on who keeps transactions, not positions.
+        """
+        record = await self.last_transaction(sink_id)
+        if record is None:
+            return None
+        head = await self._watch.read()
+        commit = await self._log.first_of_sink(head, record, transaction_id)
+        if commit is None:
+            return None if record.transaction_id < transaction_id else head.earliest
+        return max(Dlsn(commit.first_segment), head.earliest)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -481,19 +497,3 @@ async def _flatten(chunks: AsyncGenerator[list[T], None]) -> AsyncGenerator[T, N
         async for chunk in chunks:
             for item in chunk:
                 yield item
-
-
-def _proposal(
-    operation: str, sink_id: str | None, transaction_id: int | None, run_id: str, overwrite: bool
-) -> Proposal:
-    """A proposal, without segments yet. Raises ConfigurationError for ids that are not valid.
-
-    Checked before rows are written: no client could read a commit with such ids again.
-    """
-    if sink_id is None and transaction_id is None:
-        return Proposal((), uuid.uuid4().hex, 0, run_id, overwrites=overwrite, is_remembered=False)
-    if sink_id is None or transaction_id is None:
-        raise ConfigurationError(
-            f"{operation}: give sink_id and transaction_id together, or neither"
-        )
-    return Proposal((), sink_id, transaction_id, run_id, overwrites=overwrite)

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from bookie_server.storage.cookie import COOKIE_NAME
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
-from bookie_server.storage.journal.files import journal_numbers, journal_path
+from bookie_server.storage.journal.files import journal_path
+from bookie_server.storage.records import FILE_HEADER_BYTES
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from tests.crash.disk import LOST, after_power_cut
 from tests.crash.promises import Promises
@@ -91,14 +92,31 @@ def small_store(seed: int) -> Store:
         machine.flush()
     _fill(machine, workload, 3)
     before = deepcopy(promises)
-    offset = machine.bookie.stats().journal.bytes_written
+    last_batch = _last_batch(machine, workload)
+    return Store(after_power_cut(disk, LOST, random.Random(0)), promises, before, last_batch)
+
+
+def _last_batch(machine: Machine, workload: Workload) -> tuple[Path, int]:
+    """Make one more request; the file and the offset of the last batch that it wrote.
+
+    The journal comes first, and the batch of a run log says that the journal's was synced.
+    """
+    before = machine.bookie._journal.durable_marks
     workload.request(machine)
     machine.settle()
-    after = machine.bookie.stats().journal.bytes_written
-    path = journal_path(JOURNAL, journal_numbers(disk, JOURNAL)[-1])
-    mark = machine.bookie._journal.durable_mark
-    last_batch = (path, mark.offset - (after - offset))
-    return Store(after_power_cut(disk, LOST, random.Random(0)), promises, before, last_batch)
+    after = machine.bookie._journal.durable_marks
+    logs = zip(
+        (*LEDGERS, JOURNAL),
+        (*before.run_logs, before.journal),
+        (*after.run_logs, after.journal),
+        strict=True,
+    )
+    for directory, was, now in logs:
+        if was.sequence != now.sequence:
+            is_same_file = was.file_number == now.file_number
+            offset = was.offset if is_same_file else FILE_HEADER_BYTES
+            return journal_path(directory, now.file_number), offset
+    raise AssertionError("the request wrote nothing")
 
 
 def _fill(machine: Machine, workload: Workload, steps: int) -> None:

@@ -19,7 +19,7 @@ from tests.crash.promises import LEDGER_COUNT, Promises, key_of, run_of
 from tests.unit.bookie_server.storage.support import Machine, small_config
 
 INJECTED = (errno.EIO, errno.ENOSPC, errno.EINTR, errno.EDQUOT)
-CONFIG = small_config(write_cache_bytes=128 * KIB, entry_log_bytes=32 * KIB)
+CONFIG = small_config(write_cache_bytes=128 * KIB, entry_log_bytes=32 * KIB, write_once_bytes=KIB)
 
 
 class Workload:
@@ -29,6 +29,9 @@ class Workload:
         self.promises = promises
         self.choose = random.Random(seed)
         self._next_entry = dict.fromkeys(range(LEDGER_COUNT), 0)
+        self.closed = False
+        """Whether a bookie was closed on the way: that it could not say so in its journal is no
+        failure, as everything was answered before."""
 
     def live(self, files: FileSystem, steps: int, *, reopens: bool = True) -> Machine | None:
         """Open a bookie, do ``steps`` things and close it; the last machine, still to be asked.
@@ -48,6 +51,7 @@ class Workload:
             if chance < 0.12:
                 _flush(machine, settle=True)
             elif chance < 0.16 and reopens and not machine.fatal:
+                self.closed = True
                 try:
                     machine.close()
                     machine = Machine(files, CONFIG, eager=eager)

@@ -70,6 +70,7 @@ _VALUES = (
         option_parsers.parse_position,
         ("earliest", "latest", '{"segment": 3, "entry": 0, "slot": 2}'),
     ),
+    (option_parsers.parse_transaction, ('{"sink": "orders", "transaction": 7}',)),
 )
 _DDL = ("id bigint not null, name string", "price decimal(10,2), at timestamp")
 

@@ -228,10 +228,12 @@ def test_stream_from_creation_to_deletion(shell: Shell) -> None:
     )
     assert tailed.json_lines() == rows.to_pylist()
     found = shell.ok("streams", "show", "trips", "--json").json()
+    assert found["sealed_commits"] == 0
     assert found["rows"] == 3 and found["next_commit"] == 1
     assert found["commits"][0]["sink_id"] == "job"
     assert found["commits"][0]["transaction_id"] == 7
-    assert "job" in shell.ok("streams", "show", "trips").out
+    shown = shell.ok("streams", "show", "trips").out
+    assert "job" in shown and "of which 0 are in manifests" in shown
     assert shell("streams", "create", "trips", "--schema", "id bigint").status == 1
     shell.ok("streams", "delete", "--yes", "trips")
     assert shell("streams", "read", "trips").status == 1

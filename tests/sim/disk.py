@@ -17,7 +17,7 @@ from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, failure
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal.files import journal_numbers, journal_path
-from bookie_server.storage.ledgers.entry_log import log_path
+from bookie_server.storage.ledgers.entry_log import block_path
 from bookie_server.storage.ledgers.index import BlockLocation
 from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.types import BookieId
@@ -107,13 +107,14 @@ class Disk:
         """Flip one bit in an entry log. Returns where, or "" if there is no log yet.
 
         Never in the journal: damage to its last batch looks like a torn tail, and the bookie would
-        lose fences that it has answered. Quorums do not protect against that.
+        lose fences that it has answered. Quorums do not protect against that. Nor in a run log,
+        which is a journal, too: of that blocks are lost or misdirected that the index has.
         """
         logs = [
             directory / name
             for directory in LEDGERS
             for name in self.files.list(directory)
-            if name.endswith(".log")
+            if name.startswith("entries-") and name.endswith(".log")
         ]
         logs = [path for path in logs if self.files.open(path).size() > 0]
         if not logs:
@@ -123,15 +124,15 @@ class Disk:
 
     def lose_block(self, block: BlockLocation) -> str:
         """Lose a block that a sync reported as written. Returns where."""
-        path = log_path(LEDGERS[0], block.log_id)
+        path = block_path(LEDGERS[0], block)
         self.files.damage(path, block.offset, bytes(RECORD_HEADER_BYTES + block.length))
         return f"{path.name}, block at {block.offset}"
 
     def misdirect_block(self, block: BlockLocation, place: BlockLocation) -> str:
         """Write a block where another one belongs. Returns where."""
-        source = self.files.open(log_path(LEDGERS[0], block.log_id))
+        source = self.files.open(block_path(LEDGERS[0], block))
         length = RECORD_HEADER_BYTES + min(block.length, place.length)
-        path = log_path(LEDGERS[0], place.log_id)
+        path = block_path(LEDGERS[0], place)
         self.files.damage(path, place.offset, source.pread(length, block.offset))
         return f"{path.name}, block at {place.offset}"
 

@@ -90,15 +90,14 @@ class BookieNode:
         """Start on the disk as it is. If the start fails, the bookie stays down."""
         if self.process is not None or self.arrival.starting is not None or self.broken:
             return
-        options = self.world.options
         self.runs += 1
-        rate = self._draw.uniform(0.8, 1.25) if options.drift else 1.0
+        rate = self._draw.uniform(0.8, 1.25) if self.world.options.drift else 1.0
         process = Process(f"{self.name}#{self.runs}", rate=rate)
         files = self.disk.attach()
         self._commit_due = self._flush_due = False
         self._inbox.clear()
         self._batches.clear()
-        if options.copies:
+        if self.world.options.copies:
             self.arrival.begin(process, files)
             return
         bookie = self.open(process, files)
@@ -119,6 +118,7 @@ class BookieNode:
             write_cache_bytes=options.write_cache_bytes,
             entry_log_bytes=16 * KIB,
             block_cache_bytes=4 * KIB,
+            write_once_bytes=options.write_once_bytes,
         )
         try:
             return open_bookie(
@@ -165,13 +165,11 @@ class BookieNode:
         for connection in connections:
             connection.server_died()
 
-    def pause(self) -> None:
-        """Pause the process; its connections stay open."""
+    def pause(self) -> None:  # its connections stay open
         if self.process is not None:
             self.process.paused = True
 
     def resume(self) -> None:
-        """Let the process go on."""
         if self.process is not None and self.process.paused:
             self.world.loop.resume(self.process)
 
@@ -257,6 +255,8 @@ class BookieNode:
         except (OSError, CorruptionError) as error:
             self.say(f"{self.name} cannot flush: {error}")
             bookie._post(bookie.on_flushed)
+            if self.process is not None:  # the flush thread tries again, also when nothing comes
+                self.world.loop.later(0.3, self.process, self.guarded, self.flush_now)
         finally:
             self.disk.meanwhile = None
 

@@ -124,6 +124,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How likely a request is refused as busy."""
     lies: str = ""
     """How one bookie lies: not at all, in answers to adds and reads, or about the end ("ends")."""
+    write_once_bytes: int = 0
+    """Runs of that many bytes go to run logs; 0: none does."""
     keepers: int = 0
     """How many keepers there are, one of which is elected."""
 
@@ -170,6 +172,7 @@ def draw_options(seed: int) -> Options:
         stalls=draw.random() < 0.15,
         busy=draw.choice([0.0, 0.0, 0.0, 0.0, 0.02, 0.1]),
         lies=draw.choice(["", "", "", "", "", "", "answers", "ends"]) if not rot else "",
+        write_once_bytes=draw.choice([0, 150, 400, 400]),
         keepers=draw.choice([0, 1, 2, 2] if stream is not None else [0, 0, 0, 0, 0, 1]),
     )
 

@@ -43,3 +43,10 @@ def run_in_virtual_time(main: Coroutine[object, object, T]) -> T:
     of its time: who looks again and again for ever would hang."""
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         return runner.run(asyncio.wait_for(main, _LASTS_S_MAX))
+
+
+def stand_still(seconds: float) -> None:
+    """Let time pass as for a loop that is kept busy: nobody else has a turn meanwhile."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, _VirtualLoop), "only there"
+    loop._jumping.now += seconds

@@ -67,7 +67,11 @@ class BatchLog:
 
     @property
     def end(self) -> Mark:
-        """The mark behind the last durable batch."""
+        """The mark behind the last durable batch.
+
+        It moves within ``write``. Who shows it to others does so once all that depends on the batch
+        is said, such as the places of its runs.
+        """
         return self._end
 
     @property
@@ -75,21 +79,24 @@ class BatchLog:
         """Whether a batch can be written without making a file first; any thread may ask."""
         return self._file is not None
 
+    def needs_file(self, records: Sequence[tuple[int, Block]]) -> bool:
+        """Whether a batch of these records begins a new file.
+
+        A batch never crosses files. One that is larger than a file gets a file of its own.
+        """
+        start = self._end
+        is_begun = start.offset > FILE_HEADER_BYTES
+        return not self.has_file or (is_begun and start.offset + _room(records) > self.file_bytes)
+
     def write(self, records: Sequence[tuple[int, Block]]) -> WrittenBatch:
         """Write and sync a batch (rules S1 and S11).
 
         Raises NoRoomError if there is no space for it, and nothing was written; another OSError if
         the disk fails.
         """
-        start = self._end
-        size = records_bytes(body for _type, body in records)
-        # A batch never crosses files. One that is larger than a file gets a file of its own.
-        is_begun = start.offset > FILE_HEADER_BYTES
-        room = batch_room(size)
-        if self._file is None or (is_begun and start.offset + room > self.file_bytes):
-            start = self.roll()
+        start = self.roll() if self.needs_file(records) else self._end
         assert self._file is not None, "a roll leaves a file in use"
-        self._reserve(self._file, start.offset + room)
+        self._reserve(self._file, start.offset + _room(records))
         buffers, end = pack_batch(records, start, self._seed)
         self._file.pwritev(buffers, start.offset)
         before = self._clock()
@@ -103,6 +110,7 @@ class BatchLog:
         """Go on in the next file; the mark of its first batch. Raises as ``write``."""
         end = self._end
         number = end.file_number + 1
+        # First the new file, then its name in the old one: a name of nothing would be a file lost.
         file, seed = self.supply.take(number, end, is_first=self._file is None)
         if self._file is not None:
             self._end_file(self._file, number)
@@ -140,3 +148,7 @@ class BatchLog:
         block = pack_file_end(next_number, self._end.sequence + 1, self._seed)
         file.pwritev([block], self._end.offset)
         file.fdatasync()
+
+
+def _room(records: Sequence[tuple[int, Block]]) -> int:
+    return batch_room(records_bytes(body for _type, body in records))

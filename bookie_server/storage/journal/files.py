@@ -69,6 +69,8 @@ class JournalBatch(NamedTuple):
 
     records: list[JournalRecord]
     end: Mark
+    offset: int
+    """Where its first record is in the file."""
 
 
 def journal_path(directory: Path, number: int) -> Path:
@@ -213,7 +215,8 @@ def _read_batch(file: File, header: JournalFileHeader, start: Mark) -> JournalBa
     assert len(records) == len(headers), "the chain is over the headers of the records"
     # The next batch begins at a block of its own, behind zeros (rule S11).
     end = offset + RECORD_HEADER_BYTES + len(body)
-    return JournalBatch(records, Mark(start.file_number, end + padding(end), sequence, chain))
+    end_mark = Mark(start.file_number, end + padding(end), sequence, chain)
+    return JournalBatch(records, end_mark, start.offset)
 
 
 def _check_continues(path: Path, header: JournalFileHeader, position: Mark) -> None:

@@ -26,7 +26,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,15 @@ from typing import Final
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.batch_log import BatchLog
+from bookie_server.storage.journal.logs import DurableMarks, Logs, RunLog
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.journal.supply import NoRoomError
-from bookie_server.storage.journal.waiting import HandedBatch, JournalStats, Waiting
+from bookie_server.storage.journal.waiting import (
+    HandedBatch,
+    JournalStats,
+    RunPlace,
+    Waiting,
+)
 from spark_ledger.bookie_api import Done
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus
@@ -78,12 +84,15 @@ class Journal:
         new_salt: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         saves_room: bool = False,
+        run_logs: Sequence[RunLog] = (),
     ) -> None:
         """Start a new file behind ``end``, the last batch of the older files.
 
         ``post`` runs a callable on the service thread. ``clock`` (seconds) measures the syncs.
         ``saves_room``: the disk is full, so the file is made for the first batch only. Without room
-        for it the journal waits for some. Raises OSError if the file cannot be made otherwise.
+        for it the journal waits for some. ``run_logs``: of each ledger directory, for runs that
+        have a place; without any all goes to the journal. Raises OSError if the file cannot be made
+        otherwise.
         """
         # Any thread: never changed.
         self._directory = directory
@@ -92,13 +101,16 @@ class Journal:
         self._post = post
         self._on_fatal = on_fatal
         # Any thread: it says for its methods who may call them.
-        self._log = BatchLog(
-            file_system,
-            directory,
-            end=end,
-            file_bytes=file_bytes,
-            new_salt=new_salt or partial(secrets.randbits, 64),
-            clock=clock,
+        self._logs = Logs(
+            BatchLog(
+                file_system,
+                directory,
+                end=end,
+                file_bytes=file_bytes,
+                new_salt=new_salt or partial(secrets.randbits, 64),
+                clock=clock,
+            ),
+            run_logs,
         )
         self._clock = clock
         # Protected by _wakeup.
@@ -120,13 +132,9 @@ class Journal:
         self._thread: threading.Thread | None = None
         # Committer.
         self._idle_since = 0.0
-        # Any thread reads. The committer replaces them whole and never changes one, so a reader
-        # sees the values of one moment.
-        self._durable = end
-        self._stats = JournalStats(0, 0, 0, 0.0, 0.0, 0, 0)
         if not saves_room:
             try:
-                self._roll()
+                self._logs.roll()
             except NoRoomError as error:
                 self._wait_for_room([], error)
 
@@ -137,7 +145,12 @@ class Journal:
         A checkpoint reads it *before* it freezes the caches: what the mark covers was in memory
         first, so it is frozen too (rule S2). Read afterwards, it could cover an add that is not.
         """
-        return self._durable
+        return self._logs.marks.journal
+
+    @property
+    def durable_marks(self) -> DurableMarks:
+        """The same of all logs, at one moment; any thread."""
+        return self._logs.marks
 
     @property
     def bytes_in_flight(self) -> int:
@@ -157,7 +170,7 @@ class Journal:
     @property
     def space_refusal(self) -> str:
         """Why there is no next file, for want of space; "" when there is one. Any thread."""
-        return self._no_room or self._log.supply.refusal
+        return self._no_room or self._logs.journal.supply.refusal
 
     @property
     def unsynced_s(self) -> float:
@@ -167,20 +180,25 @@ class Journal:
 
     def stats(self) -> JournalStats:
         """Counters; any thread."""
-        return self._stats._replace(
-            bytes_in_flight=self._bytes_in_flight, file_number=self._durable.file_number
+        return self._logs.stats._replace(
+            bytes_in_flight=self._bytes_in_flight, file_number=self.durable_mark.file_number
         )
 
-    def append(self, record_type: int, body: Block, done: Done) -> None:
-        """Queue a record; ``done`` runs on the service thread once it is durable, or has failed."""
+    def append(
+        self, record_type: int, body: Block, done: Done, place: RunPlace | None = None
+    ) -> None:
+        """Queue a record; ``done`` runs on the service thread once it is durable, or has failed.
+
+        ``place``: the record is a run that is written once; it is told where.
+        """
         with self._wakeup:
             assert not self._stopping, "append to a closed journal"
             failure, no_room = self._failure, self._no_room
             if failure is None and no_room:
                 # It was decided before that was known: memory has it, so the journal gets it too.
-                self._queue.append(Waiting(record_type, body, None))
+                self._queue.append(Waiting(record_type, body, None, place))
             elif failure is None:
-                self._queue.append(Waiting(record_type, body, done))
+                self._queue.append(Waiting(record_type, body, done, place))
                 self._bytes_in_flight += body.length
                 if self._unsynced_since is None:
                     self._unsynced_since = self._clock()
@@ -229,13 +247,13 @@ class Journal:
         new file takes several syncs. And what is older has had its completion, or would get it
         after this batch.
         """
-        sync_s = self._stats.last_sync_s
+        sync_s = self._logs.stats.last_sync_s
         return (
-            self._log.has_file
+            self._logs.journal.has_file
             and self._no_room is None
             and self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
             and self._bytes_in_flight == sum(waiting.body.length for waiting in self._queue)
-            and self._durable.offset + 2 * _IN_PLACE_BYTES_MAX < self._file_bytes
+            and self.durable_mark.offset + 2 * _IN_PLACE_BYTES_MAX < self._file_bytes
             and 0.0 < sync_s <= _IN_PLACE_SYNC_S_MAX
             and self._clock() - self._idle_since >= sync_s
         )
@@ -278,7 +296,8 @@ class Journal:
         assert batch, "an empty batch is no batch: replay would take its trailer for a commit"
         assert self._failure is None, "nothing is written behind a batch that failed"
         try:
-            self._write(batch)
+            self._logs.write(batch)
+            self._idle_since = self._logs.idle_since
         except NoRoomError as error:
             self._wait_for_room(batch, error)
             return False
@@ -312,7 +331,7 @@ class Journal:
         if not wanted or self._failure is not None:
             return False
         try:
-            self._roll()
+            self._logs.roll()
         except NoRoomError:
             return False
         except OSError as error:
@@ -328,12 +347,12 @@ class Journal:
 
         Flush thread. Raises OSError; the next call goes on where this one failed.
         """
-        assert file_number <= self._durable.file_number, "the file in use is kept"
-        self._log.supply.give_up(file_number)
+        assert file_number <= self.durable_mark.file_number, "the file in use is kept"
+        self._logs.journal.supply.give_up(file_number)
 
     def prepare(self) -> None:
         """Make the next file before it is needed; any thread (see ``FileSupply.prepare``)."""
-        self._log.supply.prepare()
+        self._logs.journal.supply.prepare()
 
     def look_for_room(self) -> None:
         """Try again to make the next file, if that failed for want of space; any thread."""
@@ -356,7 +375,7 @@ class Journal:
         while self.commit_pending():
             pass
         assert all(each.done is None for each in self._queue), "a record is left without an answer"
-        self._log.close(in_order=self._failure is None)
+        self._logs.close(in_order=self._failure is None)
 
     def _run(self) -> None:
         """The journal thread. At the end it has committed everything, or failed for good."""
@@ -396,33 +415,6 @@ class Journal:
                 room -= waiting.body.length
                 batch.append(waiting)
         return batch
-
-    def _write(self, batch: list[Waiting]) -> None:
-        """Write and sync a batch; the durable mark moves behind it (rules S1 and S11)."""
-        try:
-            written = self._log.write([(each.record_type, each.body) for each in batch])
-        except NoRoomError:
-            self._durable = self._log.end  # a new file may be there, without room for the batch
-            raise
-        self._idle_since = written.sync_ended
-        elapsed = written.sync_ended - written.sync_began
-        # Only now: a checkpoint that saw the mark before the sync would cover, and let go, a batch
-        # that the disk may still lose.
-        assert self._durable.is_behind(written.end), f"{self._durable} goes back to {written.end}"
-        self._durable = written.end
-        old = self._stats
-        self._stats = old._replace(
-            records=old.records + len(batch),
-            batches=old.batches + 1,
-            bytes_written=old.bytes_written + written.end.offset - written.start.offset,
-            sync_time_s=old.sync_time_s + elapsed,
-            last_sync_s=elapsed,
-        )
-
-    def _roll(self) -> None:
-        """Make a file before there is a batch for it."""
-        self._log.roll()
-        self._durable = self._log.end
 
     def _fail(self, batch: list[Waiting], error: Exception) -> None:
         """Answer the batch and all that is queued with IO_ERROR, for good (rule S3).

@@ -15,11 +15,38 @@ class Waiting(NamedTuple):
     record_type: int
     body: Block
     done: Done | None
+    place: RunPlace | None = None
+    """Of a run that is written once."""
+
+
+class RunPlace:
+    """Where a run that is to be written once has become durable.
+
+    The committer settles it after the sync, and before the marks move behind the run: a checkpoint
+    that read the marks knows the place of all that they cover (rule S16). Any thread reads.
+    """
+
+    __slots__ = ("directory", "is_settled", "location")
+
+    def __init__(self, directory: int) -> None:
+        self.directory = directory
+        """The number of the ledger directory whose run log it is meant for."""
+        self.location: tuple[int, int] | None = None
+        """File of the run log, and offset of the record; None: not there, or not yet."""
+        self.is_settled = False
+        """Durable there, or, without a location, in the journal."""
+
+    def settle(self, location: tuple[int, int] | None) -> None:
+        """Say where it is; once."""
+        assert not self.is_settled, "a run becomes durable in one place"
+        self.location = location
+        self.is_settled = True
 
 
 class JournalStats(NamedTuple):
     """Counters since the start, and what is in flight. Times are seconds.
 
+    ``bytes_written`` are those of the journal, ``run_log_bytes`` those of the run logs.
     ``last_sync_s`` says whether the next sync is waited for in place; it is 0 before the first.
     """
 
@@ -30,6 +57,7 @@ class JournalStats(NamedTuple):
     last_sync_s: float
     bytes_in_flight: int
     file_number: int
+    run_log_bytes: int = 0
 
 
 class HandedBatch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -27,8 +27,15 @@ from bookie_server.storage.ledgers.entry_log import (
     EntryLogWriter,
     log_ids,
 )
-from bookie_server.storage.ledgers.index import Index, IndexRow, IndexUpdate, NotCommittedError
+from bookie_server.storage.ledgers.index import (
+    Index,
+    IndexRow,
+    IndexUpdate,
+    NotCommittedError,
+    run_log_location,
+)
 from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
+from bookie_server.storage.ledgers.joining import joined
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.write_cache import (
     CachedRun,
@@ -38,17 +45,12 @@ from bookie_server.storage.ledgers.write_cache import (
     free_slowly,
 )
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits import KIB
 from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
 logger = logging.getLogger(__name__)
 
-_JOIN_BELOW_BYTES: Final = 64 * KIB
-"""Runs below this are joined with their neighbours: fewer rows, fewer reads."""
-_JOINED_BYTES_MAX: Final = 256 * KIB
-"""Largest block that is made by joining; a point read has to read all of it."""
 _OBJECTS_PER_RUN: Final = 10
 """Of a small run in the write cache: itself, its block, its numbers, and its ledger's lists."""
 _LEDGER_RECORDS_MAX: Final = 100_000
@@ -103,10 +105,13 @@ class DirectoryStore:
         self._new_ledgers = self._frozen_new_ledgers = 0
         # Flush thread. Others read the bytes written for statistics only.
         self.mark = index.mark()
+        self.run_log_mark = index.run_log_mark()
         self.entry_log_bytes_written = 0
         # When the flush that runs came further; its thread writes it, any thread reads it.
         self.moved_at = 0.0
         self._frozen_mark: Mark | None = None
+        self._frozen_run_log_mark: Mark | None = None
+        self._frozen_unsettled: set[LedgerId] = set()
         self._writer: EntryLogWriter | None = None
         self._writer_is_indexed = False
         # Logs that this flush has filled, and that no commit has named yet.
@@ -197,7 +202,7 @@ class DirectoryStore:
         row = self.index.row_at(ledger_id, entry_id)
         if row is None or entry_id > row.last_entry:
             return None
-        run = self._blocks.get(row.location) or self._read_block(row)
+        run = self._blocks.get(row.location) or self._read_block(ledger_id, row)
         if holds(run, entry_id):
             return row, run
         if not row.is_sparse:
@@ -207,9 +212,17 @@ class DirectoryStore:
             )
         return None
 
-    def _read_block(self, row: IndexRow) -> EntryRun:
+    def _read_block(self, ledger_id: LedgerId, row: IndexRow) -> EntryRun:
+        """The run that a row names. Raises CorruptionError if what is there is another one."""
         entries = 0 if row.is_sparse else row.last_entry - row.first_entry + 1
-        return self._reader.read(row.location, entries=entries)
+        run = self._reader.read(row.location, entries=entries)
+        if run.ledger_id != ledger_id or run.last_entry != row.last_entry:
+            raise CorruptionError(
+                f"index {self.directory}: ledger {ledger_id} up to entry {row.last_entry} should "
+                f"be in log {row.location.log_id} at offset {row.location.offset}, and ledger "
+                f"{run.ledger_id} up to entry {run.last_entry} is"
+            )
+        return run
 
     def entry_ranges(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]]:
         """Stretches of entries that are held, ascending, disjoint and not adjacent."""
@@ -221,7 +234,7 @@ class DirectoryStore:
         for number, row in enumerate(rows, start=1):
             end = rows[number].first_entry if number < len(rows) else row.last_entry + 1
             if row.is_sparse:
-                ids = self._reader.read(row.location).ids()
+                ids = self._read_block(ledger_id, row).ids()
                 ranges.extend(_ranges([e for e in ids if row.first_entry <= e < end]))
             else:
                 ranges.append((row.first_entry, EntryId(min(row.last_entry, end - 1))))
@@ -229,21 +242,23 @@ class DirectoryStore:
 
     # -- flushing ------------------------------------------------------------------------------
 
-    def flush(self, mark: Mark) -> bool:
+    def flush(self, mark: Mark | None, run_log_mark: Mark | None = None) -> bool:
         """Store cached runs and changed ledger records in entry log and index; False if none.
 
         ``mark`` was durable in the journal before this call, so all it covers is in the cache or
-        stored (rule S2). Raises OSError or CorruptionError: nothing is lost from the cache, the
+        stored (rule S2); ``run_log_mark`` likewise in the run log. One that is None stays where it
+        is. Raises OSError or CorruptionError: nothing is lost from the cache, the
         mark has not moved, and the next call tries again with a new entry log.
         """
-        if self._frozen_mark is None:
+        if self.cache.frozen is None:
             # Without the lock: what is added meanwhile is not covered by the mark yet.
-            if self.mark == mark and not self.cache.active_bytes and not self._dirty_ledgers:
+            moved = _later(self.mark, mark) or _later(self.run_log_mark, run_log_mark)
+            if not moved and not self.cache.active_bytes and not self._dirty_ledgers:
                 return False
-            self._freeze(mark)
-        # After a failed flush the frozen generation is the old one, and so is its mark: the new
-        # mark covers adds that are in the active generation only.
-        assert self._frozen_mark is not None and self.cache.frozen is not None
+            self._freeze(mark, run_log_mark)
+        # After a failed flush the frozen generation is the old one, and so are its marks: the new
+        # marks cover adds that are in the active generation only.
+        assert self.cache.frozen is not None
         update = self.index.begin()
         committing = False
         try:
@@ -254,10 +269,15 @@ class DirectoryStore:
                 self._writer.sync()
             self.moves()
             for ledger_id, ledger_record in self._frozen_ledger_records.items():
+                if ledger_id in self._frozen_unsettled:  # it names a run that is not stored yet
+                    last_entry = update.last_entry(ledger_id)
+                    ledger_record = ledger_record._replace(last_entry=last_entry)
                 update.put_ledger_record(ledger_id, ledger_record)
             self.moves()
-            if self.mark is None or self.mark.is_behind(self._frozen_mark):
-                update.put_mark(self._frozen_mark)
+            if (later := _later(self.mark, self._frozen_mark)) is not None:
+                update.put_mark(later)
+            if (later := _later(self.run_log_mark, self._frozen_run_log_mark)) is not None:
+                update.put_run_log_mark(later)
             committing = True
             update.commit()
         except BaseException as error:
@@ -285,32 +305,35 @@ class DirectoryStore:
             self._reader.close()
             self.index.close()
 
-    def _freeze(self, mark: Mark) -> None:
-        """Set apart what this flush stores: runs, changed ledger records and their mark."""
+    def _freeze(self, mark: Mark | None, run_log_mark: Mark | None = None) -> None:
+        """Set apart what this flush stores: runs, changed ledger records and their marks."""
         with self._lock:
             assert not self._frozen_ledger_records, (
                 "the ledger records of the last flush are stored first"
             )
             frozen = self.cache.freeze()
-            self._frozen_mark = mark
-            self._frozen_ledger_records, self._dirty_ledgers = self._dirty_ledgers, {}
+            self._frozen_mark, self._frozen_run_log_mark = mark, run_log_mark
+            records = self._frozen_ledger_records = self._dirty_ledgers
+            # The next flush stores these again, with the runs that are not durable yet.
+            unsettled = self._frozen_unsettled = self.cache.unsettled_ledgers()
+            self._dirty_ledgers = {each: records[each] for each in unsettled if each in records}
             self._frozen_new_ledgers = self._new_ledgers
         frozen.check()  # without the lock: it looks at every run, and adds must not wait for it
 
     def _after_commit(self, frozen: Generation) -> None:
         """Let go of what the index has: only now, so that readers find it here or there."""
-        assert self._frozen_mark is not None
-        if self.mark is None or self.mark.is_behind(self._frozen_mark):
-            self.mark = self._frozen_mark
-        assert self.mark is not None and not self.mark.is_behind(self._frozen_mark), (
+        self.mark = _later(self.mark, self._frozen_mark) or self.mark
+        self.run_log_mark = (
+            _later(self.run_log_mark, self._frozen_run_log_mark) or self.run_log_mark
+        )
+        assert _later(self.mark, self._frozen_mark) is None, (
             f"the mark {self.mark} was left behind the commit of {self._frozen_mark}"
         )
-        self.entry_log_bytes_written += frozen.byte_count
         self._writer_is_indexed = self._writer is not None
         self._filled.clear()
         dropped: dict[LedgerId, LedgerRecord] = {}
         with self._lock:
-            self._frozen_mark = None
+            self._frozen_mark = self._frozen_run_log_mark = None
             self._frozen_ledger_records = {}
             self._new_ledgers -= self._frozen_new_ledgers
             self._frozen_new_ledgers = 0
@@ -361,7 +384,7 @@ class DirectoryStore:
 
     def _store_ledger(self, update: IndexUpdate, ledger_id: LedgerId, runs: LedgerRuns) -> None:
         last = update.last_entry(ledger_id)
-        for cached in _joined(runs.ordered):
+        for cached in joined(runs.ordered):
             # Ordered runs share no entries, so a run above all that is stored needs no look-up.
             if cached.run.first_entry > last:
                 update.append_row(ledger_id, self._write_run(cached))
@@ -371,9 +394,13 @@ class DirectoryStore:
             self._store_among(update, cached)
 
     def _write_run(self, cached: CachedRun) -> IndexRow:
-        """Put a run into the entry log; the row that names it."""
-        run = cached.run
-        location = self._writer_for_block().append(run.ledger_id, cached.block)
+        """Put a run into the entry log, unless it is in the run log; the row that names it."""
+        run, place = cached.run, cached.place
+        if place is not None and place.location is not None:
+            location = run_log_location(*place.location, cached.block.length)
+        else:
+            location = self._writer_for_block().append(run.ledger_id, cached.block)
+            self.entry_log_bytes_written += cached.block.length
         self.moves()
         return IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
 
@@ -384,24 +411,38 @@ class DirectoryStore:
         assert all(left.first_entry < right.first_entry for left, right in pairwise(found.rows)), (
             f"rows of ledger {run.ledger_id} are out of order: {found.rows}"
         )
-        stored = [StoredRow(row.first_entry, self._stored_ids(row)) for row in found.rows]
+        stored = [
+            StoredRow(row.first_entry, self._stored_ids(run.ledger_id, row)) for row in found.rows
+        ]
         for piece in plan_insert(run.ids(), stored, found.end):
             part = take_range(run, piece.start, piece.stop)
-            block = cached.block if part is run else encode_run(part, cached.last_add_confirmed)
-            new = CachedRun(part, cached.last_add_confirmed, block)
-            update.put_row(run.ledger_id, self._write_run(new))
+            row = self._write_part(cached, part)
+            update.put_row(run.ledger_id, row)
             if piece.resumed_row >= 0:
-                row = found.rows[piece.resumed_row]
-                resumed = row._replace(first_entry=EntryId(piece.resume_at))
+                before = found.rows[piece.resumed_row]
+                resumed = before._replace(first_entry=EntryId(piece.resume_at))
                 update.put_row(run.ledger_id, resumed)
 
-    def _stored_ids(self, row: IndexRow) -> range | list[int]:
+    def _write_part(self, cached: CachedRun, part: EntryRun) -> IndexRow:
+        """Put entries of a run that have none between them into the entry log; their row.
+
+        A run that is in the run log stays there, and its row reaches up to the next row only.
+        """
+        if part is cached.run:
+            return self._write_run(cached)
+        if cached.place is not None and cached.place.location is not None:
+            return self._write_run(cached)._replace(first_entry=part.first_entry)
+        last_add_confirmed = cached.last_add_confirmed
+        block = encode_run(part, last_add_confirmed)
+        return self._write_run(CachedRun(part, last_add_confirmed, block))
+
+    def _stored_ids(self, ledger_id: LedgerId, row: IndexRow) -> range | list[int]:
         """Entries of a row's block from the row's first entry on."""
         if not row.is_sparse:
             return range(row.first_entry, row.last_entry + 1)
         if self._writer is not None and row.location.log_id == self._writer.log_id:
             self._writer.write_buffered()
-        return [e for e in self._reader.read(row.location).ids() if e >= row.first_entry]
+        return [e for e in self._read_block(ledger_id, row).ids() if e >= row.first_entry]
 
     def _writer_for_block(self) -> EntryLogWriter:
         """The open log, or a new one. A log is never continued after a restart (rule S4)."""
@@ -421,43 +462,11 @@ class DirectoryStore:
         return writer
 
 
-def _joined(runs: Iterable[CachedRun]) -> Iterator[CachedRun]:
-    """The runs in order; small ones become one, also over gaps.
-
-    Where an ensemble is larger than its write quorum a bookie has every so-manieth entry, and each
-    add would have a row of its own.
-    """
-    group: list[CachedRun] = []
-    group_bytes = 0
-    for cached in runs:
-        size = cached.block.length
-        small = size < _JOIN_BELOW_BYTES
-        if group and not (small and group_bytes + size <= _JOINED_BYTES_MAX):
-            yield _join(group)
-            group, group_bytes = [], 0
-        if not small:
-            yield cached
-            continue
-        group.append(cached)
-        group_bytes += size
-    if group:
-        yield _join(group)
-
-
-def _join(group: list[CachedRun]) -> CachedRun:
-    if len(group) == 1:
-        return group[0]
-    first = group[0].run
-    ids: list[int] = []
-    sizes: list[int] = []
-    for cached in group:
-        ids.extend(cached.run.ids())
-        sizes.extend(cached.run.sizes)
-    frames = b"".join([cached.run.frames for cached in group])
-    gaps = ids if ids[-1] - ids[0] >= len(ids) else None
-    run = EntryRun(first.ledger_id, first.first_entry, gaps, sizes, frames)
-    last_add_confirmed = max(cached.last_add_confirmed for cached in group)
-    return CachedRun(run, last_add_confirmed, encode_run(run, last_add_confirmed))
+def _later(now: Mark | None, other: Mark | None) -> Mark | None:
+    """The other mark if it is further on, or the first; None if it is not."""
+    if other is None or (now is not None and not now.is_behind(other)):
+        return None
+    return other
 
 
 def _ranges(ids: Sequence[int]) -> list[tuple[EntryId, EntryId]]:

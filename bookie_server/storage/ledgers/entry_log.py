@@ -44,6 +44,7 @@ from bookie_server.storage.blocks import (
     decode_run,
 )
 from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, TEMPORARY_SUFFIX, File, FileSystem
+from bookie_server.storage.journal.files import journal_path, read_file_header
 from bookie_server.storage.ledgers.index import BlockLocation
 from bookie_server.storage.records import (
     BODY_BYTES_MAX,
@@ -80,6 +81,13 @@ _ZEROS: Final = bytes(DIRECT_ALIGNMENT)
 def log_path(directory: Path, log_id: int) -> Path:
     """Where the entry log with this id is."""
     return directory / f"entries-{log_id:010d}.log"
+
+
+def block_path(directory: Path, location: BlockLocation) -> Path:
+    """The file that a block is in."""
+    if location.run_log_file:
+        return journal_path(directory, location.run_log_file)
+    return log_path(directory, location.log_id)
 
 
 def log_ids(file_system: FileSystem, directory: Path) -> list[int]:
@@ -212,7 +220,7 @@ class EntryLogWriter:
 
 
 class EntryLogReader:
-    """Reads blocks of all logs of one directory; *any thread*.
+    """Reads blocks of all logs of one directory, run log included; *any thread*.
 
     Files are shared by threads: every read names its offset. A file that is pushed out is closed
     by its last reader, when Python frees it.
@@ -236,7 +244,7 @@ class EntryLogReader:
         self._open_logs_max = open_logs_max
         # Protected by _lock: the open files, least recently used first.
         self._lock = Lock()
-        self._files: OrderedDict[int, File] = OrderedDict()
+        self._files: OrderedDict[int, tuple[File, int]] = OrderedDict()
 
     def read(self, location: BlockLocation, *, entries: int = 0) -> EntryRun:
         """The run in a block, verified.
@@ -244,15 +252,17 @@ class EntryLogReader:
         ``entries``: how many the block has, which saves a copy if it is right. Raises
         CorruptionError if the block is not what it should be, OSError if the disk fails.
         """
-        file = self._open(location.log_id)
+        file, seed = self._open(location)
         start, length = location.offset, location.length
         if length > BLOCK_BYTES_MAX:
             raise _damaged(file.path, start, f"no block has {length} bytes")
         cut = RECORD_HEADER_BYTES + min(length, consecutive_numbers_bytes(entries))
         head, frames = file.pread_split(cut, RECORD_HEADER_BYTES + length, start)
-        record = parse_header(head[:RECORD_HEADER_BYTES], _SEED)
-        expected = (RecordType.RUN, length, location.log_id << 32 | start)
-        if record is None or record[:3] != expected:
+        record = parse_header(head[:RECORD_HEADER_BYTES], seed)
+        if record is None or record[:2] != (RecordType.RUN, length):
+            raise _damaged(file.path, start, "no such record")
+        # In a run log the sequence is that of its batch; whose run it is the caller looks at.
+        if not location.run_log_file and record.sequence != location.log_id << 32 | start:
             raise _damaged(file.path, start, "no such record")
         try:
             prefix = head[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + HEADER_BYTES]
@@ -273,25 +283,31 @@ class EntryLogReader:
         with self._lock:
             self._files.clear()
 
-    def _open(self, log_id: int) -> File:
+    def _open(self, location: BlockLocation) -> tuple[File, int]:
+        """The file that a block is in, and the seed of its headers."""
+        log_id = location.log_id
         with self._lock:
-            file = self._files.get(log_id)
-            if file is not None:
+            known = self._files.get(log_id)
+            if known is not None:
                 self._files.move_to_end(log_id)
-                return file
-            path = log_path(self._directory, log_id)
+                return known
+            path = block_path(self._directory, location)
             try:
                 file = self._file_system.open(path, direct=self._direct)
             except FileNotFoundError as error:
                 raise CorruptionError(
-                    f"entry log {path} is missing, and the index names entries in it"
+                    f"log {path} is missing, and the index names entries in it"
                 ) from error
-            _check_head(file, log_id)
-            self._files[log_id] = file
+            seed = _SEED
+            if location.run_log_file:
+                seed = read_file_header(file, location.run_log_file).seed
+            else:
+                _check_head(file, log_id)
+            self._files[log_id] = (file, seed)
             if len(self._files) > self._open_logs_max:
                 self._files.popitem(last=False)  # closed once the last reader lets it go
             assert len(self._files) <= self._open_logs_max, "one file is opened at a time"
-            return file
+            return file, seed
 
 
 def _check_head(file: File, log_id: int) -> None:

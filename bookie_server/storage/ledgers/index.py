@@ -9,19 +9,37 @@ CorruptionError if what is stored is damaged. "None" is an answer that was prove
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.journal.mark import Mark
 from spark_ledger.types import EntryId, LedgerId
 
+_RUN_LOG: Final = 1 << 31
+
 
 class BlockLocation(NamedTuple):
-    """Where a block is: entry log, offset of its record, length of its body."""
+    """Where a block is: log, offset of its record, length of its body.
+
+    Entry logs have ids from 1 on; with the highest of 32 bits set the rest is the number of a file
+    of the run log.
+    """
 
     log_id: int
     offset: int
     length: int
+
+    @property
+    def run_log_file(self) -> int:
+        """The number of the run log's file; 0 if the block is in an entry log."""
+        return self.log_id ^ _RUN_LOG if self.log_id & _RUN_LOG else 0
+
+
+def run_log_location(file_number: int, offset: int, length: int) -> BlockLocation:
+    """Where a block of the run log is."""
+    assert 0 < file_number < _RUN_LOG, f"file {file_number} of a run log: the index has 31 bits"
+    assert 0 < offset < 1 << 32, f"run at offset {offset}: the index has 32 bits for it"
+    return BlockLocation(file_number | _RUN_LOG, offset, length)
 
 
 class NotCommittedError(OSError):
@@ -68,6 +86,9 @@ class IndexUpdate(Protocol):
     def put_mark(self, mark: Mark) -> None:
         """Set the checkpoint mark."""
 
+    def put_run_log_mark(self, mark: Mark) -> None:
+        """Set the checkpoint mark of the run log."""
+
     def commit(self) -> None:
         """Make all changes durable and visible, together."""
 
@@ -101,6 +122,9 @@ class Index(Protocol):
 
     def mark(self) -> Mark | None:
         """The checkpoint mark; None in an index that was never committed to."""
+
+    def run_log_mark(self) -> Mark | None:
+        """Up to where the index has the run log; None before there was one."""
 
     def begin(self) -> IndexUpdate:
         """Start an update."""

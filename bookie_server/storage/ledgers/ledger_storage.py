@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import is_no_space
 from bookie_server.storage.journal.journal import Journal
+from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.errors import CorruptionError
@@ -82,11 +84,13 @@ class LedgerStorage:
         *,
         write_cache_bytes: int,
         flush_interval_s: float,
+        write_once_bytes: int = 0,
         on_flushed: Callable[[], None],
         on_fatal: Callable[[str], None],
     ) -> None:
-        """``on_flushed`` runs on the flush thread after every attempt, good or not, ``on_fatal`` if
-        that thread ends by a bug of ours."""
+        """Runs of ``write_once_bytes`` and more get a place (0: none does). ``on_flushed`` runs on
+        the flush thread after every attempt, good or not, ``on_fatal`` if that thread ends by a bug
+        of ours."""
         assert stores, "a ledger lives in one of the directories"
         assert write_cache_bytes >= 2 * len(stores), "each directory has room for two generations"
         assert flush_interval_s > 0, f"a checkpoint every {flush_interval_s} s"
@@ -95,6 +99,7 @@ class LedgerStorage:
         self._journal = journal
         self._active_bytes_max = write_cache_bytes // 2 // len(stores)
         self._flush_interval_s = flush_interval_s
+        self._write_once_bytes = write_once_bytes
         self._on_flushed = on_flushed
         self._on_fatal = on_fatal
         self._flush_lock = threading.Lock()
@@ -151,6 +156,12 @@ class LedgerStorage:
         cache = self.store_of(ledger_id).cache
         return cache.is_frozen and cache.active_bytes >= self._active_bytes_max
 
+    def place_for(self, ledger_id: LedgerId, block: Block) -> RunPlace | None:
+        """What the journal settles for a run that is written once; None if it is too small."""
+        if not 0 < self._write_once_bytes <= block.length:
+            return None
+        return RunPlace(self.number_of(ledger_id))
+
     def add(self, cached: CachedRun, ledger_record: LedgerRecord) -> None:
         """Keep a run, and with it the record of its ledger.
 
@@ -201,13 +212,15 @@ class LedgerStorage:
         failures: list[FlushFailure | None] = []
         other_failure = None
         with self._flush_lock:
-            mark = self._journal.durable_mark  # before any cache is frozen (rule S2)
-            for store in self._stores:
+            marks = self._journal.durable_marks  # before any cache is frozen (rule S2)
+            run_log_marks = marks.run_logs or (None,) * len(self._stores)
+            for store, run_log_mark in zip(self._stores, run_log_marks, strict=True):
+                begun = run_log_mark is not None and run_log_mark.file_number > 0
                 try:
-                    if mark.file_number:  # 0: there was never room for a journal file
+                    if marks.journal.file_number:  # 0: there was never room for a journal file
                         store.moves()
                         self._flushing = store
-                        store.flush(mark)
+                        store.flush(marks.journal, run_log_mark if begun else None)
                 except (OSError, CorruptionError) as error:
                     errors.append(error)
                     failures.append(FlushFailure(str(error), is_no_space(error)))
@@ -215,12 +228,12 @@ class LedgerStorage:
                     failures.append(None)
                 finally:
                     self._flushing = None
-            marks = [store.mark for store in self._stores]
-            if all(mark is not None for mark in marks):
+            stored = [store.mark for store in self._stores]
+            if all(mark is not None for mark in stored):
                 # The directory that is furthest behind decides: after a restart it needs all
                 # that lies behind its mark.
                 try:
-                    self._journal.remove_before(min(mark.file_number for mark in marks if mark))
+                    self._journal.remove_before(min(mark.file_number for mark in stored if mark))
                 except OSError as error:
                     errors.append(error)
                     other_failure = str(error)

@@ -9,6 +9,7 @@ ledgers   ledger id (8)                     flags (1: bit 0 = fenced, bit 1 = ha
 proofs    ledger id (8)                     count (8) and sum (8) of the checksums of the ledger's
                                             rows, checksum (4)
 meta      "mark"                            the checkpoint mark, see ``mark``, checksum (4)
+          "run log"                         the same of the run log, once there is one
           "ledgers"                         count (8) and sum (8) of the checksums of all ledgers,
                                             checksum (4)
           "rows"                            the same of all rows
@@ -28,12 +29,10 @@ Sums are modulo 2^64, so a row that replaces another changes its proof by the di
 
 from __future__ import annotations
 
-import errno
 import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +49,7 @@ from bookie_server.storage.ledgers.index import (
     RowsInRange,
 )
 from bookie_server.storage.ledgers.lmdb_commit import commit_now
+from bookie_server.storage.ledgers.lmdb_errors import translated
 from bookie_server.storage.ledgers.lmdb_pages import check_pages
 from bookie_server.storage.ledgers.row_proofs import (
     CHECKSUM,
@@ -67,6 +67,7 @@ _ROW = struct.Struct(">IIIBq")
 _LEDGER_RECORD = struct.Struct(">B32sqq")
 _PROOF = struct.Struct(">QQ")
 _MARK_KEY: Final = b"mark"
+_RUN_LOG_MARK_KEY: Final = b"run log"
 _LEDGERS_KEY: Final = b"ledgers"
 _ROWS_KEY: Final = b"rows"
 _SUM_MASK: Final = 2**64 - 1
@@ -77,21 +78,6 @@ _PUT_AT_ONCE: Final = 500
 """Values that are put by one call, which keeps the interpreter's lock: about a millisecond."""
 _READERS_MAX: Final = 126
 """Threads that read at once; the bookie's pools are far smaller."""
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Turn LMDB's errors into OSError and CorruptionError that name the directory."""
-    try:
-        yield
-    except lmdb.MapFullError as error:
-        raise OSError(errno.ENOSPC, f"index {path}: {error} (see index_map_bytes)") from error
-    except lmdb.DiskError as error:  # ENOSPC: nothing was committed, the old pages are in use
-        raise OSError(errno.ENOSPC, f"index {path}: {error}") from error
-    except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError) as error:
-        raise CorruptionError(f"index {path} is damaged: {error}") from error
-    except lmdb.Error as error:
-        raise OSError(errno.EIO, f"index {path}: {error}") from error
 
 
 def _opened(key: bytes, stored: bytes, size: int, what: str, path: Path) -> bytes:
@@ -143,7 +129,7 @@ class LmdbIndex:
         self._path = path
         path.mkdir(mode=0o750, exist_ok=True)
         check_pages(path)
-        with _translated(path):
+        with translated(path):
             self._env = lmdb.open(
                 str(path), map_size=map_bytes, max_dbs=4, max_readers=_READERS_MAX, mode=0o640
             )
@@ -167,14 +153,14 @@ class LmdbIndex:
             raise
 
     def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
-        with _translated(self._path), self._env.begin(db=self._rows) as transaction:
+        with translated(self._path), self._env.begin(db=self._rows) as transaction:
             row = _row_at(transaction.cursor(), ledger_id, entry_id, self._path)
             if row is None or row.is_sparse or entry_id > row.last_entry:
                 self._check_denial(transaction, ledger_id, entry_id, row)
         return row
 
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
-        with _translated(self._path), self._env.begin(db=self._rows) as transaction:
+        with translated(self._path), self._env.begin(db=self._rows) as transaction:
             return self._all_rows(transaction, ledger_id)
 
     def _all_rows(self, transaction: Any, ledger_id: LedgerId) -> list[IndexRow]:
@@ -242,7 +228,7 @@ class LmdbIndex:
     def _check_proofs(self) -> None:
         """Raise CorruptionError unless the proofs of all ledgers sum up to that of all rows."""
         values = total = 0
-        with _translated(self._path), self._env.begin(db=self._proofs) as transaction:
+        with translated(self._path), self._env.begin(db=self._proofs) as transaction:
             expected = _proof(transaction, self._meta, _ROWS_KEY, self._path)
             for key, _stored in transaction.cursor():
                 proof = _proof(transaction, self._proofs, key, self._path)
@@ -259,7 +245,7 @@ class LmdbIndex:
         # Before the transaction: a ledger that is known now was committed before the snapshot. In
         # the other order a first commit of the ledger in between would look like damage.
         is_known = ledger_id in self._known
-        with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
+        with translated(self._path), self._env.begin(db=self._ledgers) as transaction:
             stored = transaction.get(key)
         if stored is not None:
             return _ledger_record(key, stored, self._path)
@@ -272,7 +258,7 @@ class LmdbIndex:
 
     def ledger_records(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
         counted = Proof()
-        with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
+        with translated(self._path), self._env.begin(db=self._ledgers) as transaction:
             proof = _proof(transaction, self._meta, _LEDGERS_KEY, self._path)
             for key, stored in transaction.cursor():
                 ledger_record = _ledger_record(key, stored, self._path)
@@ -285,11 +271,11 @@ class LmdbIndex:
             )
 
     def ledger_count(self) -> int:
-        with _translated(self._path), self._env.begin() as transaction:
+        with translated(self._path), self._env.begin() as transaction:
             return int(transaction.stat(self._ledgers)["entries"])
 
     def highest_ledger(self) -> int:
-        with _translated(self._path), self._env.begin(db=self._ledgers) as transaction:
+        with translated(self._path), self._env.begin(db=self._ledgers) as transaction:
             cursor = transaction.cursor()
             if not cursor.last():
                 return -1
@@ -298,14 +284,20 @@ class LmdbIndex:
             return int(_LEDGER_KEY.unpack(key)[0])
 
     def mark(self) -> Mark | None:
-        with _translated(self._path), self._env.begin(db=self._meta) as transaction:
-            stored = transaction.get(_MARK_KEY)
+        return self._mark(_MARK_KEY)
+
+    def run_log_mark(self) -> Mark | None:
+        return self._mark(_RUN_LOG_MARK_KEY)
+
+    def _mark(self, key: bytes) -> Mark | None:
+        with translated(self._path), self._env.begin(db=self._meta) as transaction:
+            stored = transaction.get(key)
         if stored is None:
             return None
-        return unpack_mark(_opened(_MARK_KEY, stored, MARK_BYTES, "the mark", self._path))
+        return unpack_mark(_opened(key, stored, MARK_BYTES, "the mark", self._path))
 
     def begin(self) -> IndexUpdate:
-        with _translated(self._path):
+        with translated(self._path):
             return _LmdbUpdate(self, self._env.begin(write=True))
 
     def close(self) -> None:
@@ -328,7 +320,7 @@ class _LmdbUpdate:
         self._cursor = transaction.cursor(self._rows)
         self._ledgers_cursor = transaction.cursor(self._ledgers)
         self._proofs: dict[LedgerId, Proof] = {}
-        with _translated(self._path):
+        with translated(self._path):
             self._ledgers_proof = _proof(transaction, self._meta, _LEDGERS_KEY, self._path)
             self._rows_proof = _proof(transaction, self._meta, _ROWS_KEY, self._path)
         self._changed: set[LedgerId] = set()
@@ -341,7 +333,7 @@ class _LmdbUpdate:
         if self._has_no_row(ledger_id):
             return NO_ENTRY
         self._put_new_rows_of(ledger_id)
-        with _translated(self._path):
+        with translated(self._path):
             row = _row_at(self._cursor, ledger_id, EntryId(2**63), self._path)
         return NO_ENTRY if row is None else row.last_entry
 
@@ -349,7 +341,7 @@ class _LmdbUpdate:
         rows: list[IndexRow] = []
         prefix = _LEDGER_KEY.pack(ledger_id)
         self._put_new_rows_of(ledger_id)
-        with _translated(self._path):
+        with translated(self._path):
             before = _row_at(self._cursor, ledger_id, first, self._path)
             if before is not None:
                 rows.append(before)
@@ -379,7 +371,7 @@ class _LmdbUpdate:
         key, stored = _stored_row(ledger_id, row)
         self._put_new_rows_of(ledger_id)
         proof = self._proof_of(ledger_id)
-        with _translated(self._path):
+        with translated(self._path):
             old = self._transaction.get(key, db=self._rows)
             self._proofs[ledger_id] = proof.replacing(old, stored)
             self._rows_proof = self._rows_proof.replacing(old, stored)
@@ -399,7 +391,7 @@ class _LmdbUpdate:
         if ledger_id in self._changed:
             self._put_new_records()
         if ledger_id in self._changed or ledger_id in self._index._known:
-            with _translated(self._path):
+            with translated(self._path):
                 old = self._transaction.get(key, db=self._ledgers)
         self._ledgers_proof = self._ledgers_proof.replacing(old, stored)
         self._new_records.append((key, stored))
@@ -408,15 +400,20 @@ class _LmdbUpdate:
             self._put_new_records()
 
     def put_mark(self, mark: Mark) -> None:
+        self._put_mark(_MARK_KEY, mark)
+
+    def put_run_log_mark(self, mark: Mark) -> None:
+        self._put_mark(_RUN_LOG_MARK_KEY, mark)
+
+    def _put_mark(self, key: bytes, mark: Mark) -> None:
         assert mark.sequence >= 0 and mark.file_number >= 0, f"{mark} is before the journal"
-        with _translated(self._path):
-            stored = sealed(_MARK_KEY, pack_mark(mark))
-            self._transaction.put(_MARK_KEY, stored, db=self._meta)
+        with translated(self._path):
+            self._transaction.put(key, sealed(key, pack_mark(mark)), db=self._meta)
 
     def commit(self) -> None:
         self._put_new_rows()
         self._put_new_records()
-        with _translated(self._path):
+        with translated(self._path):
             cursor = self._transaction.cursor(self._index._proofs)
             proofs: list[tuple[bytes, bytes]] = []
             for ledger_id, proof in self._proofs.items():
@@ -446,7 +443,7 @@ class _LmdbUpdate:
             return proof
         if self._has_no_row(ledger_id):
             return Proof()
-        with _translated(self._path):
+        with translated(self._path):
             key = _LEDGER_KEY.pack(ledger_id)
             return _proof(self._transaction, self._index._proofs, key, self._path)
 
@@ -456,12 +453,12 @@ class _LmdbUpdate:
             self._put_new_rows()
 
     def _put_new_rows(self) -> None:
-        with _translated(self._path):
+        with translated(self._path):
             _put_all(self._cursor, self._new_rows)
         self._new_rows_of.clear()
 
     def _put_new_records(self) -> None:
-        with _translated(self._path):
+        with translated(self._path):
             _put_all(self._ledgers_cursor, self._new_records)
 
 

@@ -36,12 +36,14 @@ class _Content:
         self.rows: dict[LedgerId, dict[EntryId, IndexRow]] = {}
         self.ledger_records: dict[LedgerId, LedgerRecord] = {}
         self.mark: Mark | None = None
+        self.run_log_mark: Mark | None = None
 
     def copy(self) -> _Content:
         content = _Content()
         content.rows = {ledger_id: dict(rows) for ledger_id, rows in self.rows.items()}
         content.ledger_records = dict(self.ledger_records)
         content.mark = self.mark
+        content.run_log_mark = self.run_log_mark
         return content
 
     def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
@@ -60,7 +62,8 @@ class _Content:
             (ledger_id, ledger_record.access_key_hash.hex(), *ledger_record[1:])
             for ledger_id, ledger_record in self.ledger_records.items()
         ]
-        body = msgspec.json.encode({"rows": rows, "states": ledger_records, "mark": self.mark})
+        marks = [self.mark, self.run_log_mark]
+        body = msgspec.json.encode({"rows": rows, "states": ledger_records, "marks": marks})
         return int(crc32c_value(body)).to_bytes(4, "big") + body
 
     @classmethod
@@ -75,7 +78,8 @@ class _Content:
             content.rows.setdefault(ledger_id, {})[first] = row
         for ledger_id, key_hash, *rest in stored["states"]:
             content.ledger_records[ledger_id] = LedgerRecord(bytes.fromhex(key_hash), *rest)
-        content.mark = Mark(*stored["mark"]) if stored["mark"] else None
+        marks = [Mark(*mark) if mark else None for mark in stored["marks"]]
+        content.mark, content.run_log_mark = marks
         return content
 
 
@@ -115,6 +119,9 @@ class MemoryIndex:
 
     def mark(self) -> Mark | None:
         return self.content.mark
+
+    def run_log_mark(self) -> Mark | None:
+        return self.content.run_log_mark
 
     def begin(self) -> IndexUpdate:
         return _MemoryUpdate(self)
@@ -157,6 +164,9 @@ class _MemoryUpdate:
 
     def put_mark(self, mark: Mark) -> None:
         self._content.mark = mark
+
+    def put_run_log_mark(self, mark: Mark) -> None:
+        self._content.run_log_mark = mark
 
     def commit(self) -> None:
         write_file_durably(self._index.file_system, self._index.file_path, self._content.encode())

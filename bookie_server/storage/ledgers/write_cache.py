@@ -14,6 +14,7 @@ from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
 
 from bookie_server.storage.blocks import Block
+from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.slicing import holds
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
@@ -34,6 +35,8 @@ class CachedRun(NamedTuple):
     run: EntryRun
     last_add_confirmed: EntryId
     block: Block
+    place: RunPlace | None = None
+    """Of a run that is written once."""
 
 
 class LedgerRuns:
@@ -133,13 +136,18 @@ def free_slowly(values: dict[Any, Any]) -> None:
 
 class WriteCache:
     """The runs of one directory. The *service thread* adds, the *flush thread* freezes and drops,
-    *any thread* looks up."""
+    *any thread* looks up.
+
+    Runs with a place are apart: a freeze takes only those that are durable somewhere, as the others
+    have nowhere to point to yet. No mark that was read before covers those (rule S16).
+    """
 
     def __init__(self) -> None:
         # Protected by _lock. A frozen generation never changes, so the flush thread reads it
         # without. The counts may be read without, too: then they are of some moment just past.
         self._lock = threading.Lock()
         self._active = Generation()
+        self._placed = Generation()
         self._frozen: Generation | None = None
 
     @property
@@ -148,20 +156,21 @@ class WriteCache:
 
         With small entries the objects around a block take several times as much as its bytes.
         """
-        return self._active.memory_bytes
+        return self._active.memory_bytes + self._placed.memory_bytes
 
     @property
     def byte_count(self) -> int:
         """Memory of all runs held."""
         with self._lock:  # or a freeze between the two would be counted twice, or not at all
             frozen_bytes = self._frozen.memory_bytes if self._frozen is not None else 0
-            return self._active.memory_bytes + frozen_bytes
+            return self.active_bytes + frozen_bytes
 
     @property
     def run_count(self) -> int:
         """Runs that are held; any thread, of some moment just past."""
         frozen = self._frozen
-        return self._active.run_count + (frozen.run_count if frozen is not None else 0)
+        active = self._active.run_count + self._placed.run_count
+        return active + (frozen.run_count if frozen is not None else 0)
 
     @property
     def is_frozen(self) -> bool:
@@ -171,12 +180,14 @@ class WriteCache:
     def add(self, cached: CachedRun) -> None:
         """Keep a run in the active generation."""
         with self._lock:
-            self._active.add(cached)
+            (self._active if cached.place is None else self._placed).add(cached)
 
     def find(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
         """A run that holds the entry, or None."""
         with self._lock:
             found = self._active.find(ledger_id, entry_id)
+            if found is None:
+                found = self._placed.find(ledger_id, entry_id)
             if found is None and self._frozen is not None:
                 found = self._frozen.find(ledger_id, entry_id)
             return found
@@ -185,17 +196,31 @@ class WriteCache:
         """All runs of a ledger, in no order, duplicates included."""
         with self._lock:
             found: list[EntryRun] = []
-            for generation in (self._active, self._frozen):
+            for generation in (self._active, self._placed, self._frozen):
                 runs = generation.ledgers.get(ledger_id) if generation else None
                 if runs is not None:
                     found.extend(cached.run for cached in runs.all())
             return found
 
+    def unsettled_ledgers(self) -> set[LedgerId]:
+        """Ledgers of runs that the last freeze has left, because they have no place yet, and of
+        those that came with a place since."""
+        with self._lock:
+            return set(self._placed.ledgers)
+
     def freeze(self) -> Generation:
-        """Make the active generation the frozen one; nothing else may be frozen."""
+        """Make the active generation the frozen one; nothing else may be frozen.
+
+        Runs whose place is not settled stay in the active one.
+        """
         with self._lock:
             assert self._frozen is None, "the frozen generation is dropped first"
             frozen, self._active = self._active, Generation()
+            placed, self._placed = self._placed, Generation()
+            for runs in placed.ledgers.values():
+                for cached in runs.all():
+                    assert cached.place is not None, "a run without a place is not set apart"
+                    (frozen if cached.place.is_settled else self._placed).add(cached)
             self._frozen = frozen
         return frozen
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -22,7 +23,7 @@ from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.manifest.store import ManifestStore
 from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer
-from spark_ledger.stream.model import Commit, CommitMark, Head, Segment
+from spark_ledger.stream.model import Commit, CommitMark, Head, Segment, SinkRecord
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.types import EntryId, LedgerId
 
@@ -209,6 +210,38 @@ class CommitLog:
                 break
         assert head.earliest_commit <= following <= head.next_commit, (following, head)
         return await self.get(following) if following < head.next_commit else None
+
+    async def first_of_sink(
+        self, head: Head, last: SinkRecord, transaction_id: int
+    ) -> Commit | None:
+        """The commit of a sink's first transaction from this one on, or None.
+
+        ``last`` is the newest. Transactions of a sink ascend (rule T3), and pages above leaves name
+        those of a few sinks: then one leaf is read, otherwise those of which nothing is known.
+        """
+        if last.transaction_id < transaction_id:
+            return None
+
+        def is_wanted(commit: Commit) -> bool:
+            return commit.sink_id == last.sink_id and commit.transaction_id >= transaction_id
+
+        async def look(root: ManifestRoot) -> tuple[int, int]:
+            first = head.earliest_commit
+            leaves = self.manifests.leaves_of_sink(root, first, last.sink_id, transaction_id)
+            async with aclosing(leaves):
+                async for page in leaves:
+                    nodes = enumerate(await self.manifests.nodes_of(root, page), page.first)
+                    for number, node in nodes:
+                        path = self._nodes.commit_path(number)
+                        if number >= first and is_wanted(
+                            codec.decode_commit(node, number, path)[0]
+                        ):
+                            return number, number + 1
+            return max(first, root.sealed), max(last.commit + 1, first, root.sealed)
+
+        await self.manifests.read_root()
+        found = await self.range(*await self.manifests.search(look))
+        return next((commit for commit in found if is_wanted(commit)), None)
 
     async def between(
         self,

@@ -204,6 +204,23 @@ class ManifestStore:
             )
         return pages
 
+    async def leaves_of_sink(
+        self, root: ManifestRoot, first: int, sink_id: str, transaction_id: int
+    ) -> AsyncGenerator[Page, None]:
+        """The leaves that may hold a transaction of a sink from this one on, in order, of those
+        with a commit from ``first`` on. It reads the pages above as far as the caller takes them.
+        """
+        pages = root.pages()
+        while pages:
+            page, *pages = pages
+            behind = page.first + root.span(page.level)
+            if behind <= first or not page.pointer.may_hold(sink_id, transaction_id):
+                continue
+            if page.level:
+                pages = [*root.children(page, await self.children(root, page)), *pages]
+            else:
+                yield page
+
     async def walk(self) -> AsyncGenerator[Page, None]:
         """All pages, each before those that it names, as far as they can be read: to delete them.
 

@@ -53,11 +53,10 @@ class PagePointer(
     bytes_before: int
     sinks: tuple[SinkSpan, ...] | None
 
-    def spans(self, sink_id: str, transaction_id: int) -> bool:
-        """Whether a transaction of a sink may lie behind it."""
+    def may_hold(self, sink_id: str, transaction_id: int) -> bool:
+        """Whether a transaction of a sink with this number, or a later one, may lie behind it."""
         return self.sinks is None or any(
-            span.sink_id == sink_id and span.first <= transaction_id <= span.last
-            for span in self.sinks
+            span.sink_id == sink_id and transaction_id <= span.last for span in self.sinks
         )
 
 

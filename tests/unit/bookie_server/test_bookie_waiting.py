@@ -134,7 +134,7 @@ def test_flush_is_requested_as_soon_as_the_cache_is_full() -> None:
 def test_add_waits_again_after_a_flush_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_store: DirectoryStore, _mark: Mark) -> bool:
+    def fail(_store: DirectoryStore, *_marks: Mark | None) -> bool:
         raise OSError("no room")
 
     machine = Machine(formatted())
@@ -154,7 +154,7 @@ def test_add_refused_without_room_releases_its_bytes(
 ) -> None:
     """Else no stream would be read again, however much room there is later."""
 
-    def fail(_store: DirectoryStore, _mark: Mark) -> bool:
+    def fail(_store: DirectoryStore, *_marks: Mark | None) -> bool:
         raise OSError("no room")
 
     machine = Machine(formatted())

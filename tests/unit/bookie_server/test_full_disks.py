@@ -243,14 +243,14 @@ def test_fence_that_met_the_full_disk_in_the_queue_is_repeated() -> None:
 
 def journal_room(machine: Machine) -> int:
     journal = machine.bookie._journal
-    return journal._log.file_bytes - journal.durable_mark.offset - 4096
+    return journal._logs.journal.file_bytes - journal.durable_mark.offset - 4096
 
 
 def _take_spares(site: Site) -> None:
     """Fill the journal's disk, and use the prepared file up."""
     site.fill()
     journal = site.machine.bookie._journal
-    while journal._log.supply._spares:
+    while journal._logs.journal.supply._spares:
         site.add(6, recovery=True)
 
 

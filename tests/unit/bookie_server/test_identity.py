@@ -422,9 +422,9 @@ async def test_broken_disk_is_a_sentence(world: World) -> None:
         (b"{", CorruptionError, r"/l0/start\.json is damaged"),
         (b"", CorruptionError, "damaged"),
         (
-            b'{"format_version":2,"place":["/l0",1,1,1,1],"current":null,"pending":null}',
+            b'{"format_version":3,"place":["/l0",1,1,1,1],"current":null,"pending":null}',
             ConfigurationError,
-            "format version 2, this program reads 1",
+            "format version 3, this program reads 2",
         ),
     ],
 )

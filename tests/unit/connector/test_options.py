@@ -29,6 +29,8 @@ from spark_ledger.types import Dlsn, Quorums
 URI = "zk://127.0.0.1:2181/ledgers"
 BASE = {"metadata": URI, "stream": "flights"}
 
+TRANSACTION = '{"sink": "q", "transaction": 7}'
+
 
 def read(streaming: bool = True, /, **options: str) -> ReadOptions:
     return read_options({**BASE, **options}, streaming=streaming)
@@ -145,6 +147,9 @@ def test_options_of_a_table_are_refused_before_unknown_names() -> None:
         ("startingPosition", '{"segment": -3}', "count from 0"),
         ("startingPosition", '{"entry": 3}', 'names its "segment"'),
         ("startingTimestamp", "yesterday", "ISO 8601"),
+        ("startingTransaction", "7", "such as"),
+        ("startingTransaction", '{"sink": "q"}', "such as"),
+        ("startingTransaction", '{"sink": "q", "transaction": "7"}', "such as"),
         ("ledgerId", "-1", "needs a whole number >= 0"),
         ("metadata", "host:2181", "not a URI"),
         ("stream", " ", "is empty"),
@@ -252,6 +257,8 @@ def test_durations_are_seconds(text: str, seconds: float) -> None:
     ("streaming", "one", "other"),
     [
         (True, ("startingPosition", "earliest"), ("startingTimestamp", "1")),
+        (True, ("startingPosition", "latest"), ("startingTransaction", TRANSACTION)),
+        (True, ("startingTimestamp", "1"), ("startingTransaction", TRANSACTION)),
         (False, ("endingPosition", "latest"), ("endingTimestamp", "1")),
         (True, ("stream", "flights"), ("ledgerId", "1")),
     ],
@@ -332,6 +339,7 @@ def test_options_of_raw_ledgers() -> None:
     assert (options.ledger_id, options.stream, options.subject) == (42, None, "ledger 42")
     for name, text in {
         "startingTimestamp": "5",
+        "startingTransaction": TRANSACTION,
         "includeMetadata": "true",
         "startingPosition": '{"segment": 1}',
         "path": "s",

@@ -10,6 +10,7 @@ from bookie_server.core.identity import (
     Standing,
     check_places,
     check_starts,
+    is_unresolved,
     next_counter,
     standing,
 )
@@ -154,6 +155,12 @@ def test_directory_elsewhere_is_refused() -> None:
             check_places("b", known, [directory(TWO, place=now, noted=noted)], ["/j"])
     with pytest.raises(ConfigurationError, match="/copy was made as /j for bookie b"):
         check_places("b", known_in(), [directory(None, place=now, noted=None)], ["/j"])
+
+
+def test_pending_start_that_the_cluster_does_not_know_is_unresolved() -> None:
+    known = KnownStart(TWO, is_confirmed=False)
+    assert not is_unresolved(known, [directory(TWO), directory(ONE, TWO)])
+    assert is_unresolved(known, [directory(TWO), directory(TWO, THREE)])
 
 
 def test_next_start_is_above_all_that_anybody_noted() -> None:

@@ -343,3 +343,14 @@ async def test_bytes_that_are_no_message_are_refused_by_name(f: Fixture) -> None
         call = f.channel.unary_stream(service + method)(b"\xff", timeout=5, metadata=HERE)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)).ledgers == 3
+
+
+@on_loop
+async def test_bytes_of_requests_do_not_count_as_held_by_grpc(f: Fixture) -> None:
+    """Else whoever asks often enough is cut when memory is short."""
+    request = pb.ReadLastConfirmedRequest(ledger_id=1, access_key=bytes(3000))
+    for _number in range(50):
+        await f.stub.ReadLastConfirmed(request, timeout=5, metadata=HERE)
+    connections = f.service._connections
+    (peer,) = connections._calls
+    assert connections.held({peer: 50 * (3000 + 500)})[peer] < 0

@@ -123,7 +123,7 @@ def test_guard_looks_again_before_half_of_what_is_left_can_be_taken(
 
 
 def test_guard_of_an_idle_bookie_looks_a_few_times_a_second() -> None:
-    """Forty times a second were 3 % of a core, for each bookie that did nothing."""
+    """Forty times a second were over 1 % of a core, for each bookie that did nothing."""
     looks = count()
 
     async def main() -> None:

@@ -108,3 +108,19 @@ async def test_read_whose_fence_is_refused_reads_nothing(f: grpc_tests.Fixture) 
     (response,) = await grpc_tests.read(f, request)
     assert response.status == pb.UNAUTHORIZED and not response.run.frames
     assert not f.bookie.ledgers[LedgerId(1)].fenced
+
+
+@grpc_tests.on_loop
+async def test_stream_that_begins_while_the_disk_stalls_is_told(f: grpc_tests.Fixture) -> None:
+    """It has sent nothing yet when the stall was told to the others."""
+    f.bookie.hold = True
+    f.service.disks_stall("journal /journal has not synced for 2.0 s")
+    call = f.stub.Append(metadata=grpc_tests.HERE)
+    run = pb.EntryRun(ledger_id=1, first_entry=0, sizes=[50], frames=bytes(50))
+    await call.write(pb.AppendRequest(adds=[pb.AddRun(tag=1, run=run)]))
+    (note,) = (await call.read()).results
+    assert (note.tag, note.status) == (1, pb.STALLED) and "not synced" in note.message
+    f.bookie.release()
+    (result,) = (await call.read()).results
+    assert (result.last_entry, result.status) == (0, pb.OK)
+    call.cancel()

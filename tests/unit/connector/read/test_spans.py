@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 from connector.options import PlanLimits
 from connector.read import stream_source
@@ -14,7 +15,7 @@ from connector.read.planner import Span, plan_spans
 from connector.read.readers import LedgerBatchReader
 from connector.read.stream_source import CommitCache
 from connector.read.task import read_partition
-from spark_ledger.errors import BookieUnavailableError, DataLossError
+from spark_ledger.errors import BookieUnavailableError, ConfigurationError, DataLossError
 from spark_ledger.limits import MIB
 from spark_ledger.stream.blocking import Stream
 from spark_ledger.stream.commit import sealer
@@ -57,11 +58,13 @@ def test_spans_follow_one_another_and_are_of_about_equal_size() -> None:
 def test_spans_are_refused_where_marks_are_too_few() -> None:
     bounds, positions = (mark(0, 0), mark(300, 1000 * MIB)), (Dlsn(0), Dlsn(600))
     marks = [mark(100, 300 * MIB), mark(200, 600 * MIB)]
-    large = PlanLimits(max_bytes_per_partition=400 * MIB)
+    large = PlanLimits(max_bytes_per_partition=600 * MIB)
     assert plan_spans(bounds, marks, positions, large) == [
         Span(range(200), Dlsn(0), Dlsn(400), 0),
         Span(range(200, 300), Dlsn(400), Dlsn(600), 1),
     ]
+    uneven = PlanLimits(max_bytes_per_partition=500 * MIB)
+    assert plan_spans(bounds, marks, positions, uneven) is None, "one would have 600 MiB"
     assert plan_spans(bounds, marks, positions, PlanLimits(max_bytes_per_partition=MIB)) is None
     assert plan_spans(bounds, marks, positions, PlanLimits(min_partitions=4)) is None
     assert (
@@ -85,7 +88,11 @@ def planned(**options: str) -> list[StreamSpan]:
     return [partition for partition in found if isinstance(partition, StreamSpan)]
 
 
-def rows_of(partitions: Sequence[StreamSpan], **options: str) -> list[int]:
+def planned_any(**options: str) -> Sequence[InputPartition]:
+    return LedgerBatchReader(to_read(False, **options), ROWS).partitions()
+
+
+def rows_of(partitions: Sequence[InputPartition], **options: str) -> list[int]:
     return [
         row
         for partition in copied(list(partitions))
@@ -180,3 +187,20 @@ def test_number_of_commits_that_the_driver_keeps_is_bounded(
     assert [c.number for c in cache.between(16, 22)] == list(range(16, 22))
     assert len(cache._commits) == 5
     assert [c.number for c in cache.between(2, 4)] == [2, 3], "read again"
+
+
+def test_read_starts_at_a_transaction_of_a_sink(cluster: Cluster) -> None:
+    made = cluster.create(*range(3))
+    for number in range(10, 40, 2):
+        made.append(table(number), sink_id="q", transaction_id=number)
+        made.append(table(-number))
+
+    def first(transaction: int) -> list[int]:
+        options = {"startingTransaction": f'{{"sink": "q", "transaction": {transaction}}}'}
+        return rows_of(planned_any(**options), **options)[:1]
+
+    assert [first(n) for n in (-5, 10, 11, 12, 37, 38, 39)] == [
+        [10], [10], [12], [12], [38], [38], [],
+    ]  # fmt: skip
+    with pytest.raises(ConfigurationError, match="sink 'p' has made no transaction"):
+        planned_any(startingTransaction='{"sink": "p", "transaction": 1}')

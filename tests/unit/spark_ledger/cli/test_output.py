@@ -77,6 +77,9 @@ def test_show_asks_for_no_commit_that_was_truncated(client: FakeClient, run: Run
         def head(self) -> Head:
             return Head(stream_id="id", next_commit=12, next_segment=12, earliest_commit=9)
 
+        def sealed_commits(self) -> int:
+            return 0
+
         def commits(self, first: int, end: int) -> list[object]:
             self.asked.append((first, end))
             return []

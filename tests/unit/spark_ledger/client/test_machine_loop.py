@@ -10,8 +10,10 @@ import pytest
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import LedgerClosedError
+from spark_ledger.limits.client import LOOP_LATE_S
 from spark_ledger.protocol.events import Close, CloseAppender, Command, Event, Tick
 from spark_ledger.types import LedgerId
+from tests.unit.virtual_time import run_in_virtual_time, stand_still
 
 
 class Machine:
@@ -184,3 +186,19 @@ def test_only_a_bug_is_told_as_an_internal_error(error: Exception, is_ours: bool
     told = crash_error(LedgerId(7), error)
     assert ("internal error" in str(told)) is is_ours
     assert told is error or told.__cause__ is error
+
+
+def test_tick_of_a_loop_that_is_always_late_comes_all_the_same() -> None:
+    """Being late excuses a bookie once, not for as long as the application keeps the loop busy."""
+
+    async def main() -> None:
+        f = Fixture()
+        f.is_busy, f.machine.next_deadline = True, 5.0
+        f.loop.keep_ticking()
+        while asyncio.get_running_loop().time() < 5.0 + 4 * LOOP_LATE_S:
+            stand_still(2 * LOOP_LATE_S)
+            await asyncio.sleep(0)
+        assert Tick() in f.machine.events
+        await f.loop.stop()
+
+    run_in_virtual_time(main())

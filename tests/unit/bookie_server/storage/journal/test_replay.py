@@ -218,7 +218,7 @@ def test_other_directories_are_flushed_when_one_fails(
     storage = machine.bookie._storage
     broken, sound = storage.store_of(LedgerId(6)), storage.store_of(LedgerId(7))
 
-    def fail(_mark: Mark) -> bool:
+    def fail(*_marks: Mark | None) -> bool:
         raise error
 
     monkeypatch.setattr(broken, "flush", fail)

@@ -178,7 +178,7 @@ def test_an_entry_that_is_not_where_the_index_says_is_damage(
     store.flush(mark(1))
     row = store.index.rows(L)[0]._replace(last_entry=EntryId(5))
     monkeypatch.setattr(store.index, "row_at", lambda _ledger_id, _entry_id: row)
-    with pytest.raises(CorruptionError, match="entry 4 of ledger 7 should be in log 1"):
+    with pytest.raises(CorruptionError, match="ledger 7 up to entry 5 should be in log 1"):
         store.read(L, EntryId(4), EntryId(4), stride=1, max_bytes=MIB)
 
 

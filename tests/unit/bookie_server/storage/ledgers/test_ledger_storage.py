@@ -24,10 +24,10 @@ def test_flush_failure_is_that_of_the_last_checkpoint(monkeypatch: pytest.Monkey
     failing = True
     later = threading.Thread(target=storage.flush)
 
-    def flush(mark: Mark) -> bool:
+    def flush(*marks: Mark | None) -> bool:
         if failing:
             raise OSError("no room")
-        return real_flush(mark)
+        return real_flush(*marks)
 
     def clock() -> float:
         """The first checkpoint looks at the clock once it has failed: here comes the second."""
@@ -38,11 +38,11 @@ def test_flush_failure_is_that_of_the_last_checkpoint(monkeypatch: pytest.Monkey
             later.join(0.2)
         return real_clock()
 
-    flushed: list[Mark] = []
+    flushed: list[tuple[Mark | None, ...]] = []
 
-    def flush_and_tell(mark: Mark) -> bool:
-        flushed.append(mark)
-        return flush(mark)
+    def flush_and_tell(*marks: Mark | None) -> bool:
+        flushed.append(marks)
+        return flush(*marks)
 
     monkeypatch.setattr(store, "flush", flush_and_tell)
     monkeypatch.setattr(time, "perf_counter", clock)

@@ -88,6 +88,7 @@ def test_sizes_of_the_product_seal_a_hundred_after_a_hundred_and_fifty() -> None
         stream = await StreamCatalog(ledgers).open("s")
         commits += await committed(stream, 1)
         assert commit_nodes(ledgers) == list(range(100, 150))
+        assert await stream.sealed_commits() == 100
         commits += await committed(stream, 1000)
         assert len(commit_nodes(ledgers)) == 50
         await check(ledgers, commits)
@@ -407,3 +408,39 @@ def test_manifests_have_three_copies_where_there_are_three_bookies(
 
     assert run(scenario(3)) == [Quorums(3, 3, 2)]
     assert run(scenario(2)) == [Quorums(1, 1, 1)]
+
+
+@pytest.mark.parametrize("strangers", [0, 9])
+def test_transaction_of_a_sink_is_found_wherever_it_is(
+    monkeypatch: pytest.MonkeyPatch, strangers: int
+) -> None:
+    """Also where too many sinks wrote for the pages to name them."""
+    small_manifests(monkeypatch, leaf=10, fan_out=3, kept=5)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        made: dict[int, Commit] = {}
+        for n in range(0, 150, 2):
+            for _ in range(strangers if n % 20 == 0 else 0):
+                await stream.commit_segments([loose()])
+            pair = {"sink_id": "qp"[n // 2 % 2], "transaction_id": n}
+            commit = await stream.commit_segments([loose(2)], **pair)  # type: ignore[arg-type]
+            if pair["sink_id"] == "q":
+                made[n] = commit
+        assert len(root_of(ledgers).levels) > 1
+        for wanted in range(-1, 150):
+            other, streams = another(ledgers)
+            reader = await streams.open("s")
+            found = await reader.position_of("q", wanted)
+            following = [n for n in made if n >= wanted]
+            expected = made[following[0]].first_segment if following else None
+            assert (None if found is None else found.segment) == expected, wanted
+            if not strangers:
+                assert len(other.reads) <= 4, "a page for each level, and the leaf"
+        assert await stream.position_of("nobody", 0) is None
+        last = await stream.commit_segments([loose()], overwrite=True)
+        assert await stream.position_of("q", 0) == (last.first_segment, 0, 0), "its rows are gone"
+        assert await stream.position_of("q", 150) is None
+
+    run(scenario())

@@ -1,0 +1,24 @@
+"""What callers ask to commit, checked before they write rows."""
+
+from __future__ import annotations
+
+import uuid
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.stream.commit.commit_rules import Proposal
+
+
+def new_proposal(
+    operation: str, sink_id: str | None, transaction_id: int | None, run_id: str, overwrite: bool
+) -> Proposal:
+    """A proposal, without segments yet. Raises ConfigurationError for ids that are not valid.
+
+    Checked before rows are written: no client could read a commit with such ids again.
+    """
+    if sink_id is None and transaction_id is None:
+        return Proposal((), uuid.uuid4().hex, 0, run_id, overwrites=overwrite, is_remembered=False)
+    if sink_id is None or transaction_id is None:
+        raise ConfigurationError(
+            f"{operation}: give sink_id and transaction_id together, or neither"
+        )
+    return Proposal((), sink_id, transaction_id, run_id, overwrites=overwrite)

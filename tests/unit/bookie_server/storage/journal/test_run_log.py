@@ -1,0 +1,303 @@
+"""Large runs are written once, to the run log of their directory, and are there afterwards."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.journal.files import journal_numbers, journal_path
+from bookie_server.storage.journal.witness import decode_witness
+from bookie_server.storage.ledgers.index import run_log_location
+from bookie_server.storage.records import FILE_HEADER_BYTES
+from spark_ledger.bookie_api import LedgerEnd
+from spark_ledger.errors import CorruptionError
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.crash.disk import LOST, after_power_cut
+from tests.unit.bookie_server.storage.support import (
+    JOURNAL,
+    LEDGERS,
+    Machine,
+    expected,
+    formatted,
+    small_config,
+)
+
+CONFIG = small_config(write_once_bytes=1000)
+LARGE = 2000
+LEDGER = 4
+"""It lives in the first of two directories."""
+RUN_LOG = LEDGERS[0]
+OK = BookieStatus.OK
+
+
+def lost(files: MemoryFileSystem) -> MemoryFileSystem:
+    """The disk after a power cut that kept nothing unsynced."""
+    return after_power_cut(files, LOST, random.Random(1))
+
+
+def end_of(machine: Machine, ledger_id: int = LEDGER) -> LedgerEnd:
+    return machine.bookie.end_of_ledger(LedgerId(ledger_id), access_key=b"")
+
+
+def entry_log_bytes(machine: Machine) -> int:
+    return machine.bookie.stats().ledger_storage.entry_log_bytes_written
+
+
+def failing(files: MemoryFileSystem, kind: str, error: int) -> FaultFileSystem:
+    """Every operation of a kind on the run log fails."""
+
+    def plan(operation: Operation) -> Fault | None:
+        hit = operation.kind == kind and operation.path.parent == RUN_LOG
+        return Fault(error) if hit and "journal-" in operation.path.name else None
+
+    return FaultFileSystem(files, plan)
+
+
+def test_large_run_is_written_once() -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    assert machine.add(LEDGER, [0, 1], size=LARGE) is OK
+    journal = machine.bookie.stats().journal
+    assert journal.bytes_written == 0 and journal.run_log_bytes >= 2 * LARGE
+    assert machine.held(LEDGER) == expected(LEDGER, [0, 1], LARGE), "from memory"
+    machine.flush()
+    assert machine.bookie.stats().ledger_storage.cache_bytes == 0
+    assert entry_log_bytes(machine) == 0, "the run stays where it is"
+    assert machine.held(LEDGER) == expected(LEDGER, [0, 1], LARGE), "from the run log"
+    again = Machine(lost(files), CONFIG)
+    assert again.held(LEDGER) == expected(LEDGER, [0, 1], LARGE)
+    assert end_of(again).last_entry == 1
+
+
+def test_small_run_goes_to_the_journal() -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    assert machine.add(LEDGER, [0], size=100) is OK
+    assert machine.bookie.stats().journal.run_log_bytes == 0
+    assert not journal_numbers(files, RUN_LOG), "no large run, no file"
+    machine.flush()
+    assert entry_log_bytes(machine) > 0
+
+
+def test_batch_of_both_kinds_survives_a_power_cut_before_any_flush() -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    with machine.bookie.batch():
+        machine.start_add(LEDGER, [0], size=LARGE, key=b"key")
+        machine.start_add(LEDGER, [1], size=50, key=b"key")
+        machine.start_add(LEDGER + 1, [0], size=LARGE)
+    machine.settle()
+    assert machine.fence(LEDGER, key=b"key") is OK
+    again = Machine(lost(files), CONFIG)
+    assert again.held(LEDGER) == expected(LEDGER, [0], LARGE) | expected(LEDGER, [1], 50)
+    assert again.held(LEDGER + 1) == expected(LEDGER + 1, [0], LARGE)
+    assert again.is_fenced(LEDGER)
+    assert again.add(LEDGER, [2], key=b"wrong") is BookieStatus.UNAUTHORIZED
+
+
+def test_flush_leaves_a_run_that_is_not_durable_for_the_next() -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    assert machine.add(LEDGER, [0], size=LARGE) is OK
+    answers = machine.start_add(LEDGER, [1], size=LARGE)
+    machine.bookie.flush()
+    cut = Machine(lost(files), CONFIG)
+    assert cut.held(LEDGER) == expected(LEDGER, [0], LARGE)
+    assert end_of(cut).last_entry == 0, "an end that nothing holds would mislead a recovery"
+    machine.settle()
+    assert answers == [(OK, "")]
+    assert machine.held(LEDGER) == expected(LEDGER, [0, 1], LARGE)
+    machine.flush()
+    assert entry_log_bytes(machine) == 0
+    again = Machine(lost(files), CONFIG)
+    assert again.held(LEDGER) == expected(LEDGER, [0, 1], LARGE)
+    assert end_of(again).last_entry == 1
+
+
+def test_run_that_overlaps_stored_entries_is_not_written_again() -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    for ids in ([3, 4], [8]):
+        assert machine.add(LEDGER, ids, size=LARGE) is OK
+    machine.flush()
+    ids = list(range(1, 11))
+    assert machine.add(LEDGER, ids, size=LARGE, recovery=True) is OK
+    machine.flush()
+    assert entry_log_bytes(machine) == 0
+    assert machine.held(LEDGER) == expected(LEDGER, ids, LARGE)
+    assert Machine(lost(files), CONFIG).held(LEDGER) == expected(LEDGER, ids, LARGE)
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_damaged_last_batch_of_a_log_is_noticed_once_another_log_went_on(size: int) -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    other = LARGE + 100 - size
+    assert machine.add(LEDGER, [0], size=size) is OK
+    path = journal_path(RUN_LOG if size == LARGE else JOURNAL, 1)
+    damaged_at = FILE_HEADER_BYTES + 30
+    assert machine.add(LEDGER, [1], size=other) is OK
+    files.damage(path, damaged_at, b"\xa5\x5a")
+    disk = lost(files)
+    with pytest.raises(CorruptionError, match=f"{path}.* batch 1 was synced"):
+        Machine(disk, CONFIG)
+    # The look at it has changed nothing: the next start says the same.
+    with pytest.raises(CorruptionError, match=f"{path}.* batch 1 was synced"):
+        Machine(disk, CONFIG)
+
+
+def test_missing_file_of_a_run_log_is_noticed() -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    assert machine.add(LEDGER, [0], size=LARGE) is OK
+    files.remove(journal_path(RUN_LOG, 1))
+    files.sync_directory(RUN_LOG)
+    with pytest.raises(CorruptionError, match=f"{journal_path(RUN_LOG, 1)} is missing"):
+        Machine(lost(files), CONFIG)
+
+
+def test_run_that_is_not_where_its_row_says_is_unreadable_and_not_denied() -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    assert machine.add(LEDGER, [0], size=LARGE) is OK
+    path = journal_path(RUN_LOG, 1)
+    file = files.open(path)
+    old = file.pread(file.size(), 0)
+    assert machine.add(LEDGER, [1], size=LARGE) is OK
+    machine.flush()
+    older = lost(files)
+    older.damage(path, 0, old)
+    outcome = Machine(older, CONFIG).bookie.read(
+        LedgerId(LEDGER), EntryId(1), EntryId(1), stride=1, max_bytes=1
+    )
+    assert outcome.status is BookieStatus.IO_ERROR and str(path) in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("preallocate", errno.ENOSPC),
+        ("create", errno.EDQUOT),
+        ("pwritev", errno.EIO),
+        ("fdatasync", errno.EIO),
+    ],
+)
+def test_run_log_that_cannot_be_written_leaves_its_runs_to_the_journal(
+    kind: str, error: int
+) -> None:
+    disk = formatted()
+    machine = Machine(failing(disk, kind, error), CONFIG)
+    for entry_id in range(3):
+        assert machine.add(LEDGER, [entry_id], size=LARGE) is OK
+    assert machine.add(LEDGER + 1, [0], size=LARGE) is OK
+    journal = machine.bookie.stats().journal
+    assert journal.bytes_written >= 3 * LARGE and not machine.fatal
+    machine.flush()
+    assert entry_log_bytes(machine) >= 3 * LARGE
+    for again in (machine, Machine(lost(disk), CONFIG)):
+        assert again.held(LEDGER) == expected(LEDGER, [0, 1, 2], LARGE)
+        assert again.held(LEDGER + 1) == expected(LEDGER + 1, [0], LARGE)
+
+
+def test_run_log_on_a_disk_above_its_mark_gets_no_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    space = files.space(RUN_LOG)
+    monkeypatch.setattr(files, "space", lambda _directory: space._replace(free_bytes=0))
+    assert machine.add(LEDGER, [0], size=LARGE, recovery=True) is OK
+    assert not journal_numbers(files, RUN_LOG)
+    assert machine.bookie.stats().journal.run_log_bytes == 0
+
+
+def test_start_makes_a_new_file_of_a_run_log() -> None:
+    files = formatted()
+    for run in range(3):
+        machine = Machine(files, CONFIG)
+        assert machine.add(LEDGER, [run], size=LARGE) is OK
+        files = lost(files)
+    assert journal_numbers(files, RUN_LOG) == [1, 2, 3]
+    assert Machine(files, CONFIG).held(LEDGER) == expected(LEDGER, [0, 1, 2], LARGE)
+
+
+def test_full_file_of_a_run_log_is_kept_and_names_the_next() -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    ids = list(range(60))
+    for entry_id in ids:
+        assert machine.add(LEDGER, [entry_id], size=LARGE) is OK
+    machine.flush()
+    numbers = journal_numbers(files, RUN_LOG)
+    assert len(numbers) >= 4 and not any(name.endswith(".free") for name in files.list(RUN_LOG))
+    assert machine.held(LEDGER) == expected(LEDGER, ids, LARGE)
+    files.remove(journal_path(RUN_LOG, numbers[-1]))
+    files.sync_directory(RUN_LOG)
+    with pytest.raises(CorruptionError, match="is missing"):
+        Machine(lost(files), CONFIG)
+
+
+def test_run_logs_are_read_when_nothing_is_written_once_any_more() -> None:
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    assert machine.add(LEDGER, [0], size=LARGE) is OK
+    plain = small_config(write_once_bytes=0)
+    again = Machine(lost(files), plain)
+    assert again.held(LEDGER) == expected(LEDGER, [0], LARGE)
+    assert again.add(LEDGER, [1], size=LARGE) is OK
+    assert again.bookie.stats().journal.run_log_bytes == 0
+    once_more = Machine(lost(files), CONFIG)
+    assert once_more.add(LEDGER, [2], size=LARGE) is OK
+
+
+def test_row_that_names_the_run_of_another_ledger_is_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(formatted(), CONFIG)
+    for ledger_id in (LEDGER, LEDGER + 2):
+        assert machine.add(ledger_id, [0], size=LARGE) is OK
+    machine.flush()
+    index = machine.bookie._storage.store_of(LedgerId(LEDGER)).index
+    wrong = index.row_at(LedgerId(LEDGER + 2), EntryId(0))
+    monkeypatch.setattr(index, "row_at", lambda _ledger, _entry: wrong)
+    outcome = machine.bookie.read(LedgerId(LEDGER), EntryId(0), EntryId(0), stride=1, max_bytes=1)
+    assert outcome.status is BookieStatus.IO_ERROR
+    assert "should be in log" in outcome.message
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * 11, b"x" * 13])
+def test_witness_of_another_length_is_none(body: bytes) -> None:
+    assert decode_witness(body) is None
+
+
+def test_place_in_a_run_log_is_told_from_an_entry_log() -> None:
+    location = run_log_location(7, 4096, 10)
+    assert location.run_log_file == 7 and location.log_id < 1 << 32
+    assert location._replace(log_id=7).run_log_file == 0
+
+
+def test_run_log_that_failed_is_not_written_before_the_next_start() -> None:
+    disk = formatted()
+    syncs = 0
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal syncs
+        in_run_log = operation.path.parent == RUN_LOG and "journal-" in operation.path.name
+        if operation.kind != "fdatasync" or not in_run_log:
+            return None
+        syncs += 1
+        return Fault(errno.EIO) if syncs == 2 else None  # behind that of the file's header
+
+    machine = Machine(FaultFileSystem(disk, plan), CONFIG)
+    assert machine.add(LEDGER, [0], size=LARGE) is OK
+    assert syncs == 2
+    assert machine.add(LEDGER, [1], size=LARGE) is OK
+    assert machine.bookie.stats().journal.run_log_bytes == 0
+    again = Machine(lost(disk), CONFIG)
+    assert again.held(LEDGER) == expected(LEDGER, [0, 1], LARGE)
+    assert again.add(LEDGER, [2], size=LARGE) is OK
+    assert again.bookie.stats().journal.run_log_bytes >= LARGE
