@@ -14,6 +14,7 @@ from spark_ledger.errors import (
     LedgerError,
     NotFoundError,
     OutcomeUnknownError,
+    RetryableError,
 )
 from spark_ledger.keeper.nodes import ELECTED_PATH, EPOCH_PATH, Elected, encode
 from spark_ledger.limits.keeper import ELECTION_RETRY_S
@@ -82,11 +83,7 @@ class Election:
                 if not await self.is_won():
                     return False
             self._epoch = await self._next_epoch()
-        except (
-            OutcomeUnknownError,
-            ConflictError,
-            NotFoundError,
-        ) as error:
+        except (RetryableError, OutcomeUnknownError, ConflictError, NotFoundError) as error:
             logger.info("not elected yet: %s", error)
             return False
         return True

@@ -110,7 +110,8 @@ class Keeper:
         self._election = Election(self._store)
         self._gone = self._new_count({})
         self._state: Versioned[KeeperState] | None = None
-        self._done: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        """What was done, by this one and those before: recovered, deleted, streams."""
         self._owner_of: dict[LedgerId, str] = {}
         """Owners of the listed ledgers: an owner that lives costs no read."""
         self._locked: set[LedgerId] = set()
@@ -182,7 +183,7 @@ class Keeper:
         self._state = before
         self._gone = self._new_count(before.value.gone_s)
         done = before.value.done
-        self._done = Counter(
+        self.done = Counter(
             recovered=done.recovered, deleted=done.deleted, streams=done.streams_finished
         )
 
@@ -196,9 +197,9 @@ class Keeper:
             passes=self._state.value.passes + 1,
             time_ms=time.time_ns() // 1_000_000,
             done=Done(
-                recovered=self._done["recovered"],
-                deleted=self._done["deleted"],
-                streams_finished=self._done["streams"],
+                recovered=self.done["recovered"],
+                deleted=self.done["deleted"],
+                streams_finished=self.done["streams"],
             ),
             found=self.found,
             gone_s=self._gone.saved(),
@@ -373,7 +374,7 @@ class Keeper:
         except (ConflictError, NotFoundError) as error:
             logger.info("ledger %d is left as it is, it has just changed: %s", ledger_id, error)
             return
-        self._done["deleted"] += 1
+        self.done["deleted"] += 1
         logger.info("ledger %d is deleted: nothing named it (%s)", ledger_id, ledger.value.owner)
         await asyncio.sleep(1.0 / self._config.deletes_per_s)
 
@@ -411,7 +412,7 @@ class Keeper:
             logger.warning("ledger %d is not recovered yet: %s", ledger_id, error)
         else:
             self._failed.pop(ledger_id, None)
-            self._done["recovered"] += 1
+            self.done["recovered"] += 1
             logger.info("ledger %d is recovered: its writer is gone", ledger_id)
 
     async def _finish_deletions(self) -> None:
@@ -431,6 +432,6 @@ class Keeper:
                 self._last_error = f"stream {marked[stream_id]!r} is not deleted yet: {error}"
                 logger.warning("%s", self._last_error)
             else:
-                self._done["streams"] += 1
+                self.done["streams"] += 1
                 logger.info("the deletion of stream %r is finished", marked[stream_id])
         self._marked = set(marked)

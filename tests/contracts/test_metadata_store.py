@@ -14,7 +14,15 @@ from spark_ledger.errors import (
     NotFoundError,
 )
 from spark_ledger.limits.entries import METADATA_REQUEST_BYTES_MAX
-from spark_ledger.metadata.base import Check, Create, Delete, MetadataStore, Operation, Put
+from spark_ledger.metadata.base import (
+    ANY_VERSION,
+    Check,
+    Create,
+    Delete,
+    MetadataStore,
+    Operation,
+    Put,
+)
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.memory import MemoryTree
 from spark_ledger.metadata.zookeeper import session
@@ -185,6 +193,29 @@ def test_transaction_does_all(run: Run) -> None:
         with pytest.raises(NotFoundError):
             await store.get("old")
         await store.transaction([])
+
+    run(scenario)
+
+
+def test_transaction_proves_that_a_node_exists_and_that_another_does_not(run: Run) -> None:
+    async def scenario(open_session: Open) -> None:
+        store = await open_session()
+        await store.create("there", b"0")
+        await store.put("there", b"1", 0)
+        proof: list[Operation] = [
+            Check("there", ANY_VERSION),
+            Create("absent", b""),
+            Delete("absent"),
+        ]
+        await store.transaction(proof)
+        await store.transaction(proof)
+        assert await store.children("absent") == []
+        await store.create("absent", b"it is")
+        with pytest.raises(ConflictError):
+            await store.transaction(proof)
+        assert (await store.get("absent")).value == b"it is"
+        with pytest.raises(NotFoundError):
+            await store.transaction([Check("nowhere", ANY_VERSION)])
 
     run(scenario)
 

@@ -126,6 +126,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one bookie lies: not at all, in answers to adds and reads, or about the end ("ends")."""
     write_once_bytes: int = 0
     """Runs of that many bytes go to run logs; 0: none does."""
+    keepers: int = 0
+    """How many keepers there are, one of which is elected."""
 
 
 def draw_options(seed: int) -> Options:
@@ -171,6 +173,7 @@ def draw_options(seed: int) -> Options:
         busy=draw.choice([0.0, 0.0, 0.0, 0.0, 0.02, 0.1]),
         lies=draw.choice(["", "", "", "", "", "", "answers", "ends"]) if not rot else "",
         write_once_bytes=draw.choice([0, 150, 400, 400]),
+        keepers=draw.choice([0, 1, 2, 2] if stream is not None else [0, 0, 0, 0, 0, 1]),
     )
 
     return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])

@@ -72,6 +72,8 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ):
             if name != "transactions" or value >= 1:
                 yield f"stream: {name} = {value}", {"stream": plan | {name: value}}
+    if options.keepers:
+        yield "a keeper less", {"keepers": options.keepers - 1}
     for half in (
         options.faults[: len(options.faults) // 2],
         options.faults[len(options.faults) // 2 :],

@@ -17,6 +17,7 @@ from tests.sim.clients import (
     WriterClient,
 )
 from tests.sim.invariants import Invariants
+from tests.sim.keepers import start_keeper
 from tests.sim.misbehaving import Misbehaviour
 from tests.sim.network import Network
 from tests.sim.node import BookieNode
@@ -82,6 +83,8 @@ class World(SimBase):
 
         if self.options.stream is not None:
             self._populate_stream(self.options.stream)
+        for number in range(self.options.keepers):
+            start_keeper(self, f"keeper{number}")
 
     def _populate_stream(self, plan: StreamPlan) -> None:
         for number in range(plan.sinks):

@@ -145,3 +145,17 @@ def test_commit_beside_a_keeper_has_its_rows_or_an_error(steps: int) -> None:
         assert await unsettled(world) == ([], [])
 
     run(test)
+
+
+def test_candidate_waits_out_a_store_that_is_away() -> None:
+    async def test(world: World) -> None:
+        cared = await keeper(world, Clock())
+        store = cared._store
+        assert isinstance(store, MemoryMetadataStore)
+        for outcome in (Outcome.UNAVAILABLE, Outcome.LOST_REQUEST, Outcome.LOST_REPLY):
+            store.interpose = lambda *_, outcome=outcome: Fault(outcome)
+            assert not await cared._election.win(wait=False)
+        store.interpose = None
+        assert await cared._election.win()
+
+    run(test)

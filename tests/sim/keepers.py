@@ -1,0 +1,62 @@
+"""Simulated keepers with so little patience that they delete what a slow commit is about to name.
+
+They die and come back, and there may be two: one that was paused, and the one elected after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from spark_ledger.keeper.keeper import Keeper, KeeperConfig
+from tests.sim.clients import Client
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+CONFIG: Final = KeeperConfig(
+    pass_s=0.1,
+    owner_grace_s=0.2,
+    unnamed_grace_s=0.3,
+    recoveries_per_s=100.0,
+    deletes_per_s=500.0,
+)
+_CRASH: Final = 0.02
+_LOOK_S: Final = 0.05
+_AFTER_HEALING_S: Final = 2.0
+
+
+class KeeperClient(Client):
+    """A keeper, until a while after the faults have ended."""
+
+    def __init__(self, world: World, name: str, starts: int = 0) -> None:
+        super().__init__(world, f"{name}.{starts}")
+        self._keeper_name = name
+        self._starts = starts
+        self.start(self._run())
+
+    async def _run(self) -> None:
+        world, stop = self.world, asyncio.Event()
+        keeper = Keeper(await self.connect(), CONFIG)
+        working = asyncio.get_running_loop().create_task(keeper.run(stop))
+        while not world.healing:
+            await asyncio.sleep(_LOOK_S)
+            if self.draw.random() < _CRASH:
+                world.fault("keeper crash", self.name)
+                world.counts["ledgers that a keeper deleted"] += keeper.done["deleted"]
+                again_s = self.draw.uniform(0.0, 0.5)
+                name, starts = self._keeper_name, self._starts + 1
+                world.loop.later(again_s, None, start_keeper, world, name, starts)
+                self.crash()
+                await asyncio.sleep(0)  # a dead process never returns from here
+        await asyncio.sleep(_AFTER_HEALING_S)
+        stop.set()
+        await working
+        world.counts["ledgers that a keeper deleted"] += keeper.done["deleted"]
+        world.counts["ledgers that a keeper recovered"] += keeper.done["recovered"]
+
+
+def start_keeper(world: World, name: str, starts: int = 0) -> None:
+    """Start one more keeper."""
+    if not world.healing:
+        world.clients.append(KeeperClient(world, name, starts))
