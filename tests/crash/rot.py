@@ -97,14 +97,15 @@ def small_store(seed: int) -> Store:
 
 
 def _last_batch(machine: Machine, workload: Workload) -> tuple[Path, int]:
-    """Make one more request; the file and the offset of the last batch that it wrote.
+    """Make one more request that writes; the file and the offset of its last batch.
 
     The journal comes first, and the batch of a run log says that the journal's was synced.
     """
-    before = machine.bookie._journal.durable_marks
-    workload.request(machine)
-    machine.settle()
-    after = machine.bookie._journal.durable_marks
+    before = after = machine.bookie._journal.durable_marks
+    while after == before:  # a request may have nothing to write
+        workload.request(machine)
+        machine.settle()
+        after = machine.bookie._journal.durable_marks
     logs = zip(
         (*LEDGERS, JOURNAL),
         (*before.run_logs, before.journal),

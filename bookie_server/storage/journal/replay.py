@@ -149,12 +149,7 @@ def _behind_all_files(file_system: FileSystem, directory: Path, end: Mark) -> Ma
 
 def _start_of_run_log(file_system: FileSystem, store: DirectoryStore) -> Mark | None:
     """Where to read a directory's run log from; None when there never was one."""
-    start = _start(file_system, store.directory, {store.directory: store.run_log_mark})
-    if start is not None:
-        # A kill may have left a file whose name is not durable (rule S11). The journal's directory
-        # is synced when its next file is made; a run log has none before it needs one.
-        file_system.sync_directory(store.directory)
-    return start
+    return _start(file_system, store.directory, {store.directory: store.run_log_mark})
 
 
 def _end_of_run_log(file_system: FileSystem, store: DirectoryStore, start: Mark | None) -> Mark:
@@ -258,6 +253,10 @@ def _start(
     them; and by a note, before anything in it is acknowledged, as a full disk may stop the marks.
     """
     numbers = journal_numbers(file_system, directory)
+    if numbers:
+        # A kill may have left a file whose name is not durable (rule S11), and marks that name it
+        # are stored before the next file is made.
+        file_system.sync_directory(directory)
     newest = read_newest(file_system, directory)
     unmarked = [holder for holder, mark in by_directory.items() if mark is None]
     marks = [mark for mark in by_directory.values() if mark is not None]
