@@ -114,6 +114,10 @@ class LedgerClient:
         """What a transaction that names ledgers has to contain."""
         return self._context.naming
 
+    def has_bookies_for(self, ensemble_size: int) -> bool:
+        """Whether so many bookies are registered as writable, as last seen."""
+        return len(self._context.directory.writable()) >= ensemble_size
+
     @property
     def timer(self) -> Timer:
         """The one timer of this connection."""

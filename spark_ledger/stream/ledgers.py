@@ -78,6 +78,9 @@ class Ledgers(Protocol):
     def naming(self) -> LedgerNaming:
         """What a transaction that names ledgers has to contain."""
 
+    def has_bookies_for(self, ensemble_size: int) -> bool:
+        """Whether a new ledger of this size could be made now, for all that is known here."""
+
     @property
     def timer(self) -> Timer:
         """Wakes whatever of this connection waits for a time."""

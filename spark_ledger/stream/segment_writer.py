@@ -366,7 +366,10 @@ class SegmentWriter:
         idle_until = self._idle_since + IDLE_LEDGER_S
         if self._ledger is not None and self._ledger.is_closed:
             return  # failed, or gone with its connection: the next micro-batch sees it
-        if self._calls or self._segments or self._encoder is not None:
+        is_used = bool(self._calls or self._segments or self._encoder is not None)
+        # With too few bookies for another ledger this one still takes entries (rule P10).
+        size = self._schemas.config.quorums.ensemble_size
+        if is_used or not self._ledgers.has_bookies_for(size):
             idle_until = asyncio.get_running_loop().time() + IDLE_LEDGER_S
         elif self._idle.was_due >= idle_until:
             self._close_ledger()

@@ -151,11 +151,15 @@ class FakeLedgers:
         self.reads: list[tuple[int, int, int]] = []
         self.chunks_read = 0
         self.deleted: list[int] = []
+        self.bookies = 3
         self._timers: dict[asyncio.AbstractEventLoop, Timer] = {}
 
     @property
     def naming(self) -> FakeNaming:
         return FakeNaming()
+
+    def has_bookies_for(self, ensemble_size: int) -> bool:
+        return self.bookies >= ensemble_size
 
     @property
     def timer(self) -> Timer:

@@ -111,3 +111,18 @@ def test_closed_writer_leaves_no_alarm() -> None:
         assert len(ledgers.writers) == 1
 
     run(scenario())
+
+
+def test_ledger_is_kept_while_there_are_too_few_bookies_for_another() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        writer = (await new_stream(ledgers)).writer()
+        first = await micro_batch(writer, 0)
+        ledgers.bookies = 2
+        await asyncio.sleep(3 * IDLE_S)
+        assert await micro_batch(writer, 1) == first
+        ledgers.bookies = 3
+        await until_closed(ledgers, first)
+        await writer.close()
+
+    run(scenario())
