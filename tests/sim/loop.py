@@ -20,6 +20,7 @@ _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proce
 
 _TURNS_BETWEEN_LOOKS = 16
 _QUIET_S = 0.2
+_AWAITS_WHILE_CLOSED_MAX = 10
 _WORLD = contextvars.Context()
 
 
@@ -292,6 +293,18 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         held, process.held = process.held, []
         self._ready.extend(held)
 
+    def _end_coroutines(self) -> None:
+        """End what still waits for a time that does not come, as in a ``finally``. Whoever collects
+        such a coroutine later would run its rest without a loop, and report the error."""
+        for task in asyncio.all_tasks(self):
+            coroutine = task.get_coro()
+            for _ in range(_AWAITS_WHILE_CLOSED_MAX):
+                try:
+                    coroutine.close()
+                except Exception:  # it waits again, or fails at its end
+                    continue
+                break
+
     def close(self) -> None:
         """Cancel every task, let them end unrecorded, and drop what is left."""
         asyncio._set_running_loop(self)
@@ -310,6 +323,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                                 handle.context.run(handle.callback, *handle.args)
                     if not self._ready:
                         break
+            self._end_coroutines()
         finally:
             asyncio._set_running_loop(None)
         self._closed = True
