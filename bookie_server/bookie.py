@@ -301,7 +301,7 @@ class Bookie:
         """A disk on which nothing moves while adds wait for it (rule S15); any thread."""
         directory, unmoved_s = self._storage.unmoved
         return stall(
-            self._disks.names[0],
+            str(self._journal.writing_in),
             self._journal.unsynced_s,
             directory,
             unmoved_s,

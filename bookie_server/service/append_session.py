@@ -127,6 +127,8 @@ class AppendSession:
         self._pending = 0  # runs of all appenders that are not answered
         self._refused = 0  # appenders
         self._ended = False  # reading has ended, and answers go on
+        self._aborts = False  # nothing is answered any more
+        self._writer: asyncio.Task[None] | None = None
         self._draining = False
         self._is_waiting = True  # for its client or for room, so that a drain may interrupt it
         self._was_interrupted = False
@@ -153,7 +155,7 @@ class AppendSession:
 
         No TaskGroup: it would wrap the error by which grpc ends an aborted call.
         """
-        writer = asyncio.get_running_loop().create_task(self._write_results())
+        self._writer = writer = asyncio.get_running_loop().create_task(self._write_results())
         writer.add_done_callback(partial(_stop_reading, self._task))
         try:
             try:
@@ -258,7 +260,7 @@ class AppendSession:
     async def _check_refusals(self) -> None:
         """End a stream that was mostly refused: each of its appenders is kept."""
         if self._refused > BOOKIE_REFUSED_APPENDERS_MAX:
-            await self._context.abort(
+            await self._abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self._refused} appenders of this stream were refused: open a new stream",
             )
@@ -268,7 +270,16 @@ class AppendSession:
         pause_s = self._message_bytes / BOOKIE_NONSENSE_BYTES_S
         self._shares.bar(self.peer, pause_s)
         await asyncio.sleep(pause_s)
-        await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, error)
+        await self._abort(grpc.StatusCode.INVALID_ARGUMENT, error)
+
+    async def _abort(self, status: grpc.StatusCode, message: str) -> None:
+        """End the call with a status, behind the answer that is being sent: sent beside it, the
+        status is lost, and the client waits until its own deadline."""
+        assert self._writer is not None, "answers are sent for as long as messages are read"
+        self._aborts = True
+        self._wake.set()
+        await asyncio.wait([self._writer])
+        await self._context.abort(status, message)
 
     def _add(self, add: ReceivedAdd, now: float) -> None:
         run = add.run
@@ -332,6 +343,8 @@ class AppendSession:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._aborts:
+                return
             response = self._collect()
             if response.results:
                 await self._context.write(response)

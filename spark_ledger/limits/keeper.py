@@ -27,9 +27,10 @@ DELETES_PER_S: Final = 50.0
 """Ledgers that are deleted: each is a transaction that ZooKeeper syncs."""
 
 FAILED_AGAIN_S: Final = 10.0
+"""A ledger that cannot be recovered is tried again after this, and twice as long each time."""
+
 FAILED_AGAIN_S_MAX: Final = 3600.0
-"""A ledger that cannot be recovered is tried again after the first, twice as long each time, at
-most the second: its bookies may be gone for days."""
+"""Longest of these pauses: its bookies may be gone for days."""
 
 GONE_OWNERS_KEPT: Final = 5_000
 """Gone owners whose time is kept in the metadata, 40 bytes each: those that are gone longest. A new

@@ -226,7 +226,9 @@ def test_transaction_after_lost_connection_is_unknown(
             with pytest.raises(OutcomeUnknownError, match="'n'"):
                 await store.transaction([Put("n", b"1", 0), Create("m", b"")])
             assert (await direct.get("n")).version == version
-            # A refusal that arrives is certain: nothing was changed.
+            # A refusal that arrives is certain: nothing was changed. The read is one of the new
+            # connection: a transaction that has to wait for it ends as unknown.
+            assert (await store.get("n")).version == version
             with pytest.raises(ConflictError):
                 await store.transaction([Check("n", 9)])
 

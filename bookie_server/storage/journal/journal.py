@@ -173,6 +173,11 @@ class Journal:
         return self._no_room or self._logs.journal.supply.refusal
 
     @property
+    def writing_in(self) -> Path:
+        """The directory of the log that is being written, or was last; any thread."""
+        return self._logs.writing_in
+
+    @property
     def unsynced_s(self) -> float:
         """How long something has waited without the end of a sync, or 0; any thread."""
         since = self._unsynced_since

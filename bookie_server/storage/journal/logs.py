@@ -93,6 +93,8 @@ class Logs:
         # Any thread reads. The committer replaces them whole and never changes one, so a reader
         # sees the values of one moment.
         self.stats = JournalStats(0, 0, 0, 0.0, 0.0, 0, 0)
+        self.writing_in = journal.directory
+        """Where it writes and syncs now, or did last: if that takes long, its disk hangs."""
         self.marks = self._marks()
 
     def roll(self) -> None:
@@ -133,6 +135,7 @@ class Logs:
         """Make records durable in the journal. A run among them has no place of its own any more:
         the flush copies it to an entry log, as it does with small ones."""
         records, witnessed = self._with_witness(JOURNAL_LOG, batch)
+        self.writing_in = self.journal.directory
         try:
             written = self.journal.write(records)
             for waiting in batch:
@@ -153,6 +156,7 @@ class Logs:
         """
         number, run_log = run_log_number(directory), self._run_logs[directory]
         records, witnessed = self._with_witness(number, runs)
+        self.writing_in = run_log.log.directory
         written = run_log.write(records)
         if written is None:
             return False
