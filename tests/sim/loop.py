@@ -299,11 +299,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         for task in asyncio.all_tasks(self):
             coroutine = task.get_coro()
             for _ in range(_AWAITS_WHILE_CLOSED_MAX):
-                try:
+                with suppress(Exception):  # it waits again, or fails at its end
                     coroutine.close()
-                except Exception:  # it waits again, or fails at its end
-                    continue
-                break
+                    break
 
     def close(self) -> None:
         """Cancel every task, let them end unrecorded, and drop what is left."""
