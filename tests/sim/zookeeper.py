@@ -246,6 +246,8 @@ class SimStore(MemoryMetadataStore):
             self.world.say(f"{self.process} -> zookeeper: {name} {path}")
             self.seen = self.changes.zxid
         await asyncio.sleep(self._delay())
+        if session != self._session and name in ("put", "transaction"):
+            raise OutcomeUnknownError(f"metadata {name} of {path!r}: its reply was lost")
         if error is not None:
             raise error
 
