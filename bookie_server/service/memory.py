@@ -105,11 +105,6 @@ class MemoryGuard:
                 pending.cancel()
 
     @property
-    def is_high(self) -> bool:
-        """Nothing large should be begun."""
-        return self._used() > self._high_bytes
-
-    @property
     def _high_bytes(self) -> float:
         return BOOKIE_MEMORY_HIGH * self._budget_bytes
 

@@ -41,9 +41,16 @@ class Process:
         asyncio.run(self.guard.look())
 
 
-@pytest.mark.parametrize(("used", "is_high"), [(74, False), (76, True), (300, True)])
-def test_memory_is_high_near_the_budget(used: int, is_high: bool) -> None:
-    assert Process(used).guard.is_high == is_high
+@pytest.mark.parametrize(("used", "told"), [(74, []), (76, [True]), (300, [True])])
+def test_memory_near_the_budget_is_told_as_short(used: int, told: list[bool]) -> None:
+    async def main() -> list[bool]:
+        process = Process(used)
+        process.guard.start()
+        await asyncio.sleep(0.05)
+        process.guard.stop()
+        return process.shortages
+
+    assert asyncio.run(main()) == told
 
 
 def test_calls_that_hold_memory_are_cut_and_their_memory_is_given_back() -> None:
