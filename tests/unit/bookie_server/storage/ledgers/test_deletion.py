@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -348,7 +349,8 @@ def test_logs_that_do_not_add_up_are_counted_anew(tmp_path: Path, harm: str) -> 
         wanted = index.log_use()
         assert wanted is not None
         key = (1).to_bytes(4, "big")
-        with index._env.begin(write=True) as transaction:
+        writing: Any = index._env.begin(write=True)
+        with writing as transaction:
             if harm == "hidden":
                 transaction.delete(key, db=index._tables.logs)
             elif harm == "changed":
@@ -361,7 +363,8 @@ def test_logs_that_do_not_add_up_are_counted_anew(tmp_path: Path, harm: str) -> 
         if harm == "older program":
             fill(index, range(4, 5))
             wanted = index.log_use()
-            with index._env.begin(write=True) as transaction:
+            writing = index._env.begin(write=True)
+            with writing as transaction:
                 transaction.put(b"logs", total, db=index._meta)
                 transaction.drop(index._tables.logs, delete=False)
                 transaction.cursor(index._tables.logs).putmulti(list(table.items()))
@@ -387,7 +390,8 @@ def test_record_that_is_deleted_during_a_read_is_none_and_no_damage(
 ) -> None:
     with closing(LmdbIndex(tmp_path / "index", map_bytes=8 * MIB)) as index:
         fill(index, range(3))
-        real, update = index._env, index.begin()
+        real: Any = index._env
+        update = index.begin()
         update.delete_rows(LedgerId(2), 1000)
         update.delete_ledger_record(LedgerId(2))
 
