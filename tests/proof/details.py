@@ -160,7 +160,7 @@ def _hostile(figures: Figures) -> str:
         (
             outcome["kind"],
             f"{outcome['p99_before_ms']:.1f}",
-            f"{outcome['p99_control_ms']:.1f}",
+            f"{outcome.get('p99_control_ms', 0.0):.1f}",
             f"{outcome['p99_ms']:.1f}",
             f"{outcome['longest_ms']:.0f}",
             outcome["peak_mib"],
