@@ -20,16 +20,15 @@ from connector.option_parsers import (
     PositionJson,
     Secret,
     parse_boolean,
-    parse_duration_s,
     parse_name,
     parse_one_of,
     parse_path,
     parse_position,
-    parse_size_bytes,
     parse_timestamp_ms,
     parse_transaction,
     parse_whole_number,
 )
+from spark_ledger.amounts import parse_duration_s, parse_size_bytes
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX

@@ -17,6 +17,7 @@ from connector.read.offsets import (
     stream_offset,
     stream_position,
 )
+from spark_ledger import amounts
 from spark_ledger.cli.ddl import parse_columns
 from spark_ledger.cli.streams import position as parse_cli_position
 from spark_ledger.errors import ConfigurationError
@@ -62,8 +63,8 @@ _WRITE = (
 )  # fmt: skip
 _VALUES = (
     (option_parsers.parse_whole_number(0), ("0", "17", "+5")),
-    (option_parsers.parse_size_bytes(1), ("64k", "128m", "1 MiB", "1048576")),
-    (option_parsers.parse_duration_s, ("500ms", "10s", "1.5h", "15")),
+    (amounts.parse_size_bytes(1), ("64k", "128m", "1 MiB", "1048576")),
+    (amounts.parse_duration_s, ("500ms", "10s", "1.5h", "15")),
     (option_parsers.parse_boolean, ("true", "False")),
     (option_parsers.parse_timestamp_ms, ("1700000000000", "2026-01-31T12:00:00Z", "2026-01-31")),
     (

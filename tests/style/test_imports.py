@@ -10,12 +10,16 @@ import pytest
 from tests.style.sources import PRODUCT, imports, product_sources
 
 VALUES = tuple(
-    f"spark_ledger.{name}" for name in ("types", "errors", "limits", "runs", "bookie_api")
+    f"spark_ledger.{name}"
+    for name in ("types", "errors", "limits", "runs", "bookie_api", "amounts")
 )
 PUBLIC = (*VALUES, "spark_ledger.config", "spark_ledger.version")
 INTERFACE = "spark_ledger.metadata.base"
 CONNECTOR_COMMON = (
-    *(f"spark_ledger.{name}" for name in ("types", "errors", "limits", "client", "stream")),
+    *(
+        f"spark_ledger.{name}"
+        for name in ("types", "errors", "limits", "amounts", "client", "stream")
+    ),
     *(f"connector.{name}" for name in ("option_parsers", "options", "retry", "schema", "sessions")),
 )
 
@@ -74,6 +78,7 @@ RULES = {
     "spark_ledger.types": rule("spark_ledger.errors", "spark_ledger.limits", banned=IMPURE),
     "spark_ledger.runs": rule(*VALUES, banned=IMPURE),
     "spark_ledger.bookie_api": rule(*VALUES, banned=IMPURE),
+    "spark_ledger.amounts": rule("spark_ledger.limits", banned=IMPURE),
     "spark_ledger.config": rule(*VALUES, libraries="msgspec", banned="asyncio threading"),
     # the client library
     "spark_ledger.protocol": rule(*VALUES, banned=IMPURE),

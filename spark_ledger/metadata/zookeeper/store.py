@@ -44,6 +44,7 @@ from spark_ledger.metadata.base import (
     parent_of,
 )
 from spark_ledger.metadata.cluster import CLUSTER_PATH
+from spark_ledger.metadata.notices import read_notice
 from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper.errors import LOST, translated, unknown
 from spark_ledger.metadata.zookeeper.identity import StoreIdentity
@@ -114,6 +115,7 @@ class ZooKeeperStore:
                 raise MetadataUnavailableError(
                     f"no ZooKeeper answered at {address.hosts} within {connect_timeout_s:g} s: "
                     f"check that it runs, and the hosts in the metadata URI {address}"
+                    f"{read_notice(address.hosts)}"
                 ) from error
         except BaseException:
             await store.close()

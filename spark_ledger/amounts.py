@@ -1,0 +1,46 @@
+"""Sizes and time spans as people write them: 64k, 1 GiB, 15m, 7d. For options and commands.
+
+A parser takes the text that a user wrote, and raises ValueError with the half sentence that says
+what is allowed; who calls it puts the name of the option in front.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from spark_ledger.limits import GIB, KIB, MIB
+
+_SIZE_UNITS: Final = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
+
+
+def parse_size_bytes(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A parser of sizes: bytes, or with a unit as Spark writes them (64k, 128m, 1g, 1 MiB)."""
+    top = "" if high is None else f", at most {high} bytes"
+    wanted = f"a size such as 1048576, 64k, 128m or 1g, at least {low} bytes{top}"
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"(\d{1,15})\s*([bkmgt]?)(?:i?b)?", text.strip().lower())
+        if match is None:
+            raise ValueError(f"needs {wanted}")
+        value = int(match[1]) * _SIZE_UNITS[match[2]]
+        if value < low or (high is not None and value > high):
+            raise ValueError(f"needs {wanted}")
+        return value
+
+    return parse
+
+
+_DURATION_UNITS: Final = {
+    "ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0,
+}  # fmt: skip
+
+
+def parse_duration_s(text: str) -> float:
+    """A time span in seconds: a bare number counts seconds; units are ms, s, m, min, h, d."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|min|h|d|)", text.strip().lower())
+    value = float(match[1]) * _DURATION_UNITS[match[2]] if match else 0.0
+    if value <= 0.0:
+        raise ValueError("needs a time above 0, such as 500ms, 10s, 15m, 1h or 7d")
+    return value

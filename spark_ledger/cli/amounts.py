@@ -1,0 +1,35 @@
+"""Sizes and time spans as options of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from spark_ledger.amounts import parse_duration_s, parse_size_bytes
+
+
+class Amount(click.ParamType[float]):
+    """A click type around one of the parsers of ``spark_ledger.amounts``."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number of a text. Wrong usage, with the parser's half sentence, if it is none."""
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
+DURATION_S = Amount("duration", parse_duration_s)
+"""Seconds, from 500ms, 10s, 15m, 1h or 7d."""
+
+
+def size_of(low: int, high: int | None = None) -> Amount:
+    """Bytes, from 64k, 128m or 1g."""
+    return Amount("size", parse_size_bytes(low, high))
