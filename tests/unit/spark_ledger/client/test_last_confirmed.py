@@ -80,7 +80,7 @@ def answered(
 
     async def asking(bookie_id: BookieId, *args: Any, **kwargs: Any) -> LastConfirmed:
         told = await honest(bookie_id, *args, **kwargs)
-        return answers.get(bookie_id, lambda truth: truth)(told)
+        return answers[bookie_id](told) if bookie_id in answers else told
 
     transport.read_last_confirmed = asking  # type: ignore[method-assign]
 
