@@ -26,7 +26,8 @@ from spark_ledger.types import (
 
 if TYPE_CHECKING:
     from spark_ledger.cli.restoring import Restored
-    from spark_ledger.metadata.base import MetadataStore
+    from spark_ledger.cli.usage import Usage
+    from spark_ledger.metadata.base import MetadataStore, SizedStore
     from spark_ledger.metadata.codec import OwnerNode
     from spark_ledger.transport.base import BookieDescription, Transport
 
@@ -74,7 +75,7 @@ class BookieRow(NamedTuple):
 
 
 @asynccontextmanager
-async def _store(uri: str) -> AsyncIterator[MetadataStore]:
+async def _store(uri: str) -> AsyncIterator[SizedStore]:
     from spark_ledger.metadata.connect import open_store
 
     store = await open_store(uri)
@@ -184,6 +185,18 @@ def after_a_restore(uri: str, without: Collection[str]) -> Restored:
 
         async with _store(uri) as store, _transport(store) as transport:
             return await accept_restored(store, transport, without)
+
+    return asyncio.run(run())
+
+
+def measure_usage(uri: str, advance: Callable[[int], None]) -> Usage:
+    """See ``usage.measure``."""
+
+    async def run() -> Usage:
+        from spark_ledger.cli.usage import measure
+
+        async with _store(uri) as store, _transport(store) as transport:
+            return await measure(store, transport, advance)
 
     return asyncio.run(run())
 
