@@ -54,7 +54,7 @@ async def _run(make: type[Operation], trouble: Trouble, errors: list[object]) ->
     assert errors == [], "every error is handled"
 
 
-KINDS = [kind for kind in Kind if kind is not Kind.NOTHING]
+KINDS: list[Kind] = [kind for kind in Kind if kind is not Kind.NOTHING]
 
 
 @pytest.mark.parametrize("kind", KINDS)
