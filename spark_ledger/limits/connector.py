@@ -71,6 +71,10 @@ those that were looked at first are read again, if they are needed again."""
 TASK_KEPT_BYTES_MAX: Final = 16 * MIB
 """Arrow bytes a task keeps to write them again: most micro-batches fit, and memory stays small."""
 
+STREAM_HANDLES_MAX: Final = 16
+"""Streams of which one process keeps the handle, per connection, with commits and pages of at most
+20 MiB each (``limits/stream.py``). One that was let go is opened again with a few reads."""
+
 RAW_READERS_MAX: Final = 64
 """Raw ledgers that one process keeps open per connection."""
 
