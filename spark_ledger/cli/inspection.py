@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spark_ledger.cli.usage import Usage
     from spark_ledger.metadata.base import MetadataStore, SizedStore
     from spark_ledger.metadata.codec import OwnerNode
+    from spark_ledger.metadata.collection import PassReport
     from spark_ledger.transport.base import BookieDescription, Transport
 
 ANSWER_TIMEOUT_S: Final = 3.0
@@ -72,6 +73,8 @@ class BookieRow(NamedTuple):
 
     bookie_id: BookieId
     info: BookieInfo | None
+    collected: PassReport | None = None
+    """How the last pass of its garbage collection went; None before the first."""
 
 
 @asynccontextmanager
@@ -172,9 +175,20 @@ def cluster_bookies(uri: str) -> list[BookieRow]:
             registry = BookieRegistry(store)
             registered = {info.bookie_id: info for info in await registry.list()}
             names = sorted({*registered, *await registry.list_cookies()})
-            return [BookieRow(name, registered.get(name)) for name in names]
+            reports = await asyncio.gather(*(_last_pass(store, name) for name in names))
+            return [
+                BookieRow(name, registered.get(name), report)
+                for name, report in zip(names, reports, strict=True)
+            ]
 
     return asyncio.run(run())
+
+
+async def _last_pass(store: MetadataStore, bookie_id: BookieId) -> PassReport | None:
+    from spark_ledger.metadata.collection import read_collection
+
+    found = await read_collection(store, bookie_id)
+    return None if found is None else found.value.report
 
 
 def after_a_restore(uri: str, without: Collection[str]) -> Restored:
