@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bookie_server.storage.ledgers.id_set import LedgerIdSet
 from spark_ledger.types import LedgerId
 
-IDS = st.integers(0, 5000) | st.integers(0, 2**62)
+IDS = st.integers(0, 40) | st.integers(1020, 1030) | st.integers(0, 2**62)
 CHANGES = st.lists(st.tuples(st.booleans(), st.lists(IDS, max_size=20)), max_size=20)
 
 
