@@ -144,7 +144,7 @@ def _let_go(session: _Session, name: str) -> None:
     writers close their ledgers by themselves once they are idle."""
     with _LOCK:
         known = session.streams.pop(name, None)
-        for key in [key for key in session.writers if key[0] == name]:
+        for key in [each for each in session.writers if each[0] == name]:
             del session.writers[key]
     if known is not None:
         known.close()
