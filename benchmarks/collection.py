@@ -73,6 +73,10 @@ async def _add(bookie: Bookie, ledger_id: int, entry_id: int) -> None:
     assert await durable is BookieStatus.OK
 
 
+def _discard(_handle: asyncio.Handle) -> None:
+    """Nobody cancels it."""
+
+
 async def _appends(bookie: Bookie, ledger_id: int, stop: asyncio.Event) -> tuple[int, float]:
     """Appends one by one until told to stop: how many, and how many seconds."""
     started, count = time.perf_counter(), 0
@@ -114,7 +118,7 @@ async def _measure(uri: str, directory: Path, ledgers: int) -> None:
     format_directories(files, journal, [stored], cluster_id="c", bookie_id=_BOOKIE)
     bookie = open_bookie(
         StorageConfig(journal, (stored,), _BOOKIE, journal_file_bytes=64 * MIB),
-        post=loop.call_soon_threadsafe,
+        post=lambda work: _discard(loop.call_soon_threadsafe(work)),
         on_fatal=sys.exit,
         on_state_changed=lambda: None,
         keys=_AnyLedger(),
