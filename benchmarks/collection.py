@@ -41,7 +41,7 @@ from spark_ledger.types import (
     Quorums,
 )
 
-_BOOKIE = BookieId("bookie-0")
+_BOOKIE = BookieId("measured")
 _NODES = 500
 _ALONE_S = 5.0
 _WAITING = 2_000
