@@ -52,6 +52,9 @@ CHAOS_SECONDS: Final = Share(30, 120)
 """How long real processes run under load and faults; ``make test`` runs two mixes of faults one
 after the other, ``make proof`` mixes all of them."""
 
+ENDURANCE_SECONDS: Final = Share(0, 300)
+"""How long a query is watched whose workers are killed one after the other. By hand: an hour."""
+
 HOSTILE_SECONDS: Final = Share(2, 15)
 """How long each kind of hostile client attacks."""
 
@@ -59,6 +62,9 @@ HOSTILE_KINDS: Final = (
     "halves-of-appends", "empty-adds", "large-answers-that-nobody-reads", "tail-requests",
 )  # fmt: skip
 """Kinds of ``tests.hostile`` in ``make test``: each once took a bookie's memory or time."""
+
+SWEPT_CALLS: Final = Share(1, 6)
+"""Of each six calls that an operation of ``tests/unit/sweeps`` makes, those that meet trouble."""
 
 MUTANTS: Final = Share(45, ALL)
 """Mutants that are put in again and have to be found where they were found before. That each fits

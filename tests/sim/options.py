@@ -130,6 +130,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many keepers there are, one of which is elected."""
     lone_liar: bool = False
     """Whether all other bookies can be reached where one lies about the end."""
+    collects: bool = False
+    """Whether bookies collect garbage, and more ledgers are deleted."""
     ledger_stalls: bool = False
     """Whether the disks of ledger directories hang now and then."""
     false_fences: bool = False
@@ -188,6 +190,7 @@ def draw_options(seed: int) -> Options:
         write_once_bytes=draw.choice([0, 150, 400, 400]),
         keepers=draw.choice([0, 1, 2, 2] if stream is not None else [0, 0, 0, 0, 0, 1]),
         lone_liar=draw.random() < 0.5,
+        collects=draw.random() < 0.25,
         ledger_stalls=draw.random() < 0.12,
         false_fences=draw.random() < 0.04 and stream is None and not rot,
         lonely_tails=draw.random() < 0.04 and stream is None and not rot,
@@ -237,6 +240,7 @@ def _all_well(options: Options) -> Options:
         late_writes=False,
         stalls=False,
         ledger_stalls=False,
+        collects=False,
         busy=0.0,
         lies="",
         false_fences=options.false_fences and not options.lonely_tails,
