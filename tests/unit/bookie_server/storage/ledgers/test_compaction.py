@@ -22,6 +22,7 @@ from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.crash.disk import after_kill
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Machine,
