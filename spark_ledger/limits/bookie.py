@@ -178,9 +178,14 @@ send, and TCP sends it again."""
 BOOKIE_STRANGER_BURST_BYTES: Final = 24 * MIB
 """What they may send at once: the largest entry as the first of a client, and half of another."""
 
+BOOKIE_STRANGERS_AT_ONCE: Final = 4
+"""So many go on meanwhile for as long as they come further: each may be an honest client's first
+entry, which is there in some hundredths of a second."""
+
 BOOKIE_UNHEARD_S: Final = 2.0
-"""A connection that was not heard for this long is ended. Whoever is ended connects and sends
-again, so each second here is one in which it costs nothing; more would be memory."""
+"""A connection that stopped in the middle of a message, and was not heard for this long, is ended.
+Whoever is ended connects and sends again, so each second here is one in which it costs nothing;
+more would be memory. One that had no turn yet has `BOOKIE_RECEIVE_S`."""
 
 BOOKIE_COLLECT_INTERVAL_S: Final = 60.0
 """Between two searches of a bookie for old cyclic garbage."""
