@@ -43,8 +43,7 @@ class EntryLogs:
         self._filled: list[EntryLogWriter] = []
         # Logs that a commit which failed may have named all the same.
         self._in_doubt: set[int] = set()
-        self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
-        self._next_log_id = max(self._next_log_id, highest_log + 1)
+        self._next_log_id = max(highest_log, *log_ids(file_system, directory), 0) + 1
 
     def append(self, ledger_id: LedgerId, block: Block) -> BlockLocation:
         """Put a block into the open log; it is durable after ``sync``."""
