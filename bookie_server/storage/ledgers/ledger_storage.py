@@ -44,6 +44,9 @@ class LedgerStorageStats:
     flushes: int
     flush_time_s: float
     last_flush_s: float
+    block_cache_bytes: int
+    index_memory_bytes: int
+    ledger_record_bytes: int
     compaction: CompactionStats
 
 
@@ -339,6 +342,7 @@ class LedgerStorage:
     def stats(self) -> LedgerStorageStats:
         """Counters; any thread."""
         flushed = self._flush_stats
+        kept = [store.memory_bytes() for store in self._stores]
         return LedgerStorageStats(
             ledgers=sum(store.ledger_count for store in self._stores),
             cache_bytes=sum(store.cache.byte_count for store in self._stores),
@@ -346,6 +350,9 @@ class LedgerStorage:
             flushes=flushed.flushes,
             flush_time_s=flushed.flush_time_s,
             last_flush_s=flushed.last_flush_s,
+            block_cache_bytes=sum(each["blocks"] for each in kept),
+            index_memory_bytes=sum(each["index"] for each in kept),
+            ledger_record_bytes=sum(each["ledger_records"] for each in kept),
             compaction=self.compactor.stats,
         )
 
