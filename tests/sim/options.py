@@ -132,6 +132,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether all other bookies can be reached where one lies about the end."""
     collects: bool = False
     """Whether bookies collect garbage, and more ledgers are deleted."""
+    compacts: bool = False
+    """Whether bookies copy what is alive out of logs that are half dead, and remove those."""
     ledger_stalls: bool = False
     """Whether the disks of ledger directories hang now and then."""
     false_fences: bool = False
@@ -191,6 +193,7 @@ def draw_options(seed: int) -> Options:
         keepers=draw.choice([0, 1, 2, 2] if stream is not None else [0, 0, 0, 0, 0, 1]),
         lone_liar=draw.random() < 0.5,
         collects=draw.random() < 0.25,
+        compacts=draw.random() < 0.2,
         ledger_stalls=draw.random() < 0.12,
         false_fences=draw.random() < 0.04 and stream is None and not rot,
         lonely_tails=draw.random() < 0.04 and stream is None and not rot,
@@ -241,6 +244,7 @@ def _all_well(options: Options) -> Options:
         stalls=False,
         ledger_stalls=False,
         collects=False,
+        compacts=False,
         busy=0.0,
         lies="",
         false_fences=options.false_fences and not options.lonely_tails,
