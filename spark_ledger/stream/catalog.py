@@ -226,7 +226,9 @@ class StreamCatalog:
         """The ledgers of some commits. Those that a deletion of before, or at the same time, has
         taken away name none."""
         try:
-            return await log.ledgers(numbers)
+            named = (await log.ledgers(numbers)).values()
+            lists = {each.segment_list for each in named if each.segment_list is not None}
+            return set[LedgerId]().union(*(each.rows for each in named)), lists
         except NotFoundError:
             if len(numbers) == 1:
                 return set(), set()

@@ -16,6 +16,7 @@ from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.committer import Committer
 from spark_ledger.stream.commit.head_watch import HeadWatch
 from spark_ledger.stream.commit.proposals import new_proposal
+from spark_ledger.stream.concurrency import flatten
 from spark_ledger.stream.format.arrow_types import AsyncRows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.format.schema import canonical_schema
@@ -139,7 +140,7 @@ class Stream:
         record = await self.last_transaction(proposal.sink_id)
         if record is None or record.transaction_id != proposal.transaction_id:
             return None
-        return replace(await self._log.get(record.commit), applied=False)
+        return replace(await self._log.of_record(record), applied=False)
 
     async def _write(self, data: AsyncRows, *, merge_schema: bool) -> list[Segment]:
         """Write the data; their segments, once all entries are confirmed (rule T1).
@@ -314,7 +315,7 @@ class Stream:
         schema. Raises DataLossError if the start was truncated, ConfigurationError if a position
         lies behind the end of the stream, and what ``RangeReader.read`` raises.
         """
-        return _flatten(self.read_chunks(start, end, schema=schema, columns=columns))
+        return flatten(self.read_chunks(start, end, schema=schema, columns=columns))
 
     async def read_chunks(
         self,
@@ -370,7 +371,7 @@ class Stream:
         chooses the replica that is asked first, so that readers share the load.
         """
         chunks = self.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
-        return _flatten(chunks)
+        return flatten(chunks)
 
     def read_range_chunks(
         self,
@@ -489,11 +490,3 @@ async def _push(writer: SegmentWriter, data: AsyncRows, merge_schema: bool) -> P
     except BaseException:
         writer.abandon()
         raise
-
-
-async def _flatten(chunks: AsyncGenerator[list[T], None]) -> AsyncGenerator[T, None]:
-    """The items of lists. Closing this generator closes ``chunks``."""
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            for item in chunk:
-                yield item

@@ -164,7 +164,8 @@ class _Attempt:
             stream_name=nodes.name,
         )
         if isinstance(decision, AlreadyApplied):
-            return replace(await self._committer.log.get(decision.commit), applied=False)
+            assert sink is not None, "it was applied before"
+            return replace(await self._committer.log.of_record(sink.value), applied=False)
         if decision.commit.time_ms < head.value.time_ms:
             logger.warning(
                 "stream %r: commit %d is dated %d s ahead of this clock, so its writer's clock or "

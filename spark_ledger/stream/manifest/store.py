@@ -116,6 +116,12 @@ class ManifestStore:
             f"read: {cause or 'they keep moving'}"
         )
 
+    def _truncated(self, commit: int, root: ManifestRoot) -> DataLossError:
+        return DataLossError(
+            f"stream {self._nodes.name!r}: commit {commit} was truncated, like all before "
+            f"{root.dropped}"
+        )
+
     # -- pages -------------------------------------------------------------------------------------
 
     async def leaf(self, root: ManifestRoot, commit: int) -> tuple[int, tuple[bytes, ...]]:
@@ -127,7 +133,12 @@ class ManifestStore:
         return page.first, await self.nodes_of(root, page)
 
     async def path(self, root: ManifestRoot, commit: int) -> list[Page]:
-        """The pages behind which a sealed commit lies, down to its leaf."""
+        """The pages behind which a sealed commit lies, down to its leaf.
+
+        Raises DataLossError if the commit was truncated, and its page is gone or about to go.
+        """
+        if commit < root.dropped:
+            raise self._truncated(commit, root)
         pages = [root.page_of(commit)]
         while pages[-1].level:
             page = pages[-1]
