@@ -12,7 +12,12 @@ import click
 
 from spark_ledger.cli.output import age_text, print_json, print_table, time_text
 from spark_ledger.cli.settings import Settings, common_options
-from spark_ledger.limits.keeper import KEEPER_PASS_S, OWNER_GRACE_S, UNNAMED_GRACE_S
+from spark_ledger.limits.keeper import (
+    DROPPED_GRACE_S,
+    KEEPER_PASS_S,
+    OWNER_GRACE_S,
+    UNNAMED_GRACE_S,
+)
 
 if TYPE_CHECKING:
     from spark_ledger.keeper.keeper import KeeperConfig
@@ -50,6 +55,15 @@ def group() -> None:
     "your longest job.",
 )
 @click.option(
+    "--dropped-grace",
+    type=click.FloatRange(min=0),
+    default=DROPPED_GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Ledgers whose rows were dropped so long ago are deleted: longer than a batch that was "
+    "planned before takes.",
+)
+@click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
     default=KEEPER_PASS_S,
@@ -66,6 +80,7 @@ def run(
     until_input_ends: bool,
     owner_grace: float,
     unnamed_grace: float,
+    dropped_grace: float,
     interval: float,
 ) -> None:
     """Be the keeper of the cluster until SIGTERM, once no other one is.
@@ -75,7 +90,11 @@ def run(
     from spark_ledger.keeper.keeper import KeeperConfig
 
     config = KeeperConfig(
-        pass_s=interval, owner_grace_s=owner_grace, unnamed_grace_s=unnamed_grace, dry_run=dry_run
+        pass_s=interval,
+        owner_grace_s=owner_grace,
+        unnamed_grace_s=unnamed_grace,
+        dropped_grace_s=dropped_grace,
+        dry_run=dry_run,
     )
     uri = settings.uri()
     if dry_run:

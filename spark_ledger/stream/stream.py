@@ -36,6 +36,7 @@ from spark_ledger.stream.model import (
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.reader import RangeReader
+from spark_ledger.stream.retention.handle import StreamRetention
 from spark_ledger.stream.schema_registry import (
     STALE_READ_DELAY_S,
     STALE_READ_RETRIES,
@@ -67,6 +68,7 @@ class Stream:
         self._committer = Committer(ledgers, nodes, self._log, self._schemas)
         self._watch = HeadWatch(nodes, config.value.stream_id)
         self._reader = RangeReader(ledgers, nodes, self._schemas)
+        self.retention = StreamRetention(nodes, self._schemas, self._log)
         self._append_lock = asyncio.Lock()
         self._append_writer: SegmentWriter | None = None
         self._spare_writers: list[SegmentWriter] = []
@@ -231,6 +233,10 @@ class Stream:
     async def wait_for_commit(self, *, after_segment: int, timeout_s: float | None) -> Head:
         """The head once its ``next_segment`` is above ``after_segment``, or at the timeout."""
         return await self._watch.wait(after_segment=after_segment, timeout_s=timeout_s)
+
+    async def commit_of(self, record: SinkRecord) -> Commit:
+        """The commit of a sink's newest transaction; without segments if it was truncated."""
+        return await self._log.of_record(record)
 
     async def commit(self, number: int) -> Commit:
         """A commit by number. Raises DataLossError if it was truncated, NotFoundError."""

@@ -50,7 +50,7 @@ class ManifestStore:
     def __init__(self, ledgers: Ledgers, nodes: StreamNodes, stream_id: str) -> None:
         self._ledgers = ledgers
         self._nodes = nodes
-        self._stream_id = stream_id
+        self.stream_id = stream_id
         self._root: Versioned[ManifestRoot] | None = None
         self._pages: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._pages_bytes = 0
@@ -74,10 +74,10 @@ class ManifestStore:
         except NotFoundError as error:
             if self.versioned is not None:
                 raise self._nodes.no_such_stream() from error
-            self._root = Versioned(empty_root(self._stream_id), _NO_NODE)
+            self._root = Versioned(empty_root(self.stream_id), _NO_NODE)
             return self._root.value
         root = decode_root(node.value, path)
-        if root.stream_id != self._stream_id:
+        if root.stream_id != self.stream_id:
             raise self._nodes.no_such_stream()  # another stream of the same name (rule T7)
         if self._root is None or node.version > self._root.version:
             self._root = Versioned(root, node.version)
@@ -149,7 +149,7 @@ class ManifestStore:
     async def nodes_of(self, root: ManifestRoot, page: Page) -> tuple[bytes, ...]:
         """The nodes of the commits of a leaf."""
         where, data = await self._read(page.pointer)
-        nodes = decode_leaf(data, self._stream_id, page.first, where)
+        nodes = decode_leaf(data, self.stream_id, page.first, where)
         if len(nodes) != root.leaf_commits:
             raise CorruptionError(f"{where}: {len(nodes)} commits, not {root.leaf_commits}")
         return nodes
@@ -160,7 +160,7 @@ class ManifestStore:
         known = self._pointers.get(key)
         if known is None:
             where, data = await self._read(page.pointer)
-            known = decode_index(data, self._stream_id, page.level, page.first, where)
+            known = decode_index(data, self.stream_id, page.level, page.first, where)
             if len(known) != root.fan_out:
                 raise CorruptionError(f"{where}: {len(known)} pages, not {root.fan_out}")
             self._pointers[key] = known
