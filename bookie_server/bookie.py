@@ -16,7 +16,7 @@ it writes what it finds to other bookies before it closes the ledger (rule P16).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
@@ -41,6 +41,7 @@ from bookie_server.storage.disks import DiskWatch
 from bookie_server.storage.fs.vfs import Lock
 from bookie_server.storage.journal.changes import encode_change
 from bookie_server.storage.journal.journal import Journal, Post
+from bookie_server.storage.ledgers.index import HeldLedger
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import RecordType
@@ -270,6 +271,14 @@ class Bookie:
     def next_ledger_id(self) -> int:
         """An id above all ledgers that were heard of here; any thread."""
         return self._storage.next_ledger_id()
+
+    def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
+        """See ``LedgerStorage.held_ledgers``; any thread."""
+        return self._storage.held_ledgers(after, limit)
+
+    def delete_ledgers(self, ledger_ids: Iterable[LedgerId]) -> int:
+        """See ``LedgerStorage.delete_ledgers``; any thread but the service's."""
+        return self._storage.delete_ledgers(ledger_ids)
 
     @property
     def objects_held(self) -> int:

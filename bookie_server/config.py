@@ -21,6 +21,11 @@ from spark_ledger.limits.bookie import (
     BOOKIE_PROCESS_BYTES,
     BOOKIE_WAITING_BYTES_MAX,
 )
+from spark_ledger.limits.collection import (
+    COLLECTION_INTERVAL_S,
+    COLLECTION_PAUSE_S,
+    COLLECTION_SHARE_MAX,
+)
 from spark_ledger.limits.keeper import OWNER_GRACE_S, UNNAMED_GRACE_S
 from spark_ledger.types import BookieId
 
@@ -63,6 +68,15 @@ class KeeperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     unnamed_grace_s: Annotated[float, msgspec.Meta(ge=0)] = UNNAMED_GRACE_S
 
 
+class CollectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The garbage collection: ledgers that were deleted in the metadata leave the bookie."""
+
+    enabled: bool = True
+    interval_s: Seconds = COLLECTION_INTERVAL_S
+    pause_s: Seconds = COLLECTION_PAUSE_S
+    share_max: Share = COLLECTION_SHARE_MAX
+
+
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Directories and sizes; what each does is said in ``storage.config.StorageConfig``."""
 
@@ -95,6 +109,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen: ListenConfig = ListenConfig()
     admin: AdminConfig = AdminConfig()
     keeper: KeeperSettings = KeeperSettings()
+    collection: CollectionSettings = CollectionSettings()
     bookie_id: str = ""
     """Name to format this bookie under; empty: a random one. Later it must be the formatted one."""
 
@@ -134,7 +149,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return tuple(map(Path, self.storage.ledger_directories))
 
 
-_SECTIONS: Final = (StorageSettings, ListenConfig, AdminConfig, KeeperSettings)
+_SECTIONS: Final = (StorageSettings, ListenConfig, AdminConfig, KeeperSettings, CollectionSettings)
 
 
 def load(path: Path) -> BookieConfig:

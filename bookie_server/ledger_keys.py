@@ -29,6 +29,8 @@ class MetadataKeys:
         self._ledgers = LedgerStore(store)
         self._turns = asyncio.Semaphore(FIRST_CONTACT_LOOKUPS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.found = 0
+        """Ledgers that the bookie was allowed to take: it counts up with each."""
 
     def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
         """Read the ledger's metadata, or say "busy" when that takes too long: ask again later."""
@@ -45,6 +47,7 @@ class MetadataKeys:
             async with asyncio.timeout(FIRST_CONTACT_TIMEOUT_S), self._turns:
                 ledger = await self._ledgers.read_newest(ledger_id)
             found = ledger.value.access_key_hash
+            self.found += 1
         except NoSuchLedgerError:
             found = not_in_the_metadata(ledger_id)
         except CorruptionError as error:

@@ -80,6 +80,7 @@ class Report:
             "failure": storage.failure,
             "metadata_restored": self._metrics.metadata_restored(),
             "read_only": self.why_read_only(),
+            "collection": self._metrics.collection()._asdict(),
             "directories": storage.disks.status(storage.directories),
         }
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from bookie_server.bookie import Bookie
+from bookie_server.collection_task import ledger_collector
 from bookie_server.config import BookieConfig
 from bookie_server.daemon_thread import in_daemon_thread
 from bookie_server.descriptors import Share, raise_limit, share_out
@@ -185,7 +186,8 @@ class BookieServer:
         async with AsyncExitStack() as closing:
             store = await self._identify(closing)
             self._metrics.metadata_restored = lambda: store.restored
-            self._bookie = await self._open_bookie(MetadataKeys(store))
+            keys = MetadataKeys(store)
+            self._bookie = await self._open_bookie(keys)
             closing.enter_context(Collector(lambda: self._bookie.objects_held).running(loop))
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
@@ -225,6 +227,7 @@ class BookieServer:
             if admin_server is not None:
                 closing.push_async_callback(admin_server.stop)
             closing.push_async_callback(keeper_beside(self._config, store))
+            self._collect(closing, store, keys)
             await self._stop.wait()
             logger.info("stopping: %s", self._replaced or self._fatal or "asked to")
         if self._replaced:
@@ -364,6 +367,18 @@ class BookieServer:
             temporary.replace(self._ready_file)
         print(f"ready {text}", flush=True)
         logger.info("bookie %s serves on %s", ready.bookie_id, address)
+
+    def _collect(self, closing: AsyncExitStack, store: MetadataStore, keys: MetadataKeys) -> None:
+        """Give back what deleted ledgers take, from now on until the stop begins."""
+        if not self._config.collection.enabled:
+            return
+        bookie_id = BookieId(self._cookie.bookie_id)
+        collector = ledger_collector(
+            self._config, self._bookie, store, bookie_id, lambda: keys.found
+        )
+        self._metrics.collection = collector.stats
+        collector.start()
+        closing.push_async_callback(collector.stop)
 
     async def _serve_admin(self, listener: socket.socket | None) -> admin.AdminServer | None:
         if listener is None:

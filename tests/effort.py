@@ -68,6 +68,8 @@ the sources and was found once is looked at for all of them in both."""
 ONLY_IN_PROOF: Final = (
     "tests/integration/test_demo.py::test_demo_in_small",
     "tests/integration/test_examples.py::test_word_of_the_day",
+    "tests/integration/test_local_zookeeper_heap.py::"
+    "test_zookeeper_with_a_full_heap_ends_says_so_and_has_its_data_with_a_larger_one",
     "tests/spark/test_crashes.py::test_slow_driver_cannot_commit_after_a_second_one",
     "tests/spark/test_spark_submit.py::test_executor_and_driver_killed_and_submitted_again",
     "tests/spark/test_streaming_write.py::"

@@ -28,13 +28,13 @@ from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTu
 from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
+from bookie_server.service.nonsense import Nonsense
 from spark_ledger.bookie_api import BookieApi, Refusal
 from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits.bookie import (
     ADD_COST_BYTES,
     APPEND_TURN_S,
     BOOKIE_MALFORMED_ADDS_MAX,
-    BOOKIE_NONSENSE_BYTES_S,
     BOOKIE_REFUSED_APPENDERS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
 )
@@ -108,6 +108,7 @@ class AppendSession:
         shares: AppendShares,
         turns: AppendTurns,
         connections: Connections,
+        nonsense: Nonsense,
         metrics: ServiceMetrics,
         refusal: Refusal | None,
     ) -> None:
@@ -118,6 +119,7 @@ class AppendSession:
         self._shares = shares
         self._turns = turns
         self._connections = connections
+        self._nonsense = nonsense
         self.peer = context.peer()
         self._metrics = metrics
         self._refusal = refusal
@@ -135,6 +137,7 @@ class AppendSession:
         self._malformed = 0  # adds
         self._reads_since = math.inf  # while nothing is read
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
+        self.is_known = False  # something of it was stored
         task = asyncio.current_task()
         assert task is not None, "grpc runs a handler in a task of its own"
         self._task: asyncio.Task[object] = task
@@ -267,7 +270,7 @@ class AppendSession:
 
     async def _refuse_nonsense(self, error: str) -> None:
         """End the stream, but not at once: a client that sends such things sends more of them."""
-        pause_s = self._message_bytes / BOOKIE_NONSENSE_BYTES_S
+        pause_s = self._nonsense.pause_s(self._message_bytes)
         self._shares.bar(self.peer, pause_s)
         await asyncio.sleep(pause_s)
         await self._abort(grpc.StatusCode.INVALID_ARGUMENT, error)
@@ -335,6 +338,7 @@ class AppendSession:
         elif appender.refusal is None or last_entry < appender.refused_entry:
             appender.acknowledged = last_entry
             appender.told, appender.note = False, ""
+            self.is_known = True
         self._changed[appender.tag] = appender
         self._wake.set()
         self._gate.completed()

@@ -15,6 +15,7 @@ from bookie_server.service.calls import CallLimits
 from bookie_server.service.connections import Connections
 from bookie_server.service.hanging_up import HangUp, Why
 from bookie_server.service.sockets import Sockets, open_file_count
+from bookie_server.service.strangers import Orders, Strangers
 from spark_ledger.limits.bookie import (
     BOOKIE_CONNECTION_IDLE_S,
     BOOKIE_CONNECTION_LOOK_S,
@@ -34,6 +35,8 @@ class Appending(Protocol):
     """An append stream."""
 
     peer: str
+    is_known: bool
+    """Something of it was stored."""
 
     @property
     def has_waited_s(self) -> float:
@@ -74,6 +77,7 @@ class ClientWatch:
         self._streams = streams
         self._files = files
         self._parts: dict[str, _Part] = {}
+        self._strangers = Strangers()
         self._next_streams: list[Appending] = []
         self._remembered_max = 1_024
         self._looked_at_all = float("-inf")
@@ -90,7 +94,7 @@ class ClientWatch:
 
     async def _watch(self, port: int, connections_max: int) -> None:
         while True:
-            is_busy = self._parts or self._limits.receiving_for(0.0)
+            is_busy = self._parts or self._limits.receiving_for(0.0) or self._has_strangers()
             await asyncio.sleep(BOOKIE_CONNECTION_LOOK_S if is_busy else BOOKIE_CONNECTION_IDLE_S)
             await self.look()
             await self.make_room(port, connections_max)
@@ -99,17 +103,31 @@ class ClientWatch:
         """Hang up on those whose messages do not arrive, if they hold too much."""
         loop = asyncio.get_running_loop()
         late = self._limits.receiving_for(BOOKIE_REQUEST_LATE_S)
-        self._look_for_parts(loop.time())
-        wanted = late.union(self._parts)
+        streams = self._look_for_parts(loop.time())
+        known = {stream.peer for stream in self._streams() if stream.is_known}
+        strangers = {stream.peer for stream in streams if stream.has_waited_s >= 0.0} - known
+        strangers |= self._strangers.peers - known
+        wanted = late | strangers | self._parts.keys()
         if not wanted:
             return
         received = await loop.run_in_executor(None, self._sockets.received, wanted)
         held = self._connections.held(received)
         appending = {stream.peer for stream in self._streams()}
-        for peer in late - appending:  # appends wait for their turn, and are held meanwhile
-            if held.get(peer, 0) > BOOKIE_HELD_BYTES_MAX:
-                self._hang_up(peer, Why.LONG)
+        # Appends wait for their turn, and are held meanwhile.
+        long = {peer for peer in late - appending if held.get(peer, 0) > BOOKIE_HELD_BYTES_MAX}
+        looked_at = {peer: held[peer] for peer in (strangers | long) & held.keys()}
+        orders = self._strangers.look(looked_at, long, loop.time())
+        await loop.run_in_executor(None, self._mute, orders)
+        for peer in orders.hang_up:
+            self._hang_up(peer, Why.LONG if peer in long else Why.UNFINISHED)
         self._weigh(received, held, loop.time())
+
+    def _has_strangers(self) -> bool:
+        return bool(self._strangers) or any(not stream.is_known for stream in self._streams())
+
+    def _mute(self, orders: Orders) -> None:
+        self._sockets.mute(orders.mute)
+        self._sockets.unmute(orders.unmute)
 
     async def make_room(self, port: int, connections_max: int) -> None:
         """Hang up on the longest idle ones while there is hardly room for new ones."""
@@ -129,8 +147,9 @@ class ClientWatch:
             for peer in self._connections.longest_idle(peers, too_many, BOOKIE_IDLE_S):
                 self._hang_up(peer, Why.IDLE)
 
-    def _look_for_parts(self, now: float) -> None:
-        """Take in a few more streams that may have a part, and forget those that got the rest."""
+    def _look_for_parts(self, now: float) -> list[Appending]:
+        """Take in a few more streams that may have a part, and forget those that got the rest.
+        Returns those that were looked at now."""
         for peer, part in list(self._parts.items()):
             if part.stream.has_waited_s < now - part.changed_at:  # a whole message came meanwhile
                 del self._parts[peer]
@@ -141,6 +160,7 @@ class ClientWatch:
         for stream in several:
             if stream.peer not in self._parts and stream.has_waited_s >= BOOKIE_STALLED_MESSAGE_S:
                 self._parts[stream.peer] = _Part(stream, now)
+        return several
 
     def _weigh(self, received: dict[str, int], held: dict[str, int], now: float) -> None:
         """Hang up on those that send no more, until the parts of all others together are few."""
@@ -150,7 +170,12 @@ class ClientWatch:
                 del self._parts[peer]
             elif part.byte_count != received[peer]:
                 part.byte_count, part.changed_at = received[peer], now
-        kept = [(peer, part) for peer, part in self._parts.items() if not part.is_ended]
+        muted = self._strangers.muted  # they have not stopped: they cannot send
+        kept = [
+            (peer, part)
+            for peer, part in self._parts.items()
+            if not part.is_ended and peer not in muted
+        ]
         total = sum(part.held for _peer, part in kept)
         for peer, part in sorted(kept, key=lambda item: -item[1].held):
             if total <= BOOKIE_UNFINISHED_BYTES_MAX:

@@ -19,6 +19,7 @@ from spark_ledger.limits.bookie import (
     BOOKIE_CALLS_MAX,
     BOOKIE_CONNECTIONS_MAX,
     BOOKIE_HANDSHAKE_TIMEOUT_S,
+    BOOKIE_LOOKAHEAD_BYTES,
 )
 from spark_ledger.wire.codec import SERVICE_NAME
 from spark_ledger.wire.options import transfer_options
@@ -30,7 +31,7 @@ _LINES: Final = LogBound()
 def server_options(connections_max: int = BOOKIE_CONNECTIONS_MAX) -> list[tuple[str, int]]:
     """grpc options of a bookie: sizes, and permission for the keepalive probes of clients."""
     return [
-        *transfer_options(),
+        *transfer_options(lookahead_bytes=BOOKIE_LOOKAHEAD_BYTES),
         # Probes of our own find clients that vanished without closing the connection.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),

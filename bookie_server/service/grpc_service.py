@@ -26,6 +26,7 @@ from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.hanging_up import HangUp, Why
 from bookie_server.service.metrics import ServiceMetrics
+from bookie_server.service.nonsense import Nonsense
 from bookie_server.service.read_path import RangeRead, read_request_error
 from bookie_server.service.requests import Requests
 from bookie_server.service.sockets import Sockets
@@ -89,7 +90,8 @@ class BookieService:
         self.hang_up = HangUp(self._sockets, metrics.connections_ended)
         self._limits = CallLimits(self.hang_up, metrics.calls_refused)
         self._connections = Connections()
-        self._requests = Requests(self._limits, self._connections)
+        self._nonsense = Nonsense()
+        self._requests = Requests(self._limits, self._connections, self._nonsense)
         self._answers = AnswerRoom(
             BOOKIE_ANSWER_BYTES_MAX,
             self.hang_up,
@@ -213,6 +215,7 @@ class BookieService:
                 shares=self._shares,
                 turns=self._turns,
                 connections=self._connections,
+                nonsense=self._nonsense,
                 metrics=self._metrics,
                 refusal=self._wrong_bookie(context),
             )

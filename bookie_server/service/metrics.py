@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from bookie_server.core.collection import CollectionStats
 from spark_ledger.types import BookieStatus
 
 LATENCY_BOUNDS_S: Final = (
@@ -55,6 +56,8 @@ class ServiceMetrics:
         """From decoding a run to its answer."""
         self.metadata_restored: Callable[[], str] = str
         """What to say if the metadata store went back in time; empty if it did not."""
+        self.collection: Callable[[], CollectionStats] = CollectionStats
+        """How the garbage collection goes."""
         self.append_streams = 0
         """Append streams open now."""
         self.reads: Counter[BookieStatus] = Counter()

@@ -14,6 +14,8 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from bookie_server.core.collection import Cause as CollectionCause
+from bookie_server.core.collection import CollectionStats
 from bookie_server.core.read_only import Cause
 from bookie_server.service.memory import anonymous_bytes
 from bookie_server.service.metrics import Histogram, ServiceMetrics
@@ -45,6 +47,7 @@ def _families(
 ) -> Iterator[Metric]:
     yield GaugeMetricFamily("bookie_healthy", "1 while the storage works.", value=float(up))
     yield from _service(metrics)
+    yield from _collection(metrics.collection())
     yield from _storage(storage)
     yield from _read_only(read_only)
 
@@ -97,6 +100,33 @@ def _service(metrics: ServiceMetrics) -> Iterator[Metric]:
     for method, count in sorted(metrics.calls_in_progress.items()):
         running.add_metric([method], count)
     yield running
+
+
+def _collection(collection: CollectionStats) -> Iterator[Metric]:
+    yield _counter(
+        "bookie_collection_passes", "Passes of the garbage collection.", collection.passes
+    )
+    yield _counter(
+        "bookie_collection_aborted_passes", "Passes that ended early.", collection.aborted
+    )
+    yield _counter("bookie_collected_ledgers", "Deleted ledgers that went.", collection.deleted)
+    yield _counter("bookie_collected_bytes", "What they had in logs.", collection.freed_bytes)
+    yield _gauge(
+        "bookie_collection_candidates",
+        "Ledgers that the metadata did not name in the last pass.",
+        collection.candidates,
+    )
+    yield _gauge(
+        "bookie_collection_ended_at_seconds",
+        "When the last pass ended, since 1970; 0 before the first.",
+        collection.ended_at,
+    )
+    by_cause = GaugeMetricFamily(
+        "bookie_collection_aborted", "1 for the cause that ended the last pass.", labels=["cause"]
+    )
+    for cause in CollectionCause:
+        by_cause.add_metric([cause.value], int(cause is collection.cause))
+    yield by_cause
 
 
 def _storage(storage: StorageStats) -> Iterator[Metric]:

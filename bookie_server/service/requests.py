@@ -17,7 +17,8 @@ from google.protobuf.message import DecodeError, Message
 from bookie_server.service.calls import CallLimits
 from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
-from spark_ledger.limits.bookie import BOOKIE_NONSENSE_BYTES_S, BOOKIE_RECEIVE_S
+from bookie_server.service.nonsense import Nonsense
+from spark_ledger.limits.bookie import BOOKIE_RECEIVE_S
 from spark_ledger.limits.entries import REQUEST_BYTES_MAX
 
 _Request = TypeVar("_Request", bound=Message)
@@ -27,9 +28,10 @@ _Result = TypeVar("_Result")
 class Requests:
     """Gives handlers their requests. Service thread only."""
 
-    def __init__(self, limits: CallLimits, connections: Connections) -> None:
+    def __init__(self, limits: CallLimits, connections: Connections, nonsense: Nonsense) -> None:
         self._limits = limits
         self._connections = connections
+        self._nonsense = nonsense
 
     def received(
         self, handler: Callable[[_Request, CallContext], Awaitable[_Result]], kind: type[_Request]
@@ -43,7 +45,7 @@ class Requests:
                 try:
                     request = kind.FromString(data)
                 except DecodeError as error:
-                    await _refuse_nonsense(context, str(error), len(data))
+                    await self._refuse_nonsense(context, str(error), len(data))
                 return await handler(request, context)
 
         return handle
@@ -64,11 +66,10 @@ class Requests:
         if size > REQUEST_BYTES_MAX:
             del data  # it is not kept for as long as this takes
             message = f"a request of {size} bytes: at most {REQUEST_BYTES_MAX} are allowed"
-            await _refuse_nonsense(context, message, size)
+            await self._refuse_nonsense(context, message, size)
         return data
 
-
-async def _refuse_nonsense(context: CallContext, error: str, size: int) -> NoReturn:
-    """End a call, but not at once: a client that sends such things sends more of them."""
-    await asyncio.sleep(size / BOOKIE_NONSENSE_BYTES_S)
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error)
+    async def _refuse_nonsense(self, context: CallContext, error: str, size: int) -> NoReturn:
+        """End a call, but not at once: a client that sends such things sends more of them."""
+        await asyncio.sleep(self._nonsense.pause_s(size))
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error)

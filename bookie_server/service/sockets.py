@@ -6,11 +6,12 @@ connection. The kernel does both for the process that has the socket.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -19,6 +20,14 @@ _TCP_INFO_BYTES: Final = 136
 _BYTES_RECEIVED: Final = struct.Struct("=Q")
 _BYTES_RECEIVED_AT: Final = 128
 """Where ``tcpi_bytes_received`` stands in the kernel's ``struct tcp_info`` (Linux 4.1)."""
+
+_ATTACH_FILTER: Final = 26
+_DETACH_FILTER: Final = 27
+"""``SO_ATTACH_FILTER`` and ``SO_DETACH_FILTER`` of Linux, which Python does not name."""
+
+_DROP_ALL: Final = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))
+"""The one instruction of a filter that keeps nothing of any packet: BPF_RET with 0."""
+_DROPS_ALL: Final = struct.pack("@HP", 1, ctypes.addressof(_DROP_ALL))
 
 _DIRECTORY: Final = "/proc/self/fd"
 
@@ -44,11 +53,23 @@ class Sockets:
                 (found[peer],) = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)
         return found
 
+    def mute(self, peers: Iterable[str]) -> None:
+        """Have the kernel drop what they send, until ``unmute``: gRPC goes on with what it has."""
+        for _peer, connection in self._find(peers):
+            with suppress(OSError):  # closed meanwhile
+                connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, _DROPS_ALL)
+
+    def unmute(self, peers: Iterable[str]) -> None:
+        """Hear them again: their TCP sends again what was dropped."""
+        for _peer, connection in self._find(peers):
+            _hear(connection)
+
     def hang_up(self, peers: Iterable[str]) -> list[str]:
         """End the connections, and return whose were still there. gRPC notices at once, ends their
         calls, and frees all that it holds for them."""
         ended: list[str] = []
         for peer, connection in self._find(peers):
+            _hear(connection)  # or the kernel waits long for an answer to its farewell
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:  # closed meanwhile
@@ -91,6 +112,11 @@ class Sockets:
                 self._descriptors[peer] = descriptor
                 found.append((peer, port))
         return found
+
+
+def _hear(connection: socket.socket) -> None:
+    with suppress(OSError):  # most are not muted
+        connection.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
 
 
 def open_file_count() -> int:

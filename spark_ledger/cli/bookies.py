@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
-from spark_ledger.cli.output import print_json, print_table, size_text
+from spark_ledger.cli.output import age_text, print_json, print_table, size_text
 from spark_ledger.cli.settings import Settings, common_options
-from spark_ledger.types import BookieInfo
+
+if TYPE_CHECKING:
+    from spark_ledger.cli.inspection import BookieRow
+    from spark_ledger.metadata.collection import PassReport
+    from spark_ledger.types import BookieInfo
 
 
 @click.group()
@@ -23,32 +30,124 @@ def list_bookies(settings: Settings) -> None:
 
     rows = cluster_bookies(settings.uri())
     if settings.as_json:
-        print_json([_fields(bookie_id, info) for bookie_id, info in rows])
+        print_json([_fields(row) for row in rows])
         return
     print_table(
-        ("bookie", "state", "address", "rack", "free#", "admin", "why"),
-        (
-            (
-                bookie_id,
-                info.state.value,
-                info.address,
-                info.rack,
-                size_text(info.free_bytes),
-                info.admin_address,
-                info.reason,
-            )
-            if info
-            else (bookie_id, "down", "", "", "", "", "")
-            for bookie_id, info in rows
-        ),
+        ("bookie", "state", "address", "rack", "free#", "admin", "collected", "why"),
+        (_cells(row) for row in rows),
     )
 
 
-def _fields(bookie_id: str, info: BookieInfo | None) -> dict[str, object]:
+@group.command()
+@click.option("--bookie", "bookies", multiple=True, metavar="ID", help="Only this one; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Count what would go, and delete nothing.")
+@click.option(
+    "--share",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    metavar="SHARE",
+    help="How much of what a bookie holds may go in this pass; 1: all of it.",
+)
+@click.option(
+    "--accept-restored",
+    is_flag=True,
+    help="After ZooKeeper was restored from a backup: what it does not name now may go for good. "
+    "Needs --bookie.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait so long for the bookies; they go on afterwards.",
+)
+@common_options
+@click.pass_obj
+def collect(
+    settings: Settings,
+    bookies: tuple[str, ...],
+    dry_run: bool,
+    share: float | None,
+    accept_restored: bool,
+    timeout: float,
+) -> None:
+    """Have bookies give back the space of deleted ledgers now, and say how that went.
+
+    They do so by themselves from time to time. Exit status 1 if one of them did not finish.
+    """
+    from spark_ledger.cli.collecting import Wanted
+    from spark_ledger.cli.collecting import collect as order
+
+    if accept_restored and not bookies:
+        raise click.UsageError("--accept-restored needs --bookie: name each bookie that is meant")
+    wanted = Wanted(bookies, timeout, dry_run, share, accept_restored)
+    rows = order(settings.uri(), wanted)
+    if settings.as_json:
+        print_json(
+            [{"bookie_id": bookie_id, "collection": _report(report)} for bookie_id, report in rows]
+        )
+    else:
+        print_table(
+            ("bookie", "outcome", "ledgers#", "deleted before#", "collected#", "bytes#", "why"),
+            (_outcome(bookie_id, report) for bookie_id, report in rows),
+        )
+    if any(report is None or report.aborted for _, report in rows):
+        sys.exit(1)
+
+
+def _outcome(bookie_id: str, report: PassReport | None) -> tuple[object, ...]:
+    if report is None:
+        return (bookie_id, "not finished", "", "", "", "", "no answer yet: see its log")
+    outcome = "ended early" if report.aborted else "dry run" if report.dry_run else "done"
+    return (
+        bookie_id,
+        outcome,
+        report.held,
+        report.candidates,
+        report.deleted,
+        size_text(report.freed_bytes),
+        report.aborted,
+    )
+
+
+def _cells(row: BookieRow) -> tuple[object, ...]:
+    info, report = row.info, row.collected
+    if report is None:
+        collected = ""
+    elif report.aborted:
+        collected = "ended early"
+    else:
+        collected = f"{age_text(report.time_ms)} ago"
     if info is None:
-        return {"bookie_id": bookie_id, "state": "down"}
+        return (row.bookie_id, "down", "", "", "", "", collected, "")
+    return (
+        row.bookie_id,
+        info.state.value,
+        info.address,
+        info.rack,
+        size_text(info.free_bytes),
+        info.admin_address,
+        collected,
+        info.reason or _why_not_collected(report),
+    )
+
+
+def _why_not_collected(report: PassReport | None) -> str:
+    return f"not collected: {report.aborted}" if report is not None and report.aborted else ""
+
+
+def _fields(row: BookieRow) -> dict[str, object]:
     return {
-        "bookie_id": bookie_id,
+        "bookie_id": row.bookie_id,
+        **_registered(row.info),
+        "collection": _report(row.collected),
+    }
+
+
+def _registered(info: BookieInfo | None) -> dict[str, object]:
+    if info is None:
+        return {"state": "down"}
+    return {
         "state": info.state.value,
         "address": info.address,
         "rack": info.rack,
@@ -56,3 +155,14 @@ def _fields(bookie_id: str, info: BookieInfo | None) -> dict[str, object]:
         "admin_address": info.admin_address,
         "reason": info.reason,
     }
+
+
+def _report(report: PassReport | None) -> dict[str, object] | None:
+    """For scripts; without the order that it followed, which means nothing to them."""
+    import msgspec
+
+    if report is None:
+        return None
+    fields: dict[str, object] = msgspec.to_builtins(report)
+    del fields["order"]
+    return fields

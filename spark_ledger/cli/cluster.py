@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from spark_ledger.cli.output import print_json, print_table
+from spark_ledger.cli.output import print_json, print_table, progress, size_text
 from spark_ledger.cli.settings import Settings, common_options
+
+if TYPE_CHECKING:
+    from spark_ledger.cli.usage import Held, Usage
 
 
 @click.group()
@@ -55,3 +60,98 @@ def restored(settings: Settings, yes: bool, without: tuple[str, ...]) -> None:
         f"\n{done.ledgers_in_metadata} ledgers in the metadata; the next ledger id is "
         f"{done.next_ledger_id} (was {done.next_ledger_id_before})"
     )
+
+
+@group.command()
+@common_options
+@click.pass_obj
+def usage(settings: Settings) -> None:
+    """Show what the cluster holds, by stream and bookie, and how long its disks last.
+
+    Reads the metadata of all ledgers, page by page. What open ledgers hold is not known before they
+    are closed.
+    """
+    from spark_ledger.cli.inspection import measure_usage
+
+    uri = settings.uri()
+    with progress("reading the metadata of ledgers", None) as advance:
+        found = measure_usage(uri, advance)
+    if settings.as_json:
+        print_json(_usage_fields(found))
+        return
+    rows = [
+        (each.name if each.exists else f"{each.name} (deleted)", each.commits, each.rows, each.held)
+        for each in sorted(found.streams.values(), key=lambda each: -each.held.replicated_bytes)
+    ]
+    print_table(
+        ("stream", "commits#", "rows#", "ledgers#", "open#", "user data#", "all copies#"),
+        (
+            *((name, commits, count, *_held_cells(held)) for name, commits, count, held in rows),
+            ("(no stream)", "", "", *_held_cells(found.raw)),
+            ("total", "", "", *_held_cells(found.total)),
+        ),
+    )
+    click.echo("")
+    print_table(
+        ("bookie", "state", "live#", "reclaimable#", "ledgers#", "free#"),
+        (
+            (
+                bookie_id,
+                bookie.state,
+                size_text(bookie.live_bytes),
+                _known(bookie.reclaimable_bytes),
+                "" if bookie.ledgers is None else bookie.ledgers,
+                _known(bookie.free_bytes),
+            )
+            for bookie_id, bookie in sorted(found.bookies.items())
+        ),
+    )
+    click.echo("")
+    _say_the_rest(found)
+
+
+def _held_cells(held: Held) -> tuple[object, ...]:
+    sizes = size_text(held.user_bytes), size_text(held.replicated_bytes)
+    return (held.ledgers, held.open, *sizes)
+
+
+def _known(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else size_text(size_bytes)
+
+
+def _say_the_rest(found: Usage) -> None:
+    click.echo(f"unnamed    {found.unnamed} ledgers that no commit has named yet")
+    nodes = "?" if found.metadata_nodes is None else found.metadata_nodes
+    size = _known(found.metadata_bytes) or "a size that the server does not tell"
+    click.echo(f"metadata   {nodes} nodes, {size} (all of the ZooKeeper server)")
+    hours = found.rate_window_s / 3600
+    if found.rate_bytes_s is None:
+        click.echo("rate       not known: there are no ledgers older than ten minutes")
+        return
+    rate = f"{size_text(int(found.rate_bytes_s * 86_400))} a day"
+    click.echo(f"rate       {rate}, by the closed ledgers of the last {hours:.1f} hours")
+    left = "no growth" if found.days_left is None else f"{found.days_left:.1f} days"
+    click.echo(f"disks      {left} at that rate, {size_text(found.free_bytes)} free")
+
+
+def _usage_fields(found: Usage) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {
+        "streams": [
+            {"stream_id": stream_id, **asdict(each)} for stream_id, each in found.streams.items()
+        ],
+        "no_stream": asdict(found.raw),
+        "total": asdict(found.total),
+        "bookies": [
+            {"bookie_id": bookie_id, **asdict(bookie)}
+            for bookie_id, bookie in sorted(found.bookies.items())
+        ],
+        "unnamed_ledgers": found.unnamed,
+        "metadata_nodes": found.metadata_nodes,
+        "metadata_bytes": found.metadata_bytes,
+        "rate_bytes_s": found.rate_bytes_s,
+        "rate_window_s": found.rate_window_s,
+        "free_bytes": found.free_bytes,
+        "days_left": found.days_left,
+    }

@@ -26,8 +26,10 @@ from spark_ledger.types import (
 
 if TYPE_CHECKING:
     from spark_ledger.cli.restoring import Restored
-    from spark_ledger.metadata.base import MetadataStore
+    from spark_ledger.cli.usage import Usage
+    from spark_ledger.metadata.base import MetadataStore, SizedStore
     from spark_ledger.metadata.codec import OwnerNode
+    from spark_ledger.metadata.collection import PassReport
     from spark_ledger.transport.base import BookieDescription, Transport
 
 ANSWER_TIMEOUT_S: Final = 3.0
@@ -71,10 +73,12 @@ class BookieRow(NamedTuple):
 
     bookie_id: BookieId
     info: BookieInfo | None
+    collected: PassReport | None = None
+    """How the last pass of its garbage collection went; None before the first."""
 
 
 @asynccontextmanager
-async def _store(uri: str) -> AsyncIterator[MetadataStore]:
+async def _store(uri: str) -> AsyncIterator[SizedStore]:
     from spark_ledger.metadata.connect import open_store
 
     store = await open_store(uri)
@@ -171,9 +175,20 @@ def cluster_bookies(uri: str) -> list[BookieRow]:
             registry = BookieRegistry(store)
             registered = {info.bookie_id: info for info in await registry.list()}
             names = sorted({*registered, *await registry.list_cookies()})
-            return [BookieRow(name, registered.get(name)) for name in names]
+            reports = await asyncio.gather(*(_last_pass(store, name) for name in names))
+            return [
+                BookieRow(name, registered.get(name), report)
+                for name, report in zip(names, reports, strict=True)
+            ]
 
     return asyncio.run(run())
+
+
+async def _last_pass(store: MetadataStore, bookie_id: BookieId) -> PassReport | None:
+    from spark_ledger.metadata.collection import read_collection
+
+    found = await read_collection(store, bookie_id)
+    return None if found is None else found.value.report
 
 
 def after_a_restore(uri: str, without: Collection[str]) -> Restored:
@@ -184,6 +199,18 @@ def after_a_restore(uri: str, without: Collection[str]) -> Restored:
 
         async with _store(uri) as store, _transport(store) as transport:
             return await accept_restored(store, transport, without)
+
+    return asyncio.run(run())
+
+
+def measure_usage(uri: str, advance: Callable[[int], None]) -> Usage:
+    """See ``usage.measure``."""
+
+    async def run() -> Usage:
+        from spark_ledger.cli.usage import measure
+
+        async with _store(uri) as store, _transport(store) as transport:
+            return await measure(store, transport, advance)
 
     return asyncio.run(run())
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from spark_ledger.cli.amounts import size_of
 from spark_ledger.cli.output import print_json, print_table, progress
 from spark_ledger.cli.settings import METADATA_VARIABLE, Command, Settings, common_options
+from spark_ledger.limits import MIB
 
 if TYPE_CHECKING:
     from spark_ledger.local import ClusterStatus
+
+HEAP_VARIABLE: Final = "SPARK_LEDGER_ZOOKEEPER_HEAP"
 
 
 def default_directory() -> Path:
@@ -38,15 +42,24 @@ def group() -> None:
 
 @group.command()
 @click.option("--bookies", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option(
+    "--zookeeper-heap",
+    type=size_of(16 * MIB),
+    envvar=HEAP_VARIABLE,
+    show_envvar=True,
+    metavar="SIZE",
+    help="Memory of ZooKeeper, which keeps all metadata there: 512m, 2g. Default: an eighth of the "
+    "machine's, at least 256m, at most 4g.",
+)
 @directory_option
 @common_options
 @click.pass_obj
-def up(settings: Settings, bookies: int, directory: Path) -> None:
+def up(settings: Settings, bookies: int, zookeeper_heap: int | None, directory: Path) -> None:
     """Start a cluster that keeps running, on the data of the last time if there are any."""
     from spark_ledger import local
 
     with progress("starting ZooKeeper and bookies", None):
-        cluster = local.up(directory, bookies)
+        cluster = local.up(directory, bookies, zookeeper_heap_bytes=zookeeper_heap)
     show(settings, cluster)
     if not settings.as_json:
         click.echo(f"\nexport {METADATA_VARIABLE}={cluster.uri}")
@@ -101,3 +114,6 @@ def show(settings: Settings, cluster: ClusterStatus) -> None:
         ),
     )
     click.echo(f"\ndirectory  {cluster.directory}\nmetadata   {cluster.uri}")
+    for process in processes:
+        if process.note:
+            click.echo(f"{process.name:<11}{process.note}")

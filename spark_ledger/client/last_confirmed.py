@@ -118,9 +118,11 @@ class Prover:
 
     async def prove(self, round_: LastConfirmedRead | LongPoll) -> None:
         """Read one entry after the other, as long as there are any that may prove more."""
-        for proof in round_.proofs:
-            if proof not in round_.proofs:
-                continue  # proved by now
+        tried: set[Proof] = set()
+        # What is believed changes with each: a bookie that is lost takes its support along.
+        while untried := [proof for proof in round_.proofs if proof not in tried]:
+            proof = untried[0]
+            tried.add(proof)
             tries, status = 0, BookieStatus.IO_ERROR
             while status in _TRIED_AGAIN and tries < PROOF_TRIES:
                 await asyncio.sleep(tries * PROOF_PAUSE_S)

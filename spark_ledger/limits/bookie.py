@@ -155,10 +155,32 @@ BOOKIE_UNFINISHED_BYTES_MAX: Final = 64 * MIB
 """Parts of messages of all clients that have stopped in the middle: four of the largest entries.
 What is above is not kept for them: its memory would be taken from the write cache."""
 
-BOOKIE_NONSENSE_BYTES_S: Final = 8 * MIB
+BOOKIE_LOOKAHEAD_BYTES: Final = 2 * MIB
+"""What a client may send ahead of what a bookie reads of it, on each call. A message that is being
+read has a window of its own; 8 MiB brought nothing more to writers, and to whoever sends nonsense
+six more of it, which gRPC takes in before anybody has looked at the first."""
+
+BOOKIE_NONSENSE_BYTES_S: Final = 16 * MIB
 """After bytes that no client of this system sends nothing more is read from the connection for as
-long as they take at this rate. To receive and look at 16 MB keeps everybody else waiting for some
-hundredths of a second, and a client that sends such bytes sends more of them."""
+long as they take at this rate, and those that come from several connections wait one behind the
+other. To receive and look at 16 MB keeps everybody else waiting for some hundredths of a second,
+and a client that sends such bytes sends more of them, on a hundred connections if it likes."""
+
+BOOKIE_NONSENSE_PAUSE_S_MAX: Final = 10.0
+"""What one connection waits at most: long enough that a thousand of them are no load."""
+
+BOOKIE_STRANGER_BYTES_S: Final = 16 * MIB
+"""What connections that have not stored anything yet may send per second, all together, of messages
+that are above 1 MiB and not complete: parts of messages that never end cost whoever sends them
+nothing, and gRPC a second for a gigabyte. Above it they are not heard: the kernel drops what they
+send, and TCP sends it again."""
+
+BOOKIE_STRANGER_BURST_BYTES: Final = 24 * MIB
+"""What they may send at once: the largest entry as the first of a client, and half of another."""
+
+BOOKIE_UNHEARD_S: Final = 2.0
+"""A connection that was not heard for this long is ended. Whoever is ended connects and sends
+again, so each second here is one in which it costs nothing; more would be memory."""
 
 BOOKIE_COLLECT_INTERVAL_S: Final = 60.0
 """Between two searches of a bookie for old cyclic garbage."""

@@ -100,7 +100,7 @@ BUSY_PAUSE_S_MAX: Final = 2.0
 
 LAC_DISPUTE_S: Final = 1.0
 """A reader that asks for the last add confirmed waits so long for bookies that may support what one
-alone says; then they count as failed. One that is silent delays an open by no more than this."""
+alone says; then an entry has to prove it. One that is silent delays an open by little more."""
 
 TAIL_FIRST_LOOK_S: Final = 1.0
 """A tail begins with the newest metadata if they come within this time, else with those it has."""

@@ -22,6 +22,12 @@ SESSION_TIMEOUT_S: Final = 2.0
 """A bookie that was killed starts again once its old session has ended. Long enough for a busy
 machine, where a process may have to wait for its turn."""
 
+COLLECTION_INTERVAL_S: Final = 30.0
+"""Somebody looks at the disk of a small cluster and waits for its space."""
+
+COLLECTION_PAUSE_S: Final = 2.0
+"""The one ZooKeeper on loopback has no server that could lag."""
+
 _NAME: Final = re.compile(r"bookie-(\d+)")
 
 
@@ -80,6 +86,9 @@ def write_config(
         f"port = {ports.admin_port}\n"
         "\n[keeper]\n"
         f"enabled = {str(keeper).lower()}\n"
+        "\n[collection]\n"
+        f"interval_s = {COLLECTION_INTERVAL_S}\n"
+        f"pause_s = {COLLECTION_PAUSE_S}\n"
         "\n[storage]\n"
         f"journal_directory = {_quoted('journal')}\n"
         f"ledger_directories = [{_quoted('ledgers')}]\n"

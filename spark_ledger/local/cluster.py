@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import Final
 
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, MetadataUnavailableError
+from spark_ledger.limits import MIB
 from spark_ledger.local import bookie, zookeeper
 from spark_ledger.local.ports import HOST, free_port, is_free
 from spark_ledger.local.processes import POLL_S, Processes, log_tail
+from spark_ledger.metadata.notices import notice_path
 
 START_TIMEOUT_S: Final = 60.0
 """All processes of a start together. Two seconds are usual; a busy test machine takes longer."""
@@ -50,6 +52,8 @@ class LocalCluster:
     ``bookies``: how many to start; with a directory that was used before, all that are in it.
     ``directory``: where data and logs stay; None is a temporary one that is removed at the end.
     ``keeper``: have one of the bookies run the keeper, which ends what dead writers leave.
+    ``zookeeper_heap_bytes``: the memory in which ZooKeeper keeps all metadata; None is a share of
+    the machine's. When it is full, ZooKeeper ends, is started again, and clients' errors say so.
 
     No process outlives the caller, even one that is killed. Thread-safe, but start and stop one
     bookie from one thread at a time. Raises ConfigurationError if Java, pyspark or the bookie's
@@ -62,10 +66,12 @@ class LocalCluster:
         directory: str | Path | None = None,
         *,
         keeper: bool = False,
+        zookeeper_heap_bytes: int | None = None,
         _daemon: bool = False,
     ) -> None:
         if not isinstance(bookies, int) or bookies < 0:
             raise ConfigurationError(f"bookies is {bookies!r}: it must be a number from 0 on")
+        self._heap_bytes = _checked_heap(zookeeper_heap_bytes)
         if bookies > 0:
             bookie.check_installed()
         temporary = directory is None
@@ -234,14 +240,19 @@ class LocalCluster:
     def _begin_zookeeper(self) -> None:
         server = self._zookeeper
         config = zookeeper.write_config(server.directory, server.port)
-        argv = zookeeper.command(config, durable=self._durable)
+        argv = zookeeper.command(config, durable=self._durable, heap_bytes=self._heap_bytes)
         self._processes.spawn(server.name, argv, log=server.log, env=zookeeper.ENVIRONMENT)
 
     def _zookeeper_ready(self) -> bool:
-        """Wait until it serves; False if it ended instead."""
+        """Wait until it serves, and have it kept from then on; False if it ended instead."""
         server, deadline = self._zookeeper, time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if zookeeper.answers(server.directory, server.port):
+                self._processes.keep(
+                    server.name,
+                    notice=notice_path(server.port),
+                    sayings={zookeeper.OUT_OF_MEMORY: self._heap_is_full()},
+                )
                 return True
             if not self._processes.is_running(server.name):
                 return False
@@ -251,8 +262,17 @@ class LocalCluster:
             f"{server.log}:\n{log_tail(server.log)}"
         )
 
+    def _heap_is_full(self) -> str:
+        return (
+            f"the local ZooKeeper ended: its heap of {self._heap_bytes // MIB} MiB is full. Give "
+            "it more: ledger local down, then ledger local up --zookeeper-heap "
+            f"{2 * self._heap_bytes // MIB}m (or zookeeper_heap_bytes of LocalCluster)"
+        )
+
     def _zookeeper_error(self) -> MetadataUnavailableError:
         server = self._zookeeper
+        if self._processes.states()[server.name].exit_code == zookeeper.OUT_OF_MEMORY:
+            return MetadataUnavailableError(self._heap_is_full())
         busy = "" if is_free(server.port) else f" (port {server.port} is in use)"
         return MetadataUnavailableError(
             f"the local ZooKeeper ended while starting{busy}; the end of its log {server.log}:\n"
@@ -313,6 +333,17 @@ class LocalCluster:
         if signal_number is not signal.SIGKILL:
             self._processes.signal(name, signal.SIGCONT)  # a paused one would sleep through it
         return self._processes.wait_exit(name)
+
+
+def _checked_heap(given: int | None) -> int:
+    if given is None:
+        return zookeeper.default_heap_bytes()
+    if not isinstance(given, int) or given < zookeeper.HEAP_BYTES_MIN:
+        raise ConfigurationError(
+            f"zookeeper_heap_bytes is {given!r}: it must be a number from "
+            f"{zookeeper.HEAP_BYTES_MIN} on"
+        )
+    return given
 
 
 def _prepared(directory: str | Path | None) -> Path:

@@ -36,6 +36,8 @@ class ProcessStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int
     admin_address: str = ""
     running: bool = True
+    note: str = ""
+    """How often it has ended and was started again, and why; empty if it never did."""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,12 +52,22 @@ class ClusterStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     format_version: int = _FORMAT_VERSION
 
 
-def up(directory: str | Path, bookies: int = 3) -> ClusterStatus:
+def up(
+    directory: str | Path, bookies: int = 3, *, zookeeper_heap_bytes: int | None = None
+) -> ClusterStatus:
     """Start a cluster that keeps running, on the data in ``directory`` if there are any.
+
+    ``zookeeper_heap_bytes``: as in ``LocalCluster``.
 
     Raises ConfigurationError if one runs there already, and whatever ``LocalCluster`` raises.
     """
-    cluster = LocalCluster(bookies, directory, keeper=True, _daemon=True)
+    cluster = LocalCluster(
+        bookies,
+        directory,
+        keeper=True,
+        zookeeper_heap_bytes=zookeeper_heap_bytes,
+        _daemon=True,
+    )
     state = cluster.directory / STATE_NAME
     try:
         states = cluster.processes.states()

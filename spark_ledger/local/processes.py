@@ -87,6 +87,21 @@ class Processes:
         """Send a signal; nothing happens if the process has ended."""
         self._request({"op": "signal", "name": name, "signal": int(signal_number)})
 
+    def keep(self, name: str, *, notice: Path, sayings: Mapping[int, str]) -> None:
+        """Have a process that runs started again when it ends, but not when ``signal`` ended it.
+
+        ``notice``: a file that says why it ended, while that may explain that it does not answer.
+        ``sayings``: what it says by exit code.
+        """
+        self._request(
+            {
+                "op": "keep",
+                "name": name,
+                "notice": str(notice),
+                "sayings": {str(code): text for code, text in sayings.items()},
+            }
+        )
+
     def states(self) -> dict[str, ProcessState]:
         """Every process that was ever started, by name."""
         processes = self._request({"op": "status"})["processes"]

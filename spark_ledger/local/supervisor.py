@@ -5,13 +5,16 @@ milliseconds. It has one thread. Requests are JSON lines on standard input, one 
 
     {"op": "spawn", "name": ..., "argv": [...], "cwd": ..., "log": ..., "env": {...}}
     {"op": "signal", "name": ..., "signal": 9}
+    {"op": "keep", "name": ..., "notice": path, "sayings": {"3": ...}}   start it again when it ends
     {"op": "status"}                  -> {"processes": {name: {"pid": 1, "exit": null}}}
     {"op": "detach", "state": path}   go on alone; the state file is removed at the end
     {"op": "stop", "graceful": true}
 
 Until it is detached it kills everything and ends when its input closes or its parent dies. It
 watches both, because a program that the parent has forked may hold the other end of the input
-open. If this process itself is killed, the kernel kills the children (on Linux; the flag belongs to
+open. A process that it keeps is started again, later each time, unless a request ended it; why it
+ended stands in the notice, for those who wonder why it does not answer, and in the state file. If
+this process itself is killed, the kernel kills the children (on Linux; the flag belongs to
 the thread that made the child, so there is only one). It holds a lock on the directory as long as
 it lives.
 """
@@ -45,6 +48,15 @@ BOOKIES_STOP_S: Final = 15.0
 OTHERS_STOP_S: Final = 5.0
 """ZooKeeper has nothing to write at its end."""
 
+RESTART_S: Final = 0.5
+"""A kept process that ended is started again after this, and twice as long each time."""
+
+RESTART_S_MAX: Final = 30.0
+"""The longest of these pauses: one whose trouble has gone is back soon."""
+
+RAN_WELL_S: Final = 60.0
+"""A kept process that ran for so long begins afresh: a short pause, and no notice."""
+
 DIRECTORY_IN_USE: Final = 3
 """Exit code: another cluster runs in the directory."""
 
@@ -63,6 +75,8 @@ class Request(TypedDict, total=False):
     signal: int
     state: str
     graceful: bool
+    notice: str
+    sayings: dict[str, str]
 
 
 class ChildState(TypedDict):
@@ -84,11 +98,67 @@ class _TerminatedError(Exception):
     """SIGTERM or SIGINT came."""
 
 
+class Kept:
+    """A process that is started again when it ends. Who watches it calls ``look`` now and then."""
+
+    def __init__(self, request: Request, start: Callable[[], int], now: float) -> None:
+        """It runs ``now``, and ``start`` starts it again."""
+        self._start = start
+        self._sayings = request["sayings"]
+        self._notice = Path(request["notice"])
+        self._pause_s = RESTART_S
+        self._started_at = now
+        self._again_at: float | None = None
+        self.ended = 0
+        """How often it has ended."""
+        self.why = ""
+        """Why it ended last, with what to do; empty if it never did."""
+        self._remove_notice()
+
+    def look(self, exit_code: int | None, now: float) -> int | None:
+        """Start it again if that is due; then its new process id."""
+        if exit_code is None:
+            if self.ended and now - self._started_at > RAN_WELL_S:
+                self._pause_s = RESTART_S
+                self._remove_notice()
+            return None
+        if self._again_at is None:
+            self._again_at, self._pause_s = (
+                now + self._pause_s,
+                min(2 * self._pause_s, RESTART_S_MAX),
+            )
+            self.ended += 1
+            default = f"it ended with exit code {exit_code}, and is started again"
+            self.why = self._sayings.get(str(exit_code), default)
+            self._write_notice()
+        if now < self._again_at:
+            return None
+        self._again_at, self._started_at = None, now
+        return self._start()
+
+    def end(self) -> None:
+        """It is not kept any more: somebody ended it on purpose."""
+        self._remove_notice()
+
+    def _write_notice(self) -> None:
+        with contextlib.suppress(OSError):  # it only explains; a full disk must not end the cluster
+            self._notice.parent.mkdir(mode=0o700, exist_ok=True)
+            temporary = self._notice.with_name(f"{self._notice.name}.{os.getpid()}")
+            temporary.write_text(self.why)
+            temporary.replace(self._notice)
+
+    def _remove_notice(self) -> None:
+        with contextlib.suppress(OSError):
+            self._notice.unlink(missing_ok=True)
+
+
 class Supervisor:
     """The children by name, and the requests about them."""
 
     def __init__(self, *, remove: Path | None, parent: int | None) -> None:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._spawned: dict[str, Request] = {}
+        self._kept: dict[str, Kept] = {}
         self._remove = remove
         self._parent = parent
         self._state: Path | None = None
@@ -119,6 +189,7 @@ class Supervisor:
             ready, _, _ = select.select(inputs, [], [], PARENT_CHECK_S)
             for child in self._children.values():
                 child.poll()  # reap
+            self.look()
             if ready:
                 received = os.read(0, 65536)
                 if not received:
@@ -131,7 +202,7 @@ class Supervisor:
 
     def _answer(self, line: bytes) -> None:
         try:
-            reply = self._handle(json.loads(line))
+            reply = self.handle(json.loads(line))
         except (OSError, KeyError, ValueError) as error:
             reply = {"error": f"{type(error).__name__}: {error}"}
         with contextlib.suppress(BrokenPipeError):  # the reader is gone; the loop will see it
@@ -139,14 +210,15 @@ class Supervisor:
         if self._detached:
             os.close(1)
 
-    def _handle(self, request: Request) -> Reply:
+    def handle(self, request: Request) -> Reply:
+        """Do what a request asks for; the reply."""
         match request["op"]:
             case "spawn":
                 return self._spawn(request)
             case "signal":
-                child = self._children[request["name"]]
-                if child.poll() is None:
-                    child.send_signal(request["signal"])
+                self._signal(request["name"], request["signal"])
+            case "keep":
+                self._keep(request)
             case "status":
                 return {
                     "processes": {
@@ -178,12 +250,49 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 preexec_fn=self._die_with_parent,  # safe: this process has one thread
             )
-        self._children[name] = child
+        self._children[name], self._spawned[name] = child, request
         return {"pid": child.pid}
+
+    def _signal(self, name: str, number: int) -> None:
+        if number in (signal.SIGKILL, signal.SIGTERM) and name in self._kept:
+            self._kept.pop(name).end()
+        child = self._children[name]
+        if child.poll() is None:
+            child.send_signal(number)
+
+    def _keep(self, request: Request) -> None:
+        name = request["name"]
+        spawned = self._spawned[name]
+        self._kept[name] = Kept(request, lambda: self._spawn(spawned)["pid"], time.monotonic())
+
+    def look(self) -> None:
+        """Start again what is kept and has ended."""
+        for name, kept in self._kept.items():
+            before = kept.ended
+            try:
+                pid = kept.look(self._children[name].returncode, time.monotonic())
+            except OSError as error:
+                kept.why, pid = f"it cannot be started again: {error}", None
+            if pid is not None or kept.ended != before:
+                self._write_state(name, kept)
+
+    def _write_state(self, name: str, kept: Kept) -> None:
+        """Tell who reads the state file of the new process, and why it ended."""
+        if self._state is None:
+            return
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            state = json.loads(self._state.read_bytes())
+            state[name]["pid"] = self._children[name].pid
+            state[name]["note"] = f"{kept.why} (it has ended {kept.ended} times)"
+            temporary = self._state.with_suffix(".tmp")
+            temporary.write_text(json.dumps(state, indent=2))
+            temporary.replace(self._state)
 
     def _stop(self, *, graceful: bool) -> None:
         """End all children, the bookies before the metadata store they report to."""
         self._stopped = True
+        for kept in self._kept.values():
+            kept.end()
         if graceful:
             bookies = [c for name, c in self._children.items() if name.startswith("bookie")]
             others = [c for name, c in self._children.items() if not name.startswith("bookie")]

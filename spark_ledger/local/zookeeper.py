@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import GIB, MIB
 from spark_ledger.local.ports import HOST, is_free
 
 CLASSPATH_VARIABLE: Final = "SPARK_LEDGER_ZOOKEEPER_CLASSPATH"
@@ -36,22 +37,67 @@ _JARS: Final = (
     "snappy-java-*.jar",
 )
 
+HEAP_BYTES_MIN: Final = 16 * MIB
+"""With less the server does not start."""
+
+HEAP_SHARE: Final = 8
+"""One part of this many of the machine's memory: the rest is for bookies, Spark and files."""
+
+HEAP_BYTES_DEFAULT_MIN: Final = 256 * MIB
+"""The default is never less: ZooKeeper keeps all metadata in its heap, about 1 KiB for a node."""
+
+HEAP_BYTES_DEFAULT_MAX: Final = 4 * GIB
+"""Nor more: four million nodes are beyond what one machine's bookies hold."""
+
+HEAP_START_BYTES: Final = 32 * MIB
+"""The heap begins small, and grows when it has to: test machines start many servers."""
+
+MESSAGE_BYTES_MAX: Final = 0xFFFFF
+"""ZooKeeper's own default for the largest request and node (jute.maxbuffer), stated: what works
+with this server works with any other."""
+
+OUT_OF_MEMORY: Final = 3
+"""The exit code of Java when its heap is full. It must not go on: what then fails is not said to
+anybody, and clients would wait for a server that looks alive."""
+
 _JVM_FLAGS: Final = (
-    "-Xmx128m",
     "-Xss256k",
-    "-XX:+UseSerialGC",
+    # This collector also gives up when it does little else than collect; the serial one never does.
+    "-XX:+UseParallelGC",
+    "-XX:ParallelGCThreads=1",
+    "-XX:GCTimeLimit=80",
+    "-XX:GCHeapFreeLimit=5",
+    "-XX:+ExitOnOutOfMemoryError",
     "-XX:TieredStopAtLevel=1",
     "-XX:-UsePerfData",
     "-Dzookeeper.preAllocSize=1024",  # KiB; the default reserves 64 MiB for each log file
+    f"-Djute.maxbuffer={MESSAGE_BYTES_MAX}",
 )
 
 
-def command(config: Path, *, durable: bool) -> list[str]:
+def default_heap_bytes() -> int:
+    """The largest heap of a server that nobody chose one for, from the memory of the machine."""
+    share = memory_bytes() // HEAP_SHARE
+    return min(max(share, HEAP_BYTES_DEFAULT_MIN), HEAP_BYTES_DEFAULT_MAX)
+
+
+def memory_bytes(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """The memory of the machine, or of the container if that has less."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        text = limit_file.read_text().strip()
+    except OSError:
+        return machine
+    return min(machine, int(text)) if text.isdecimal() else machine
+
+
+def command(config: Path, *, durable: bool, heap_bytes: int) -> list[str]:
     """The command line of a server. Without ``durable`` a power cut may lose metadata.
 
     Raises ConfigurationError that says what to install if Java or the jars are missing.
     """
-    flags = list(_JVM_FLAGS)
+    kib = heap_bytes // 1024
+    flags = [f"-Xmx{kib}k", f"-Xms{min(kib, HEAP_START_BYTES // 1024)}k", *_JVM_FLAGS]
     if not durable:
         flags.append("-Dzookeeper.forceSync=no")
     return [java(), *flags, "-cp", classpath(), MAIN_CLASS, str(config)]

@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.entries import METADATA_REQUEST_BYTES_MAX
@@ -67,6 +67,13 @@ class Delete:
 
 
 Operation = Check | Create | Put | Delete
+
+
+class StoreSize(NamedTuple):
+    """How much a metadata store holds; None where it does not say."""
+
+    nodes: int | None
+    bytes: int | None
 
 
 class Watch(Protocol):
@@ -137,6 +144,13 @@ class MetadataStore(Protocol):
 
 
 # -- for implementations ---------------------------------------------------------------------------
+
+
+class SizedStore(MetadataStore, Protocol):
+    """A metadata store that knows how large it is."""
+
+    async def size(self) -> StoreSize:
+        """How many nodes and bytes all of it has, as far as it says."""
 
 
 class Subscription:

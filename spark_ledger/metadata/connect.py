@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_ledger.limits.metadata import METADATA_TIMEOUT_S, SESSION_TIMEOUT_S
-from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.base import SizedStore
 from spark_ledger.metadata.uri import parse_uri
 
 
@@ -13,7 +13,7 @@ async def open_store(
     session_timeout_s: float = SESSION_TIMEOUT_S,
     connect_timeout_s: float = METADATA_TIMEOUT_S,
     operation_timeout_s: float = METADATA_TIMEOUT_S,
-) -> MetadataStore:
+) -> SizedStore:
     """Connect to the store that ``uri`` names, ``zk://host1:2181,host2:2181/ledgers``.
 
     Credentials go before the hosts, ``zk://user:password@host...``; they are never printed.

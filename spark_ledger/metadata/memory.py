@@ -28,6 +28,7 @@ from spark_ledger.metadata.base import (
     Delete,
     Operation,
     Put,
+    StoreSize,
     Subscription,
     Watch,
     check_operations,
@@ -105,6 +106,10 @@ class MemoryTree:
     def children(self, path: str) -> list[str]:
         with self.lock:
             return sorted(self._children.get(path, ()))
+
+    def size(self) -> StoreSize:
+        with self.lock:
+            return StoreSize(len(self._nodes), sum(len(node.data) for node in self._nodes.values()))
 
     def listing(self, path: str) -> Versioned[list[str]]:
         with self.lock:
@@ -254,6 +259,10 @@ class MemoryMetadataStore:
     async def listing(self, path: str) -> Versioned[list[str]]:
         check_path(path)
         return await self._read("children", path, lambda: self.tree.listing(path))
+
+    async def size(self) -> StoreSize:
+        """How large the tree is."""
+        return self.tree.size()
 
     async def create(
         self, path: str, data: bytes, *, ephemeral: bool = False, make_parents: bool = True

@@ -14,7 +14,7 @@ REPEAT_S: Final = 0.5
 each time: a lost message costs a reader half a second."""
 
 REPEAT_S_MAX: Final = 60.0
-"""Longest of these pauses: 3,000 idle writers beside a dead bookie that each of them needs send it
+"""Longest of these pauses: 3,000 idle writers beside a dead bookie that is a member of each send it
 fifty small requests a second in all."""
 
 

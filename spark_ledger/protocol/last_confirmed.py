@@ -47,7 +47,8 @@ class Claims:
         self._claims: dict[int, int] = {}
         self._newest: dict[int, EntryId] = {}
         """The highest entry that each says it holds."""
-        self._failed: set[int] = set()
+        self._mute: set[int] = set()
+        """Who gave no answer that says anything: failed or busy."""
         self._proved: EntryId = NO_ENTRY
 
     def take(
@@ -63,27 +64,28 @@ class Claims:
             self._newest[bookie_index] = last_entry
         elif status.is_denial:
             self._claims[bookie_index] = NO_ENTRY  # it has answered, and knows of nothing
-        elif status is not BookieStatus.TOO_MANY_REQUESTS:  # busy is not bad
-            self._failed.add(bookie_index)
+        else:
+            self._mute.add(bookie_index)
 
     @property
     def believed(self) -> EntryId:
         """The highest LAC that is believed; -1 if none is."""
-        failed = frozenset(self._failed)
         for claim in sorted(set(self._claims.values()), reverse=True):
             supporters = frozenset(i for i, last in self._claims.items() if last >= claim)
-            if is_supported(supporters, failed, self._quorums):
+            if is_supported(supporters, self._quorums):
                 return EntryId(max(claim, self._proved))
         return self._proved
 
     def proofs(self, bookies: Sequence[BookieId]) -> list[Proof]:
-        """The entries that may prove more than is believed, where agreement may be out of reach.
+        """The entries that may prove more than is believed, where agreement may be out of reach:
+        with few copies, or because some gave no answer.
 
         An entry's LAC is what its writer had confirmed when it made the frame, and AQ bookies have
         each entry that was acknowledged. One of them has answered, so its newest entry proves at
         least what was confirmed when the last acknowledged entry was added.
         """
-        if agreement_suffices(self._quorums) or not self.is_disputed:
+        mute = frozenset(self._mute)
+        if agreement_suffices(mute, self._quorums) or not self.is_disputed:
             return []
         above = [index for index, claim in self._claims.items() if claim > self.believed]
         above.sort(key=lambda index: -self._claims[index])
@@ -97,7 +99,7 @@ class Claims:
     def fail(self, bookie_index: int) -> None:
         """A bookie has said something, and cannot be reached for the proof."""
         del self._claims[bookie_index]
-        self._failed.add(bookie_index)
+        self._mute.add(bookie_index)
 
     @property
     def told(self) -> list[int]:
@@ -157,9 +159,8 @@ class LastConfirmedRead:
         return is_covered(frozenset(self._known), self._metadata.quorums)
 
     def give_up(self) -> None:
-        """The bookies that have not answered take too long: they count as failed, and one that
-        answered is believed in their place (rule P5). Otherwise an end that was told would stay
-        unseen."""
+        """The bookies that have not answered take too long. An end that only they could support has
+        to be proved (rule P5); otherwise it would stay unseen."""
         for bookie_index in range(self._metadata.quorums.ensemble_size):
             if bookie_index not in self._answered:
                 self._claims.take(bookie_index, BookieStatus.TIMEOUT, NO_ENTRY)
@@ -168,6 +169,8 @@ class LastConfirmedRead:
     @property
     def proofs(self) -> list[Proof]:
         """What to read once the round is over: the result may grow by it."""
+        if self._error is not None:
+            return []
         return self._claims.proofs(self._metadata.last_fragment.bookies)
 
     def prove(self, last_add_confirmed: EntryId) -> None:

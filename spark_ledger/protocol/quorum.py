@@ -144,35 +144,30 @@ def no_newer_confirmed(empty_answers: int, quorums: Quorums) -> bool:
     return empty_answers >= quorums.ensemble_size - quorums.ack_quorum + 1
 
 
-def is_supported(supporters: frozenset[int], failed: frozenset[int], quorums: Quorums) -> bool:
-    """True when one of those who say something is honest, if AQ of each write set are (rule P5).
-
-    Then at most WQ - AQ of a write set are not. ``failed`` gave no answer that makes sense, so they
-    are among these, and are not among the supporters.
-    """
-    assert not supporters & failed, "Who supports something has answered."
-    for lane in lanes(quorums):
-        bad = sum(index in failed for index in lane.indexes)
-        count = sum(index in supporters for index in lane.indexes)
-        if count > max(0, quorums.write_quorum - quorums.ack_quorum - bad):
-            return True
-    return False
+def is_supported(supporters: frozenset[int], quorums: Quorums) -> bool:
+    """True when one of those who say something is honest, if at most WQ - AQ of a write set lie
+    (rule P5). Bookies that do not answer prove nothing, so they change nothing."""
+    liars_max = quorums.write_quorum - quorums.ack_quorum
+    return any(
+        sum(index in supporters for index in lane.indexes) > liars_max for lane in lanes(quorums)
+    )
 
 
-def agreement_suffices(quorums: Quorums) -> bool:
-    """Whether what AQ bookies of a write set know is always believed by their agreement (rule P5).
-
-    If not, as with two copies of which one has to answer, an entry must prove what one bookie says.
-    """
-    return quorums.ack_quorum > quorums.write_quorum - quorums.ack_quorum
+def agreement_suffices(mute: frozenset[int], quorums: Quorums) -> bool:
+    """Whether what AQ bookies of a write set know is believed by their agreement, although these
+    gave no answer (rule P5). If not, an entry must prove what one bookie says."""
+    liars_max = quorums.write_quorum - quorums.ack_quorum
+    return all(
+        quorums.ack_quorum - sum(index in mute for index in lane.indexes) > liars_max
+        for lane in lanes(quorums)
+    )
 
 
 def is_told(knowing: frozenset[int], quorums: Quorums) -> bool:
-    """True when whoever asks the ensemble believes what these bookies know, whoever fails to answer
-    (rule P5).
+    """True when whoever hears a coverage of the ensemble believes what these bookies know, whoever
+    fails to answer (rule P5).
 
-    AQ of one write set, so that one of them answers (rule P13), and so many that those who answer
-    are more than the liars that may be left.
+    That takes a whole write set: a coverage may be no more than WQ - AQ + 1 of it, and all of these
+    have to agree.
     """
-    enough = max(quorums.ack_quorum, quorums.write_quorum - quorums.ack_quorum + 1)
-    return any(sum(index in knowing for index in lane.indexes) >= enough for lane in lanes(quorums))
+    return any(knowing.issuperset(lane.indexes) for lane in lanes(quorums))

@@ -25,7 +25,7 @@ from spark_ledger.errors import (
     MalformedMessageError,
 )
 from spark_ledger.limits.client import READ_CALL_S_MAX
-from spark_ledger.transport.answer_timeout import answer_within
+from spark_ledger.transport.answer_timeout import AnswerTimeout
 from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import (
     AddResult,
@@ -166,8 +166,9 @@ class GrpcTransport:
             access_key=access_key,
         )
         call = connection.read(request, timeout=READ_CALL_S_MAX, metadata=connection.metadata)
+        bound = AnswerTimeout(timeout_s, call.cancel)
         try:
-            while (data := await answer_within(call.read(), timeout_s)) is not grpc.aio.EOF:
+            while (data := await bound.within(call.read())) is not grpc.aio.EOF:
                 assert isinstance(data, bytes), "the call has no deserializer"
                 response, run = decode_read_response(data)
                 if run is None:
@@ -179,16 +180,18 @@ class GrpcTransport:
         except grpc.RpcError as error:
             status, message = failure_of(error)
             yield ReadChunk(status, None, wanted, _about(bookie_id, message))
-        except TimeoutError:
-            message = _about(bookie_id, f"no answer within {timeout_s:g} s")
-            yield ReadChunk(BookieStatus.TIMEOUT, None, wanted, message)
         except asyncio.CancelledError:
             if _is_cancelled_by_caller():
                 raise
-            yield ReadChunk(BookieStatus.UNAVAILABLE, None, wanted, _cut(bookie_id))
+            status, message = BookieStatus.UNAVAILABLE, _cut(bookie_id)
+            if bound.expired:
+                message = _about(bookie_id, f"no answer within {timeout_s:g} s")
+                status = BookieStatus.TIMEOUT
+            yield ReadChunk(status, None, wanted, message)
         except MalformedMessageError as error:
             yield ReadChunk(BookieStatus.IO_ERROR, None, wanted, _about(bookie_id, str(error)))
         finally:
+            bound.close()
             call.cancel()
 
     async def read_last_confirmed(

@@ -21,13 +21,13 @@ from bookie_server.storage.journal.mark import Mark, pack_mark, unpack_mark
 from bookie_server.storage.journal.replay import START_OF_JOURNAL
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_path
 from bookie_server.storage.ledgers.index import BlockLocation
-from bookie_server.storage.ledgers.lmdb_index import (
-    _KEY,
-    _LEDGER_KEY,
-    _LEDGER_RECORD,
-    _ROW,
-    _ledger_record,
-    _row,
+from bookie_server.storage.ledgers.lmdb_tables import (
+    KEY,
+    LEDGER_KEY,
+    LEDGER_RECORD,
+    ROW,
+    read_ledger_record,
+    read_row,
 )
 from bookie_server.storage.ledgers.row_proofs import sealed
 from bookie_server.storage.records import RecordType
@@ -251,19 +251,19 @@ def _entry_log() -> list[Target]:
 
 def _index() -> list[Target]:
     path = Path("/index")
-    keys = (_KEY.pack(3, 5), _LEDGER_KEY.pack(3))
+    keys = (KEY.pack(3, 5), LEDGER_KEY.pack(3))
     rows = [
-        sealed(keys[0], _ROW.pack(1, offset, 300, offset % 2, 9)) for offset in (4096, 2**32 - 1)
+        sealed(keys[0], ROW.pack(1, offset, 300, offset % 2, 9)) for offset in (4096, 2**32 - 1)
     ]
     ledger_records = [
-        sealed(keys[1], _LEDGER_RECORD.pack(flags, b"h" * 32, 3, 9)) for flags in range(4)
+        sealed(keys[1], LEDGER_RECORD.pack(flags, b"h" * 32, 3, 9)) for flags in range(4)
     ]
 
     def row(data: bytes) -> object:
-        return _row(keys[0], data, path)
+        return read_row(keys[0], data, path)
 
     def ledger_record(data: bytes) -> object:
-        return _ledger_record(keys[1], data, path)
+        return read_ledger_record(keys[1], data, path)
 
     named = (CorruptionError,)
     return [

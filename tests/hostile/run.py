@@ -1,7 +1,9 @@
 """Runs kinds of hostile clients one after the other, and judges what the bookie made of them.
 
-Each attacks another bookie of the machine first, and then the one of the neighbour. The difference
-is what the bookie lets through; the rest are processors and a disk that all share.
+A machine that is attacked is slow for everybody on it: attacker, bookies and neighbours share its
+processors and its disk. So a second neighbour appends to a second bookie of the same machine at the
+same time, which nobody attacks. What the neighbour of the attacked bookie waits for longer than
+that one is what the bookie lets through.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Final
 
 import tests.hostile.frames  # noqa: F401 - its kinds are found by being there
 from tests.hostile.attacks import ATTACKS, Target
-from tests.hostile.victim import BOOKIE, OTHER, Victim, quantile
+from tests.hostile.beside import quantile
+from tests.hostile.victim import BOOKIE, Victim
 
 BUDGET_MIB: Final = 512
 """The default budget."""
@@ -25,7 +28,7 @@ LOOK_S: Final = 0.01
 """Between two looks at the memory of the bookie."""
 
 CONTROL_RATIO_MAX: Final = 3.0
-"""The most that the neighbour's p99 may be, of what it is while the other bookie is attacked."""
+"""The most that the neighbour's p99 may be, of what the other bookie's neighbour has meanwhile."""
 
 JUDGED_S: Final = 10.0
 """A shorter attack does not judge how slow it makes the neighbour: few seconds have a handful of
@@ -55,6 +58,8 @@ class Outcome:
     longest_ms: float
     peak_mib: int
     after_mib: int
+    processor_share: float
+    """Of one processor, for the bookie."""
 
     @property
     def ratio(self) -> float:
@@ -63,7 +68,7 @@ class Outcome:
 
     @property
     def control_ratio(self) -> float:
-        """To what it was while the other bookie was attacked."""
+        """To what the other bookie's neighbour had at the same time."""
         return self.p99_ms / max(self.p99_control_ms, 0.001)
 
 
@@ -85,15 +90,16 @@ def run(kinds: Sequence[str], seconds: float) -> Report:
     """Attack with each kind for so many seconds."""
     report = Report(seconds)
     with tempfile.TemporaryDirectory() as directory, Victim(Path(directory)) as victim:
-        while not victim.latencies(0.0, time.monotonic()):
-            time.sleep(0.05)
+        for beside in (victim.neighbour, victim.control):
+            while not beside.latencies(0.0, time.monotonic()):
+                time.sleep(0.05)
         for kind in kinds:
             _attack(victim, kind, seconds, report)
             if not victim.is_alive:
                 report.problems.append(f"{kind}: bookie or neighbour ended\n{victim.log[-3000:]}")
                 return report
-        report.entries = len(victim.latencies(0.0, time.monotonic()))
-        if victim.finish() != 0:
+        report.entries = len(victim.neighbour.latencies(0.0, time.monotonic()))
+        if victim.neighbour.finish() != 0:
             report.problems.append("the neighbour misses entries that were acknowledged")
         if "Traceback" in victim.log:
             at = victim.log.index("Traceback")
@@ -104,18 +110,16 @@ def run(kinds: Sequence[str], seconds: float) -> Report:
 def _attack(victim: Victim, kind: str, seconds: float, report: Report) -> None:
     began = time.monotonic()
     time.sleep(QUIET_S)
-    control = time.monotonic()
-    other = Target(victim.other_address, victim.other_admin_address, OTHER)
-    asyncio.run(_for_a_while(kind, other, seconds, victim))
-    time.sleep(0.5)
     attacked = time.monotonic()
-    log_bytes = len(victim.log)
+    log_bytes, processor_s = len(victim.log), victim.processor_s
     victim.forget_peak()
     target = Target(victim.address, victim.admin_address, BOOKIE)
     asyncio.run(_for_a_while(kind, target, seconds, victim))
     ended = time.monotonic()
-    before, beside = victim.latencies(began, control), victim.latencies(control, attacked)
-    during = victim.latencies(attacked, ended)
+    processor_s = victim.processor_s - processor_s
+    before = victim.neighbour.latencies(began, attacked)
+    during = victim.neighbour.latencies(attacked, ended)
+    beside = victim.control.latencies(attacked, ended)
     time.sleep(0.5)
     peak, now = victim.memory()
     outcome = Outcome(
@@ -126,6 +130,7 @@ def _attack(victim: Victim, kind: str, seconds: float, report: Report) -> None:
         1e3 * max(during, default=0.0),
         peak,
         now,
+        round(processor_s / (ended - attacked), 2),
     )
     report.outcomes.append(outcome)
     print(line(outcome), flush=True)
@@ -159,7 +164,8 @@ def line(outcome: Outcome) -> str:
     return (
         f"{outcome.kind:36} {outcome.p99_before_ms:7.1f} {outcome.p99_control_ms:8.1f} "
         f"{outcome.p99_ms:9.1f} {outcome.ratio:8.1f} {outcome.control_ratio:10.1f} "
-        f"{outcome.longest_ms:8.0f} {outcome.peak_mib:5} {outcome.after_mib:6}"
+        f"{outcome.longest_ms:8.0f} {outcome.peak_mib:5} {outcome.after_mib:6} "
+        f"{outcome.processor_share:9.2f}"
     )
 
 
@@ -167,7 +173,8 @@ def table(report: Report) -> str:
     """What a reader looks at: the neighbour's p99 in milliseconds, and the bookie's memory."""
     head = (
         f"{'kind':36} {'alone':>7} {'control':>8} {'attacked':>9} {'to alone':>8} "
-        f"{'to control':>10} {'longest':>8} {'peak':>5} {'after':>6}"
+        f"{'to control':>10} {'longest':>8} {'peak':>5} {'after':>6} "
+        f"{'processor':>9}"
     )
     rows = [line(outcome) for outcome in report.outcomes]
     return "\n".join((head, *rows, f"{report.entries} entries of the neighbour, all there"))

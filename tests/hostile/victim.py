@@ -1,11 +1,8 @@
-"""A real bookie under attack, the steady appender beside it, and what both went through."""
+"""A real bookie under attack, the steady appenders beside it, and what all went through."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -23,12 +20,13 @@ from spark_ledger.wire.codec import (
     encode_append_request,
 )
 from spark_ledger.wire.options import transfer_options
+from tests.hostile.beside import Beside
 from tests.made_ledgers import make_ledgers
 
 BOOKIE: Final = "bookie-0"
 OTHER: Final = "bookie-1"
-"""Attacked in the same way while nobody watches, for the control: what the attack takes from the
-machine, and not from the bookie."""
+"""Never attacked. Its neighbour is the control: what the attack takes from the machine at that very
+time, and not from the bookie."""
 
 BIG_LEDGER: Final = 2
 """Holds one entry of 16 MiB."""
@@ -49,31 +47,26 @@ def plain_run(ledger_id: int, first_entry: int, entries: int, size: int) -> Entr
 
 
 class Victim:
-    """One bookie with data, and its neighbour. Ends both at the end of the ``with`` block."""
+    """One bookie with data, its neighbour, and that of another bookie. Ends all at the end of the
+    ``with`` block."""
 
     def __init__(self, directory: Path) -> None:
         self._cluster = LocalCluster(bookies=2, directory=directory / "cluster")
         self.address = self._cluster.bookie_address(0)
         self.admin_address = self._cluster.bookie_admin_address(0)
-        self.other_address = self._cluster.bookie_address(1)
-        self.other_admin_address = self._cluster.bookie_admin_address(1)
         self.pid = self._cluster.bookie_pid(0)
         self._peak_mib = 0
-        self._latencies = directory / "latencies"
-        self._neighbour: subprocess.Popen[bytes] | None = None
+        self.neighbour = Beside(self.address, BOOKIE, directory / "latencies")
+        self.control = Beside(self._cluster.bookie_address(1), OTHER, directory / "control")
 
     def __enter__(self) -> Victim:
         try:
             make_ledgers(self._cluster.uri, (1, BIG_LEDGER, MANY_LEDGER, *FLOODED_LEDGERS))
             self._fill(self.address, BOOKIE)
-            self._fill(self.other_address, OTHER)
-            self._latencies.touch()
-            command = (sys.executable, "-m", "tests.hostile.neighbour", self.address, BOOKIE)
-            self._neighbour = subprocess.Popen(
-                (*command, str(self._latencies)), stdin=subprocess.PIPE
-            )
+            self.neighbour.start()
+            self.control.start()
         except BaseException:
-            self._cluster.stop()
+            self._stop()
             raise
         return self
 
@@ -83,22 +76,30 @@ class Victim:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        if self._neighbour is not None:
-            self._neighbour.kill()
-            self._neighbour.wait()
+        self._stop()
+
+    def _stop(self) -> None:
+        self.neighbour.kill()
+        self.control.kill()
         self._cluster.stop()
 
     @property
     def is_alive(self) -> bool:
         """The bookie was neither restarted nor ended, and the neighbour has every answer so far."""
-        assert self._neighbour is not None
         same = self._cluster.is_bookie_running(0) and self._cluster.bookie_pid(0) == self.pid
-        return same and self._neighbour.poll() is None
+        return same and self.neighbour.is_alive
 
     @property
     def log(self) -> str:
         """What the bookie has written into its log."""
         return self._cluster.bookie_log(0).read_text()
+
+    @property
+    def processor_s(self) -> float:
+        """Processor time of the bookie so far."""
+        text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        user, system = text.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def forget_peak(self) -> None:
         """Measure the most memory from now on."""
@@ -119,26 +120,6 @@ class Victim:
         now = self._private_mib()
         return max(self._peak_mib, now), now
 
-    def latencies(self, begin: float, end: float) -> list[float]:
-        """Of the neighbour's entries that were acknowledged then, sorted; and, when it waits for
-        one, for how long."""
-        found: list[float] = []
-        last = begin
-        for line in self._latencies.read_text(encoding="ascii").splitlines():
-            at, _, seconds = line.partition(" ")
-            if seconds and begin <= float(at) <= end:
-                found.append(float(seconds))
-                last = float(at)
-        if end - last > 0.5:
-            found.append(end - last)
-        return sorted(found)
-
-    def finish(self) -> int:
-        """Have the neighbour compare every entry; its exit code."""
-        assert self._neighbour is not None and self._neighbour.stdin is not None
-        self._neighbour.stdin.close()
-        return self._neighbour.wait(120)
-
     @staticmethod
     def _fill(address: str, bookie_id: str) -> None:
         runs = [plain_run(BIG_LEDGER, 0, 1, 16 * _MIB)]
@@ -152,16 +133,3 @@ class Victim:
             for data in call(messages, timeout=60, metadata=metadata):
                 results = pb.AppendResponse.FromString(data).results
                 assert all(result.status == pb.OK for result in results), results
-
-
-def quantile(latencies: Sequence[float], share: float) -> float:
-    """Milliseconds; of sorted seconds."""
-    last = len(latencies) - 1
-    return 1e3 * latencies[min(last, int(len(latencies) * share))] if latencies else 0.0
-
-
-def wait(seconds: float) -> tuple[float, float]:
-    """From when to when that was."""
-    begin = time.monotonic()
-    time.sleep(seconds)
-    return begin, time.monotonic()

@@ -87,6 +87,15 @@ def test_bookies_are_listed_and_describe_themselves(shell: Shell, cluster: Local
     assert cluster.bookie_ids[0] in shell.ok("bookie", "status", cluster.bookie_ids[0]).out
 
 
+def test_usage_adds_up_what_the_cluster_holds(shell: Shell) -> None:
+    append(shell, stdin=b"x" * 1000)
+    usage = shell.ok("cluster", "usage", "--json").json()
+    assert usage["total"]["replicated_bytes"] == 3 * usage["total"]["user_bytes"] >= 3000
+    assert sum(bookie["live_bytes"] for bookie in usage["bookies"]) >= 3000
+    assert all(bookie["free_bytes"] > 0 for bookie in usage["bookies"])
+    assert usage["metadata_nodes"] > 10 and usage["metadata_bytes"] > 1000
+
+
 def test_unknown_bookie(shell: Shell) -> None:
     outcome = shell("bookie", "status", "nobody")
     assert outcome.status == 1

@@ -160,15 +160,18 @@ def _hostile(figures: Figures) -> str:
         (
             outcome["kind"],
             f"{outcome['p99_before_ms']:.1f}",
+            f"{outcome.get('p99_control_ms', 0.0):.1f}",
             f"{outcome['p99_ms']:.1f}",
             f"{outcome['longest_ms']:.0f}",
             outcome["peak_mib"],
+            f"{outcome.get('processor_share', 0.0):.2f}",
         )
         for outcome in figures["outcomes"]
     )
     heads = (
-        "kind of client", "append of the neighbour before, p99 ms", "under attack, p99 ms",
-        "longest, ms", "the bookie's memory at most, MiB",
+        "kind of client", "append of the neighbour before, p99 ms", "meanwhile at another bookie",
+        "under attack, p99 ms", "longest, ms", "the bookie's memory at most, MiB",
+        "its share of a processor",
     )  # fmt: skip
     return f"Each kind for {figures['seconds']:g} s.\n\n" + table(heads, rows)
 

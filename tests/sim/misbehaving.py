@@ -1,8 +1,7 @@
 """Bookies that do not do their part: a journal that hangs, answers that they are busy, and lies.
 
 One bookie of a schedule lies, and only as far as the promises allow for one (rules P5, P14, P18,
-P19): it never denies an entry to a recovery, and never acknowledges what it has not stored. It says
-more than the LAC only where all other bookies can be reached (``options.lies``). What it
+P19): it never denies an entry to a recovery, and never acknowledges what it has not stored. What it
 says is changed on its way, so that the checks of what bookies hold see the truth.
 """
 
@@ -73,6 +72,10 @@ class Misbehaviour:
             return status
         return None
 
+    def invents_news(self, node: BookieNode) -> bool:
+        """Whether a long poll is answered at once, with an end that it makes up."""
+        return self._lies_about_ends and self._lies(node, 0.3)
+
     def told(self, node: BookieNode, ledger_id: LedgerId, answer: LastConfirmed) -> LastConfirmed:
         """What a question for the last add confirmed is answered."""
         honest = answer.status is BookieStatus.OK or answer.status.is_denial
@@ -81,6 +84,8 @@ class Misbehaviour:
         last = EntryId(answer.last_add_confirmed + self._draw.choice([1, 2, 7, 2**62]))
         self.world.fault("lie", f"{node.name} tells {last} as last of ledger {ledger_id}")
         held = EntryId(max(answer.last_entry, self._draw.choice([-1, last])))
+        if not self._may_deny:
+            held = answer.last_entry
         return LastConfirmed(BookieStatus.OK, last, held)
 
     def read(

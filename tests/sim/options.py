@@ -128,6 +128,13 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Runs of that many bytes go to run logs; 0: none does."""
     keepers: int = 0
     """How many keepers there are, one of which is elected."""
+    lone_liar: bool = False
+    """Whether all other bookies can be reached where one lies about the end."""
+
+    @property
+    def is_liar_one_of_several(self) -> bool:
+        """Whether bookies may be down while another lies about the end."""
+        return self.lies == "ends" and not self.lone_liar
 
 
 def draw_options(seed: int) -> Options:
@@ -174,6 +181,7 @@ def draw_options(seed: int) -> Options:
         lies=draw.choice(["", "", "", "", "", "", "answers", "ends"]) if not rot else "",
         write_once_bytes=draw.choice([0, 150, 400, 400]),
         keepers=draw.choice([0, 1, 2, 2] if stream is not None else [0, 0, 0, 0, 0, 1]),
+        lone_liar=draw.random() < 0.5,
     )
 
     return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
@@ -185,14 +193,16 @@ _HARMLESS_TO_BOOKIES: Final = frozenset(
 
 
 def _in_reach(options: Options, plans: Sequence[LedgerPlan | StreamPlan]) -> Options:
-    """Where one bookie lies about the end all others can be reached: a bookie that lies and one
-    that is down are two bad ones of a write set (rule P5). With WQ = AQ none may lie."""
+    """With WQ = AQ no bookie may lie about the end (rule P5). A liar may be the only bad bookie:
+    then ends must not stay unseen either."""
     if options.lies != "ends":
-        return options
+        return msgspec.structs.replace(options, lone_liar=False)
     if any(
         write_quorum == ack_quorum for _, write_quorum, ack_quorum in (p.quorums for p in plans)
     ):
-        return msgspec.structs.replace(options, lies="answers")
+        return msgspec.structs.replace(options, lies="answers", lone_liar=False)
+    if not options.lone_liar:
+        return options
     faults = tuple(kind for kind in options.faults if kind in _HARMLESS_TO_BOOKIES)
     return msgspec.structs.replace(
         options, faults=faults, delay="uniform", loss=0.0, copies=False, stalls=False

@@ -47,7 +47,10 @@ class StrangerClient(Client):
 
     async def _open(self, client: LedgerClient) -> None:
         recover = self.draw.random() < 0.5
-        wrong = self.draw.choice([one for one in _WRONG if one != self.password])
+        right = {self.password}
+        if self.world.options.restores:
+            right.add(b"")  # the id may be given again, to a ledger without a password
+        wrong = self.draw.choice([one for one in _WRONG if one not in right])
         try:
             await client.open_ledger(self.ledger_id, recover=recover, password=wrong)
         except UnauthorizedError:

@@ -442,7 +442,10 @@ class _LongPoll:
     def start(self, wait_s: float) -> None:
         """Begin to wait."""
         self._timer = self._node.world.loop.later(wait_s, self._node.process, self._answer)
-        self._changed()
+        if self._node.world.misbehaviour.invents_news(self._node):
+            self._answer()
+        else:
+            self._changed()
 
     def _changed(self) -> None:
         end = self._node.last_confirmed(self._ledger_id, self._access_key)
@@ -459,4 +462,5 @@ class _LongPoll:
         self._cancel_watch()
         if self._timer is not None:
             self._timer.cancel()
-        self._reply(self._node.last_confirmed(self._ledger_id, self._access_key))
+        answer = self._node.last_confirmed(self._ledger_id, self._access_key)
+        self._reply(self._node.world.misbehaviour.told(self._node, self._ledger_id, answer))

@@ -159,6 +159,13 @@ RULES = {
         "bookie_server.config",
         libraries="grpc grpc_health google prometheus_client aiohttp msgspec",
     ),
+    "bookie_server.collection": rule(
+        *PUBLIC,
+        "spark_ledger.metadata",
+        "bookie_server.core",
+        "bookie_server.storage",
+        libraries="msgspec",
+    ),
     # bookie_server/__main__.py, server.py, config.py: start-up, which knows every part
     "bookie_server": rule(
         *PUBLIC,

@@ -1,4 +1,4 @@
-"""The rules in four documents and the code that refers to them: each resolves, each is applied."""
+"""The rules in five documents and the code that refers to them: each resolves, each is applied."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ RULEBOOKS = {
     "S": "bookie_server/storage/README.md",
     "T": "spark_ledger/stream/README.md",
     "K": "spark_ledger/keeper/README.md",
+    "G": "bookie_server/collection/README.md",
 }
-HEADING = re.compile(r"^### ([KPST]\d+)\. \S", re.MULTILINE)
-REFERENCE = re.compile(r"\brules? ([KPST]\d+(?:(?:, | and | to )[KPST]\d+)*)")
-RULE = re.compile(r"[KPST]\d+")
+HEADING = re.compile(r"^### ([GKPST]\d+)\. \S", re.MULTILINE)
+REFERENCE = re.compile(r"\brules? ([GKPST]\d+(?:(?:, | and | to )[GKPST]\d+)*)")
+RULE = re.compile(r"[GKPST]\d+")
 
 # Names of notes that are not in the repository.
 FOREIGN = re.compile(

@@ -35,6 +35,7 @@ from typing import Final
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.batch_log import BatchLog
+from bookie_server.storage.journal.bell import Bell
 from bookie_server.storage.journal.logs import DurableMarks, Logs, RunLog
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.journal.supply import NoRoomError
@@ -113,18 +114,20 @@ class Journal:
             run_logs,
         )
         self._clock = clock
-        # Protected by _wakeup.
-        self._wakeup = threading.Condition()
+        # Protected by _lock.
+        self._lock = threading.Lock()
         self._queue: deque[Waiting] = deque()
         self._sleeping = False
         self._stopping = False
         self._handed: HandedBatch | None = None  # what the service thread waits for
         self._unsynced_since: float | None = None
-        # Set once, under _wakeup. Any thread reads it: None may be out of date, a message is not.
+        # For the journal thread while it sleeps, and for the service thread while it waits.
+        self._alarm, self._handed_back = Bell(), Bell()
+        # Set once, under _lock. Any thread reads it: None may be out of date, a message is not.
         self._failure: str | None = None
-        # Set and cleared by the committer, under _wakeup. Any thread reads it, perhaps out of date.
+        # Set and cleared by the committer, under _lock. Any thread reads it, perhaps out of date.
         self._no_room: str | None = None
-        self._retries = False  # protected by _wakeup: the committer shall look for room again
+        self._retries = False  # protected by _lock: the committer shall look for room again
         # Service thread. Others read the number for statistics only.
         self._in_batch = False
         self._bytes_in_flight = 0
@@ -132,6 +135,7 @@ class Journal:
         self._thread: threading.Thread | None = None
         # Committer.
         self._idle_since = 0.0
+        self._back: HandedBatch | None = None  # who waits for it is still to be woken
         if not saves_room:
             try:
                 self._logs.roll()
@@ -196,7 +200,8 @@ class Journal:
 
         ``place``: the record is a run that is written once; it is told where.
         """
-        with self._wakeup:
+        wakes = False
+        with self._lock:
             assert not self._stopping, "append to a closed journal"
             failure, no_room = self._failure, self._no_room
             if failure is None and no_room:
@@ -210,8 +215,9 @@ class Journal:
                 # Inside ``batch`` its end decides, when its size is known. One that is too large to
                 # wait for in place starts at once.
                 may_be_in_place = self._in_batch and self._bytes_in_flight <= _IN_PLACE_BYTES_MAX
-                if self._sleeping and not may_be_in_place:
-                    self._wakeup.notify()
+                wakes = not may_be_in_place and self._ends_sleep()
+        if wakes:
+            self._alarm.ring()
         if failure is not None:
             self._post(partial(done, BookieStatus.IO_ERROR, failure))
         elif no_room:
@@ -230,18 +236,20 @@ class Journal:
 
     def _end_of_batch(self) -> None:
         """Wake the journal thread, and wait for it where that is the fastest way."""
-        with self._wakeup:
+        with self._lock:
             # Who does not sleep looks at the queue again: the journal thread, or who closes.
             if not self._queue or not self._sleeping or self._stopping:
                 return
-            handed = self._handed = HandedBatch() if self._is_fast_in_place() else None
-            self._wakeup.notify()
+            handed = HandedBatch(self._handed_back) if self._is_fast_in_place() else None
+            self._handed = handed
+            self._sleeping = False
+        self._alarm.ring()
         if handed is None:
             return
         handed.wait(_IN_PLACE_WAIT_S)
-        with self._wakeup:
+        with self._lock:
             self._handed = None
-            batch = handed.durable
+            batch = handed.take_back()
         if batch:  # otherwise the journal thread posts the completion
             self._complete(batch, BookieStatus.OK, "")
 
@@ -266,6 +274,8 @@ class Journal:
     def start(self) -> None:
         """Commit on a thread of its own from now on; nobody calls ``commit_pending`` any more."""
         assert self._thread is None, "started twice"
+        self._alarm.open()
+        self._handed_back.open()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
@@ -286,12 +296,13 @@ class Journal:
 
     def _committed(self, durable: list[Waiting]) -> None:
         """Tell of a batch that is durable; if it was refused, that was told."""
-        with self._wakeup:
+        with self._lock:
             waits = bool(self._queue) and self._no_room is None
             self._unsynced_since = self._idle_since if waits else None
             handed, self._handed = self._handed, None
             if handed is not None:
                 handed.hand_back(durable)
+                self._back = handed
                 return
         if durable:
             self._post(partial(self._complete, durable, BookieStatus.OK, ""))
@@ -322,7 +333,7 @@ class Journal:
         """
         message = f"disk full: journal {self._directory}: {error}"
         logger.warning("%s; nothing is written until there is room", message)
-        with self._wakeup:
+        with self._lock:
             self._no_room = message
             self._retries = False
             waiting = [*batch, *self._queue]
@@ -331,7 +342,7 @@ class Journal:
 
     def _found_room(self) -> bool:
         """Make the file that could not be made, if somebody asked to try again."""
-        with self._wakeup:
+        with self._lock:
             wanted, self._retries = self._retries, False
         if not wanted or self._failure is not None:
             return False
@@ -342,7 +353,7 @@ class Journal:
         except OSError as error:
             self._fail([], error)
             return False
-        with self._wakeup:
+        with self._lock:
             self._no_room = None
         logger.warning("journal %s: there is room again", self._directory)
         return True
@@ -361,19 +372,22 @@ class Journal:
 
     def look_for_room(self) -> None:
         """Try again to make the next file, if that failed for want of space; any thread."""
-        with self._wakeup:
+        with self._lock:
             self._retries = self._no_room is not None
-            if self._retries:
-                self._wakeup.notify()
+            wakes = self._retries and self._ends_sleep()
+        if wakes:
+            self._alarm.ring()
 
     def close(self) -> None:
         """Commit what is queued, stop the thread, close the file; nothing is appended any more.
         Closing twice is allowed."""
-        with self._wakeup:
+        with self._lock:
             if self._stopping:
                 return
             self._stopping = True
-            self._wakeup.notify()
+            wakes = self._ends_sleep()
+        if wakes:
+            self._alarm.ring()
         if self._thread is not None:
             self._thread.join()
         self._retries = True
@@ -381,26 +395,44 @@ class Journal:
             pass
         assert all(each.done is None for each in self._queue), "a record is left without an answer"
         self._logs.close(in_order=self._failure is None)
+        self._alarm.close()
+        self._handed_back.close()
 
     def _run(self) -> None:
         """The journal thread. At the end it has committed everything, or failed for good."""
         finished = False
         try:
             while True:
-                with self._wakeup:
-                    # _sleeping is true only within wait(), which lets the lock go: who sees it
-                    # true under the lock knows that this thread is not committing.
-                    while not self._has_work() and not self._stopping:
-                        self._sleeping = True
-                        self._wakeup.wait()
-                        self._sleeping = False
-                    if not self._has_work():
+                with self._lock:
+                    has_work = self._has_work()
+                    if self._stopping and not has_work:
                         break
-                self.commit_pending()
+                    # Who sees _sleeping true under the lock knows that this thread is not
+                    # committing. It sets it to false, and rings.
+                    self._sleeping = not has_work
+                self._wake_waiter()
+                if has_work:
+                    self.commit_pending()
+                else:
+                    self._alarm.take()
             finished = True
         finally:
+            self._wake_waiter()
             if not finished:  # a bug of ours: the traceback follows, and nobody may wait for ever
                 self._fail([], RuntimeError("the journal thread ended unexpectedly"))
+
+    def _wake_waiter(self) -> None:
+        """Wake the service thread, if a batch is back: the last thing before this thread sleeps, as
+        only then the interpreter's lock is free, and so is the journal for the next batch."""
+        handed, self._back = self._back, None
+        if handed is not None:
+            handed.ring()
+
+    def _ends_sleep(self) -> bool:
+        """Whether the journal thread sleeps: then the caller has to ring, once it has let the lock
+        go. Under the lock."""
+        ended, self._sleeping = self._sleeping, False
+        return ended
 
     def _has_work(self) -> bool:
         """Whether the journal thread has something to do; under the lock."""
@@ -413,7 +445,7 @@ class Journal:
         """
         batch: list[Waiting] = []
         room = self._batch_bytes_max
-        with self._wakeup:
+        with self._lock:
             queue = self._queue
             while queue and (not batch or room >= queue[0].body.length):
                 waiting = queue.popleft()
@@ -428,7 +460,7 @@ class Journal:
         """
         message = f"journal {self._directory}: {error}; this bookie must restart"
         logger.error("%s", message)
-        with self._wakeup:
+        with self._lock:
             first = self._failure is None
             self._failure = self._failure or message
             batch = [*batch, *self._queue]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
 from bookie_server.storage.blocks import Block
+from bookie_server.storage.journal.bell import Bell
 from spark_ledger.bookie_api import Done
 
 
@@ -76,23 +76,35 @@ class HandedBatch:
     service thread has to be there to run that.
     """
 
-    __slots__ = ("_handed_back", "durable")
+    __slots__ = ("_bell", "_durable", "_is_back")
 
-    def __init__(self) -> None:
-        self.durable: list[Waiting] = []
-        """What is durable and not completed; under the journal's lock."""
-        self._handed_back = threading.Lock()
-        self._handed_back.acquire()
+    def __init__(self, bell: Bell) -> None:
+        """``bell`` is rung once it is back."""
+        self._bell = bell
+        # Under the journal's lock.
+        self._durable: list[Waiting] = []  # and not completed
+        self._is_back = False
 
     def hand_back(self, durable: list[Waiting]) -> None:
-        """The batch was committed; empty if that failed. Journal thread, under the lock.
+        """The batch was committed; empty if that failed. Journal thread, under the lock, and
+        ``ring`` follows without it.
 
         After it the batch belongs to the service thread, also if that has just stopped waiting: it
         looks once more, under the same lock.
         """
-        self.durable = durable
-        self._handed_back.release()
+        self._durable = durable
+        self._is_back = True
+
+    def ring(self) -> None:
+        """End the wait. Journal thread, without the lock: who is woken wants it."""
+        self._bell.ring()
 
     def wait(self, timeout_s: float) -> None:
         """Return once it is back, or so long has passed. Service thread, without the lock."""
-        self._handed_back.acquire(timeout=timeout_s)
+        self._bell.rings_within(timeout_s)
+
+    def take_back(self) -> list[Waiting]:
+        """What is to be completed; nothing if it is not back. Service thread, under the lock."""
+        if self._is_back:
+            self._bell.take()  # if it did not ring yet it does at once, and the next batch uses it
+        return self._durable

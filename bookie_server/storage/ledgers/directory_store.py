@@ -21,16 +21,13 @@ from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.files import remove_unfinished
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.block_cache import BlockCache
-from bookie_server.storage.ledgers.entry_log import (
-    LOG_HEADER_BYTES,
-    EntryLogReader,
-    EntryLogWriter,
-    log_ids,
-)
+from bookie_server.storage.ledgers.entry_log import EntryLogReader
+from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.index import (
     Index,
     IndexRow,
     IndexUpdate,
+    LogUse,
     NotCommittedError,
     run_log_location,
 )
@@ -46,6 +43,7 @@ from bookie_server.storage.ledgers.write_cache import (
 )
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
+from spark_ledger.limits.storage import DELETED_LEDGERS_AT_ONCE, DELETED_ROWS_AT_ONCE
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
@@ -76,15 +74,12 @@ class DirectoryStore:
         block_cache_bytes: int,
         open_logs_max: int = BOOKIE_OPEN_LOGS_MAX,
     ) -> None:
-        assert entry_log_bytes > 0, f"entry logs of {entry_log_bytes} bytes hold nothing"
         remove_unfinished(file_system, directory)
         # Any thread: never changed, or with locks of their own.
         self.directory = directory
         self.index = index
         self.cache = WriteCache()
         self._file_system = file_system
-        self._entry_log_bytes = entry_log_bytes
-        self._entry_log_cached_bytes = entry_log_cached_bytes
         self._reader = EntryLogReader(
             file_system,
             directory,
@@ -103,20 +98,24 @@ class DirectoryStore:
         # Changed under _lock, read by any thread for statistics: ledgers that the index lacks, and
         # those of them that are frozen.
         self._new_ledgers = self._frozen_new_ledgers = 0
-        # Flush thread. Others read the bytes written for statistics only.
+        # Flush thread.
         self.mark = index.mark()
         self.run_log_mark = index.run_log_mark()
-        self.entry_log_bytes_written = 0
+        self.logs = EntryLogs(
+            file_system,
+            directory,
+            entry_log_bytes=entry_log_bytes,
+            cached_bytes=entry_log_cached_bytes,
+            highest_log=index.highest_log(),
+        )
         # When the flush that runs came further; its thread writes it, any thread reads it.
         self.moved_at = 0.0
         self._frozen_mark: Mark | None = None
         self._frozen_run_log_mark: Mark | None = None
         self._frozen_unsettled: set[LedgerId] = set()
-        self._writer: EntryLogWriter | None = None
-        self._writer_is_indexed = False
-        # Logs that this flush has filled, and that no commit has named yet.
-        self._filled: list[EntryLogWriter] = []
-        self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
+        # Any thread reads it, and the one that deletes replaces it whole: these are on their way
+        # out.
+        self._leaving: frozenset[LedgerId] = frozenset()
 
     # -- ledger records ------------------------------------------------------------------------
 
@@ -127,11 +126,15 @@ class DirectoryStore:
         commit that stored it, so one that is not in memory is in the index as it was last set.
         """
         ledger_record = self._ledger_records.get(ledger_id)
+        if ledger_record is None and ledger_id in self._leaving:
+            return None  # the metadata say what becomes of an add (rule S17)
         return self.index.ledger_record(ledger_id) if ledger_record is None else ledger_record
 
     def set_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         """Replace the ledger's record (service thread)."""
         with self._lock:
+            if ledger_id in self._leaving:
+                return  # decided before the deletion began; its run is dropped as well
             before = self._ledger_records.get(ledger_id)
             assert ledger_record.grew_from(before), f"ledger {ledger_id}: {before} is taken back"
             self._ledger_records[ledger_id] = ledger_record
@@ -265,8 +268,8 @@ class DirectoryStore:
             ledgers = self.cache.frozen.ledgers
             for ledger_id in sorted(ledgers):
                 self._store_ledger(update, ledger_id, ledgers[ledger_id])
-            if self._writer is not None and self.cache.frozen.run_count:
-                self._writer.sync()
+            if self.cache.frozen.run_count:
+                self.logs.sync()
             self.moves()
             for ledger_id, ledger_record in self._frozen_ledger_records.items():
                 if ledger_id in self._frozen_unsettled:  # it names a run that is not stored yet
@@ -285,11 +288,56 @@ class DirectoryStore:
             # left of it, for good.
             committing = committing and not isinstance(error, NotCommittedError)
             update.abort()
-            self._abandon_writer(keep=committing or self._writer_is_indexed)
-            self._abandon_filled(keep=committing)
+            self.logs.abandon(committing=committing)
             raise
         self._after_commit(self.cache.frozen)
         return True
+
+    # -- deletion ------------------------------------------------------------------------------
+
+    def forget(self, ledger_ids: frozenset[LedgerId]) -> None:
+        """Take ledgers out of memory, and let nothing of them in before ``forgotten`` (rule S17);
+        whoever holds the flush lock. The index has them until they are deleted there."""
+        with self._lock:
+            self._leaving = ledger_ids
+            for ledger_id in ledger_ids:
+                record = self._ledger_records.pop(ledger_id, None)
+                self._dirty_ledgers.pop(ledger_id, None)
+                frozen = self._frozen_ledger_records.pop(ledger_id, None)
+                if record is not None and not self.index.knows(ledger_id):
+                    self._new_ledgers -= 1
+                    self._frozen_new_ledgers -= frozen is not None
+        self.cache.forget(ledger_ids)
+
+    def delete_some(self, ledger_ids: Sequence[LedgerId]) -> tuple[int, LogUse]:
+        """Take the first of these ledgers out of the index, in one transaction of bounded size; how
+        many are gone, and what they held. Whoever holds the flush lock; after ``forget``.
+
+        A ledger with more rows than one transaction takes goes in several. Its record goes last: if
+        a crash comes between, it is found again.
+        """
+        assert self._leaving.issuperset(ledger_ids), "memory forgets a ledger before the index does"
+        update = self.index.begin()
+        gone, freed = 0, LogUse()
+        try:
+            for ledger_id in ledger_ids[:DELETED_LEDGERS_AT_ONCE]:
+                room = DELETED_ROWS_AT_ONCE - freed.rows
+                taken = update.delete_rows(ledger_id, room)
+                freed = LogUse(freed.rows + taken.rows, freed.byte_count + taken.byte_count)
+                if taken.rows == room:
+                    break
+                update.delete_ledger_record(ledger_id)
+                gone += 1
+            update.commit()
+        except BaseException:
+            update.abort()
+            raise
+        return gone, freed
+
+    def forgotten(self) -> None:
+        """The deletion has ended, well or not; the thread that called ``forget``."""
+        self.cache.remember()
+        self._leaving = frozenset()
 
     def moves(self) -> None:
         """A flush begins, or comes further: its disk goes on (rule S15)."""
@@ -297,10 +345,8 @@ class DirectoryStore:
 
     def close(self) -> None:
         """Finish the entry log and close the files; flush first."""
-        writer, self._writer = self._writer, None
         try:
-            if writer is not None:
-                writer.finish()
+            self.logs.close()
         finally:
             self._reader.close()
             self.index.close()
@@ -329,8 +375,7 @@ class DirectoryStore:
         assert _later(self.mark, self._frozen_mark) is None, (
             f"the mark {self.mark} was left behind the commit of {self._frozen_mark}"
         )
-        self._writer_is_indexed = self._writer is not None
-        self._filled.clear()
+        self.logs.committed()
         dropped: dict[LedgerId, LedgerRecord] = {}
         with self._lock:
             self._frozen_mark = self._frozen_run_log_mark = None
@@ -344,43 +389,7 @@ class DirectoryStore:
         self.cache.drop_frozen()
         free_slowly(dropped)
         free_slowly(frozen.ledgers)
-        self._finish_full_writer()
-
-    def _finish_full_writer(self) -> None:
-        """Close the log if it is full: the next block goes to a new one.
-
-        Also in the middle of a flush. A write cache may be larger than a log can be: the index has
-        32 bits for the offset of a block.
-        """
-        writer = self._writer
-        if writer is None or writer.size < max(self._entry_log_bytes, LOG_HEADER_BYTES + 1):
-            return
-        if not self._writer_is_indexed:
-            self._filled.append(writer)
-        self._writer = None
-        writer.finish()
-
-    def _abandon_writer(self, *, keep: bool) -> None:
-        """Leave a log whose writing failed (rule S3); remove its file if no row can name it.
-
-        ``keep``: an earlier commit named blocks in it, or the commit that failed may have been
-        done all the same.
-        """
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            self._abandon(writer, keep=keep)
-
-    def _abandon_filled(self, *, keep: bool) -> None:
-        """Leave the logs that this flush has filled; ``keep`` as for the log that is open."""
-        filled, self._filled = self._filled, []
-        for writer in filled:
-            self._abandon(writer, keep=keep)
-
-    def _abandon(self, writer: EntryLogWriter, *, keep: bool) -> None:
-        try:
-            writer.abandon(remove=not keep)
-        except OSError as error:  # it costs space only, and the first fault is raised anyway
-            logger.warning("entry log %d in %s stays: %s", writer.log_id, self.directory, error)
+        self.logs.finish_full()
 
     def _store_ledger(self, update: IndexUpdate, ledger_id: LedgerId, runs: LedgerRuns) -> None:
         last = update.last_entry(ledger_id)
@@ -399,8 +408,7 @@ class DirectoryStore:
         if place is not None and place.location is not None:
             location = run_log_location(*place.location, cached.block.length)
         else:
-            location = self._writer_for_block().append(run.ledger_id, cached.block)
-            self.entry_log_bytes_written += cached.block.length
+            location = self.logs.append(run.ledger_id, cached.block)
         self.moves()
         return IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
 
@@ -440,26 +448,8 @@ class DirectoryStore:
         """Entries of a row's block from the row's first entry on."""
         if not row.is_sparse:
             return range(row.first_entry, row.last_entry + 1)
-        if self._writer is not None and row.location.log_id == self._writer.log_id:
-            self._writer.write_buffered()
+        self.logs.make_readable(row.location.log_id)
         return [e for e in self._read_block(ledger_id, row).ids() if e >= row.first_entry]
-
-    def _writer_for_block(self) -> EntryLogWriter:
-        """The open log, or a new one. A log is never continued after a restart (rule S4)."""
-        self._finish_full_writer()
-        writer = self._writer
-        if writer is None:
-            log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1
-            writer = EntryLogWriter(
-                self._file_system,
-                self.directory,
-                log_id,
-                cached_bytes=self._entry_log_cached_bytes,
-            )
-            self._writer = writer
-            self._writer_is_indexed = False
-        assert writer.log_id == self._next_log_id - 1, "a log id is used once"
-        return writer
 
 
 def _later(now: Mark | None, other: Mark | None) -> Mark | None:

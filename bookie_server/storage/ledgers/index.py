@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.types import EntryId, LedgerId
 
 _RUN_LOG: Final = 1 << 31
@@ -57,6 +58,33 @@ class IndexRow(NamedTuple):
     location: BlockLocation
     is_sparse: bool
 
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the record that the row keeps alive."""
+        return RECORD_HEADER_BYTES + self.location.length
+
+
+class LogUse(NamedTuple):
+    """How many rows name a log, and the bytes of the records that they name (rule S18).
+
+    A block that two rows name counts twice: entries came into its gaps later.
+    """
+
+    rows: int = 0
+    byte_count: int = 0
+
+    def with_row(self, row: IndexRow, sign: int) -> LogUse:
+        """The use with one row more (1) or less (-1)."""
+        return LogUse(self.rows + sign, self.byte_count + sign * row.byte_count)
+
+
+class HeldLedger(NamedTuple):
+    """A ledger of which a bookie holds something; the hash is empty without an access key, and for
+    rows whose record never became durable."""
+
+    ledger_id: LedgerId
+    access_key_hash: bytes
+
 
 class RowsInRange(NamedTuple):
     """Rows that decide about a range, ascending, and the key of the row behind them, if any."""
@@ -83,6 +111,16 @@ class IndexUpdate(Protocol):
     def put_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         """Set the ledger's record."""
 
+    def move_row(self, ledger_id: LedgerId, row: IndexRow, location: BlockLocation) -> bool:
+        """Have a row name a copy of its block; False if the row is not as it was."""
+
+    def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
+        """Take out the ledger's first rows, at most so many; what they were. Less than the limit
+        means that none is left."""
+
+    def delete_ledger_record(self, ledger_id: LedgerId) -> None:
+        """Take out the ledger's record, if there is one; its rows are gone already."""
+
     def put_mark(self, mark: Mark) -> None:
         """Set the checkpoint mark."""
 
@@ -105,6 +143,21 @@ class Index(Protocol):
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
         """All rows of a ledger, ascending."""
 
+    def rows_of_block(
+        self, ledger_id: LedgerId, first: EntryId, last: EntryId, location: BlockLocation
+    ) -> list[IndexRow]:
+        """The rows that name a block, which holds entries from ``first`` to ``last``."""
+
+    def log_use(self) -> dict[int, LogUse] | None:
+        """The use of every log that a row names; None while that is not known for sure, which
+        ends with the next commit."""
+
+    def highest_log(self) -> int:
+        """The highest id of an entry log that a row has ever named; 0 without any."""
+
+    def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
+        """Ledgers with rows or a record, ids above ``after``, ascending, at most so many."""
+
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
         """The ledger's record, None if it has none."""
 
@@ -118,7 +171,7 @@ class Index(Protocol):
         """Number of ledgers."""
 
     def highest_ledger(self) -> int:
-        """The highest id of a ledger; -1 without any."""
+        """The highest id of a ledger, deleted ones included; -1 without any."""
 
     def mark(self) -> Mark | None:
         """The checkpoint mark; None in an index that was never committed to."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from bookie_server.core.ledger_record import LedgerRecord
@@ -22,6 +23,7 @@ from bookie_server.storage.fs.vfs import is_no_space
 from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.index import HeldLedger
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
@@ -103,6 +105,8 @@ class LedgerStorage:
         self._on_flushed = on_flushed
         self._on_fatal = on_fatal
         self._flush_lock = threading.Lock()
+        # Held by whoever deletes, before the flush lock.
+        self._delete_lock = threading.Lock()
         self._wanted = threading.Event()
         # Replaced whole under _flush_lock; any thread reads.
         self._flush_stats = _FlushStats(failures=(None,) * len(stores))
@@ -245,6 +249,44 @@ class LedgerStorage:
         if errors:
             raise errors[0]
 
+    def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
+        """Ledgers of which the index has something, ids above ``after``, ascending, at most
+        ``limit``; any thread. One that no flush has stored yet is not among them.
+
+        Raises OSError or CorruptionError.
+        """
+        pages = [store.index.held_ledgers(after, limit) for store in self._stores]
+        return sorted(chain.from_iterable(pages))[:limit]
+
+    def delete_ledgers(self, ledger_ids: Iterable[LedgerId]) -> int:
+        """Forget all that is held of ledgers; the bytes that nothing needs any more (rule S17).
+
+        Any thread but the service's: it waits for a flush that runs. It is durable on return, in
+        index transactions of bounded size, with flushes between them. The caller knows that the
+        metadata have these ledgers no more, and that their ids are never given again. A journal
+        that is replayed after a crash may bring parts of one back: then it is deleted once more.
+
+        Raises OSError or CorruptionError; what was deleted before stays so, and the call is made
+        again.
+        """
+        freed = 0
+        by_store: dict[int, list[LedgerId]] = {}
+        for ledger_id in ledger_ids:
+            by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
+        with self._delete_lock:
+            for number, left in by_store.items():
+                store = self._stores[number]
+                try:
+                    with self._flush_lock:
+                        store.forget(frozenset(left))
+                    while left:
+                        with self._flush_lock:
+                            gone, use = store.delete_some(left)
+                        left, freed = left[gone:], freed + use.byte_count
+                finally:
+                    store.forgotten()
+        return freed
+
     def start(self) -> None:
         """Flush on a thread of its own from now on: when a cache is full, and at intervals."""
         assert self._thread is None, "started twice"
@@ -285,7 +327,7 @@ class LedgerStorage:
         return LedgerStorageStats(
             ledgers=sum(store.ledger_count for store in self._stores),
             cache_bytes=sum(store.cache.byte_count for store in self._stores),
-            entry_log_bytes_written=sum(store.entry_log_bytes_written for store in self._stores),
+            entry_log_bytes_written=sum(store.logs.bytes_written for store in self._stores),
             flushes=flushed.flushes,
             flush_time_s=flushed.flush_time_s,
             last_flush_s=flushed.last_flush_s,

@@ -20,8 +20,10 @@ from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durab
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.index import (
     BlockLocation,
+    HeldLedger,
     IndexRow,
     IndexUpdate,
+    LogUse,
     RowsInRange,
 )
 from spark_ledger.errors import CorruptionError
@@ -37,6 +39,8 @@ class _Content:
         self.ledger_records: dict[LedgerId, LedgerRecord] = {}
         self.mark: Mark | None = None
         self.run_log_mark: Mark | None = None
+        self.highest_log = 0
+        self.highest_deleted = -1
 
     def copy(self) -> _Content:
         content = _Content()
@@ -44,6 +48,8 @@ class _Content:
         content.ledger_records = dict(self.ledger_records)
         content.mark = self.mark
         content.run_log_mark = self.run_log_mark
+        content.highest_log = self.highest_log
+        content.highest_deleted = self.highest_deleted
         return content
 
     def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
@@ -63,7 +69,9 @@ class _Content:
             for ledger_id, ledger_record in self.ledger_records.items()
         ]
         marks = [self.mark, self.run_log_mark]
-        body = msgspec.json.encode({"rows": rows, "states": ledger_records, "marks": marks})
+        content = {"rows": rows, "states": ledger_records, "marks": marks}
+        highest = {"highest_log": self.highest_log, "highest_deleted": self.highest_deleted}
+        body = msgspec.json.encode(content | highest)
         return int(crc32c_value(body)).to_bytes(4, "big") + body
 
     @classmethod
@@ -80,6 +88,8 @@ class _Content:
             content.ledger_records[ledger_id] = LedgerRecord(bytes.fromhex(key_hash), *rest)
         marks = [Mark(*mark) if mark else None for mark in stored["marks"]]
         content.mark, content.run_log_mark = marks
+        content.highest_log = stored["highest_log"]
+        content.highest_deleted = stored["highest_deleted"]
         return content
 
 
@@ -102,6 +112,29 @@ class MemoryIndex:
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
         return [row for _key, row in sorted(self.content.rows.get(ledger_id, {}).items())]
 
+    def rows_of_block(
+        self, ledger_id: LedgerId, first: EntryId, last: EntryId, location: BlockLocation
+    ) -> list[IndexRow]:
+        rows = self.rows(ledger_id)
+        return [r for r in rows if first <= r.first_entry <= last and r.location == location]
+
+    def log_use(self) -> dict[int, LogUse] | None:
+        uses: dict[int, LogUse] = {}
+        for rows in self.content.rows.values():
+            for row in rows.values():
+                log_id = row.location.log_id
+                uses[log_id] = uses.get(log_id, LogUse()).with_row(row, 1)
+        return uses
+
+    def highest_log(self) -> int:
+        return self.content.highest_log
+
+    def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
+        content = self.content
+        held = sorted(each for each in content.rows.keys() | content.ledger_records if each > after)
+        records = [content.ledger_records.get(each, LedgerRecord()) for each in held[:limit]]
+        return [HeldLedger(each, r.access_key_hash) for each, r in zip(held, records, strict=False)]
+
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
         return self.content.ledger_records.get(ledger_id)
 
@@ -115,7 +148,7 @@ class MemoryIndex:
         return len(self.content.ledger_records)
 
     def highest_ledger(self) -> int:
-        return max(self.content.ledger_records, default=-1)
+        return max(self.content.highest_deleted, *self.content.ledger_records, -1)
 
     def mark(self) -> Mark | None:
         return self.content.mark
@@ -158,9 +191,30 @@ class _MemoryUpdate:
     def put_row(self, ledger_id: LedgerId, row: IndexRow) -> None:
         assert 0 <= row.first_entry <= row.last_entry, f"row of ledger {ledger_id}: {row}"
         self._content.rows.setdefault(ledger_id, {})[row.first_entry] = row
+        if not row.location.run_log_file:
+            self._content.highest_log = max(self._content.highest_log, row.location.log_id)
 
     def put_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         self._content.ledger_records[ledger_id] = ledger_record
+
+    def move_row(self, ledger_id: LedgerId, row: IndexRow, location: BlockLocation) -> bool:
+        if self._content.rows.get(ledger_id, {}).get(row.first_entry) != row:
+            return False
+        self.put_row(ledger_id, row._replace(location=location))
+        return True
+
+    def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
+        rows, taken = self._content.rows.get(ledger_id, {}), LogUse()
+        for first_entry in sorted(rows)[:limit]:
+            taken = taken.with_row(rows.pop(first_entry), 1)
+        if not rows:
+            self._content.rows.pop(ledger_id, None)
+        return taken
+
+    def delete_ledger_record(self, ledger_id: LedgerId) -> None:
+        assert ledger_id not in self._content.rows, "the rows of a ledger go before its record"
+        if self._content.ledger_records.pop(ledger_id, None) is not None:
+            self._content.highest_deleted = max(self._content.highest_deleted, ledger_id)
 
     def put_mark(self, mark: Mark) -> None:
         self._content.mark = mark

@@ -40,6 +40,11 @@ class Proof(NamedTuple):
         total = self.total + checksum(new) - (0 if old is None else checksum(old))
         return Proof(self.values + (old is None), total & _SUM_MASK)
 
+    def without(self, old: bytes) -> Proof:
+        """The proof once a stored value is gone."""
+        assert self.values > 0, "a value is taken out that was never counted"
+        return Proof(self.values - 1, (self.total - checksum(old)) & _SUM_MASK)
+
     def with_others(self, others: Proof) -> Proof:
         """The proof of these values and others."""
         return Proof(self.values + others.values, (self.total + others.total) & _SUM_MASK)

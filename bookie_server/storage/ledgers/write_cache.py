@@ -103,9 +103,19 @@ class Generation:
             self.memory_bytes += _LEDGER_BYTES
         runs.add(cached)
         self.byte_count += cached.block.length
-        numbers = cached.run.count if cached.run.entry_ids is None else 2 * cached.run.count
-        self.memory_bytes += cached.block.length + _RUN_BYTES + _ENTRY_BYTES * numbers
+        self.memory_bytes += _memory_bytes(cached)
         self.run_count += 1
+
+    def remove(self, ledger_id: LedgerId) -> None:
+        """Forget a ledger's runs."""
+        runs = self.ledgers.pop(ledger_id, None)
+        if runs is None:
+            return
+        self.memory_bytes -= _LEDGER_BYTES
+        for cached in runs.all():
+            self.byte_count -= cached.block.length
+            self.memory_bytes -= _memory_bytes(cached)
+            self.run_count -= 1
 
     def check(self) -> None:
         """The counts are those of the runs. Once per flush, as it looks at every run."""
@@ -122,6 +132,12 @@ class Generation:
         """A run that holds the entry."""
         runs = self.ledgers.get(ledger_id)
         return None if runs is None else runs.find(entry_id)
+
+
+def _memory_bytes(cached: CachedRun) -> int:
+    """About what a run takes in memory."""
+    numbers = cached.run.count if cached.run.entry_ids is None else 2 * cached.run.count
+    return cached.block.length + _RUN_BYTES + _ENTRY_BYTES * numbers
 
 
 def free_slowly(values: dict[Any, Any]) -> None:
@@ -149,6 +165,7 @@ class WriteCache:
         self._active = Generation()
         self._placed = Generation()
         self._frozen: Generation | None = None
+        self._leaving: frozenset[LedgerId] = frozenset()
 
     @property
     def active_bytes(self) -> int:
@@ -178,8 +195,10 @@ class WriteCache:
         return self._frozen is not None
 
     def add(self, cached: CachedRun) -> None:
-        """Keep a run in the active generation."""
+        """Keep a run in the active generation, unless its ledger is on its way out."""
         with self._lock:
+            if cached.run.ledger_id in self._leaving:
+                return
             (self._active if cached.place is None else self._placed).add(cached)
 
     def find(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
@@ -228,6 +247,23 @@ class WriteCache:
     def frozen(self) -> Generation | None:
         """The generation that is being flushed, or whose flush failed."""
         return self._frozen
+
+    def forget(self, ledger_ids: frozenset[LedgerId]) -> None:
+        """Drop the runs of ledgers, and those that come, until ``remember``.
+
+        Also frozen ones, of a flush that failed: whoever holds the flush lock.
+        """
+        with self._lock:
+            self._leaving = ledger_ids
+            for generation in (self._active, self._placed, self._frozen):
+                for ledger_id in ledger_ids if generation is not None else ():
+                    assert generation is not None, "only those that are there are walked"
+                    generation.remove(ledger_id)
+
+    def remember(self) -> None:
+        """Keep runs of all ledgers again."""
+        with self._lock:
+            self._leaving = frozenset()
 
     def drop_frozen(self) -> None:
         """Forget the frozen generation: the index serves its entries now."""

@@ -28,6 +28,7 @@ from spark_ledger.limits.metadata import (
     ZOOKEEPER_RESTART_DELAY_S,
 )
 from spark_ledger.metadata.base import Subscription
+from spark_ledger.metadata.notices import read_notice
 from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper.identity import StoreIdentity
 from spark_ledger.metadata.zookeeper.kazoo_api import Client, Result
@@ -181,6 +182,7 @@ class Session:
         return MetadataUnavailableError(
             f"metadata {action} of {path!r}: no ZooKeeper answered at {self.address.hosts} "
             f"within {self._operation_timeout_s:g} s; nothing was changed"
+            f"{read_notice(self.address.hosts)}"
         )
 
     # -- the state of the connection ---------------------------------------------------------------

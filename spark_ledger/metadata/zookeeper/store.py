@@ -37,6 +37,7 @@ from spark_ledger.metadata.base import (
     Delete,
     Operation,
     Put,
+    StoreSize,
     Watch,
     check_operations,
     check_path,
@@ -44,11 +45,13 @@ from spark_ledger.metadata.base import (
     parent_of,
 )
 from spark_ledger.metadata.cluster import CLUSTER_PATH
+from spark_ledger.metadata.notices import read_notice
 from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper.errors import LOST, translated, unknown
 from spark_ledger.metadata.zookeeper.identity import StoreIdentity
 from spark_ledger.metadata.zookeeper.kazoo_api import Client, Result, Stat
 from spark_ledger.metadata.zookeeper.session import Session
+from spark_ledger.metadata.zookeeper.size import ask_size
 from spark_ledger.metadata.zookeeper.watches import WatchTable
 from spark_ledger.types import Versioned
 
@@ -114,6 +117,7 @@ class ZooKeeperStore:
                 raise MetadataUnavailableError(
                     f"no ZooKeeper answered at {address.hosts} within {connect_timeout_s:g} s: "
                     f"check that it runs, and the hosts in the metadata URI {address}"
+                    f"{read_notice(address.hosts)}"
                 ) from error
         except BaseException:
             await store.close()
@@ -144,6 +148,10 @@ class ZooKeeperStore:
         except NotFoundError:
             return []
         return sorted(names)
+
+    async def size(self) -> StoreSize:
+        """How large the server is, as far as it says."""
+        return await asyncio.to_thread(ask_size, self._client)
 
     async def listing(self, path: str) -> Versioned[list[str]]:
         target = self.address.absolute(check_path(path))

@@ -16,6 +16,7 @@ from bookie_server.service.append_session import AppendSession
 from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
+from bookie_server.service.nonsense import Nonsense
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.limits.bookie import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
 from spark_ledger.runs import EntryRun
@@ -89,6 +90,7 @@ class Fixture:
             shares=AppendShares(),
             turns=AppendTurns(),
             connections=Connections(),
+            nonsense=Nonsense(),
             metrics=self.metrics,
             refusal=self.refusal,
         )

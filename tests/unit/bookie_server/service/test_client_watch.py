@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bookie_server.service import client_watch
+from bookie_server.service import client_watch, strangers
 from bookie_server.service.calls import CallLimits
 from bookie_server.service.client_watch import ClientWatch
 from bookie_server.service.connections import Connections
@@ -24,9 +24,16 @@ class Kernel(Sockets):
     def __init__(self) -> None:
         super().__init__(lambda: ())
         self.bytes: dict[str, int] = {}
+        self.muted: set[str] = set()
 
     def received(self, peers: Iterable[str]) -> dict[str, int]:
         return {peer: self.bytes[peer] for peer in peers if peer in self.bytes}
+
+    def mute(self, peers: Iterable[str]) -> None:
+        self.muted.update(peers)
+
+    def unmute(self, peers: Iterable[str]) -> None:
+        self.muted.difference_update(peers)
 
     def of_port(self, _port: int) -> list[str]:
         return list(self.bytes)
@@ -47,6 +54,7 @@ class Ended(HangUp):
 class Stream:
     peer: str
     has_waited_s: float
+    is_known: bool = True
 
 
 class World:
@@ -145,7 +153,9 @@ def test_many_streams_are_looked_at_in_turn(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(main())
 
 
-def test_late_request_of_a_client_whose_appends_wait_is_no_offence() -> None:
+def test_late_request_of_a_client_whose_appends_wait_is_no_offence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What it has sent is held because it is not read."""
 
     async def main() -> None:
@@ -163,10 +173,39 @@ def test_late_request_of_a_client_whose_appends_wait_is_no_offence() -> None:
         assert not world.ended.by, "a request has a moment to arrive"
         await asyncio.sleep(0.03)
         await world.watch.look()
+        assert world.kernel.muted == {"long"} and not world.ended.by
+        monkeypatch.setattr(strangers, "BOOKIE_UNHEARD_S", 0.0)
+        await world.watch.look()
         for call in calls:
             call.cancel()
         assert world.ended.by == {"long": Why.LONG}
 
+    asyncio.run(main())
+
+
+def test_halves_of_strangers_are_muted_and_not_ended_before_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever is ended connects and sends again: that is the attack."""
+
+    async def main() -> None:
+        world = World()
+        for number in range(20):
+            world.half(f"half {number}", 15).is_known = False
+        world.half("writer", 15)
+        for _look in range(5):
+            await world.watch.look()
+        assert not world.ended.by
+        assert world.kernel.muted == {f"half {number}" for number in range(20)}
+        world.streams[7].is_known = True  # its message became whole, and was stored
+        world.kernel.bytes["half 7"] = 0
+        monkeypatch.setattr(strangers, "BOOKIE_UNHEARD_S", 0.0)
+        for _look in range(2):
+            await world.watch.look()
+        assert len(world.ended.by) == 19 and set(world.ended.by.values()) == {Why.UNFINISHED}
+        assert "half 7" not in world.kernel.muted
+
+    monkeypatch.setattr(client_watch, "BOOKIE_STALLED_MESSAGE_S", 0.0)
     asyncio.run(main())
 
 

@@ -57,6 +57,26 @@ def test_connection_ends_and_its_descriptor_stays_with_its_owner(pair: Pair) -> 
     assert found.hang_up([pair.peer]) == []
 
 
+def test_muted_connection_delivers_nothing_until_it_is_heard_again(pair: Pair) -> None:
+    found = Sockets()
+    found.mute([pair.peer, "ipv4:10.0.0.1:1"])
+    pair.client.sendall(b"dropped, and sent again")
+    pair.served.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        pair.served.recv(100)
+    found.unmute([pair.peer])
+    pair.served.settimeout(30)
+    assert pair.served.recv(100) == b"dropped, and sent again"
+
+
+def test_muted_connection_that_ends_says_so_to_its_client(pair: Pair) -> None:
+    found = Sockets()
+    found.mute([pair.peer])
+    assert found.hang_up([pair.peer]) == [pair.peer]
+    pair.client.settimeout(30)
+    assert pair.client.recv(10) == b""
+
+
 def test_number_that_was_given_again_does_not_end_another_connection(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,19 +22,25 @@ RUNNING = ClusterStatus(
 
 
 def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Path, int]] = []
+    asked: list[tuple[Path, int, int | None]] = []
 
-    def up(directory: Path, bookies: int) -> ClusterStatus:
-        asked.append((directory, bookies))
+    def up(directory: Path, bookies: int, *, zookeeper_heap_bytes: int | None) -> ClusterStatus:
+        asked.append((directory, bookies, zookeeper_heap_bytes))
         return RUNNING
 
     monkeypatch.setattr(local, "up", up)
     outcome = run("local", "up", "--bookies", "5", "--directory", "/somewhere")
     assert outcome.status == 0
-    assert asked == [(Path("/somewhere"), 5)]
+    assert asked == [(Path("/somewhere"), 5, None)]
     assert outcome.out.splitlines()[-1] == f"export SPARK_LEDGER_METADATA={RUNNING.uri}"
     assert "dead" in outcome.out and "127.0.0.1:6666" in outcome.out
     assert json.loads(run("local", "up", "--json").out)["uri"] == RUNNING.uri
+    assert run("local", "up", "--zookeeper-heap", "512m").status == 0
+    assert asked[-1][2] == 512 * 2**20
+    monkeypatch.setenv("SPARK_LEDGER_ZOOKEEPER_HEAP", "1g")
+    assert run("local", "up").status == 0 and asked[-1][2] == 2**30
+    outcome = run("local", "up", "--zookeeper-heap", "1k")
+    assert outcome.status == 2 and "a size such as" in outcome.err
 
 
 def test_directory_follows_the_state_home(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

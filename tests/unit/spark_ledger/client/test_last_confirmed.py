@@ -12,7 +12,7 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError
-from spark_ledger.transport.base import ReadChunk
+from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId
 from tests.unit.spark_ledger.client.world import World, run
 
@@ -69,6 +69,118 @@ def test_tail_delivers_what_an_entry_proves() -> None:
         assert got == [0, 1]
 
     run(test, bookies=2)
+
+
+def answered(
+    client: LedgerClient, answers: dict[BookieId, Callable[[LastConfirmed], LastConfirmed]]
+) -> None:
+    """Questions for the end are answered as these say; ``answers`` change what is true."""
+    transport = client._context.transport
+    honest = transport.read_last_confirmed
+
+    async def asking(bookie_id: BookieId, *args: Any, **kwargs: Any) -> LastConfirmed:
+        told = await honest(bookie_id, *args, **kwargs)
+        return answers[bookie_id](told) if bookie_id in answers else told
+
+    transport.read_last_confirmed = asking  # type: ignore[method-assign]
+
+
+async def told_by_three(world: World) -> LedgerWriter:
+    """Three entries on all of three bookies; their newest one says that the one before is
+    confirmed."""
+    client = await world.client(explicit_lac_delay_s=NEVER_S)
+    writer = await client.create_ledger()
+    for payload in (b"0", b"1", b"2"):
+        await writer.append(payload)
+    return writer
+
+
+@pytest.mark.parametrize("last_entry", [2, 7])
+def test_liar_is_not_believed_because_another_bookie_is_down(last_entry: int) -> None:
+    async def test(world: World) -> None:
+        writer = await told_by_three(world)
+        liar, down, _ = writer.metadata.last_fragment.bookies
+        client = await world.client(read_timeout_s=2.0)
+        answered(
+            client,
+            {
+                liar: lambda told: told._replace(
+                    last_entry=EntryId(last_entry), last_add_confirmed=EntryId(7)
+                )
+            },
+        )
+        world.kill(down)
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed == 1
+
+    run(test)
+
+
+def test_liar_makes_no_tail_deliver_more_when_another_bookie_is_down() -> None:
+    async def test(world: World) -> None:
+        writer = await told_by_three(world)
+        liar, down, _ = writer.metadata.last_fragment.bookies
+        client = await world.client(read_timeout_s=2.0)
+        answered(client, {liar: lambda told: told._replace(last_add_confirmed=EntryId(2))})
+        world.kill(down)
+        reader = await client.open_ledger(writer.ledger_id)
+        got = [entry.entry_id async for entry in reader.tail(0, idle_timeout=0.5)]
+        assert got == [0, 1]
+
+    run(test)
+
+
+def test_open_shows_what_one_of_three_proves_although_another_is_busy() -> None:
+    """Seed 61266 of the simulation: the third has come back empty."""
+
+    async def test(world: World) -> None:
+        writer = await told_by_three(world)
+        busy, empty, _ = writer.metadata.last_fragment.bookies
+        client = await world.client(read_timeout_s=0.5)
+        answered(
+            client,
+            {
+                busy: lambda told: LastConfirmed(BookieStatus.TOO_MANY_REQUESTS),
+                empty: lambda told: LastConfirmed(BookieStatus.NO_SUCH_LEDGER),
+            },
+        )
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed == 1
+
+    run(test)
+
+
+def test_end_is_proved_by_the_next_bookie_when_the_first_is_lost_meanwhile() -> None:
+    """Which entries may prove something changes while they are read."""
+
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=NEVER_S)
+        writer = await client.create_ledger(ensemble_size=4, write_quorum=4, ack_quorum=2)
+        for payload in (b"0", b"1", b"2"):
+            await writer.append(payload)
+        lost, knows, *behind = writer.metadata.last_fragment.bookies
+        client = await world.client(read_timeout_s=2.0)
+        late = {
+            bookie: lambda told: told._replace(last_add_confirmed=EntryId(0), last_entry=1)
+            for bookie in behind
+        }
+        answered(client, {lost: lambda told: told._replace(last_add_confirmed=EntryId(9)), **late})
+        asked: list[BookieId] = []
+        honest = client._context.transport.read
+
+        async def reading(bookie_id: BookieId, *args: Any, **kwargs: Any) -> Any:
+            asked.append(bookie_id)
+            if bookie_id == lost:
+                yield ReadChunk(BookieStatus.UNAVAILABLE, None, EntryId(2), "gone")
+                return
+            async for chunk in honest(bookie_id, *args, **kwargs):
+                yield chunk
+
+        client._context.transport.read = reading  # type: ignore[method-assign]
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed == 1 and asked == [lost, lost, lost, knows]
+
+    run(test, bookies=4)
 
 
 def test_proof_that_is_damaged_on_its_way_is_read_again() -> None:

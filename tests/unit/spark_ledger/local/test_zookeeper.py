@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import GIB, MIB
 from spark_ledger.local import zookeeper
 from spark_ledger.local.ports import HOST, free_port, is_free
 
@@ -94,3 +95,26 @@ def test_the_data_directory_is_a_java_property(tmp_path: Path) -> None:
     text = zookeeper.write_config(directory, 1).read_bytes()
     assert rb"h\u00f6he \u005c \ud83d\ude00/data" in text
     assert text.isascii()
+
+
+def test_heap_is_a_share_of_the_memory_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for memory, heap in ((512 * MIB, 256 * MIB), (8 * GIB, GIB), (512 * GIB, 4 * GIB)):
+        monkeypatch.setattr(zookeeper, "memory_bytes", lambda memory=memory: memory)
+        assert zookeeper.default_heap_bytes() == heap
+
+
+def test_memory_is_that_of_the_container_if_it_has_less(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    machine = zookeeper.memory_bytes(limit)
+    for text, memory in (("max\n", machine), ("1048576\n", MIB), (f"{2 * machine}\n", machine)):
+        limit.write_text(text)
+        assert zookeeper.memory_bytes(limit) == memory
+
+
+def test_server_that_runs_out_of_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(zookeeper.CLASSPATH_VARIABLE, "/a.jar")
+    argv = zookeeper.command(Path("zoo.cfg"), durable=True, heap_bytes=20 * MIB)
+    assert "-XX:+ExitOnOutOfMemoryError" in argv
+    assert "-Xmx20480k" in argv and "-Xms20480k" in argv
+    assert f"-Djute.maxbuffer={2**20 - 1}" in argv
+    assert "-Dzookeeper.forceSync=no" not in argv

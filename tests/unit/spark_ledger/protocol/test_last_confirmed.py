@@ -47,11 +47,14 @@ def test_reader_hears_the_others_when_one_bookie_says_more() -> None:
     assert round_.result == 6
 
 
-def test_reader_that_waits_no_longer_takes_the_silent_bookie_for_the_bad_one() -> None:
+def test_reader_that_waits_no_longer_believes_nobody_alone_and_asks_for_a_proof() -> None:
     round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
     round_.answer(told(0, OK, 4))
-    round_.answer(told(2, OK, 7))
+    round_.answer(says(2, 7, 8))
     round_.give_up()
+    assert round_.result == 4, "b2 may lie, whoever is silent beside it"
+    assert round_.proofs == [Proof(2, BookieId("b2"), EntryId(8))]
+    round_.prove(EntryId(7))
     assert round_.result == 7
 
 
@@ -106,7 +109,7 @@ def test_coverage_in_spite_of_a_silent_bookie() -> None:
     assert not round_.answer(told(0, DOWN))
     assert not round_.answer(told(1, OK, 3))
     assert round_.answer(told(2, NO_LEDGER))
-    assert round_.result == 3
+    assert round_.result == -1 and round_.hints == [3], "b1 alone may lie: recovery proves it"
 
 
 def test_one_refusal_of_the_password_is_an_unknown_answer() -> None:
@@ -142,11 +145,33 @@ def test_a_poll_ends_with_the_first_news_where_every_bookie_has_to_be_honest() -
     assert round_.newest == 6
 
 
-def test_one_bookie_alone_is_believed_when_the_bad_one_is_another() -> None:
+@pytest.mark.parametrize("status", [DOWN, BookieStatus.TOO_MANY_REQUESTS])
+def test_one_bookie_alone_has_to_prove_what_it_says_when_another_gives_no_answer(
+    status: BookieStatus,
+) -> None:
+    """A bookie that lies and one that cannot be asked are two bad ones: neither makes the other
+    believed."""
     round_ = poll()
-    assert not round_.answer(0, DOWN, EntryId(-1))
-    assert round_.answer(1, OK, EntryId(7))
-    assert round_.newest == 7
+    assert not round_.answer(1, OK, EntryId(7), EntryId(8))
+    assert round_.proofs == [], "b0 and b2 are still asked"
+    assert not round_.answer(0, status, EntryId(-1))
+    assert round_.newest == 5
+    assert round_.proofs == [Proof(1, BookieId("b1"), EntryId(8))]
+    round_.prove(EntryId(7))
+    assert round_.newest == 7 and round_.proofs == []
+
+
+@pytest.mark.parametrize("status", [DOWN, BookieStatus.TOO_MANY_REQUESTS])
+def test_end_that_one_of_three_knows_is_proved_when_another_gives_no_answer(
+    status: BookieStatus,
+) -> None:
+    """Seed 61266: one was empty, one was busy, and the third alone had the entry."""
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
+    round_.answer(told(0, NO_LEDGER))
+    round_.answer(says(1, 2, 6))
+    round_.answer(told(2, status))
+    assert round_.result == -1
+    assert round_.proofs == [Proof(1, BookieId("b1"), EntryId(6))]
 
 
 def test_a_lie_of_one_bookie_is_not_believed_and_does_not_end_a_poll() -> None:
@@ -179,7 +204,8 @@ def test_supporters_of_different_write_sets_do_not_add_up() -> None:
 def test_an_impossible_number_is_no_answer(claim: int) -> None:
     round_ = poll()
     assert not round_.answer(0, OK, EntryId(claim))
-    assert round_.answer(1, OK, EntryId(6))
+    assert not round_.answer(1, OK, EntryId(6))
+    assert round_.answer(2, OK, EntryId(6))
     assert round_.newest == 6
 
 
@@ -257,7 +283,8 @@ def test_others_suffice_without_the_bookie_that_cannot_be_read() -> None:
         round_.answer(says(index, last, last + 1))
     assert round_.result == 2
     round_.fail(3)
-    assert round_.error is None and round_.result == 2, "of three, one may be bad"
+    assert round_.error is None and round_.result == 1, "three of those who answer have to agree"
+    assert [proof.bookie_index for proof in round_.proofs] == [2, 1]
 
 
 def test_poll_is_ended_by_a_proof() -> None:

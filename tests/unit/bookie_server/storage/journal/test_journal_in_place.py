@@ -165,15 +165,27 @@ def test_append_while_the_journal_thread_syncs_waits_for_it(files: MemoryFileSys
 
 
 def test_large_batch_is_left_to_the_journal_thread(files: MemoryFileSystem) -> None:
-    gathering = Gathering(files)
+    posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    is_open = True
+
+    def post(run: Callable[[], None]) -> None:
+        run() if is_open else posted.put(run)
+
+    gathering = Gathering(files, post=post)
     number = 0
     while not gathering.in_place:
         gathering.append(number)
         number += 1
-    before = gathering.in_place
-    gathering.append(number, 64 * KIB // 8 + 1)
+    is_open = False  # as with a loop, whose turn has not ended
+    count = 64 * KIB // 8 + 1
+    with gathering.journal.batch():
+        for ledger in range(count):
+            gathering.append_alone(number + ledger)
+    assert len(gathering.statuses) == number, "nothing of it is completed in place"
     gathering.journal.close()
-    assert gathering.in_place == before
+    while not posted.empty():
+        posted.get()()
+    assert gathering.statuses == [BookieStatus.OK] * (number + count)
 
 
 def test_failed_commit_in_place_is_final(files: MemoryFileSystem) -> None:

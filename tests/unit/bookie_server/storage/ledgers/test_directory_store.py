@@ -227,7 +227,7 @@ def test_a_failed_flush_keeps_its_mark_for_the_next(
 def test_a_flush_that_fails_early_keeps_the_log_that_the_index_names(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_entry_log_bytes", MIB)  # the log takes another flush
+    monkeypatch.setattr(store.logs, "_entry_log_bytes", MIB)  # the log takes another flush
     add(store, [1])
     store.flush(mark(1))
     add(store, [2])
@@ -289,8 +289,8 @@ def test_blocks_at_the_largest_offsets_are_read_back(tmp_path: Path) -> None:
     )
     add(store, [0])
     store.flush(mark(1))
-    assert store._writer is not None
-    store._writer._size = store._writer._written = 2 * GIB - 4096
+    assert store.logs._writer is not None
+    store.logs._writer._size = store.logs._writer._written = 2 * GIB - 4096
     for entry_id in range(1, 5):
         add(store, [entry_id], size=4 * MIB)
     store.flush(mark(2))

@@ -14,7 +14,7 @@ from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
-from bookie_server.storage.ledgers import lmdb_index
+from bookie_server.storage.ledgers import lmdb_update
 from bookie_server.storage.ledgers.index import BlockLocation, IndexRow, NotCommittedError
 from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from spark_ledger.limits import KIB, MIB
@@ -116,7 +116,7 @@ def test_flushes_into_a_full_index_leave_no_logs_behind(
     add(0)
     assert answers == [BookieStatus.OK]
     with monkeypatch.context() as patch:
-        patch.setattr(lmdb_index, "commit_now", not_committed)
+        patch.setattr(lmdb_update, "commit_now", not_committed)
         for _again in range(4):
             with pytest.raises(OSError, match="index"):
                 bookie.flush()

@@ -27,6 +27,10 @@ LEDGERS = {
     struct.pack(">Q", 7): struct.pack(">B32sqq", 3, HASH, 39, 40),
     struct.pack(">Q", 8): struct.pack(">B32sqq", 0, b"", -1, 0),
 }
+LOGS = {
+    struct.pack(">I", 3): struct.pack(">QQ", 2, 500 + 600 + 2 * 24),
+    struct.pack(">I", 4): struct.pack(">QQ", 1, 70 + 24),
+}
 MARK = struct.pack(">QQQI", 5, 12288, 77, 0xABCD)
 
 
@@ -49,7 +53,13 @@ def tables() -> dict[bytes, dict[bytes, bytes]]:
         b"rows": ROWS,
         b"ledgers": LEDGERS,
         b"proofs": {ledger: proof_of(rows) for ledger, rows in by_ledger.items()},
-        b"meta": {b"ledgers": proof_of(LEDGERS), b"mark": MARK, b"rows": proof_of(ROWS)},
+        b"meta": {
+            b"ledgers": proof_of(LEDGERS),
+            b"logs": proof_of(LOGS) + proof_of(ROWS) + struct.pack(">I", 4),
+            b"mark": MARK,
+            b"rows": proof_of(ROWS),
+        },
+        b"logs": LOGS,
     }
     return {
         name: {key: stored(key, value) for key, value in table.items()}
@@ -84,7 +94,7 @@ def test_stored_bytes_are_as_documented(tmp_path: Path) -> None:
             update.put_ledger_record(ledger_id, ledger_record)
         update.put_mark(Mark(5, 12288, 77, 0xABCD))
         update.commit()
-    with lmdb.open(str(tmp_path / "index"), map_size=8 * MIB, max_dbs=4) as environment:
+    with lmdb.open(str(tmp_path / "index"), map_size=8 * MIB, max_dbs=5) as environment:
         found = {}
         for name in tables():
             table = environment.open_db(name, create=False)
@@ -96,7 +106,7 @@ def test_stored_bytes_are_as_documented(tmp_path: Path) -> None:
 def test_documented_bytes_are_read(tmp_path: Path) -> None:
     path = tmp_path / "index"
     path.mkdir()
-    with lmdb.open(str(path), map_size=8 * MIB, max_dbs=4) as environment:
+    with lmdb.open(str(path), map_size=8 * MIB, max_dbs=5) as environment:
         for name, values in tables().items():
             table = environment.open_db(name)
             with environment.begin(db=table, write=True) as transaction:

@@ -89,7 +89,7 @@ def test_strange_lock_file_is_written_anew(good: bytes, tmp_path: Path) -> None:
 
 def newest_root(data: bytes) -> int:
     """Where the root that counts begins: the one of the higher transaction."""
-    return max((0, PAGE), key=lambda at: struct.unpack_from("<Q", data, at + 160 - 8)[0])
+    return max((0, PAGE), key=lambda at: struct.unpack_from("<Q", data, at + 152 - 8)[0])
 
 
 def test_free_page_that_is_in_use_is_refused(good: bytes, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Garbage collection: ledgers that were deleted in the metadata leave the bookie."""

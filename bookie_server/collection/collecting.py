@@ -1,0 +1,251 @@
+"""One pass: what the bookie holds, what the metadata name, and what is deleted then.
+
+The order of everything here is a rule (``README.md``): the bookie's own ledgers are read before the
+metadata (G1), each ledger is looked at twice with a pause between (G3), the last look comes after
+the history was proved (G4) and right before the deletion, and anything unexpected ends the pass
+(G5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+from bookie_server.collection.mark import HistoryMark, OnDisk, PassAbortedError, on_disk
+from bookie_server.core.collection import Cause, Seen, absent, is_garbage, seen, too_many
+from spark_ledger.errors import ConfigurationError, CorruptionError, NotFoundError
+from spark_ledger.limits.collection import (
+    COLLECTION_BATCH,
+    COLLECTION_DELETES_PER_S,
+    COLLECTION_FREELY,
+    COLLECTION_LISTED_AT_LEAST,
+    COLLECTION_PAGE,
+    COLLECTION_PAUSE_S,
+    COLLECTION_SHARE_MAX,
+)
+from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.codec import decode_ledger
+from spark_ledger.metadata.ledger_ids import next_counted
+from spark_ledger.metadata.ledger_pages import by_page, page_of
+from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.types import LedgerId
+
+T = TypeVar("T")
+
+
+class Held(Protocol):
+    """A ledger that the bookie holds."""
+
+    @property
+    def ledger_id(self) -> LedgerId: ...
+
+    @property
+    def access_key_hash(self) -> bytes: ...
+
+
+class Holder(Protocol):
+    """The bookie, as its garbage collection sees it. Any thread; may wait for the disk."""
+
+    def held_ledgers(self, after: int, limit: int) -> Sequence[Held]:
+        """Ledgers above ``after``, ascending."""
+
+    def delete_ledgers(self, ledger_ids: Iterable[LedgerId]) -> int:
+        """Forget these ledgers, durably (rule G7); the bytes that they had."""
+
+    def next_ledger_id(self) -> int:
+        """An id above all ledgers that were heard of here."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionConfig:
+    """How far one pass may go, and how fast."""
+
+    pause_s: float = COLLECTION_PAUSE_S
+    share_max: float = COLLECTION_SHARE_MAX
+    freely: int = COLLECTION_FREELY
+    deletes_per_s: float = COLLECTION_DELETES_PER_S
+    page: int = COLLECTION_PAGE
+    batch: int = COLLECTION_BATCH
+    listed_at_least: int = COLLECTION_LISTED_AT_LEAST
+
+
+@dataclass(slots=True)
+class Found:
+    """What a pass has seen and done so far."""
+
+    held: int = 0
+    candidates: int = 0
+    deleted: int = 0
+    freed_bytes: int = 0
+
+
+class _Candidate(NamedTuple):
+    held: Held
+    first: Seen
+
+
+class Pass:
+    """One pass of one bookie, on the loop of the metadata store. Used once."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        store: MetadataStore,
+        mark: HistoryMark | None,
+        config: CollectionConfig,
+        run_on_disk: OnDisk,
+        *,
+        why_not: Callable[[], str] = str,
+        reads_all: bool = False,
+        dry_run: bool = False,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """``mark``: None only for a dry run that looks at whatever history there is.
+        ``why_not``: why the bookie should be left alone now; empty if it need not.
+        ``reads_all``: read the node of each ledger, and not only the lists of them."""
+        assert mark is not None or dry_run, "nothing is deleted without a proof of the history"
+        self._holder = holder
+        self._store = store
+        self._mark = mark
+        self._config = config
+        self._run_on_disk = run_on_disk
+        self._why_not = why_not
+        self._reads_all = reads_all
+        self._dry_run = dry_run
+        self._sleep = sleep
+        self._connection = store.connections
+        self._candidates: list[_Candidate] = []
+        self.found = Found()
+
+    async def run(self) -> None:
+        """Look, wait, look again, delete.
+
+        Raises PassAbortedError, OSError, CorruptionError and what the metadata store raises: what
+        is deleted by then was garbage, and the next pass does the rest.
+        """
+        await self._prove()
+        await self._look()
+        self._refuse_too_many()
+        if self._dry_run or not self._candidates:
+            return
+        await self._sleep(self._config.pause_s)
+        for batch in _parts(self._candidates, self._config.batch):
+            await self._delete(batch)
+            await self._sleep(len(batch) / self._config.deletes_per_s)
+
+    # -- the first look ----------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        after = -1
+        while page := await self._held_above(after):
+            after = page[-1].ledger_id
+            self.found.held += len(page)
+            by_id = {each.ledger_id: each for each in page}
+            # No older than the page: a list of before could lack a ledger that is new (rule G1).
+            await self._prove()
+            for ids in by_page(list(by_id)):
+                await self._compare([by_id[each] for each in ids])
+        self.found.candidates = len(self._candidates)
+
+    async def _held_above(self, after: int) -> Sequence[Held]:
+        limit = self._config.page
+        return await on_disk(self._run_on_disk, lambda: self._holder.held_ledgers(after, limit))
+
+    async def _compare(self, held: Sequence[Held]) -> None:
+        """Compare ledgers that one node lists with that list, or one by one if they are few."""
+        if self._reads_all or len(held) < self._config.listed_at_least:
+            looks = zip(held, await self._look_at(held), strict=True)
+            self._candidates += [
+                _Candidate(each, look) for each, look in looks if look is not Seen.NAMED
+            ]
+            return
+        listed = await page_of(self._store, held[0].ledger_id)
+        missing = frozenset(absent([each.ledger_id for each in held], listed))
+        self._candidates += [
+            _Candidate(each, Seen.ABSENT) for each in held if each.ledger_id in missing
+        ]
+
+    def _refuse_too_many(self) -> None:
+        config, count, held = self._config, len(self._candidates), self.found.held
+        if not self._dry_run and too_many(
+            count, held, share_max=config.share_max, freely=config.freely
+        ):
+            raise PassAbortedError(
+                Cause.TOO_MANY,
+                f"the metadata lack {count} of the {held} ledgers that this bookie holds, more "
+                f"than share_max = {config.share_max:g} allows in one pass; nothing was deleted. "
+                "If they were deleted on purpose, run `ledger bookies collect --share 1`",
+            )
+
+    # -- the second look ---------------------------------------------------------------------------
+
+    async def _delete(self, batch: Sequence[_Candidate]) -> None:
+        """Look once more at each of the candidates, and delete them."""
+        reason = self._why_not()
+        if reason:
+            raise PassAbortedError(Cause.DISK, reason)
+        await self._prove()
+        looks = await self._look_at([each.held for each in batch])
+        for (held, first), second in zip(batch, looks, strict=True):
+            if not is_garbage(first, second):
+                raise PassAbortedError(
+                    Cause.CHANGED,
+                    f"ledger {held.ledger_id} was {first.value} at the first look, and is "
+                    f"{second.value} at the second: what ZooKeeper lists cannot be relied on",
+                )
+        self._refuse_another_connection()
+        ledger_ids = [each.held.ledger_id for each in batch]
+        freed = await on_disk(self._run_on_disk, lambda: self._holder.delete_ledgers(ledger_ids))
+        self.found.deleted += len(batch)
+        self.found.freed_bytes += freed
+
+    async def _look_at(self, held: Sequence[Held]) -> list[Seen]:
+        looks: list[Seen] = []
+        for part in _parts(held, METADATA_READS_IN_FLIGHT_MAX):
+            looks += await asyncio.gather(*(self._look_at_one(each) for each in part))
+        return looks
+
+    async def _look_at_one(self, held: Held) -> Seen:
+        """Read a ledger's node, no older than this call."""
+        path = ledger_path(held.ledger_id)
+        try:
+            node = await self._store.get_latest(path)
+        except NotFoundError:
+            return seen(held.access_key_hash, None)
+        try:
+            ledger = decode_ledger(path, held.ledger_id, node.value)
+        except (CorruptionError, ConfigurationError):
+            return Seen.NAMED  # there is a node, and nobody can tell whose
+        return seen(held.access_key_hash, ledger.access_key_hash)
+
+    # -- what holds for the whole pass -------------------------------------------------------------
+
+    async def _prove(self) -> None:
+        """Whoever answers has the history that this bookie knows, and is up to date (rule G4)."""
+        if self._mark is None:
+            return
+        await self._mark.check()
+        held_below = await on_disk(self._run_on_disk, self._holder.next_ledger_id)
+        counted = await next_counted(self._store)
+        if counted < held_below:
+            raise PassAbortedError(
+                Cause.RESTORED,
+                f"the next ledger id is {counted}, and this bookie knows ledger {held_below - 1}: "
+                "ZooKeeper was restored from a backup; run `ledger cluster restored`",
+            )
+        self._refuse_another_connection()
+
+    def _refuse_another_connection(self) -> None:
+        """ZooKeeper can be restored between two connections, never within one (rule G5)."""
+        if self._store.connections != self._connection:
+            raise PassAbortedError(
+                Cause.METADATA,
+                "the connection to ZooKeeper broke during the pass; the next pass begins anew",
+            )
+
+
+def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

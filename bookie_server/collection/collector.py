@@ -1,0 +1,270 @@
+"""The garbage collection of a bookie: a pass now and then, or when an operator orders one.
+
+Nothing here is in a hurry: whatever goes wrong ends a pass, is said, and the next pass begins anew.
+Time is measured by the loop's clock, which nobody can set; the clock on the wall is for reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bookie_server.collection.collecting import CollectionConfig, Found, Holder, Pass
+from bookie_server.collection.mark import HistoryMark, OnDisk, PassAbortedError
+from bookie_server.core.collection import Cause, CollectionStats
+from bookie_server.storage.fs.vfs import FileSystem
+from spark_ledger.errors import CorruptionError, LedgerError
+from spark_ledger.limits.collection import (
+    COLLECTION_FULL_INTERVAL_S,
+    COLLECTION_INTERVAL_S,
+    COLLECTION_MARK_S,
+    COLLECTION_STOP_S,
+)
+from spark_ledger.metadata.base import MetadataStore, Watch
+from spark_ledger.metadata.collection import (
+    CollectionOrder,
+    PassReport,
+    order_path,
+    read_collection,
+    read_order,
+)
+from spark_ledger.types import BookieId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorConfig:
+    """When passes begin, and how far they go."""
+
+    interval_s: float = COLLECTION_INTERVAL_S
+    full_interval_s: float = COLLECTION_FULL_INTERVAL_S
+    mark_s: float = COLLECTION_MARK_S
+    each: CollectionConfig = field(default_factory=CollectionConfig)
+
+
+class LedgerCollector:
+    """Collects the garbage of one bookie. Belongs to the loop of the metadata store."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        store: MetadataStore,
+        bookie_id: BookieId,
+        config: CollectorConfig,
+        *,
+        files: FileSystem,
+        directory: Path,
+        run_on_disk: OnDisk,
+        new_ledgers: Callable[[], int],
+        is_full: Callable[[], bool],
+        why_not: Callable[[], str],
+        reclaimable_bytes: Callable[[], int] = int,
+        draw: random.Random | None = None,
+    ) -> None:
+        """``directory`` keeps the mark. ``new_ledgers``: how many were taken since the start;
+        ``is_full``: only deletions make room here; ``why_not``: why no pass may go on now."""
+        self._holder = holder
+        self._store = store
+        self._bookie_id = bookie_id
+        self._config = config
+        self._run_on_disk = run_on_disk
+        self._new_ledgers = new_ledgers
+        self._is_full = is_full
+        self._why_not = why_not
+        self._reclaimable_bytes = reclaimable_bytes
+        self._draw = draw or random.Random()  # noqa: S311 - jitter
+        self._mark = HistoryMark(store, bookie_id, files, directory, self._on_disk)
+        self._marked = 0
+        """The new ledgers that the last mark came after."""
+        self._wanted = asyncio.Event()
+        self._handled = ""
+        """The order that was followed last; "" before the metadata were asked."""
+        self._watch: Watch | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._disk_work: asyncio.Future[None] | None = None
+        self._cause: Cause | None = None
+        self._aborted = 0
+        self.last_error = ""
+        self.report = PassReport()
+        """How the last pass went, with totals since the start."""
+
+    def start(self) -> None:
+        """Work from now on."""
+        loop = asyncio.get_running_loop()
+        self._watch = self._store.watch(order_path(self._bookie_id), self._wanted.set)
+        self._wanted.set()  # an order of before
+        self._task = loop.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the pass, after the deletion that it is in: for that it waits a bounded time."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._disk_work is not None and not self._disk_work.done():
+            with contextlib.suppress(TimeoutError, OSError, CorruptionError):
+                async with asyncio.timeout(COLLECTION_STOP_S):
+                    await asyncio.shield(self._disk_work)
+
+    def stats(self) -> CollectionStats:
+        """How it goes; any thread."""
+        report = self.report
+        return CollectionStats(
+            passes=report.passes_total,
+            aborted=self._aborted,
+            held=report.held,
+            candidates=report.candidates,
+            deleted=report.deleted_total,
+            freed_bytes=report.freed_bytes_total,
+            last_pass_s=report.duration_s,
+            ended_at=report.time_ms / 1000,
+            cause=self._cause,
+            reason=report.aborted,
+        )
+
+    async def run_pass(self, order: CollectionOrder | None = None) -> PassReport:
+        """One pass now; how it went. Errors are part of that."""
+        order = order or CollectionOrder(token="")
+        started = asyncio.get_running_loop().time()
+        found, aborted, cause = Found(), "", None
+        try:
+            one = await self._begin(order)
+            found = one.found
+            await one.run()
+        except (PassAbortedError, LedgerError, OSError) as error:
+            aborted, cause = str(error), _cause_of(error)
+        self._cause = cause
+        self._aborted += cause is not None
+        self._note(found, aborted, asyncio.get_running_loop().time() - started, order)
+        return self.report
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._pause_s()
+        full_due = loop.time()
+        while True:
+            await self._wait_until(min(due, loop.time() + self._config.mark_s))
+            try:
+                order = await self._order()
+            except LedgerError as error:
+                logger.warning("orders for the garbage collection cannot be read: %s", error)
+                order = None
+            now = loop.time()
+            if order is not None or now >= due or (self._is_full() and now >= full_due):
+                await self.run_pass(order)
+                await self._publish()
+                due = loop.time() + self._pause_s()
+                full_due = loop.time() + self._config.full_interval_s
+            else:
+                await self._mark_new_ledgers()
+
+    async def _begin(self, order: CollectionOrder) -> Pass:
+        """A pass, behind a new mark. Raises as ``HistoryMark.renew``."""
+        reason = self._why_not()
+        if reason:
+            raise PassAbortedError(Cause.DISK, reason)
+        looks_only = order.dry_run and order.accept_restored
+        if not looks_only:
+            new_ledgers = self._new_ledgers()
+            await self._mark.renew(accept=order.accept_restored)
+            self._marked = new_ledgers
+        each = self._config.each
+        return Pass(
+            self._holder,
+            self._store,
+            None if looks_only else self._mark,
+            each if order.share_max is None else replace(each, share_max=order.share_max),
+            self._on_disk,
+            why_not=self._why_not,
+            reads_all=order.accept_restored,
+            dry_run=order.dry_run,
+        )
+
+    def _pause_s(self) -> float:
+        """At random: the bookies of a cluster start at the same time."""
+        return self._config.interval_s * self._draw.uniform(0.5, 1.0)
+
+    async def _wait_until(self, due: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(due):
+                await self._wanted.wait()
+        self._wanted.clear()
+
+    async def _order(self) -> CollectionOrder | None:
+        """An order that was not followed yet."""
+        found = await read_order(self._store, self._bookie_id)
+        if found is None or found.value.token == self._handled:
+            return None
+        if not self._handled:  # of a process before this one, perhaps
+            node = await read_collection(self._store, self._bookie_id)
+            report = node.value.report if node is not None else None
+            if report is not None and report.order == found.value.token:
+                self._handled = report.order
+                return None
+        return found.value
+
+    async def _mark_new_ledgers(self) -> None:
+        """Another mark if there are ledgers that came after the last one (rule G4)."""
+        new_ledgers = self._new_ledgers()
+        if new_ledgers == self._marked:
+            return
+        try:
+            await self._mark.renew()
+            self._marked = new_ledgers
+        except (PassAbortedError, LedgerError, OSError) as error:
+            self._say(str(error))
+
+    def _note(self, found: Found, aborted: str, duration_s: float, order: CollectionOrder) -> None:
+        before = self.report
+        self.report = PassReport(
+            time_ms=max(0, time.time_ns() // 1_000_000),
+            duration_s=round(duration_s, 3),
+            held=found.held,
+            candidates=found.candidates,
+            deleted=found.deleted,
+            freed_bytes=found.freed_bytes,
+            deleted_total=before.deleted_total + found.deleted,
+            freed_bytes_total=before.freed_bytes_total + found.freed_bytes,
+            passes_total=before.passes_total + 1,
+            aborted=aborted,
+            dry_run=order.dry_run,
+            order=order.token or before.order or self._handled,
+            reclaimable_bytes=self._reclaimable_bytes(),
+        )
+        self._handled = order.token or self._handled
+        if found.deleted:
+            logger.info("collected %d deleted ledgers, %d bytes", found.deleted, found.freed_bytes)
+        self._say(aborted)
+
+    def _say(self, aborted: str) -> None:
+        """Log why nothing is collected, once for each reason."""
+        if aborted and aborted != self.last_error:
+            logger.warning("garbage collection: %s", aborted)
+        self.last_error = aborted
+
+    async def _publish(self) -> None:
+        try:
+            await self._mark.publish(self.report)
+        except (PassAbortedError, LedgerError) as error:
+            logger.warning("the report of the garbage collection is not published: %s", error)
+
+    async def _on_disk(self, work: Callable[[], None]) -> None:
+        """On a thread of its own, and to its end even if this task is cancelled."""
+        self._disk_work = asyncio.ensure_future(self._run_on_disk(work))
+        await asyncio.shield(self._disk_work)
+
+
+def _cause_of(error: Exception) -> Cause:
+    if isinstance(error, PassAbortedError):
+        return error.cause
+    return Cause.DISK if isinstance(error, OSError) else Cause.METADATA

@@ -1,0 +1,162 @@
+"""The mark of a bookie: a random word in the metadata that its disk knows too (rule G4).
+
+The bookie writes another one after it has taken new ledgers, and before each pass. Metadata that
+hold the word that was written last hold everything from before it as well: also the creation of
+each ledger that the bookie had by then. In metadata that were restored from a backup an older word
+stands, or none.
+
+A new word is noted on the disk beside the last one first, then written to the metadata, then noted
+alone. So whatever a crash leaves, the word in the metadata is one that the disk knows.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from bookie_server.core.collection import Cause, History, history
+from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
+from spark_ledger.errors import ConflictError, CorruptionError
+from spark_ledger.limits import KIB
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.collection import (
+    CollectionNode,
+    PassReport,
+    collection_path,
+    encode,
+    read_collection,
+)
+from spark_ledger.types import BookieId, Versioned
+
+MARK_NAME: Final = "collection.json"
+_FORMAT_VERSION: Final = 1
+_FILE_BYTES_MAX: Final = 4 * KIB
+
+T = TypeVar("T")
+OnDisk = Callable[[Callable[[], None]], Awaitable[None]]
+"""Runs a piece of disk work, and returns once it is done."""
+
+
+class PassAbortedError(Exception):
+    """This pass must not go on; says why. Nothing more is deleted."""
+
+    def __init__(self, cause: Cause, reason: str) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
+class _Noted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format_version: Annotated[int, msgspec.Meta(ge=1, le=_FORMAT_VERSION)]
+    marks: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)]
+
+
+class HistoryMark:
+    """One bookie's mark. Belongs to the loop of the metadata store."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        bookie_id: BookieId,
+        files: FileSystem,
+        directory: Path,
+        on_disk: OnDisk,
+    ) -> None:
+        self._store = store
+        self._bookie_id = bookie_id
+        self._files = files
+        self._path = directory / MARK_NAME
+        self._on_disk = on_disk
+        self._noted: tuple[str, ...] | None = None
+        """What the disk knows; None before it was read."""
+
+    async def check(self) -> Versioned[CollectionNode] | None:
+        """What the metadata say now, if their history is the one that this bookie knows.
+
+        Raises PassAbortedError if it is not, OSError, and what the metadata store raises.
+        """
+        noted = await self._read()
+        found = await read_collection(self._store, self._bookie_id)
+        if history(noted, _mark_in(found)) is History.BROKEN:
+            raise PassAbortedError(
+                Cause.RESTORED,
+                "ZooKeeper does not hold the last note of this bookie: it was restored from a "
+                "backup, or is another one. Ledgers that it lacks may be lost there and not "
+                "deleted, so nothing is collected. When the metadata are as they shall be, run "
+                f"`ledger bookies collect --bookie {self._bookie_id} --accept-restored`",
+            )
+        return found
+
+    async def renew(self, *, accept: bool = False) -> None:
+        """Check, and write another mark. ``accept``: whatever history the metadata have.
+
+        Raises as ``check``.
+        """
+        found = (
+            await read_collection(self._store, self._bookie_id) if accept else await self.check()
+        )
+        mark = secrets.token_hex(8)
+        await self._note((_mark_in(found), mark))
+        await self._put(found, mark, found.value.report if found is not None else None)
+        await self._note((mark,))
+
+    async def publish(self, report: PassReport) -> None:
+        """Leave the mark as it is, and say how a pass went. Raises what the store raises."""
+        found = await read_collection(self._store, self._bookie_id)
+        await self._put(found, _mark_in(found), report)
+
+    async def _put(
+        self, found: Versioned[CollectionNode] | None, mark: str, report: PassReport | None
+    ) -> None:
+        path, data = (
+            collection_path(self._bookie_id),
+            encode(CollectionNode(mark=mark, report=report)),
+        )
+        try:
+            if found is None:
+                await self._store.create(path, data)
+            else:
+                await self._store.put(path, data, found.version)
+        except ConflictError as error:
+            raise PassAbortedError(
+                Cause.METADATA,
+                f"the note of this bookie was changed by another process: {error}",
+            ) from error
+
+    # -- the disk ----------------------------------------------------------------------------------
+
+    async def _read(self) -> tuple[str, ...]:
+        if self._noted is None:
+            self._noted = await on_disk(self._on_disk, self._read_file)
+        return self._noted
+
+    def _read_file(self) -> tuple[str, ...]:
+        try:
+            data = read_file(self._files, self._path, size_max=_FILE_BYTES_MAX)
+        except FileNotFoundError:
+            return ()
+        try:
+            return msgspec.json.decode(data, type=_Noted).marks
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CorruptionError(f"{self._path} is damaged: {error}") from error
+
+    async def _note(self, marks: tuple[str, ...]) -> None:
+        data = msgspec.json.encode(_Noted(_FORMAT_VERSION, marks)) + b"\n"
+        self._noted = None  # until it is known what the disk has
+        await on_disk(self._on_disk, lambda: write_file_durably(self._files, self._path, data))
+        self._noted = marks
+
+
+def _mark_in(found: Versioned[CollectionNode] | None) -> str:
+    """The mark in the metadata; empty if there is none."""
+    return "" if found is None else found.value.mark
+
+
+async def on_disk(run: OnDisk, work: Callable[[], T]) -> T:
+    """What a piece of disk work returns."""
+    results: list[T] = []
+    await run(lambda: results.append(work()))
+    return results[0]

@@ -1,0 +1,131 @@
+"""The entry logs that one directory's flushes write: the open one, and those just filled.
+
+A log is named by rows only after its blocks were synced (rule S6). What failed is left for good
+(rule S3), and its file goes unless a row may name it.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from bookie_server.storage.blocks import Block
+from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, EntryLogWriter, log_ids
+from bookie_server.storage.ledgers.index import BlockLocation
+from spark_ledger.types import LedgerId
+
+logger = logging.getLogger(__name__)
+
+
+class EntryLogs:
+    """Writes blocks; *flush thread*. Others read ``bytes_written`` for statistics only."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        *,
+        entry_log_bytes: int,
+        cached_bytes: int,
+        highest_log: int,
+    ) -> None:
+        """``highest_log``: no id up to this one is used again, also of a log that is gone."""
+        assert entry_log_bytes > 0, f"entry logs of {entry_log_bytes} bytes hold nothing"
+        self._file_system = file_system
+        self._directory = directory
+        self._entry_log_bytes = entry_log_bytes
+        self._cached_bytes = cached_bytes
+        self.bytes_written = 0
+        self._writer: EntryLogWriter | None = None
+        self._writer_is_indexed = False
+        # Logs that this flush has filled, and that no commit has named yet.
+        self._filled: list[EntryLogWriter] = []
+        self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
+        self._next_log_id = max(self._next_log_id, highest_log + 1)
+
+    def append(self, ledger_id: LedgerId, block: Block) -> BlockLocation:
+        """Put a block into the open log; it is durable after ``sync``."""
+        location = self._writer_for_block().append(ledger_id, block)
+        self.bytes_written += block.length
+        return location
+
+    def make_readable(self, log_id: int) -> None:
+        """Hand what is buffered for a log to the file system, before it is read."""
+        if self._writer is not None and self._writer.log_id == log_id:
+            self._writer.write_buffered()
+
+    def sync(self) -> None:
+        """Make all blocks durable; before a commit names them."""
+        if self._writer is not None:
+            self._writer.sync()
+
+    def committed(self) -> None:
+        """Rows name what was appended."""
+        self._writer_is_indexed = self._writer is not None
+        self._filled.clear()
+
+    def abandon(self, *, committing: bool) -> None:
+        """Leave all logs of a flush that failed (rule S3); remove those that no row can name.
+
+        ``committing``: the commit that failed may have been done all the same.
+        """
+        self._abandon_writer(keep=committing or self._writer_is_indexed)
+        self._abandon_filled(keep=committing)
+
+    def close(self) -> None:
+        """Finish the open log."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.finish()
+
+    def finish_full(self) -> None:
+        """Close the log if it is full: the next block goes to a new one.
+
+        Also in the middle of a flush. A write cache may be larger than a log can be: the index has
+        32 bits for the offset of a block.
+        """
+        writer = self._writer
+        if writer is None or writer.size < max(self._entry_log_bytes, LOG_HEADER_BYTES + 1):
+            return
+        if not self._writer_is_indexed:
+            self._filled.append(writer)
+        self._writer = None
+        writer.finish()
+
+    def new_log_id(self) -> int:
+        """An id that no log of this directory ever had (rule S4)."""
+        log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1
+        return log_id
+
+    def _abandon_writer(self, *, keep: bool) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self._abandon(writer, keep=keep)
+
+    def _abandon_filled(self, *, keep: bool) -> None:
+        filled, self._filled = self._filled, []
+        for writer in filled:
+            self._abandon(writer, keep=keep)
+
+    def _abandon(self, writer: EntryLogWriter, *, keep: bool) -> None:
+        try:
+            writer.abandon(remove=not keep)
+        except OSError as error:  # it costs space only, and the first fault is raised anyway
+            logger.warning("entry log %d in %s stays: %s", writer.log_id, self._directory, error)
+
+    def _writer_for_block(self) -> EntryLogWriter:
+        """The open log, or a new one. A log is never continued after a restart (rule S4)."""
+        self.finish_full()
+        writer = self._writer
+        if writer is None:
+            writer = EntryLogWriter(
+                self._file_system,
+                self._directory,
+                self.new_log_id(),
+                cached_bytes=self._cached_bytes,
+            )
+            self._writer = writer
+            self._writer_is_indexed = False
+        assert writer.log_id < self._next_log_id, "a log id is used once"
+        return writer

@@ -1,0 +1,43 @@
+"""Bounds of garbage collection: how often a bookie looks for deleted ledgers, and how much goes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+COLLECTION_INTERVAL_S: Final = 900.0
+"""Pause between two passes, as BookKeeper's ``gcWaitTime``. A pass over a hundred thousand ledgers
+is some listings; what is deleted keeps its bytes for so long at most."""
+
+COLLECTION_FULL_INTERVAL_S: Final = 60.0
+"""Pause while a disk is full: only deletions make room there."""
+
+COLLECTION_PAUSE_S: Final = 10.0
+"""Between the two looks at a ledger that is to go. Longer than a server of ZooKeeper that is cut
+off from the others goes on answering, so that both looks do not go to the same lost server."""
+
+COLLECTION_MARK_S: Final = 10.0
+"""A bookie that has taken new ledgers marks the history of the metadata this often. A backup of
+ZooKeeper that lacks one of them is noticed if it is older than this."""
+
+COLLECTION_PAGE: Final = 10_000
+"""Ledgers that are compared at once: as many as one node of the metadata lists."""
+
+COLLECTION_LISTED_AT_LEAST: Final = 100
+"""Where a bookie holds fewer of the ten thousand ledgers of a node it reads these one by one: the
+list of all of them would be longer than the answers."""
+
+COLLECTION_BATCH: Final = 500
+"""Ledgers that are read once more and deleted together: the reads take some hundred milliseconds,
+and nothing that is read is older than that when it is acted upon."""
+
+COLLECTION_DELETES_PER_S: Final = 1_000.0
+"""Ledgers that leave the index: appends beside that are to notice little of it."""
+
+COLLECTION_SHARE_MAX: Final = 0.5
+"""A pass that would delete more of what the bookie holds deletes nothing, and asks an operator."""
+
+COLLECTION_FREELY: Final = 200
+"""So many ledgers may go whatever their share is: a small store is all old or all new."""
+
+COLLECTION_STOP_S: Final = 5.0
+"""A bookie that stops waits so long for a deletion on its disk; the next start goes on with it."""

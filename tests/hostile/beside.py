@@ -1,0 +1,63 @@
+"""A steady appender beside an attack, as a process of its own, and how long its entries took."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class Beside:
+    """The process of ``tests.hostile.neighbour``, from the outside."""
+
+    def __init__(self, address: str, bookie_id: str, file: Path) -> None:
+        self._command = (
+            *(sys.executable, "-m", "tests.hostile.neighbour"),
+            *(address, bookie_id, str(file)),
+        )
+        self._file = file
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Append from now on."""
+        self._file.touch()
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+
+    @property
+    def is_alive(self) -> bool:
+        """It has every answer so far."""
+        assert self._process is not None, "start comes first"
+        return self._process.poll() is None
+
+    def latencies(self, begin: float, end: float) -> list[float]:
+        """Of the entries that were acknowledged then, sorted; and, when it waits for one, for how
+        long."""
+        found: list[float] = []
+        last = begin
+        for line in self._file.read_text(encoding="ascii").splitlines():
+            at, _, seconds = line.partition(" ")
+            if seconds and begin <= float(at) <= end:
+                found.append(float(seconds))
+                last = float(at)
+        if end - last > 0.5:
+            found.append(end - last)
+        return sorted(found)
+
+    def finish(self) -> int:
+        """Have it compare every entry; its exit code."""
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait(120)
+
+    def kill(self) -> None:
+        """End it, in whatever state it is."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def quantile(latencies: Sequence[float], share: float) -> float:
+    """Milliseconds; of sorted seconds."""
+    last = len(latencies) - 1
+    return 1e3 * latencies[min(last, int(len(latencies) * share))] if latencies else 0.0

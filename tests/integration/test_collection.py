@@ -1,0 +1,132 @@
+"""Garbage collection with real bookies and a real ZooKeeper, which is restored from a backup."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_ledger
+from spark_ledger.cli.inspection import inspect_ledger
+from spark_ledger.local import LocalCluster
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.connect import open_store
+from spark_ledger.stream.blocking import StreamConnection
+from spark_ledger.transport.grpc_aio import GrpcTransport
+from spark_ledger.types import BookieId, LedgerId
+from tests.integration.test_cli import Shell
+from tests.integration.test_restored_zookeeper import backup, restore, restored_command
+
+pytestmark = [pytest.mark.processes, pytest.mark.proof]
+
+WAIT_S = 90.0
+BOOKIES = [BookieId(f"bookie-{number}") for number in range(3)]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.2)
+
+
+def held(uri: str, ledger_ids: Iterable[int]) -> set[tuple[str, int]]:
+    """Which bookies hold entries of which of these ledgers."""
+
+    async def ask() -> set[tuple[str, int]]:
+        store = await open_store(uri)
+        addresses = {info.bookie_id: info.address for info in await BookieRegistry(store).list()}
+        transport = GrpcTransport(addresses.get)
+        found: set[tuple[str, int]] = set()
+        for bookie_id in BOOKIES:
+            for each in ledger_ids:
+                status, ranges = await transport.list_entries(
+                    bookie_id, LedgerId(each), timeout_s=10.0
+                )
+                assert status.is_denial or status.value == 0, status
+                if ranges:
+                    found.add((bookie_id, each))
+        await transport.close()
+        await store.close()
+        return found
+
+    return asyncio.run(ask())
+
+
+def write(client: StreamConnection, count: int) -> list[int]:
+    """Closed ledgers of some entries on all bookies."""
+    ledger_ids: list[int] = []
+    for _ in range(count):
+        with client.create_ledger() as writer:
+            for number in range(5):
+                writer.append(b"%d" % number)
+        ledger_ids.append(writer.ledger_id)
+    return ledger_ids
+
+
+def collect(shell: Shell, *options: str) -> list[dict[str, Any]]:
+    found = shell("bookies", "collect", "--json", *options).json()
+    return [each["collection"] for each in found]
+
+
+def test_deleted_ledgers_leave_every_bookie_also_one_that_was_down() -> None:
+    with LocalCluster(bookies=3) as cluster, spark_ledger.connect(cluster.uri) as client:
+        shell = Shell(cluster.uri)
+        kept, gone = write(client, 2), write(client, 3)
+        everywhere = {(bookie_id, each) for bookie_id in BOOKIES for each in (*kept, *gone)}
+        assert held(cluster.uri, (*kept, *gone)) == everywhere
+        cluster.kill_bookie(2)
+        for each in gone:
+            client.delete_ledger(each)
+        cluster.start_bookie(2)
+        eventually(lambda: len(shell.ok("bookies", "collect", "--json").json()) == 3)
+        eventually(  # what no flush has stored yet is not looked at
+            lambda: bool(collect(shell)) and not held(cluster.uri, gone)
+        )
+        assert held(cluster.uri, (*kept, *gone)) == {
+            (bookie_id, each) for bookie_id in BOOKIES for each in kept
+        }
+        for each in kept:
+            with client.open_ledger(each) as reader:
+                assert [entry.payload for entry in reader.read(0, 4)] == [
+                    b"%d" % number for number in range(5)
+                ]
+        rows = shell.ok("bookies", "list", "--json").json()
+        assert all(row["collection"]["aborted"] == "" for row in rows)
+        assert "ago" in shell.ok("bookies", "list").out
+
+
+def test_ledgers_that_a_restored_zookeeper_lacks_stay_until_an_operator_says_so(
+    tmp_path: Path,
+) -> None:
+    with LocalCluster(bookies=3) as cluster:
+        shell = Shell(cluster.uri)
+        with spark_ledger.connect(cluster.uri) as client:
+            kept = write(client, 2)
+            backup(cluster, tmp_path / "backup")
+        with spark_ledger.connect(cluster.uri) as client:
+            lost = write(client, 3)
+        eventually(lambda: all(row["aborted"] == "" for row in collect(shell)))  # marks them
+        restore(cluster, tmp_path / "backup")
+        restored_command(cluster.uri)
+        eventually(lambda: len(collect(shell)) == 3)
+        eventually(
+            lambda: all("was restored from a backup" in row["aborted"] for row in collect(shell))
+        )
+        everywhere = {(bookie_id, each) for bookie_id in BOOKIES for each in (*kept, *lost)}
+        assert held(cluster.uri, (*kept, *lost)) == everywhere
+        named = [word for bookie_id in BOOKIES for word in ("--bookie", bookie_id)]
+        accept = (*named, "--accept-restored", "--share", "1")
+        eventually(
+            lambda: all(row["candidates"] == 3 for row in collect(shell, *accept, "--dry-run"))
+        )
+        assert held(cluster.uri, (*kept, *lost)) == everywhere
+        assert all(row["deleted"] == 3 for row in collect(shell, *accept))
+        assert held(cluster.uri, (*kept, *lost)) == {
+            (bookie_id, each) for bookie_id in BOOKIES for each in kept
+        }
+        assert inspect_ledger(cluster.uri, kept[0]).metadata.is_closed
