@@ -198,7 +198,7 @@ def test_late_commit_of_a_ledger_that_was_deleted_says_so() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("step", range(0, 60, 3))
+@pytest.mark.parametrize("step", range(1, 36))
 def test_commit_beside_the_deletion_has_its_rows_or_an_error(step: int) -> None:
     """The late commit comes before the nth operation of the sweep that deletes its ledger."""
 
@@ -239,7 +239,7 @@ def test_commit_beside_the_deletion_has_its_rows_or_an_error(step: int) -> None:
             count += 1
             if count == step:
                 gate.set()
-            return Fault(delay_s=0.001 * (step <= count < step + 4))
+            return Fault(delay_s=0.03 * (step == count))
 
         inner.interpose = interpose
         await passes(cared, clock, 10)
@@ -267,14 +267,12 @@ def test_keeper_killed_in_a_sweep_is_followed_by_one_that_ends_it(
         first = await elected(world, clock)
         await passes(first, clock, 60)
         assert (await stream._log.manifests.read_root(latest=True)).dropped == 0
-        kill_at(first, operation, applied=applied)
-        survived = True
+        operations = kill_at(first, operation, applied=applied)
         try:
             await passes(first, clock, 10)
         except BaseException as error:
             if type(error).__name__ != "_Killed" and not isinstance(error, Exception):
                 raise
-            survived = False
         await until_dead(first)
         await closed_commits(world, stream, 2)
         second = await elected(world, clock)
@@ -284,9 +282,9 @@ def test_keeper_killed_in_a_sweep_is_followed_by_one_that_ends_it(
         root = await stream._log.manifests.read_root(latest=True)
         assert root.dropped == 7
         assert (await stream.refresh()).dropping == ()
-        return survived
+        return operations() < operation
 
-    for operation in range(1, 400, 3):
+    for operation in range(1 + applied, 400, 7):
         outcome: list[bool] = []
 
         async def once(world: World, number: int = operation) -> None:
@@ -409,6 +407,33 @@ def test_former_keeper_deletes_nothing_that_was_dropped() -> None:
         await sweeper.sweep()
         assert await ledgers(world) == before
         assert sweeper.last_error
+
+    run(test)
+
+
+def test_keeper_that_was_paused_before_a_deletion_does_not_do_it() -> None:
+    async def test(world: World) -> None:
+        stream = await new_stream(await world.client())
+        await closed_commits(world, stream, 1)
+        await stream.retention.truncate("latest")
+        clock = Clock()
+        first = await elected(world, clock)
+        await passes(first, clock, 60)
+        clock.now += GRACE_S
+        deletions = first._stream_keeper._deletions
+        delete, done = deletions.delete, []
+
+        async def paused(ledger: Any, checks: Any) -> bool:
+            if not done:
+                await first._election.resign()
+                await elected(world, clock)
+            done.append(await delete(ledger, checks))
+            return done[-1]
+
+        deletions.delete = paused  # type: ignore[method-assign]
+        await first._stream_keeper.sweep()
+        assert done == [False]
+        assert len(await ledgers(world)) == 1
 
     run(test)
 

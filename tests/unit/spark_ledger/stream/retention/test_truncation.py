@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -102,6 +104,20 @@ def test_truncate_before_time_drops_what_was_made_before() -> None:
         assert await stream.retention.truncate(before_ms=5000) == Dlsn(4)
         with pytest.raises(ConfigurationError, match="to come"):
             await stream.retention.truncate(before_ms=1 << 50)
+
+    run(scenario())
+
+
+def test_times_that_went_back_are_searched_behind_a_truncation() -> None:
+    async def scenario() -> None:
+        stream = (await stream_of(0))[1]
+        await timed(stream, [0, YEAR_MS, 5, 6, 7])
+        await stream.retention.truncate((1,))
+        assert (await stream.head()).time_resets == (2,)
+        assert await stream.position_at_timestamp(6) == Dlsn(3)
+        await stream.retention.truncate((2,))
+        assert (await stream.head()).time_resets == ()
+        assert await stream.position_at_timestamp(6) == Dlsn(3)
 
     run(scenario())
 
@@ -216,6 +232,7 @@ def test_apply_with_clock_a_year_ahead_drops_by_the_newest_commit() -> None:
         ([-9, -3, YEAR_MS // 1000, -2, -1, 0], 1),
         ([-9, -8, YEAR_MS // 1000, -2, -1, 0], 2),
         ([-9, -8, -3, -2, -1, YEAR_MS // 1000], 2),
+        ([-9, YEAR_MS // 1000, -8, -1, 0], 3),
         # one writer a year behind: those before it are young
         ([-9, -3, -YEAR_MS // 1000, -2, -1, 0], 1),
         ([-9, -8, -YEAR_MS // 1000, -7, -1, 0], 4),
@@ -324,41 +341,51 @@ def test_hold_of_dropped_rows_is_data_loss() -> None:
     run(scenario())
 
 
-def test_hold_that_comes_with_a_truncation_is_kept_or_refused() -> None:
-    """The truncation happens between any two steps of the hold, or the hold within it."""
+class Between:
+    """A store of metadata that lets something happen before its nth operation."""
+
+    def __init__(self, store: Any, step: int, happen: Callable[[], Awaitable[object]]) -> None:
+        self._store = store
+        self.calls_left = step
+        self._happen = happen
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        if name not in ("get", "get_latest", "transaction"):
+            return method
+
+        async def called(*args: Any) -> Any:
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                await self._happen()
+            return await method(*args)
+
+        return called
+
+
+@pytest.mark.parametrize("hold_is_within", [False, True])
+def test_hold_beside_a_truncation_is_kept_or_refused(hold_is_within: bool) -> None:
+    """One of them happens between any two steps of the other."""
 
     async def scenario(step: int) -> bool:
         ledgers, stream = await stream_of(4, retention=Retention(rows=9))
-        calls = 0
-        streams = another(ledgers)[1]
-        rival = await streams.open("s")
-        inner = stream._nodes.store
+        rival = await another(ledgers)[1].open("s")
 
-        class Between:
-            def __getattr__(self, name: str) -> Any:
-                method = getattr(inner, name)
-                if name not in ("get", "get_latest", "transaction"):
-                    return method
+        async def hold(by: Stream) -> None:
+            with suppress(DataLossError):
+                await by.retention.hold("slow", (1,), for_s=60)
 
-                async def called(*args: Any) -> Any:
-                    nonlocal calls
-                    calls += 1
-                    if calls == step:
-                        await rival.retention.truncate((3,), ignore_holds=False)
-                    return await method(*args)
+        async def truncate(by: Stream) -> None:
+            with suppress(ConflictError):
+                await by.retention.truncate((3,))
 
-                return called
-
-        stream._nodes.store = Between()
-        try:
-            hold = await stream.retention.hold("slow", (1,), for_s=60)
-        except DataLossError:
-            assert await rival.retention.holds() == []
-        except ConflictError:
-            pass  # the rival's: it came behind the hold
-        else:
-            assert (await rival.head()).earliest_commit <= hold.commit
-        return calls < step
+        outer, inner = (truncate, hold) if hold_is_within else (hold, truncate)
+        store = Between(stream._nodes.store, step, lambda: inner(rival))
+        stream._nodes.store = store
+        await outer(stream)
+        head, holds = await rival._watch.read(), await rival.retention.holds()
+        assert [each.name for each in holds] == ["slow"] * (head.earliest_commit == 0)
+        return store.calls_left > 0
 
     for step in range(1, 50):
         if run(scenario(step)):
