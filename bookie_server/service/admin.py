@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from bookie_server.service.log_bound import LogBound
+from bookie_server.service.paced import Paced
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.bookie import BOOKIE_ADMIN_CONNECTION_S, BOOKIE_ADMIN_CONNECTIONS_MAX
 
@@ -89,15 +90,15 @@ class AdminServer:
         await asyncio.to_thread(importlib.import_module, "aiohttp.web")
         from aiohttp import web  # loaded now
 
+        metrics, status = Paced(self._metrics), Paced(self._encoded_status)
+
         async def get_metrics(_request: web.Request) -> web.Response:
-            text = await asyncio.to_thread(self._metrics)
+            text = await metrics.get()
             headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
             return web.Response(body=text, headers=headers)
 
         async def get_status(_request: web.Request) -> web.Response:
-            status = await asyncio.to_thread(self._status)
-            body = msgspec.json.format(msgspec.json.encode(status)) + b"\n"
-            return web.Response(body=body, content_type="application/json")
+            return web.Response(body=await status.get(), content_type="application/json")
 
         async def get_health(_request: web.Request) -> web.Response:
             if self._is_healthy():
@@ -131,6 +132,9 @@ class AdminServer:
         self._server = await loop.create_server(
             protocol, sock=self._listener, backlog=_ACCEPTED_AT_ONCE
         )
+
+    def _encoded_status(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self._status())) + b"\n"
 
     async def stop(self) -> None:
         """Close the port."""

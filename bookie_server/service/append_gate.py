@@ -101,6 +101,10 @@ class AppendShares:
             self._waiting.setdefault(connection, deque()).append((turn, expected_bytes))
             await turn
 
+    def has_nothing(self, connection: str) -> bool:
+        """Nothing of it is in flight."""
+        return connection not in self._in_flight
+
     def bar(self, connection: str, seconds: float) -> None:
         """Read nothing more from it for so long: what it sends is a waste of time."""
         self._barred[connection] += 1
@@ -157,8 +161,9 @@ class AppendTurns:
     """Bounds how long all streams together keep the loop between two looks at what has arrived.
 
     A thousand streams that each take a short message would keep it for a second. So once the time
-    of a round is used up the others wait for the next round, in the order in which they came.
-    Everything here belongs to the service thread.
+    of a round is used up the others wait for the next round, in the order in which they came; those
+    whose connection has nothing else in flight go before the others. Of these each round has at
+    least one, so nobody waits for ever. Everything here belongs to the service thread.
     """
 
     def __init__(self, round_s: float = APPEND_TURN_S) -> None:
@@ -167,12 +172,14 @@ class AppendTurns:
         self._usual_s = round_s  # of one turn
         self._round_ends = False
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._first: deque[asyncio.Future[None]] = deque()
 
-    async def wait(self) -> None:
-        """Return once there is time for a turn."""
-        if self._waiting or self._used_s >= self._round_s:
+    async def wait(self, *, is_first: bool = False) -> None:
+        """Return once there is time for a turn; ``is_first`` goes before the others."""
+        row = self._first if is_first else self._waiting
+        if row or self._first or self._used_s >= self._round_s:
             turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            row.append(turn)
             self._end_round()
             await turn
 
@@ -190,14 +197,16 @@ class AppendTurns:
             asyncio.get_running_loop().call_soon(self._next_round)
 
     def _next_round(self) -> None:
-        """Let as many go on as there is time for; one in any case."""
+        """Let as many go on as there is time for; one of each row in any case."""
         self._round_ends = False
         self._used_s = 0.0
         left_s = self._round_s
-        while self._waiting and left_s > 0:
-            turn = self._waiting.popleft()
-            if not turn.done():  # else its stream has ended
-                turn.set_result(None)
-                left_s -= self._usual_s
-        if self._waiting:
+        for row in (self._first, self._waiting):
+            left_s = max(left_s, self._usual_s)
+            while row and left_s > 0:
+                turn = row.popleft()
+                if not turn.done():  # else its stream has ended
+                    turn.set_result(None)
+                    left_s -= self._usual_s
+        if self._first or self._waiting:
             self._end_round()

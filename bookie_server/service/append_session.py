@@ -233,7 +233,7 @@ class AppendSession:
         adds = decode_append_request(data)
         began = time.perf_counter()
         while True:
-            await self._turns.wait()
+            await self._turns.wait(is_first=self._shares.has_nothing(self.peer))
             turn: list[ReceivedAdd] = []
             turn_began = time.perf_counter()
             ends_at = turn_began + APPEND_TURN_S

@@ -116,7 +116,7 @@ class ClientWatch:
         # Appends wait for their turn, and are held meanwhile.
         long = {peer for peer in late - appending if held.get(peer, 0) > BOOKIE_HELD_BYTES_MAX}
         looked_at = {peer: held[peer] for peer in (strangers | long) & held.keys()}
-        orders = self._strangers.look(looked_at, long, loop.time())
+        orders = self._strangers.look(looked_at, long, known, loop.time())
         await loop.run_in_executor(None, self._mute, orders)
         for peer in orders.hang_up:
             self._hang_up(peer, Why.LONG if peer in long else Why.UNFINISHED)

@@ -120,7 +120,9 @@ class MachineLoop:
             if not self._stopped:
                 self.feed(event)
 
-        self.spawn(run())
+        # One that was cancelled before its first step has not begun the question, and Python would
+        # warn of that on standard error.
+        self.spawn(run()).add_done_callback(lambda _: question.close())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task that ends with this loop.

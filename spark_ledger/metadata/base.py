@@ -123,7 +123,8 @@ class MetadataStore(Protocol):
         """Call back, on the loop, after the node's data or children changed, or may have.
 
         The callback reads again what it needs. It is also called after a reconnect, because
-        changes may have been missed, and once the node is created or deleted.
+        changes may have been missed, once the node is created or deleted, and a last time when the
+        store is closed: whoever waits for a change learns of that by reading.
         """
 
     def on_session_lost(self, callback: Callable[[], None]) -> Watch:
@@ -186,6 +187,12 @@ class Subscription:
         if not self._cancelled:
             self._cancelled = True
             self._on_cancel(self)
+
+    def close(self) -> None:
+        """Have the callback run a last time. On the loop."""
+        if not self._cancelled:
+            self.cancel()
+            self._loop.call_soon(self._callback)
 
     def _run(self) -> None:
         self._scheduled = False

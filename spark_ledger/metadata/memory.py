@@ -328,8 +328,10 @@ class MemoryMetadataStore:
         if not self._closed:
             self._closed = True
             self.tree.end_session(self._session)
-            for subscription in [*self._lost, *self._watches]:
+            for subscription in list(self._lost):
                 subscription.cancel()
+            for subscription in list(self._watches):
+                subscription.close()
 
     async def _read(self, name: str, path: str, act: Callable[[], R]) -> R:
         outcome = await self._begin(name, path)

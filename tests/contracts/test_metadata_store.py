@@ -452,3 +452,17 @@ def test_everything_after_close_says_so(run: Run) -> None:
         assert calls == []
 
     run(scenario)
+
+
+def test_watch_calls_back_when_the_store_is_closed_unless_it_was_cancelled(run: Run) -> None:
+    async def scenario(open_session: Open) -> None:
+        store = await open_session()
+        told, cancelled = asyncio.Event(), asyncio.Event()
+        store.watch("a/b", told.set)
+        store.watch("a/b", cancelled.set).cancel()
+        await store.close()
+        async with asyncio.timeout(WAIT_S):
+            await told.wait()
+        assert not cancelled.is_set()
+
+    run(scenario)

@@ -148,7 +148,7 @@ class Invariants(Witness):
                 fragment.bookies[(entry_id + place) % quorums.ensemble_size]
                 for place in range(quorums.write_quorum)
             )
-            if entry_id in self._nodes[bookie].acknowledged.get(LedgerId(ledger_id), ())
+            if entry_id in self._nodes[bookie].promises.acknowledged.get(LedgerId(ledger_id), ())
         ]
         if len(holders) < quorums.ack_quorum:
             self._world.violate(

@@ -1,7 +1,6 @@
 """A simulated bookie: the real Bookie without threads, on a simulated disk, through crashes.
 
-Every answer of the bookie passes through here, so this file records what the bookie has promised,
-and after each restart compares the promises with its disk.
+Every answer of the bookie passes through here, so that ``promises.py`` knows what it has promised.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from tests.sim.copies import Arrival
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
 from tests.sim.keys import SimKeys
 from tests.sim.loop import Process
+from tests.sim.promises import Promises
 from tests.sim.witness import Witness
 
 if TYPE_CHECKING:
@@ -69,10 +69,7 @@ class BookieNode:
         self.announcement = Announcement(self)
         self.broken = ""
         """Why it cannot be started any more; empty if it can."""
-        self.acknowledged: dict[LedgerId, dict[int, bytes]] = {}
-        """Frames that it has acknowledged, by ledger and entry."""
-        self.fenced: set[LedgerId] = set()
-        """Ledgers whose fence it has answered."""
+        self.promises = Promises(self, witness)
         self.arrival = Arrival(self, zookeeper)
         self._zookeeper = zookeeper
         self._witness = witness
@@ -145,7 +142,7 @@ class BookieNode:
         self.bookie, self.process = bookie, process
         self.world.say(f"{self.name} starts, run {self.runs}")
         self.world.counts["bookie starts"] += 1
-        self._check_promises()
+        self.promises.check_restart()
         self.announcement.watch_disk()
 
     def crash(self, kind: str) -> None:
@@ -304,7 +301,7 @@ class BookieNode:
         """See ``Bookie.add``."""
         bookie = self.bookie
         assert bookie is not None, "a dead process hears nothing"
-        was_fenced = run.ledger_id in self.fenced and not recovery
+        was_fenced = run.ledger_id in self.promises.fenced and not recovery
         process = self.process
 
         def answer(status: BookieStatus, text: str) -> None:
@@ -322,7 +319,7 @@ class BookieNode:
                         f"{self.name} stored entry {run.last_entry} of ledger {run.ledger_id} for "
                         "its writer, which came after a fence was answered",
                     )
-                self._note(run)
+                self.promises.note(run)
             done(status, text)
 
         self._inbox.append(partial(self._add, bookie, run, access_key, recovery, answer))
@@ -359,7 +356,7 @@ class BookieNode:
                 return
             self.say(f"{self.name} fence {ledger_id}: {status.name}")
             if status is BookieStatus.OK:
-                self.fenced.add(ledger_id)
+                self.promises.fenced.add(ledger_id)
             done(status, text)
 
         while self._inbox:  # requests of one connection keep their order
@@ -392,7 +389,7 @@ class BookieNode:
         if end.status is BookieStatus.OK:
             self._witness.told(self, ledger_id, end.last_add_confirmed)
         elif end.status is BookieStatus.NO_SUCH_LEDGER:
-            self._check_denial(ledger_id, None)
+            self.promises.check_denial(ledger_id, None)
         return LastConfirmed(
             end.status, end.last_add_confirmed, end.last_entry, end.fenced, end.message
         )
@@ -412,13 +409,13 @@ class BookieNode:
             size = min(limit, self.world.options.chunk_bytes)
             outcome = self.bookie.read(ledger_id, wanted, last, stride=stride, max_bytes=size)
             for run in outcome.runs:
-                self._check_served(ledger_id, run)
+                self.promises.check_served(ledger_id, run)
                 chunks.append(ReadChunk(BookieStatus.OK, run, run.first_entry))
                 limit -= len(run.frames)
                 wanted = EntryId(run.last_entry + stride)
             if outcome.status is not BookieStatus.OK:
                 if outcome.status.is_denial:
-                    self._check_denial(ledger_id, outcome.entry_id)
+                    self.promises.check_denial(ledger_id, outcome.entry_id)
                 chunks.append(ReadChunk(outcome.status, None, outcome.entry_id, outcome.message))
                 break
         return chunks
@@ -432,69 +429,3 @@ class BookieNode:
         """See ``Bookie.list_entries``."""
         assert self.bookie is not None, "a dead process hears nothing"
         return self.bookie.list_entries(ledger_id)
-
-    # -- promises ----------------------------------------------------------------------------------
-
-    def _note(self, run: EntryRun) -> None:
-        frames = self.acknowledged.setdefault(run.ledger_id, {})
-        for entry_id, frame in run.split():
-            frames[entry_id] = bytes(frame)
-        self._witness.stored(self, run)
-
-    def _check_served(self, ledger_id: LedgerId, run: EntryRun) -> None:
-        """Check I4 before any client verifies digests: a bookie serves what it was given, or
-        nothing."""
-        known = self.acknowledged.get(ledger_id, {})
-        for entry_id, frame in run.split():
-            if known.get(entry_id, frame) != frame:
-                text = f"{self.name} serves another entry {entry_id} of ledger {ledger_id}"
-                self.world.violate("I4", "served damaged", f"{text} than it acknowledged")
-
-    def _check_denial(self, ledger_id: LedgerId, entry_id: EntryId | None) -> None:
-        """Check I10: an acknowledged entry is never denied."""
-        held = self.acknowledged.get(ledger_id)
-        if self.weak or not held or (entry_id is not None and entry_id not in held):
-            return
-        what = f"ledger {ledger_id}" + ("" if entry_id is None else f" entry {entry_id}")
-        self.world.violate(
-            "I10", "denial", f"{self.name} denies {what}, for which it has said that it is durable"
-        )
-
-    def _check_promises(self) -> None:
-        """Check I11 and I12 after a restart."""
-        if self.weak:
-            return
-        assert self.bookie is not None
-        for ledger_id in sorted(self.fenced):
-            if not self.bookie.end_of_ledger(ledger_id, access_key=b"").fenced:
-                text = f"{self.name} has restarted and forgotten the fence of ledger {ledger_id}"
-                self.world.violate("I12", "fence lost", text)
-        for ledger_id, frames in sorted(self.acknowledged.items()):
-            held = self.held(ledger_id)
-            for entry_id, frame in frames.items():
-                if held.get(entry_id) != frame:
-                    text = (
-                        f"{self.name} has restarted without entry {entry_id} of ledger "
-                        f"{ledger_id}, which it had acknowledged"
-                    )
-                    self.world.violate("I11", "acknowledged add lost", text)
-                    break
-
-    def held(self, ledger_id: LedgerId) -> dict[int, bytes]:
-        """Every entry of a ledger that this bookie can read, with its frame."""
-        bookie = self.bookie
-        found: dict[int, bytes] = {}
-        if bookie is None:
-            return found
-        try:
-            ranges = bookie.list_entries(ledger_id) or []
-        except (OSError, CorruptionError):
-            return found
-        for first, last in ranges:
-            wanted = first
-            while wanted <= last:
-                outcome = bookie.read(ledger_id, wanted, last, stride=1, max_bytes=1 << 30)
-                for run in outcome.runs:
-                    found.update((entry_id, bytes(frame)) for entry_id, frame in run.split())
-                wanted = EntryId(outcome.entry_id + 1)
-        return found

@@ -193,7 +193,7 @@ class _Run:
             replicas = {
                 node.name: {
                     entry_id: f"{hash_of(frame)}"
-                    for entry_id, frame in node.held(LedgerId(ledger_id)).items()
+                    for entry_id, frame in node.promises.held(LedgerId(ledger_id)).items()
                 }
                 for node in world.nodes.values()
                 if node.process is not None and not node.weak

@@ -125,7 +125,9 @@ class StrangerClient(Client):
     ) -> BookieStatus:
         """Add a frame that the bookie holds already, if it holds one: if that is accepted it does
         no harm."""
-        held = node.acknowledged.get(ledger_id) or {0: b"a stranger's frame, which is none at all"}
+        held = node.promises.acknowledged.get(ledger_id) or {
+            0: b"a stranger's frame, which is none at all"
+        }
         entry_id, frame = self.draw.choice(list(held.items()))
         answer: asyncio.Future[AddResult] = self.world.loop.create_future()
 

@@ -266,7 +266,7 @@ class ZooKeeperStore:
         return self._session.restored
 
     async def close(self) -> None:
-        self._watches.cancel_all()
+        self._watches.close()
         await self._session.close()
 
     # -- the root ----------------------------------------------------------------------------------

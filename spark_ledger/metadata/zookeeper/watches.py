@@ -77,11 +77,11 @@ class WatchTable:
         for watch in list(self._watches.values()):
             self.fired(watch, data=True)
 
-    def cancel_all(self) -> None:
-        """Call nobody back any more. Idempotent."""
+    def close(self) -> None:
+        """Call everybody back a last time: the store is closed. Idempotent."""
         for watch in list(self._watches.values()):
             for subscription in list(watch.subscriptions):
-                subscription.cancel()
+                subscription.close()
 
     def post(self, action: Callable[[], None]) -> None:
         """Run on the loop. For kazoo's threads."""

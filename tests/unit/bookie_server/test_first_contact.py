@@ -9,6 +9,7 @@ import pytest
 
 from bookie_server import ledger_keys
 from bookie_server.first_contact import Answer as KeyAnswer
+from bookie_server.first_contact import FirstContacts
 from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.limits.bookie import FIRST_CONTACT_TIMEOUT_S
@@ -157,6 +158,17 @@ def test_close_refuses_what_waits_for_a_key(machine: Machine, keys: SlowKeys) ->
     keys.answer()
     machine.settle()
     assert len(answers) == 1
+
+
+def test_request_after_the_close_is_refused_and_looks_nothing_up(keys: SlowKeys) -> None:
+    """Nobody would answer it any more, and the drain of the service would wait for it."""
+    contacts = FirstContacts(keys)
+    contacts.close()
+    answers: list[bytes | Refusal] = []
+    contacts.wait(L, answers.append)
+    (answer,) = answers
+    assert isinstance(answer, Refusal) and answer.status is BookieStatus.IO_ERROR
+    assert keys.asked == []
 
 
 # -- looking up in the metadata ------------------------------------------------------------------

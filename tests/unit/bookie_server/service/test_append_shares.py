@@ -125,6 +125,24 @@ async def test_short_turns_share_a_round() -> None:
 
 
 @on_loop
+async def test_connection_with_nothing_in_flight_goes_before_the_others() -> None:
+    turns = AppendTurns(0.002)
+    order: list[str] = []
+
+    async def take(name: str, *, is_first: bool) -> None:
+        await turns.wait(is_first=is_first)
+        order.append(name)
+        turns.used(0.003)
+
+    heavy = [asyncio.ensure_future(take(f"heavy {n}", is_first=False)) for n in range(4)]
+    await asyncio.sleep(0)
+    light = [asyncio.ensure_future(take(f"light {n}", is_first=True)) for n in range(6)]
+    await asyncio.gather(*heavy, *light)
+    assert order[:2] == ["heavy 0", "light 0"]
+    assert order.index("heavy 3") < 8, "each round has one of the others"
+
+
+@on_loop
 async def test_stream_that_leaves_in_its_turn_lets_the_next_go_on() -> None:
     turns = AppendTurns(0.002)
     gone, waits = (asyncio.ensure_future(turns.wait()) for _number in range(2))

@@ -192,18 +192,20 @@ def test_halves_of_strangers_are_muted_and_not_ended_before_their_time(
         world = World()
         for number in range(20):
             world.half(f"half {number}", 15).is_known = False
-        world.half("writer", 15)
+        world.half("writer", 3)
         for _look in range(5):
             await world.watch.look()
         assert not world.ended.by
-        assert world.kernel.muted == {f"half {number}" for number in range(20)}
-        world.streams[7].is_known = True  # its message became whole, and was stored
-        world.kernel.bytes["half 7"] = 0
+        assert world.kernel.muted < {f"half {number}" for number in range(20)}
+        assert len(world.kernel.muted) == 16, "a few go on, for they might be honest"
+        stored = int(min(world.kernel.muted).removeprefix("half "))
+        world.streams[stored].is_known = True  # its message became whole
+        world.kernel.bytes[f"half {stored}"] = 0
         monkeypatch.setattr(strangers, "BOOKIE_UNHEARD_S", 0.0)
-        for _look in range(2):
-            await world.watch.look()
-        assert len(world.ended.by) == 19 and set(world.ended.by.values()) == {Why.UNFINISHED}
-        assert "half 7" not in world.kernel.muted
+        monkeypatch.setattr(strangers, "BOOKIE_RECEIVE_S", 0.0)
+        await world.watch.look()
+        assert len(world.ended.by) >= 15 and set(world.ended.by.values()) == {Why.UNFINISHED}
+        assert f"half {stored}" not in world.kernel.muted
 
     monkeypatch.setattr(client_watch, "BOOKIE_STALLED_MESSAGE_S", 0.0)
     asyncio.run(main())

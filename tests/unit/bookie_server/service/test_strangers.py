@@ -12,8 +12,11 @@ from bookie_server.service.strangers import Strangers
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import (
     BOOKIE_NONSENSE_BYTES_S,
+    BOOKIE_RECEIVE_S,
+    BOOKIE_STALLED_MESSAGE_S,
     BOOKIE_STRANGER_BURST_BYTES,
     BOOKIE_STRANGER_BYTES_S,
+    BOOKIE_STRANGERS_AT_ONCE,
     BOOKIE_UNHEARD_S,
 )
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
@@ -27,68 +30,148 @@ def halves(number: int, mib: int) -> dict[str, int]:
 
 
 def test_strangers_that_send_little_are_always_heard() -> None:
-    orders = Strangers().look(halves(1_000, 1), set(), LATER_S)
+    orders = Strangers().look(halves(1_000, 1), set(), set(), LATER_S)
     assert not (orders.mute or orders.unmute or orders.hang_up)
 
 
 def test_largest_entry_as_the_first_of_a_client_is_heard() -> None:
     strangers = Strangers()
-    assert not strangers.look({"new": ENTRY_PAYLOAD_BYTES_MAX}, set(), LATER_S).mute
-    assert not strangers.look({"new": 0}, set(), LATER_S).mute
+    assert not strangers.look({"new": ENTRY_PAYLOAD_BYTES_MAX}, set(), set(), LATER_S).mute
+    assert not strangers.look({"new": 0}, set(), set(), LATER_S).mute
     assert not strangers.peers
 
 
 def test_strangers_above_their_rate_are_not_heard_and_ended_in_the_end() -> None:
+    """All but a few, which stop by themselves."""
     strangers = Strangers()
-    held = halves(4, 15)
-    assert set(strangers.look(held, set(), LATER_S).mute) == set(held) == strangers.muted
-    soon = strangers.look(held, set(), LATER_S + 0.9 * BOOKIE_UNHEARD_S)
+    held = halves(40, 15)
+    assert len(strangers.look(held, set(), set(), LATER_S).mute) == 40 - BOOKIE_STRANGERS_AT_ONCE
+    stopped_at = LATER_S + BOOKIE_STALLED_MESSAGE_S
+    stopped = set(strangers.look(held, set(), set(), stopped_at).mute)
+    assert len(stopped) == BOOKIE_STRANGERS_AT_ONCE and strangers.muted == held.keys()
+    soon = strangers.look(held, set(), set(), stopped_at + 0.9 * BOOKIE_UNHEARD_S)
     assert not soon.hang_up, "whoever is ended connects and sends again"
-    ended = strangers.look(held, set(), LATER_S + BOOKIE_UNHEARD_S).hang_up
-    assert set(ended) <= set(held) and len(ended) >= len(held) - 1
-    assert not strangers.look({}, set(), LATER_S + BOOKIE_UNHEARD_S).hang_up
+    ended = strangers.look(held, set(), set(), stopped_at + BOOKIE_UNHEARD_S).hang_up
+    assert set(ended) == stopped, "the others had no turn"
+    late = strangers.look(
+        {peer: held[peer] for peer in held.keys() - stopped}, set(), set(),
+        LATER_S + BOOKIE_RECEIVE_S,
+    )  # fmt: skip
+    assert len(late.hang_up) >= 40 - 3 * BOOKIE_STRANGERS_AT_ONCE
+    strangers.look({}, set(), set(), LATER_S + BOOKIE_RECEIVE_S)
     assert not strangers.peers, "those that are gone are forgotten"
 
 
-def test_strangers_are_heard_again_one_by_one_as_their_rate_allows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("bookie_server.service.strangers.BOOKIE_UNHEARD_S", 60.0)
+def test_halves_are_taken_in_at_their_rate() -> None:
+    """Forty clients, each of which connects again as soon as it is ended, and sends 15 MiB."""
     strangers = Strangers()
-    held = halves(3, 15)
-    strangers.look(held, set(), LATER_S)
-    above = 3 * 14 * MIB - BOOKIE_STRANGER_BURST_BYTES
-    due = LATER_S + above / BOOKIE_STRANGER_BYTES_S
-    assert not strangers.look(held, set(), due - 0.01).unmute
-    heard = [strangers.look(held, set(), due + 0.01 * n).unmute for n in range(1, 5)]
-    assert [len(several) for several in heard] == [1, 1, 1, 0]
-    held["half 0"] = 0
-    held["half 1"] += 60 * MIB
-    assert set(strangers.look(held, set(), due + 0.1).mute) == {"half 1", "half 2"}
-    assert strangers.muted == {"half 1", "half 2"}, "a message that became whole is no part"
+    world = Senders(strangers, wanted=15 * MIB, whole=False)
+    for number in range(40):
+        world.connect(f"client {number}")
+    seconds = 20
+    for _look in range(seconds * 40):
+        for peer in world.look():
+            world.connect(f"{peer}'")
+    assert world.taken_in < 64 * MIB * seconds, "a gigabyte per second, were nobody held back"
+
+
+def test_many_clients_that_begin_with_large_entries_all_come_through() -> None:
+    strangers = Strangers()
+    world = Senders(strangers, wanted=ENTRY_PAYLOAD_BYTES_MAX, whole=True)
+    for number in range(40):
+        world.connect(f"client {number}")
+    for _look in range(4 * 40):
+        assert not world.look(), "none is ended"
+    assert not world.sent, "all were stored"
+
+
+class Senders:
+    """Clients that send as fast as gRPC reads, which takes in 25 MiB between two looks. Those that
+    were not heard try again after as long a time."""
+
+    def __init__(self, strangers: Strangers, *, wanted: int, whole: bool) -> None:
+        self._strangers = strangers
+        self._wanted = wanted
+        self._whole = whole
+        self._now = LATER_S
+        self._muted_at: dict[str, float] = {}
+        self._tries_at: dict[str, float] = {}
+        self.sent: dict[str, int] = {}
+        self.taken_in = 0
+
+    def connect(self, peer: str) -> None:
+        self.sent[peer] = 0
+
+    def look(self) -> list[str]:
+        """One more look; who was ended."""
+        self._now += 0.025
+        can_send = [
+            peer
+            for peer, byte_count in self.sent.items()
+            if byte_count < self._wanted
+            and peer not in self._muted_at
+            and self._tries_at.get(peer, 0.0) <= self._now
+        ]
+        for peer in can_send:
+            part = min(25 * MIB // len(can_send), self._wanted - self.sent[peer])
+            self.sent[peer] += part
+            self.taken_in += part
+        stored = {peer for peer in self.sent if self._whole and self.sent[peer] == self._wanted}
+        for peer in stored:
+            del self.sent[peer]
+        orders = self._strangers.look(dict(self.sent), set(), stored, self._now)
+        for peer in orders.mute:
+            self._muted_at[peer] = self._now
+        for peer in orders.unmute:
+            was_muted_s = self._now - self._muted_at.pop(peer)
+            self._tries_at[peer] = self._now + max(0.2, was_muted_s)
+        for peer in orders.hang_up:
+            del self.sent[peer]
+            self._muted_at.pop(peer, None)
+        return orders.hang_up
 
 
 def test_stranger_whose_message_became_whole_is_heard_at_once() -> None:
     strangers = Strangers()
-    strangers.look(halves(4, 15), set(), LATER_S)
-    held = halves(4, 15) | {"half 2": 0}
-    assert strangers.look(held, set(), LATER_S).unmute == ["half 2"]
+    held = halves(40, 15)
+    (some, other, *_rest) = strangers.look(held, set(), set(), LATER_S).mute
+    orders = strangers.look(held | {some: 0}, set(), set(), LATER_S)
+    assert orders.unmute == [some], "and what it sent was no waste"
+    del held[other], held[some]
+    assert strangers.look(held, set(), {other}, LATER_S).unmute == [other], "it was stored"
+
+
+def test_strangers_are_heard_again_as_their_rate_allows() -> None:
+    strangers = Strangers()
+    held = halves(BOOKIE_STRANGERS_AT_ONCE, 10) | {"first": 3 * MIB, "second": 2 * MIB}
+    assert strangers.look(held, set(), set(), LATER_S).mute == ["first", "second"]
+    above = BOOKIE_STRANGERS_AT_ONCE * 9 * MIB + 3 * MIB - BOOKIE_STRANGER_BURST_BYTES
+    due = LATER_S + above / BOOKIE_STRANGER_BYTES_S
+    strangers.look(held, set(), set(), due - 0.01)  # the others have stopped
+    assert strangers.muted == held.keys()
+    assert strangers.look(held, set(), set(), due + 0.01).unmute == ["first", "second"]
+    held["first"] = ENTRY_PAYLOAD_BYTES_MAX
+    assert strangers.look(held, set(), set(), due + 0.02).mute == ["second"]
+    for look in range(10):
+        held["first"] += 10_000
+        strangers.look(held, set(), set(), due + 0.1 + 0.1 * look)
+        assert "first" not in strangers.muted, "it goes on as long as it comes further"
 
 
 def test_offender_is_not_heard_whatever_the_rate_and_never_again() -> None:
     strangers = Strangers()
     held = {"long": 2 * MIB}
-    assert strangers.look(held, {"long"}, LATER_S).mute == ["long"]
-    assert not strangers.look(held, {"long"}, LATER_S + 1.0).unmute
-    assert strangers.look(held, {"long"}, LATER_S + BOOKIE_UNHEARD_S).hang_up == ["long"]
+    assert strangers.look(held, {"long"}, set(), LATER_S).mute == ["long"]
+    assert not strangers.look(held, {"long"}, set(), LATER_S + 1.0).unmute
+    assert strangers.look(held, {"long"}, set(), LATER_S + BOOKIE_UNHEARD_S).hang_up == ["long"]
 
 
 def test_flood_keeps_others_out_for_no_longer_than_its_own_time() -> None:
     strangers = Strangers()
-    strangers.look(halves(100, 15), set(), LATER_S)
+    strangers.look(halves(100, 15), set(), set(), LATER_S)
     later = LATER_S + 2 * BOOKIE_UNHEARD_S
-    strangers.look({}, set(), later)
-    assert not strangers.look({"new": ENTRY_PAYLOAD_BYTES_MAX}, set(), later).mute
+    strangers.look({}, set(), set(), later)
+    assert not strangers.look({"new": ENTRY_PAYLOAD_BYTES_MAX}, set(), set(), later).mute
 
 
 def test_nonsense_of_many_connections_waits_in_one_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,94 @@
+"""What a simulated bookie has promised, compared with what it answers, and after each restart with
+what its disk holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_ledger.errors import CorruptionError
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import EntryId, LedgerId
+from tests.sim.witness import Witness
+
+if TYPE_CHECKING:
+    from tests.sim.node import BookieNode
+
+
+class Promises:
+    """The promises of one bookie, through all its runs."""
+
+    def __init__(self, node: BookieNode, witness: Witness) -> None:
+        self.acknowledged: dict[LedgerId, dict[int, bytes]] = {}
+        """Frames that it has acknowledged, by ledger and entry."""
+        self.fenced: set[LedgerId] = set()
+        """Ledgers whose fence it has answered."""
+        self._node = node
+        self._witness = witness
+
+    def note(self, run: EntryRun) -> None:
+        frames = self.acknowledged.setdefault(run.ledger_id, {})
+        for entry_id, frame in run.split():
+            frames[entry_id] = bytes(frame)
+        self._witness.stored(self._node, run)
+
+    def check_served(self, ledger_id: LedgerId, run: EntryRun) -> None:
+        """Check I4 before any client verifies digests: a bookie serves what it was given, or
+        nothing."""
+        known = self.acknowledged.get(ledger_id, {})
+        for entry_id, frame in run.split():
+            if known.get(entry_id, frame) != frame:
+                text = f"{self._node.name} serves another entry {entry_id} of ledger {ledger_id}"
+                self._node.world.violate("I4", "served damaged", f"{text} than it acknowledged")
+
+    def check_denial(self, ledger_id: LedgerId, entry_id: EntryId | None) -> None:
+        """Check I10: an acknowledged entry is never denied."""
+        held = self.acknowledged.get(ledger_id)
+        if self._node.weak or not held or (entry_id is not None and entry_id not in held):
+            return
+        what = f"ledger {ledger_id}" + ("" if entry_id is None else f" entry {entry_id}")
+        self._node.world.violate(
+            "I10",
+            "denial",
+            f"{self._node.name} denies {what}, for which it has said that it is durable",
+        )
+
+    def check_restart(self) -> None:
+        """Check I11 and I12 after a restart."""
+        if self._node.weak:
+            return
+        assert self._node.bookie is not None
+        for ledger_id in sorted(self.fenced):
+            if not self._node.bookie.end_of_ledger(ledger_id, access_key=b"").fenced:
+                text = (
+                    f"{self._node.name} has restarted and forgotten the fence of ledger {ledger_id}"
+                )
+                self._node.world.violate("I12", "fence lost", text)
+        for ledger_id, frames in sorted(self.acknowledged.items()):
+            held = self.held(ledger_id)
+            for entry_id, frame in frames.items():
+                if held.get(entry_id) != frame:
+                    text = (
+                        f"{self._node.name} has restarted without entry {entry_id} of ledger "
+                        f"{ledger_id}, which it had acknowledged"
+                    )
+                    self._node.world.violate("I11", "acknowledged add lost", text)
+                    break
+
+    def held(self, ledger_id: LedgerId) -> dict[int, bytes]:
+        """Every entry of a ledger that this bookie can read, with its frame."""
+        bookie = self._node.bookie
+        found: dict[int, bytes] = {}
+        if bookie is None:
+            return found
+        try:
+            ranges = bookie.list_entries(ledger_id) or []
+        except (OSError, CorruptionError):
+            return found
+        for first, last in ranges:
+            wanted = first
+            while wanted <= last:
+                outcome = bookie.read(ledger_id, wanted, last, stride=1, max_bytes=1 << 30)
+                for run in outcome.runs:
+                    found.update((entry_id, bytes(frame)) for entry_id, frame in run.split())
+                wanted = EntryId(outcome.entry_id + 1)
+        return found

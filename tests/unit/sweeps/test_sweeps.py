@@ -1,0 +1,79 @@
+"""Each operation, with each kind of trouble at each call that it makes: it ends, says the truth,
+leaves nothing running, and can be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from itertools import count
+
+import pytest
+
+from tests.effort import SWEPT_CALLS, in_shares
+from tests.unit.spark_ledger.client.world import World
+from tests.unit.sweeps.operations import OPERATIONS, Operation
+from tests.unit.sweeps.trouble import (
+    Kind,
+    Trouble,
+    copy_of,
+    outcome_of,
+    troubled_client,
+)
+from tests.unit.virtual_time import run_in_virtual_time
+
+ENDS_WITHIN_S = 90.0
+"""A commit tries for a minute."""
+
+AT_MOST_CALLS = 400
+
+
+async def _run(make: type[Operation], trouble: Trouble, errors: list[object]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, seen: errors.append(seen))
+    world = World(make.bookies)
+    await world.start()
+    tasks, watched = asyncio.all_tasks(), set(world.tree._watches)
+    operation = make(world)
+    healthy = await world.client()
+    await operation.prepare(healthy)
+    client, operation.store = await troubled_client(world, trouble)
+    operation.client = client
+    await operation.open(client)
+    trouble.past = copy_of(world.tree)
+    await operation.meanwhile(healthy)
+    began = loop.time()
+    outcome = await outcome_of(operation.act(client), trouble)
+    assert loop.time() - began <= ENDS_WITHIN_S, "it ends"
+    await operation.check(healthy, outcome)
+    await client.close()
+    await world.close()
+    for _turn in range(10):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == tasks, "nothing runs on"
+    assert set(world.tree._watches) == watched, "nothing is watched"
+    assert errors == [], "every error is handled"
+
+
+KINDS: list[Kind] = [kind for kind in Kind if kind is not Kind.NOTHING]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", OPERATIONS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("part", in_shares(list(range(SWEPT_CALLS.proof)), SWEPT_CALLS))
+def test_operation_in_trouble_ends_and_can_be_repeated(
+    make: type[Operation], kind: Kind, part: int
+) -> None:
+    errors: list[object] = []  # that the loop was told of, because nobody handled them
+    first = (part + KINDS.index(kind) + OPERATIONS.index(make)) % SWEPT_CALLS.proof + 1
+    for at in count(first, SWEPT_CALLS.proof):
+        trouble = Trouble(kind, at)
+        try:
+            run_in_virtual_time(_run(make, trouble, errors))
+        except BaseException as error:
+            where = trouble.calls[at - 1] if at <= trouble.count else "no call"
+            raise AssertionError(f"{kind} at call {at}, {where}: {error!r}") from error
+        if trouble.count < at:
+            break
+        assert at < AT_MOST_CALLS, "an operation makes few calls"
+    gc.collect(1)  # young objects: to walk over all of them takes longer than the test
+    assert errors == [], "every error is handled"
