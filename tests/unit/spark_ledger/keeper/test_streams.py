@@ -421,7 +421,8 @@ def test_keeper_that_was_paused_before_a_deletion_does_not_do_it() -> None:
         await passes(first, clock, 60)
         clock.now += GRACE_S
         deletions = first._stream_keeper._deletions
-        delete, done = deletions.delete, []
+        delete = deletions.delete
+        done: list[bool] = []
 
         async def paused(ledger: Any, checks: Any) -> bool:
             if not done:
