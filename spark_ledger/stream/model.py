@@ -238,7 +238,8 @@ class Segment:
             schema_version=self.schema_version,
             entry_rows=self.entry_rows,
         )
-        assert reason is None, reason
+        if reason is not None:
+            raise ValueError(reason)
 
     @property
     def entries(self) -> int:

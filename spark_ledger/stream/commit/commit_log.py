@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
 from spark_ledger.stream.commit.commit_nodes import CommitNodes
-from spark_ledger.stream.concurrency import run_all
+from spark_ledger.stream.concurrency import prefetch, run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import Ledgers
@@ -119,6 +119,20 @@ class CommitLog:
         Raises as ``get``, and CorruptionError if their segments are not numbered without gaps.
         """
         commits: list[Commit] = []
+        async with aclosing(prefetch(self._parts(first, end), 1)) as parts:
+            async for known, nodes in parts:
+                known.update(await self._decode(nodes))
+                commits += [known[number].commit for number in sorted(known)]
+        for before, after in pairwise(commits):
+            if before.end_segment != after.first_segment:
+                raise self._gap(before, before.end_segment)
+        return commits
+
+    async def _parts(
+        self, first: int, end: int
+    ) -> AsyncGenerator[tuple[dict[int, StoredCommit], dict[int, bytes]], None]:
+        """What is cached of commits ``first`` .. ``end - 1``, and the nodes of the rest: some at a
+        time, so that one part is decoded while bookies bring the next."""
         start = first
         while start < end:
             behind = start - start % _DECODED_AT_ONCE_MAX + _DECODED_AT_ONCE_MAX
@@ -126,13 +140,7 @@ class CommitLog:
             start = behind
             known = {number: self._cache[number] for number in numbers if number in self._cache}
             missing = [number for number in numbers if number not in known]
-            nodes = await self._stored_nodes.get_all(missing)
-            known.update(await self._decode(nodes))
-            commits += [known[number].commit for number in numbers]
-        for before, after in pairwise(commits):
-            if before.end_segment != after.first_segment:
-                raise self._gap(before, before.end_segment)
-        return commits
+            yield known, await self._stored_nodes.get_all(missing)
 
     async def nodes(self, numbers: Sequence[int]) -> list[bytes]:
         """The nodes of ascending commits as they are stored, to be sealed (rule T6)."""
