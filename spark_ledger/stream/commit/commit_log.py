@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
+from spark_ledger.limits.stream import COMMITS_KEPT_BYTES_MAX
 from spark_ledger.stream.commit.commit_nodes import CommitNodes
 from spark_ledger.stream.concurrency import prefetch, run_all
 from spark_ledger.stream.format import codec
@@ -26,12 +27,6 @@ from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer
 from spark_ledger.stream.model import Commit, CommitMark, Head, Segment, SinkRecord
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.types import EntryId, LedgerId
-
-CACHE_WEIGHT_MAX: Final = 1 << 18
-"""Bounds the cache to about 12 MB: 16,000 small commits, or commits with 260,000 entries."""
-
-_COMMIT_WEIGHT: Final = 16
-"""What a commit weighs besides its entries, which weigh 1 each."""
 
 _DECODED_AT_ONCE_MAX: Final = COMMITS_PER_BUCKET
 """Commits that ``range`` reads and decodes at a time, those of one bucket: the loop is free again
@@ -66,7 +61,7 @@ class CommitLog:
         self._ledgers = ledgers
         self._nodes = nodes
         self._cache: OrderedDict[int, StoredCommit] = OrderedDict()
-        self._cache_weight = 0
+        self._cache_bytes = 0
         self.manifests = ManifestStore(ledgers, nodes, stream_id)
         self._lists = asyncio.Semaphore(_LISTS_AT_ONCE_MAX)
         self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id)
@@ -78,10 +73,15 @@ class CommitLog:
         if not commit.applied:
             commit = replace(commit, applied=True)
         self._cache[commit.number] = StoredCommit(commit, pointer)
-        self._cache_weight += _weight(commit)
-        while self._cache_weight > CACHE_WEIGHT_MAX and len(self._cache) > 1:
+        self._cache_bytes += commit.memory_bytes
+        while self._cache_bytes > COMMITS_KEPT_BYTES_MAX and len(self._cache) > 1:
             _, oldest = self._cache.popitem(last=False)
-            self._cache_weight -= _weight(oldest.commit)
+            self._cache_bytes -= oldest.commit.memory_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """What commits and pages of manifests that are kept take, about."""
+        return self._cache_bytes + self.manifests.memory_bytes
 
     async def get(self, number: int) -> Commit:
         """A commit by number. Raises as ``CommitNodes.get``, CorruptionError if it is damaged."""
@@ -417,10 +417,6 @@ def ascending_parts(head: Head) -> list[tuple[int, int]]:
     """The parts of a stream, from a commit up to another, in which times ascend (rule T10)."""
     ends = [n for n in head.time_resets if n > head.earliest_commit] + [head.next_commit]
     return list(pairwise([head.earliest_commit, *ends]))
-
-
-def _weight(commit: Commit) -> int:
-    return _COMMIT_WEIGHT + sum([segment.entries for segment in commit.segments])
 
 
 class _Limits(NamedTuple):

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
-from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits import KIB
+from spark_ledger.limits.stream import PAGES_KEPT_BYTES_MAX
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.manifest.format import decode_index, decode_leaf, decode_root
@@ -23,9 +24,6 @@ from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import EntryId, LedgerId, Versioned
 
 T = TypeVar("T")
-
-PAGES_KEPT_BYTES_MAX: Final = 8 * MIB
-"""Pages that a handle keeps for later look-ups, as stored: those of some 100,000 commits."""
 
 _POINTERS_KEPT_MAX: Final = 16
 """Pages of pointers that are kept decoded, a hundred pointers each: a search ends below one."""
@@ -56,6 +54,11 @@ class ManifestStore:
         self._pages_bytes = 0
         self._pointers: OrderedDict[tuple[int, int], tuple[PagePointer, ...]] = OrderedDict()
         self._reads = asyncio.Semaphore(PAGE_READS_MAX)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the pages that are kept take."""
+        return self._pages_bytes
 
     # -- the root ----------------------------------------------------------------------------------
 
