@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spark_ledger.cli.amounts import DURATION_S
 from spark_ledger.cli.output import age_text, print_json, print_table, time_text
 from spark_ledger.cli.settings import Settings, common_options
 from spark_ledger.limits.keeper import (
@@ -71,6 +72,13 @@ def group() -> None:
     metavar="SECONDS",
     help="Pause between two passes.",
 )
+@click.option(
+    "--sink-records",
+    type=DURATION_S,
+    metavar="TIME",
+    help="Remove records of sinks that have committed nothing for so long of their stream's time, "
+    "such as 30d. Default: never.",
+)
 @common_options
 @click.pass_obj
 def run(
@@ -82,6 +90,7 @@ def run(
     unnamed_grace: float,
     dropped_grace: float,
     interval: float,
+    sink_records: float | None,
 ) -> None:
     """Be the keeper of the cluster until SIGTERM, once no other one is.
 
@@ -94,6 +103,7 @@ def run(
         owner_grace_s=owner_grace,
         unnamed_grace_s=unnamed_grace,
         dropped_grace_s=dropped_grace,
+        sink_records_s=sink_records or 0.0,
         dry_run=dry_run,
     )
     uri = settings.uri()

@@ -30,6 +30,7 @@ from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, encode, read_state
+from spark_ledger.keeper.sinks import forget_sinks
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
     DELETES_PER_S,
@@ -66,6 +67,8 @@ class KeeperConfig:
     deletes_per_s: float = DELETES_PER_S
     dropped_grace_s: float = DROPPED_GRACE_S
     """How long after rows were dropped their ledgers are deleted."""
+    sink_records_s: float = 0.0
+    """Records of sinks that have committed nothing for so long are removed; 0: never."""
     dry_run: bool = False
     """Say what would be done, and do nothing."""
 
@@ -246,6 +249,8 @@ class Keeper:
             await self._stream_keeper.sweep()
             self.done["deleted"] += self._stream_keeper.done.pop("reclaimed", 0)
             self._last_error = self._stream_keeper.last_error or self._last_error
+            if self._config.sink_records_s:
+                await self._forget_sinks()
         self._passes += 1
         self._forget(work)
         self.found = Found(
@@ -428,6 +433,20 @@ class Keeper:
             self._failed.pop(ledger_id, None)
             self.done["recovered"] += 1
             logger.info("ledger %d is recovered: its writer is gone", ledger_id)
+
+    async def _forget_sinks(self) -> None:
+        for name in await self._streams.names():
+            with contextlib.suppress(NotFoundError):
+                stream = await self._streams.open(name)
+                try:
+                    await forget_sinks(
+                        self._store,
+                        stream,
+                        self._election.check,
+                        older_than_s=self._config.sink_records_s,
+                    )
+                finally:
+                    await stream.close()
 
     async def _finish_deletions(self) -> None:
         """Finish deletions of streams that were cut off: those that were found marked twice."""
