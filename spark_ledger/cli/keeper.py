@@ -135,7 +135,6 @@ async def _serve(
 ) -> None:
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.keeper.keeper import Keeper
-    from spark_ledger.keeper.nodes import read_elected
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -143,9 +142,10 @@ async def _serve(
     if until_input_ends:
         loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written to it
     async with await LedgerClient.connect(uri) as client:
-        if unless_elected and await read_elected(client.store) is not None:
-            return
-        working = loop.create_task(Keeper(client, config).run(stop))
+        keeper = Keeper(client, config)
+        if unless_elected and not await keeper.elect():
+            return  # of two that look at the same time, too, one is elected and the other ends
+        working = loop.create_task(keeper.run(stop))
         stopping = loop.create_task(stop.wait())
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
