@@ -109,7 +109,8 @@ class _Attempt:
         self._schemas = committer.schemas
         self._proposal = proposal
         self._unanswered: Commit | None = None
-        """The commit of a transaction that was sent and whose reply was lost."""
+        """The commit of a transaction that was sent and has no reply: that was lost, or is on its
+        way, and then who leaves does not know either what came of it."""
         self._list: SegmentListPointer | None = None
         """Where the segment list is, if it is too long for the commit's node."""
         self._list_ledger: LedgerId | None = None
@@ -203,12 +204,15 @@ class _Attempt:
         # Last: were they the first to fail, nobody would know whether the head is still the one
         # that was read, and a lost transaction of before may have been applied.
         operations += await self._naming.operations(first_named)
+        before, self._unanswered = self._unanswered, commit
         try:
             await nodes.store.transaction(operations)
         except OutcomeUnknownError:
-            self._unanswered = commit
             return None
-        except (ConflictError, NotFoundError) as error:
+        except LedgerError as error:
+            self._unanswered = before
+            if not isinstance(error, ConflictError | NotFoundError):
+                raise
             # Another commit was first, the configuration changed, or the stream is gone.
             await self._schemas.refresh()
             if isinstance(error, NotFoundError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pytest
 
 from bookie_server.identity import Identity
 from bookie_server.storage.cookie import format_directories
@@ -28,10 +29,12 @@ from spark_ledger.metadata.cluster import read_cluster
 from spark_ledger.metadata.cookies import BookieCookie, cookie_path, encode_cookie
 from spark_ledger.metadata.owners import is_alive
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit import committer
 from spark_ledger.stream.ledgers import TAG_STREAM_ID
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import BookieId, BookieInfo, BookieStart, LedgerState
 from tests.unit.spark_ledger.client.world import World
+from tests.unit.spark_ledger.stream.world import small_manifests
 from tests.unit.sweeps.trouble import TroubledStore
 
 _NEW: Final = BookieId("new")
@@ -64,6 +67,9 @@ class Operation:
 
     def __init__(self, world: World) -> None:
         self.world = world
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is smaller than usual."""
 
     async def prepare(self, client: LedgerClient) -> None:
         """What is there before."""
@@ -230,6 +236,43 @@ class AppendRowsWithoutAName(OfAStream):
             assert outcome.outcome_unknown or before == [0, 9], "it says that nothing happened"
         elif outcome is not None:
             assert before == [0, 9, 1]
+        await super().check(client, outcome)
+
+
+class AppendALongList(AppendRows):
+    """The list of segments is kept in a ledger of its own."""
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 8)
+
+
+class SealCommits(OfAStream):
+    """Commits go into manifests while others are made, and pages are put above pages."""
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        small_manifests(monkeypatch)
+
+    async def prepare(self, client: LedgerClient) -> None:
+        await super().prepare(client)
+        for number in (1, 2, 3):
+            await self.healthy.append(rows(number))
+
+    async def act(self, client: LedgerClient) -> Any:
+        for number in (4, 5):
+            await self.stream.append(rows(number), sink_id=f"q{number}", transaction_id=1)
+        await self.stream._committer.sealer.close()
+        return "made"
+
+    async def check(self, client: LedgerClient, outcome: Any) -> None:
+        await self.stream._committer.sealer.close()  # two that seal at once give way to each other
+        for number in (4, 5):
+            await self.healthy.append(rows(number), sink_id=f"q{number}", transaction_id=1)
+        await self.healthy._committer.sealer.seal((await self.healthy.head()).next_commit)
+        reader = await StreamCatalog(client).open("s")
+        assert await rows_of(reader) == [0, 1, 2, 3, 9, 4, 5]
+        assert [commit.number for commit in await reader.commits(0, 7)] == list(range(7))
+        assert await reader.sealed_commits() == 6
+        await reader.close()
         await super().check(client, outcome)
 
 
@@ -466,6 +509,8 @@ OPERATIONS = (
     TailALedger,
     AppendRows,
     AppendRowsWithoutAName,
+    AppendALongList,
+    SealCommits,
     ReadRows,
     TailRows,
     MergeASchema,
