@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from connector.options import ConnectionOptions
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ConfigurationError, NoSuchStreamError
-from spark_ledger.limits.connector import RAW_READERS_MAX
+from spark_ledger.limits.connector import RAW_READERS_MAX, STREAM_HANDLES_MAX
 from spark_ledger.types import LedgerId
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class _Session:
 
         self.connection = StreamConnection.connect(options.metadata, **_client_settings(options))
         self.streams: dict[str, Stream] = {}
+        """By name; the one that was used last is the last one."""
         self.writers: dict[tuple[str, str | None, int | None], SegmentWriter] = {}
         self.readers: dict[LedgerId, BlockingReader] = {}
 
@@ -108,7 +109,7 @@ def stream(options: ConnectionOptions, name: str, stream_id: str) -> Stream:
 
     Raises NoSuchStreamError if it does not exist, also if another stream has its name (rule T7).
     """
-    known = _session(options).streams.get(name)
+    known = _used(_session(options), name)
     if known is None or known.config.stream_id != stream_id:
         known = fresh_stream(options, name)
     if known.config.stream_id != stream_id:
@@ -123,7 +124,30 @@ def _opened(session: _Session, name: str) -> Stream:
         known = session.streams.get(name)
         if known is None:
             known = session.streams[name] = session.connection.stream(name)
+        oldest = list(session.streams)[:-STREAM_HANDLES_MAX]
+    for each in oldest:
+        _let_go(session, each)
+    return known
+
+
+def _used(session: _Session, name: str) -> Stream | None:
+    """The handle that is kept under a name; it is the last to go then."""
+    with _LOCK:
+        known = session.streams.pop(name, None)
+        if known is not None:
+            session.streams[name] = known
         return known
+
+
+def _let_go(session: _Session, name: str) -> None:
+    """Keep a stream's handle no more. Whoever uses it goes on: it only loses what it has kept, and
+    writers close their ledgers by themselves once they are idle."""
+    with _LOCK:
+        known = session.streams.pop(name, None)
+        for key in [each for each in session.writers if each[0] == name]:
+            del session.writers[key]
+    if known is not None:
+        known.close()
 
 
 def fresh_stream(options: ConnectionOptions, name: str) -> Stream:
@@ -132,7 +156,7 @@ def fresh_stream(options: ConnectionOptions, name: str) -> Stream:
     Raises NoSuchStreamError if there is none.
     """
     session = _session(options)
-    known = session.streams.get(name)
+    known = _used(session, name)
     if known is not None:
         try:
             known.refresh()

@@ -153,6 +153,17 @@ def _storage(storage: StorageStats) -> Iterator[Metric]:
     )
     yield _gauge("bookie_ledgers", "Ledgers with data here.", ledgers.ledgers)
     yield _gauge("bookie_write_cache_bytes", "Bytes not in the entry log yet.", ledgers.cache_bytes)
+    yield _gauge("bookie_block_cache_bytes", "Blocks kept for reads.", ledgers.block_cache_bytes)
+    yield _gauge(
+        "bookie_index_memory_bytes",
+        "Which ledgers there are, and rows that were checked.",
+        ledgers.index_memory_bytes,
+    )
+    yield _gauge(
+        "bookie_ledger_record_bytes",
+        "Records of ledgers in memory, about.",
+        ledgers.ledger_record_bytes,
+    )
     yield _counter(
         "bookie_entry_log_bytes", "Bytes written to entry logs.", ledgers.entry_log_bytes_written
     )

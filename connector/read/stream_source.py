@@ -28,7 +28,7 @@ from connector.read.planner import Span, has_rows, plan_partitions, plan_spans, 
 from connector.retry import RetryBudget
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.limits.connector import (
-    COMMITS_CACHED_MAX,
+    COMMITS_CACHED_BYTES_MAX,
     METADATA_LAG_S,
     POLL_WAIT_S,
     SEGMENTS_PER_FETCH,
@@ -319,6 +319,7 @@ class CommitCache:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._commits: list[Commit] = []
+        self._bytes = 0
 
     def between(self, first_segment: int, end_segment: int) -> list[Commit]:
         """The commits that hold segments ``first_segment`` .. ``end_segment - 1``, in order."""
@@ -326,17 +327,39 @@ class CommitCache:
             return []
         known = self._commits
         if known and not known[0].first_segment <= first_segment <= known[-1].end_segment:
-            known.clear()
+            self._drop(len(known))
         if not known:
-            known.extend(self._stream.commits_between(first_segment, end_segment))
+            self._read(first_segment, end_segment)
         elif known[-1].end_segment < end_segment:
-            known.extend(self._stream.commits_between(known[-1].end_segment, end_segment))
-        if len(known) > COMMITS_CACHED_MAX:  # the result is held by the caller alone
-            known = list(known)
-            del self._commits[:-COMMITS_CACHED_MAX]
+            self._read(known[-1].end_segment, end_segment)
+        if self._bytes > COMMITS_CACHED_BYTES_MAX:
+            known = list(known)  # the result is held by the caller alone
+            self._drop_oldest()
         low = bisect_left(known, first_segment + 1, key=lambda commit: commit.end_segment)
         high = bisect_left(known, end_segment, key=lambda commit: commit.first_segment)
         return known[low:high]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the commits take, about."""
+        return self._bytes
+
+    def _read(self, first_segment: int, end_segment: int) -> None:
+        more = self._stream.commits_between(first_segment, end_segment)
+        self._commits += more
+        self._bytes += sum(commit.memory_bytes for commit in more)
+
+    def _drop_oldest(self) -> None:
+        """Until the rest is within the bound; the newest stays."""
+        over, count = self._bytes - COMMITS_CACHED_BYTES_MAX, 0
+        while over > 0 and count < len(self._commits) - 1:
+            over -= self._commits[count].memory_bytes
+            count += 1
+        self._drop(count)
+
+    def _drop(self, count: int) -> None:
+        self._bytes -= sum(commit.memory_bytes for commit in self._commits[:count])
+        del self._commits[:count]
 
     def segments(self, first_segment: int, end_segment: int) -> list[Segment]:
         """Segments ``first_segment`` .. ``end_segment - 1``."""
@@ -350,4 +373,4 @@ class CommitCache:
     def forget_before(self, segment: int) -> None:
         """Drop commits that end at or before a segment."""
         keep = bisect_left(self._commits, segment + 1, key=lambda commit: commit.end_segment)
-        del self._commits[:keep]
+        self._drop(keep)

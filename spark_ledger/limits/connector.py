@@ -64,12 +64,16 @@ SEGMENTS_PLANNED_MAX: Final = 4096
 """Of a longer read the driver does not look at each segment: at 30 us each, a stream of 100,000
 commits of 8 tasks would take half a minute to plan, and a gigabyte."""
 
-COMMITS_CACHED_MAX: Final = 8192
-"""Commits between a query and the head that the driver keeps: some 25 MB. Beyond that those that
-were looked at first are read again, if they are needed again."""
+COMMITS_CACHED_BYTES_MAX: Final = 16 * MIB
+"""Commits between a query and the head that the driver keeps: 6,000 of eight tasks. Beyond that
+those that were looked at first are read again, if they are needed again."""
 
 TASK_KEPT_BYTES_MAX: Final = 16 * MIB
 """Arrow bytes a task keeps to write them again: most micro-batches fit, and memory stays small."""
+
+STREAM_HANDLES_MAX: Final = 16
+"""Streams of which one process keeps the handle, per connection, with commits and pages of at most
+20 MiB each (``limits/stream.py``). One that was let go is opened again with a few reads."""
 
 RAW_READERS_MAX: Final = 64
 """Raw ledgers that one process keeps open per connection."""

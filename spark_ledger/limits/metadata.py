@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from spark_ledger.limits import MIB
+
 # -- sessions and connections ----------------------------------------------------------------------
 
 SESSION_TIMEOUT_S: Final = 10.0
@@ -54,8 +56,9 @@ METADATA_RETRY_DELAY_S: Final = 0.2
 METADATA_READS_IN_FLIGHT_MAX: Final = 64
 """Nodes of a listing read at once: the answers are large, and each is kept until all are there."""
 
-LEDGERS_SEEN_MAX: Final = 1_000
-"""Ledgers of which a client remembers the metadata that it has seen last, to notice older ones."""
+LEDGERS_SEEN_BYTES_MAX: Final = 4 * MIB
+"""What a client remembers of the ledgers that it has seen last, to notice metadata that are older:
+some three thousand ledgers, and fewer of those whose bookies were replaced often."""
 
 # -- ledger ids ------------------------------------------------------------------------------------
 

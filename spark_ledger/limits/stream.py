@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from spark_ledger.limits import MIB
+
 COMMIT_CLOCK_AHEAD_MS_MAX: Final = 60_000
 """Two writers whose clocks differ by less give their commits times that ascend: the one behind
 takes the time of the other. A commit that is further ahead was made by a wrong clock."""
@@ -23,3 +25,12 @@ seconds, whose micro-batches share a ledger; a new ledger costs some millisecond
 
 LIST_REMOVAL_S: Final = 5.0
 """How long a commit that failed tries to delete the ledger of its segment list."""
+
+# -- what the handle of a stream keeps in memory ---------------------------------------------------
+
+COMMITS_KEPT_BYTES_MAX: Final = 12 * MIB
+"""Decoded commits: some 15,000 of one task each, or 5,000 of eight. With the pages, and with what a
+query's plan keeps (``COMMITS_CACHED_BYTES_MAX``), a driver stays under 50 MB for a stream."""
+
+PAGES_KEPT_BYTES_MAX: Final = 8 * MIB
+"""Pages that a handle keeps for later look-ups, as stored: those of some 100,000 commits."""

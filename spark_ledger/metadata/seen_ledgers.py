@@ -7,12 +7,17 @@ backup. There a ledger may be open again, with other bookies, and have another e
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from spark_ledger.errors import MetadataRestoredError
-from spark_ledger.limits.metadata import LEDGERS_SEEN_MAX
+from spark_ledger.limits.metadata import LEDGERS_SEEN_BYTES_MAX
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+
+_LEDGER_BYTES: Final = 1_000
+_FRAGMENT_BYTES: Final = 200
+_MEMBER_BYTES: Final = 70
+"""About what the objects of a ledger's metadata take, names of bookies included."""
 
 
 class _Seen(NamedTuple):
@@ -29,14 +34,24 @@ class SeenLedgers:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._seen: OrderedDict[LedgerId, _Seen] = OrderedDict()
+        self._bytes = 0
 
     def note(self, ledger: Versioned[LedgerMetadata]) -> None:
         """Remember the newest metadata of a ledger."""
         ledger_id = ledger.value.ledger_id
+        before = self._seen.pop(ledger_id, None)
+        if before is not None:
+            self._bytes -= _size_bytes(before.ledger.value)
         self._seen[ledger_id] = _Seen(ledger, self._store.restored, self._store.connections)
-        self._seen.move_to_end(ledger_id)
-        if len(self._seen) > LEDGERS_SEEN_MAX:
-            self._seen.popitem(last=False)
+        self._bytes += _size_bytes(ledger.value)
+        while self._bytes > LEDGERS_SEEN_BYTES_MAX and len(self._seen) > 1:
+            _, oldest = self._seen.popitem(last=False)
+            self._bytes -= _size_bytes(oldest.ledger.value)
+
+    @property
+    def size_bytes(self) -> int:
+        """What is remembered, about."""
+        return self._bytes
 
     def is_older(self, found: Versioned[LedgerMetadata]) -> bool:
         """Whether these are not the metadata that were seen, and cannot have come after them."""
@@ -76,6 +91,13 @@ class SeenLedgers:
             "restored from a backup. Run `ledger cluster restored`, and start this process anew to "
             "use the ledger as it is now"
         )
+
+
+def _size_bytes(metadata: LedgerMetadata) -> int:
+    members = len(metadata.fragments) * metadata.quorums.ensemble_size
+    tags = sum(len(key) + len(value) for key, value in metadata.custom_metadata.items())
+    fragments = _FRAGMENT_BYTES * len(metadata.fragments) + _MEMBER_BYTES * members
+    return _LEDGER_BYTES + fragments + tags
 
 
 def _end(metadata: LedgerMetadata) -> tuple[bool, int, int]:

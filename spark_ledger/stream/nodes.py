@@ -71,7 +71,7 @@ class StreamNodes:
 
     def commit_path(self, commit: int) -> str:
         """The node of a commit."""
-        return f"{self.bucket_path(commit)}/{commit:010d}"
+        return f"{self.commits_path}/{bucket_of(commit):07d}/{commit:010d}"
 
     async def config(self) -> Versioned[StreamConfig]:
         """The configuration, also of a stream that is being deleted. Raises NoSuchStreamError."""

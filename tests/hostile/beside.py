@@ -53,8 +53,8 @@ class Beside:
     def kill(self) -> None:
         """End it, in whatever state it is."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            with self._process:  # waits, and closes the pipe
+                self._process.kill()
 
 
 def quantile(latencies: Sequence[float], share: float) -> float:

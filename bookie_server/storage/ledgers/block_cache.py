@@ -25,6 +25,11 @@ class BlockCache:
         self._runs: OrderedDict[BlockLocation, EntryRun] = OrderedDict()
         self._bytes = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """The frames that are kept."""
+        return self._bytes
+
     def get(self, location: BlockLocation) -> EntryRun | None:
         """The block's run, or None."""
         with self._lock:

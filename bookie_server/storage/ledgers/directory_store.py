@@ -53,6 +53,8 @@ _OBJECTS_PER_RUN: Final = 10
 """Of a small run in the write cache: itself, its block, its numbers, and its ledger's lists."""
 _LEDGER_RECORDS_MAX: Final = 100_000
 """Most ledger records in memory after a flush; beyond it those that the index has are dropped."""
+_LEDGER_RECORD_BYTES: Final = 300
+"""Of a record in memory, about: itself, its hash, its place in the dictionary."""
 
 
 class DirectoryStore:
@@ -155,6 +157,14 @@ class DirectoryStore:
     def objects_held(self) -> int:
         """About how many objects a search for cyclic garbage visits here; any thread."""
         return _OBJECTS_PER_RUN * self.cache.run_count + len(self._ledger_records)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What caches hold, by name; any thread. The write cache counts itself."""
+        return {
+            "blocks": self._blocks.size_bytes,
+            "index": self.index.memory_bytes(),
+            "ledger_records": len(self._ledger_records) * _LEDGER_RECORD_BYTES,
+        }
 
     # -- reading -------------------------------------------------------------------------------
 

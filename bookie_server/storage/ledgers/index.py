@@ -170,6 +170,9 @@ class Index(Protocol):
     def ledger_count(self) -> int:
         """Number of ledgers."""
 
+    def memory_bytes(self) -> int:
+        """What it keeps in memory, about: which ledgers there are, and checked rows."""
+
     def highest_ledger(self) -> int:
         """The highest id of a ledger, deleted ones included; -1 without any."""
 

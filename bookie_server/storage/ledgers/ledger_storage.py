@@ -42,6 +42,9 @@ class LedgerStorageStats:
     flushes: int
     flush_time_s: float
     last_flush_s: float
+    block_cache_bytes: int
+    index_memory_bytes: int
+    ledger_record_bytes: int
 
 
 class FlushFailure(NamedTuple):
@@ -324,6 +327,7 @@ class LedgerStorage:
     def stats(self) -> LedgerStorageStats:
         """Counters; any thread."""
         flushed = self._flush_stats
+        kept = [store.memory_bytes() for store in self._stores]
         return LedgerStorageStats(
             ledgers=sum(store.ledger_count for store in self._stores),
             cache_bytes=sum(store.cache.byte_count for store in self._stores),
@@ -331,6 +335,9 @@ class LedgerStorage:
             flushes=flushed.flushes,
             flush_time_s=flushed.flush_time_s,
             last_flush_s=flushed.last_flush_s,
+            block_cache_bytes=sum(each["blocks"] for each in kept),
+            index_memory_bytes=sum(each["index"] for each in kept),
+            ledger_record_bytes=sum(each["ledger_records"] for each in kept),
         )
 
     def next_ledger_id(self) -> int:

@@ -243,6 +243,10 @@ class LmdbIndex:
     def knows(self, ledger_id: LedgerId) -> bool:
         return ledger_id in self._tables.known
 
+    def memory_bytes(self) -> int:
+        tables = self._tables
+        return tables.known.size_bytes + tables.with_rows.size_bytes + self._verified.size_bytes
+
     def ledger_records(self) -> Iterator[tuple[LedgerId, LedgerRecord]]:
         counted = Proof()
         with translated(self._path), self._env.begin(db=self._ledgers) as transaction:

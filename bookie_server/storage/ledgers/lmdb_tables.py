@@ -44,6 +44,7 @@ from typing import Any, Final
 from google_crc32c import value as crc32c_value
 
 from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.ledgers.id_set import LedgerIdSet
 from bookie_server.storage.ledgers.index import BlockLocation, IndexRow
 from bookie_server.storage.ledgers.row_proofs import CHECKSUM, Proof, checksum, sealed
 from spark_ledger.errors import CorruptionError
@@ -81,10 +82,10 @@ class LmdbTables:
     proofs: Any
     meta: Any
     logs: Any
-    known: set[LedgerId] = field(default_factory=set)
+    known: LedgerIdSet = field(default_factory=LedgerIdSet)
     """Ledgers with a record. The flush thread adds after its commit, and takes out before it; any
     thread asks, before and after its own transaction (see ``LmdbIndex.ledger_record``)."""
-    with_rows: set[LedgerId] = field(default_factory=set)
+    with_rows: LedgerIdSet = field(default_factory=LedgerIdSet)
     """Flush thread: ledgers with rows. A run may be stored without its ledger's record."""
     logs_are_known: bool = True
     """Any thread sets it false where the table of logs does not add up: the next commit counts."""

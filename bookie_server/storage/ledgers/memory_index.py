@@ -147,6 +147,9 @@ class MemoryIndex:
     def ledger_count(self) -> int:
         return len(self.content.ledger_records)
 
+    def memory_bytes(self) -> int:
+        return 0
+
     def highest_ledger(self) -> int:
         return max(self.content.highest_deleted, *self.content.ledger_records, -1)
 

@@ -10,12 +10,17 @@ from typing import Final, NamedTuple
 
 from google_crc32c import value as crc32c_value
 
+from spark_ledger.limits import MIB
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 
 CHECKSUM = struct.Struct(">I")
 _SUM_MASK: Final = 2**64 - 1
-_LEDGERS_MAX: Final = 256
-"""Ledgers whose checked rows are kept in memory; beyond that all are forgotten and checked anew."""
+ROWS_KEPT_BYTES_MAX: Final = 16 * MIB
+"""First entries of checked rows that are kept in memory, eight bytes each: two million. Beyond that
+all are forgotten and checked anew; what is asked again and again is there again at once."""
+
+_LEDGER_BYTES: Final = 300
+"""What a ledger takes beside its rows."""
 
 
 def sealed(key: bytes, value: bytes) -> bytes:
@@ -65,6 +70,7 @@ class VerifiedRows:
     def __init__(self) -> None:
         # Changed under _lock; read without. Values are put in whole and never changed.
         self._known: dict[LedgerId, tuple[Proof, array[int]]] = {}
+        self._bytes = 0
         # One thread reads rows at a time: several would each do the same work.
         self._lock = Lock()
 
@@ -86,7 +92,23 @@ class VerifiedRows:
             return self._keep(ledger_id, proof, firsts) if counted == proof else None
 
     def _keep(self, ledger_id: LedgerId, proof: Proof, firsts: array[int]) -> array[int]:
-        if len(self._known) >= _LEDGERS_MAX:
-            self._known = {}
+        size = _size_bytes(firsts)
+        before = self._known.pop(ledger_id, None)
+        if before is not None:
+            self._bytes -= _size_bytes(before[1])
+        if size > ROWS_KEPT_BYTES_MAX:
+            return firsts
+        if self._bytes + size > ROWS_KEPT_BYTES_MAX:
+            self._known, self._bytes = {}, 0
         self._known[ledger_id] = (proof, firsts)
+        self._bytes += size
         return firsts
+
+    @property
+    def size_bytes(self) -> int:
+        """What is kept, in bytes; *any thread*."""
+        return self._bytes
+
+
+def _size_bytes(firsts: array[int]) -> int:
+    return _LEDGER_BYTES + len(firsts) * firsts.itemsize

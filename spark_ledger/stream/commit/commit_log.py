@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
+from spark_ledger.limits.stream import COMMITS_KEPT_BYTES_MAX
 from spark_ledger.stream.commit.commit_nodes import CommitNodes
-from spark_ledger.stream.concurrency import run_all
+from spark_ledger.stream.concurrency import prefetch, run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import Ledgers
@@ -26,12 +27,6 @@ from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer
 from spark_ledger.stream.model import Commit, CommitMark, Head, Segment, SinkRecord
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.types import EntryId, LedgerId
-
-CACHE_WEIGHT_MAX: Final = 1 << 18
-"""Bounds the cache to about 12 MB: 16,000 small commits, or commits with 260,000 entries."""
-
-_COMMIT_WEIGHT: Final = 16
-"""What a commit weighs besides its entries, which weigh 1 each."""
 
 _DECODED_AT_ONCE_MAX: Final = COMMITS_PER_BUCKET
 """Commits that ``range`` reads and decodes at a time, those of one bucket: the loop is free again
@@ -59,7 +54,7 @@ class CommitLog:
         self._ledgers = ledgers
         self._nodes = nodes
         self._cache: OrderedDict[int, StoredCommit] = OrderedDict()
-        self._cache_weight = 0
+        self._cache_bytes = 0
         self.manifests = ManifestStore(ledgers, nodes, stream_id)
         self._lists = asyncio.Semaphore(_LISTS_AT_ONCE_MAX)
         self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id)
@@ -71,10 +66,15 @@ class CommitLog:
         if not commit.applied:
             commit = replace(commit, applied=True)
         self._cache[commit.number] = StoredCommit(commit, pointer)
-        self._cache_weight += _weight(commit)
-        while self._cache_weight > CACHE_WEIGHT_MAX and len(self._cache) > 1:
+        self._cache_bytes += commit.memory_bytes
+        while self._cache_bytes > COMMITS_KEPT_BYTES_MAX and len(self._cache) > 1:
             _, oldest = self._cache.popitem(last=False)
-            self._cache_weight -= _weight(oldest.commit)
+            self._cache_bytes -= oldest.commit.memory_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """What commits and pages of manifests that are kept take, about."""
+        return self._cache_bytes + self.manifests.memory_bytes
 
     async def get(self, number: int) -> Commit:
         """A commit by number. Raises as ``CommitNodes.get``, CorruptionError if it is damaged."""
@@ -112,6 +112,20 @@ class CommitLog:
         Raises as ``get``, and CorruptionError if their segments are not numbered without gaps.
         """
         commits: list[Commit] = []
+        async with aclosing(prefetch(self._parts(first, end), 1)) as parts:
+            async for known, nodes in parts:
+                known.update(await self._decode(nodes))
+                commits += [known[number].commit for number in sorted(known)]
+        for before, after in pairwise(commits):
+            if before.end_segment != after.first_segment:
+                raise self._gap(before, before.end_segment)
+        return commits
+
+    async def _parts(
+        self, first: int, end: int
+    ) -> AsyncGenerator[tuple[dict[int, StoredCommit], dict[int, bytes]], None]:
+        """What is cached of commits ``first`` .. ``end - 1``, and the nodes of the rest: some at a
+        time, so that one part is decoded while bookies bring the next."""
         start = first
         while start < end:
             behind = start - start % _DECODED_AT_ONCE_MAX + _DECODED_AT_ONCE_MAX
@@ -119,13 +133,7 @@ class CommitLog:
             start = behind
             known = {number: self._cache[number] for number in numbers if number in self._cache}
             missing = [number for number in numbers if number not in known]
-            nodes = await self._stored_nodes.get_all(missing)
-            known.update(await self._decode(nodes))
-            commits += [known[number].commit for number in numbers]
-        for before, after in pairwise(commits):
-            if before.end_segment != after.first_segment:
-                raise self._gap(before, before.end_segment)
-        return commits
+            yield known, await self._stored_nodes.get_all(missing)
 
     async def nodes(self, numbers: Sequence[int]) -> list[bytes]:
         """The nodes of ascending commits as they are stored, to be sealed (rule T6)."""
@@ -357,10 +365,6 @@ def _first_segment(commit: Commit | PagePointer) -> int:
 
 def _time_ms(commit: Commit | PagePointer) -> int:
     return commit.time_ms
-
-
-def _weight(commit: Commit) -> int:
-    return _COMMIT_WEIGHT + sum([segment.entries for segment in commit.segments])
 
 
 class _Limits(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
@@ -76,11 +76,14 @@ class CommitNodes:
             root = await self._manifests.read_root()  # by now more may be sealed
         leaves: defaultdict[int, list[int]] = defaultdict(list)
         buckets: defaultdict[int, list[int]] = defaultdict(list)
+        sealed, leaf_commits = root.sealed, root.leaf_commits
         for number in numbers:
-            if number < root.sealed:
-                leaves[number // root.leaf_commits].append(number)
+            if number < sealed:
+                leaves[number // leaf_commits].append(number)
             else:
                 buckets[bucket_of(number)].append(number)
+        if leaves:
+            await self._load(leaves)
         found: dict[int, bytes] = {}
         for part in await run_all(
             [
@@ -90,6 +93,13 @@ class CommitNodes:
         ):
             found.update(part)
         return found
+
+    async def _load(self, leaves: Mapping[int, Sequence[int]]) -> None:
+        """Have the manifests read several leaves together, if all between are wanted."""
+        first, last = min(leaves), max(leaves)
+        if len(leaves) > 1 and len(leaves) == last - first + 1:
+            ends = leaves[first][0], leaves[last][-1] + 1
+            await self._manifests.search(lambda root: self._manifests.load(root, *ends))
 
     async def _of_leaf(self, numbers: list[int]) -> dict[int, bytes]:
         async def look(root: ManifestRoot) -> dict[int, bytes]:

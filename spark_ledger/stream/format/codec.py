@@ -29,7 +29,6 @@ from spark_ledger.stream.model import (
     Segment,
     SinkRecord,
     StreamConfig,
-    segment_error,
 )
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
@@ -378,25 +377,16 @@ def _segments(items: Sequence[_SegmentItem], first_segment: int, path: str) -> t
 
 
 def _segment(item: _SegmentItem, number: int, path: str) -> Segment:
-    entry_rows = item.entry_rows or (item.rows,)
-    reason = segment_error(
-        item.ledger,
-        item.first,
-        item.last,
-        rows=item.rows,
-        size_bytes=item.bytes,
-        schema_version=item.schema,
-        entry_rows=entry_rows,
-    )
-    if reason is not None:
-        raise CorruptionError(f"metadata node {path}: segment {number}: {reason}")
-    return Segment(
-        number=number,
-        ledger_id=LedgerId(item.ledger),
-        first_entry=EntryId(item.first),
-        last_entry=EntryId(item.last),
-        rows=item.rows,
-        size_bytes=item.bytes,
-        schema_version=item.schema,
-        entry_rows=entry_rows,
-    )
+    try:
+        return Segment(
+            number=number,
+            ledger_id=LedgerId(item.ledger),
+            first_entry=EntryId(item.first),
+            last_entry=EntryId(item.last),
+            rows=item.rows,
+            size_bytes=item.bytes,
+            schema_version=item.schema,
+            entry_rows=item.entry_rows or (item.rows,),
+        )
+    except ValueError as error:  # checked once: ten thousand commits are planned at a time
+        raise CorruptionError(f"metadata node {path}: segment {number}: {error}") from error

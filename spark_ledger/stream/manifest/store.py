@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
-from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits import KIB
+from spark_ledger.limits.stream import PAGES_KEPT_BYTES_MAX
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.manifest.format import decode_index, decode_leaf, decode_root
@@ -23,9 +24,6 @@ from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import EntryId, LedgerId, Versioned
 
 T = TypeVar("T")
-
-PAGES_KEPT_BYTES_MAX: Final = 8 * MIB
-"""Pages that a handle keeps for later look-ups, as stored: those of some 100,000 commits."""
 
 _POINTERS_KEPT_MAX: Final = 16
 """Pages of pointers that are kept decoded, a hundred pointers each: a search ends below one."""
@@ -56,6 +54,11 @@ class ManifestStore:
         self._pages_bytes = 0
         self._pointers: OrderedDict[tuple[int, int], tuple[PagePointer, ...]] = OrderedDict()
         self._reads = asyncio.Semaphore(PAGE_READS_MAX)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the pages that are kept take."""
+        return self._pages_bytes
 
     # -- the root ----------------------------------------------------------------------------------
 
@@ -167,16 +170,23 @@ class ManifestStore:
         where = f"stream {self._nodes.name!r}, manifest in entry {key[1]} of ledger {key[0]}"
         known = self._pages.get(key)
         if known is None:
-            async with self._reads:
-                reader = await self._ledgers.open_unconfirmed(LedgerId(key[0]))
-                entry_id = EntryId(key[1])
-                async for entries in reader.read_batches(entry_id, entry_id, unconfirmed=True):
-                    known = entries[0].payload
-            assert known is not None, "a ledger delivers the entry, or raises"
-            self._keep(key, known)
+            (known,) = await self._fetch(*key, key[1])
         else:
             self._pages.move_to_end(key)
         return where, known
+
+    async def _fetch(self, ledger_id: int, first: int, last: int) -> list[bytes]:
+        """Read pages that stand one behind the other in a ledger, and keep them."""
+        found: list[bytes] = []
+        async with self._reads:
+            reader = await self._ledgers.open_unconfirmed(LedgerId(ledger_id))
+            batches = reader.read_batches(EntryId(first), EntryId(last), unconfirmed=True)
+            async for entries in batches:
+                found += [entry.payload for entry in entries]
+        assert len(found) == last - first + 1, "a ledger delivers the entries, or raises"
+        for entry_id, data in enumerate(found, first):
+            self._keep((ledger_id, entry_id), data)
+        return found
 
     def _keep(self, key: tuple[int, int], data: bytes) -> None:
         if key in self._pages:
@@ -203,6 +213,23 @@ class ManifestStore:
                 [leaf for p in pages for leaf in (root.children(p, below[p]) if p.level else [p])]
             )
         return pages
+
+    async def load(self, root: ManifestRoot, first: int, end: int) -> None:
+        """Read the leaves with sealed commits of ``first`` .. ``end - 1`` that are not kept.
+
+        Those that were sealed together stand one behind the other in a ledger: one read brings
+        them, where a read for each would take longer than to decode them. Raises as ``leaf``.
+        """
+        runs: list[list[int]] = []
+        for page in await self.leaves(root, first, end):
+            ledger_id, entry_id = key = page.pointer.ledger_id, page.pointer.entry_id
+            if key in self._pages:
+                continue
+            if runs and runs[-1][0] == ledger_id and runs[-1][2] + 1 == entry_id:
+                runs[-1][2] = entry_id
+            else:
+                runs.append([ledger_id, entry_id, entry_id])
+        await run_all(self._fetch(*run) for run in runs)
 
     async def leaves_of_sink(
         self, root: ManifestRoot, first: int, sink_id: str, transaction_id: int

@@ -10,7 +10,7 @@ import pytest
 from connector import sessions
 from connector.options import ConnectionOptions, read_options
 from spark_ledger.errors import LedgerClosedError, NoSuchStreamError
-from spark_ledger.limits.connector import RAW_READERS_MAX
+from spark_ledger.limits.connector import RAW_READERS_MAX, STREAM_HANDLES_MAX
 from spark_ledger.types import LedgerId
 from tests.unit.connector.world import Cluster, cluster, table, to_read
 
@@ -129,3 +129,28 @@ def test_raw_readers_kept_are_those_used_last(
     assert len(opened) == len(set(opened))
     sessions.ledger_reader(options, LedgerId(1))
     assert opened[-1] == 1, "it was not used for long"
+
+
+def test_stream_handles_kept_are_those_used_last_and_one_in_use_goes_on(cluster: Cluster) -> None:
+    options = connection_options()
+    names = [f"s{number}" for number in range(STREAM_HANDLES_MAX + 3)]
+    ids = {name: cluster.create(1, 2, name=name).config.stream_id for name in names}
+
+    def use(name: str) -> Any:
+        return sessions.stream(options, name, ids[name])
+
+    first, hot = use(names[0]), use(names[1])
+    writer = sessions.segment_writer(
+        options, names[0], ids[names[0]], compression=None, entry_bytes=None
+    )
+    writer.write(table(7))
+    for name in names[2:]:
+        use(name)
+        assert use(names[1]) is hot
+    session = sessions._session(options)
+    assert len(session.streams) == STREAM_HANDLES_MAX and names[0] not in session.streams
+    assert names[0] not in {key[0] for key in session.writers}
+    (segment,) = writer.finish()
+    first.commit_segments([segment], sink_id="q", transaction_id=1)
+    assert use(names[0]) is not first
+    assert use(names[0]).head().rows == first.head().rows == 3

@@ -174,19 +174,23 @@ def test_span_whose_rows_are_gone_fails_or_goes_on_behind_them(cluster: Cluster)
     assert rows_of(partitions, failOnDataLoss="false") == []
 
 
-def test_number_of_commits_that_the_driver_keeps_is_bounded(
+def test_memory_for_commits_that_the_driver_keeps_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_source, "COMMITS_CACHED_MAX", 5)
     made = FakeStream()
     for _ in range(30):
         made.grow((1,))
+    one = made.commits_between(0, 1)[0].memory_bytes
+    monkeypatch.setattr(stream_source, "COMMITS_CACHED_BYTES_MAX", 5 * one)
     cache = CommitCache(made)  # type: ignore[arg-type]
     assert [c.number for c in cache.between(0, 20)] == list(range(20))
     assert len(cache._commits) == 5
     assert [c.number for c in cache.between(16, 22)] == list(range(16, 22))
     assert len(cache._commits) == 5
+    assert cache.memory_bytes == 5 * one
     assert [c.number for c in cache.between(2, 4)] == [2, 3], "read again"
+    cache.forget_before(3)
+    assert cache.memory_bytes == one == len(cache._commits) * one
 
 
 def test_read_starts_at_a_transaction_of_a_sink(cluster: Cluster) -> None:

@@ -206,12 +206,15 @@ def test_writer_that_lost_its_session_overwrites_no_other_ledger_of_the_same_ver
 
 
 def test_only_the_last_ledgers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen_ledgers, "LEDGERS_SEEN_MAX", 3)
-
     async def main() -> None:
         seen = seen_ledgers.SeenLedgers(Store(MemoryTree()))
+        seen.note(Versioned(OPEN, 1))
+        seen.note(Versioned(OPEN, 2))
+        one = seen.size_bytes
+        monkeypatch.setattr(seen_ledgers, "LEDGERS_SEEN_BYTES_MAX", 3 * one)
         for number in range(10):
             seen.note(Versioned(OPEN.with_changes(ledger_id=LedgerId(number)), 1))
+            assert seen.size_bytes == min(3 * one, (number + 2) * one)
         assert len(seen._seen) == 3
         assert seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(9)), 0))
         assert not seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(0)), 0))

@@ -88,9 +88,9 @@ def test_cut_slot_behind_the_last_row_means_the_next_entry() -> None:
 
 
 def test_a_segment_with_contradicting_fields_cannot_be_made() -> None:
-    with pytest.raises(AssertionError, match="row counts"):
+    with pytest.raises(ValueError, match="row counts"):
         Segment(0, LedgerId(1), EntryId(0), EntryId(1), 3, 10, 0, (3,))
-    with pytest.raises(AssertionError, match="add up"):
+    with pytest.raises(ValueError, match="add up"):
         Segment(0, LedgerId(1), EntryId(0), EntryId(0), 3, 10, 0, (2,))
 
 

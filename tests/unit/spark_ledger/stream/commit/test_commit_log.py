@@ -147,9 +147,9 @@ def test_commit_read_once_is_not_read_again() -> None:
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(commit_log, "CACHE_WEIGHT_MAX", 20 * 17)
         ledgers = FakeLedgers()
-        await build(ledgers, [(1, 1)] * 100)
+        _, commits = await build(ledgers, [(1, 1)] * 100)
+        monkeypatch.setattr(commit_log, "COMMITS_KEPT_BYTES_MAX", 20 * commits[0].memory_bytes)
         stream, _ = await fresh(ledgers)
         assert len(await stream.commits(0, 100)) == 100
         assert 1 < len(stream._log._cache) <= 20
@@ -236,27 +236,28 @@ def test_the_cache_counts_a_commit_once_and_as_applied() -> None:
         for commit in (replace(commits[0], applied=False), commits[0], commits[1]):
             log.remember(commit)
         assert (await log.get(0)).applied
-        assert log._cache_weight == 2 * commit_log._COMMIT_WEIGHT + 3
+        assert log.memory_bytes == commits[0].memory_bytes + commits[1].memory_bytes
 
     run(scenario())
 
 
 def test_cache_drops_the_least_recently_used_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(commit_log, "CACHE_WEIGHT_MAX", 3 * 17)
         ledgers = FakeLedgers()
         _, commits = await build(ledgers, [(1, 1)] * 5)
+        one = commits[0].memory_bytes
+        monkeypatch.setattr(commit_log, "COMMITS_KEPT_BYTES_MAX", 3 * one)
         log = CommitLog(ledgers, StreamNodes(ledgers.store, "s"), "id")
         for commit in commits[:3]:
             log.remember(commit)
         await log.get(0)
         log.remember(commits[3])
         assert list(log._cache) == [2, 0, 3], "exactly what fits"
-        assert log._cache_weight == 3 * 17
-        monkeypatch.setattr(commit_log, "CACHE_WEIGHT_MAX", 1)
+        assert log.memory_bytes == 3 * one
+        monkeypatch.setattr(commit_log, "COMMITS_KEPT_BYTES_MAX", 1)
         log.remember(commits[4])
         assert list(log._cache) == [4], "the newest stays, however large"
-        assert log._cache_weight == 17
+        assert log.memory_bytes == one
 
     run(scenario())
 

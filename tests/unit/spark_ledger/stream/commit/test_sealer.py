@@ -135,6 +135,29 @@ def test_commits_are_found_by_segment_and_by_time_in_few_reads(
     run(scenario())
 
 
+def test_leaves_that_stand_together_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_manifests(monkeypatch, leaf=2, fan_out=5)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        commits = await made(ledgers, 36)
+        root = root_of(ledgers)
+        assert [len(pages) for pages in root.levels] == [2, 3]
+        other, streams = another(ledgers, Faults([]))
+        stream = await streams.open("s")
+        assert await stream.commits(3, 36) == commits[3:]
+        index_pages = {page.pointer.ledger_id for page in root.pages() if page.level}
+        for ledger_id in index_pages:
+            lengths = [last - first + 1 for read, first, last in other.reads if read == ledger_id]
+            assert sorted(lengths) in ([1, 4], [1, 5]), "the index, and behind it its leaves"
+        assert len(other.reads) == 2 * len(index_pages) + len(root.levels[0])
+        other.reads.clear()
+        assert await stream.commits(0, 36) == commits
+        assert len(other.reads) == 1, "the others are kept"
+
+    run(scenario())
+
+
 def test_reader_with_an_old_root_goes_on_after_its_pages_have_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
