@@ -6,7 +6,8 @@ each ledger that the bookie had by then. In metadata that were restored from a b
 stands, or none.
 
 A new word is noted on the disk beside the last one first, then written to the metadata, then noted
-alone. So whatever a crash leaves, the word in the metadata is one that the disk knows.
+alone. So whatever a crash leaves, the word in the metadata is one that the disk knows. A word that
+may be on its way is written again, and no other one, until it has arrived.
 """
 
 from __future__ import annotations
@@ -98,8 +99,12 @@ class HistoryMark:
         found = (
             await read_collection(self._store, self._bookie_id) if accept else await self.check()
         )
-        mark = secrets.token_hex(8)
-        await self._note((_mark_in(found), mark))
+        stored, noted = _mark_in(found), () if accept else await self._read()
+        # A write whose reply was lost may still arrive: then it has to be one that the disk knows,
+        # so it is the same word that is written again.
+        is_pending = len(noted) == 2 and stored == noted[0]
+        mark = noted[1] if is_pending else secrets.token_hex(8)
+        await self._note((stored, mark))
         await self._put(found, mark, found.value.report if found is not None else None)
         await self._note((mark,))
 

@@ -43,10 +43,8 @@ def server_options(connections_max: int = BOOKIE_CONNECTIONS_MAX) -> list[tuple[
         ("grpc.http2.max_ping_strikes", 0),
         # No bound on the streams of a connection: in the first moment, before its client knows the
         # bound, gRPC would reset honest calls. ``CallLimits`` tells them to come later.
-        # Calls that wait for the service loop, in one row: from a thousand on gRPC resets some by
-        # lot, an honest client's as well, and says CANCELLED, which is no answer of a bookie.
-        ("grpc.server.max_pending_requests", BOOKIE_CALLS_MAX),
-        ("grpc.server.max_pending_requests_hard_limit", BOOKIE_CALLS_MAX),
+        # From a thousand calls that wait for the service loop on, gRPC resets some of the newest by
+        # lot. It stays so: with a bound of 12,000 a flood of them kept the loop for ten seconds.
         # Each takes a descriptor, and the storage needs some (see ``descriptors``).
         ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.server_handshake_timeout_ms", int(BOOKIE_HANDSHAKE_TIMEOUT_S * 1000)),

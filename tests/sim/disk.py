@@ -84,11 +84,14 @@ class Disk:
         self.meanwhile: Callable[[], None] | None = None
         """Called before each operation: what other threads do while this one waits for the disk."""
         self._dead = False
+        self.attached: FaultFileSystem
+        """What the bookie's last run uses."""
 
     def attach(self) -> FaultFileSystem:
         """The file system for the bookie's next run."""
         self._dead = False
-        return _FileSystem(self)
+        self.attached = _FileSystem(self)
+        return self.attached
 
     def crash(self, kind: str) -> None:
         """The process (``process``) or the machine stops. The machine loses everything unsynced

@@ -26,6 +26,11 @@ class SimKeys:
         self._run = run
         self._keys: MetadataKeys | None = None
 
+    @property
+    def found(self) -> int:
+        """See ``MetadataKeys.found``."""
+        return self._keys.found if self._keys is not None else 0
+
     def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
         """See ``first_contact.LedgerKeys``."""
         if self._keys is None:

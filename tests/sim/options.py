@@ -130,6 +130,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many keepers there are, one of which is elected."""
     lone_liar: bool = False
     """Whether all other bookies can be reached where one lies about the end."""
+    collects: bool = False
+    """Whether bookies collect garbage, and more ledgers are deleted."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -182,6 +184,7 @@ def draw_options(seed: int) -> Options:
         write_once_bytes=draw.choice([0, 150, 400, 400]),
         keepers=draw.choice([0, 1, 2, 2] if stream is not None else [0, 0, 0, 0, 0, 1]),
         lone_liar=draw.random() < 0.5,
+        collects=draw.random() < 0.25,
     )
 
     return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])

@@ -125,6 +125,7 @@ class _Run:
             )
             nemesis.heal()
             self._end_all()
+            self._collect_all()
             self._read_all()
             self._judge()
         except Deadlock as error:
@@ -143,6 +144,20 @@ class _Run:
         )
         if not done and not world.is_beyond_tolerance:
             world.violate("I13", "hangs", f"after healing: {self._who_waits()} not done")
+
+    def _collect_all(self) -> None:
+        """Have each bookie collect its garbage to the end, if they collect at all."""
+        world = self.world
+        if world.collections is None:
+            return
+        settling = world.loop.spawn(None, world.collections.settle())
+        done = world.loop.run(
+            settling.done,
+            until_s=world.loop.now + HEAL_S,
+            callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
+        )
+        if not done:
+            world.violate("I13", "hangs", "the last garbage collection does not end")
 
     def _read_all(self) -> None:
         """Check I13: a client that took no part can recover and read every ledger."""

@@ -98,6 +98,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("stalls", False),
         ("busy", 0.0),
         ("lies", ""),
+        ("collects", False),
         ("lone_liar", True),
         ("flush_s", 30.0),
         ("chunk_bytes", 1 << 20),

@@ -16,6 +16,7 @@ from tests.sim.clients import (
     RecoverClient,
     WriterClient,
 )
+from tests.sim.collecting import Collections
 from tests.sim.invariants import Invariants
 from tests.sim.keepers import start_keeper
 from tests.sim.misbehaving import Misbehaviour
@@ -50,6 +51,7 @@ class World(SimBase):
             observe=self.invariants.observe,
         )
         self.misbehaviour = Misbehaviour(self)
+        self.collections: Collections | None = None
         self.clients: list[Client] = []
         self.ledger_ids: list[int] = []
         self.successors: set[str] = set()
@@ -85,6 +87,8 @@ class World(SimBase):
             self._populate_stream(self.options.stream)
         for number in range(self.options.keepers):
             start_keeper(self, f"keeper{number}")
+        if self.options.collects:
+            self.collections = Collections(self)
 
     def _populate_stream(self, plan: StreamPlan) -> None:
         for number in range(plan.sinks):
@@ -141,6 +145,8 @@ class World(SimBase):
             come(f"recoverer{number}.{index}", RecoverClient, after_s=after_s)
         for index in range(plan.strangers):
             come(f"stranger{number}.{index}", StrangerClient, after_s=draw.uniform(0, 1.0))
+        if self.collections is not None:
+            self.collections.begin_deletion(number, ledger_id)
         if plan.deletes:
             come(f"deleter{number}", DeleteClient, after_s=draw.uniform(0.3, 3.0))
 

@@ -259,6 +259,41 @@ def test_mark_whose_reply_is_lost_is_no_restore(outcome: Outcome) -> None:
     run_in_virtual_time(main())
 
 
+@pytest.mark.parametrize("starts_again", [False, True])
+def test_mark_that_arrives_late_is_no_restore(starts_again: bool) -> None:
+    async def main() -> None:
+        strikes = False
+
+        def interpose(name: str, path: str) -> Fault:
+            is_mark = path == collection_path(BOOKIE) and name == "put"
+            return Fault(Outcome.LOST_REQUEST if strikes and is_mark else Outcome.NORMAL)
+
+        world = World(interpose)
+        collector = world.collector()
+        assert (await collector.run_pass()).aborted == ""
+        on_its_way: list[bytes] = []
+        whole = world.store.put
+
+        async def put(path: str, data: bytes, version: int) -> int:
+            on_its_way.append(data)
+            return await whole(path, data, version)
+
+        world.store.put = put  # type: ignore[method-assign]
+        strikes = True
+        before = await world.operator.get(collection_path(BOOKIE))
+        assert (await collector.run_pass()).aborted
+        late, *_ = on_its_way
+        if starts_again:
+            collector = world.collector()
+        assert (await collector.run_pass()).aborted
+        await world.operator.put(collection_path(BOOKIE), late, before.version)
+        strikes = False
+        for _ in range(2):
+            assert (await collector.run_pass()).aborted == ""
+
+    run_in_virtual_time(main())
+
+
 def test_counter_behind_the_held_ids_ends_the_pass() -> None:
     async def main() -> None:
         world = World()

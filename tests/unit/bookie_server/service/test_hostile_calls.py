@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from spark_ledger.limits.bookie import BOOKIE_MALFORMED_ADDS_MAX
 from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX
 from spark_ledger.types import LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
-from tests.hostile.http2 import RST_STREAM, RawConnection, message
+from tests.hostile.http2 import RawConnection, message
 from tests.unit.bookie_server.service.test_grpc_service import BOOKIE, HERE, Fixture, on_loop
 
 READ = pb.ReadRequest(ledger_id=1, first_entry=0, last_entry=0).SerializeToString()
@@ -64,35 +63,6 @@ def test_flood_of_tail_requests_refuses_nothing_else(monkeypatch: pytest.MonkeyP
         for connection in flood:
             await connection.close()
         await until(lambda: not f.metrics.long_polls)
-
-    run()
-
-
-class _CountsResets(RawConnection):
-    """Calls that were ended without an answer."""
-
-    resets = 0
-
-    async def _take(self, kind: int, flags: int, stream: int, body: bytes) -> None:
-        self.resets += kind == RST_STREAM
-        await super()._take(kind, flags, stream, body)
-
-
-def test_calls_that_wait_for_a_busy_loop_are_not_reset_by_lot() -> None:
-    """By gRPC, from a thousand on: as ``CANCELLED``, and honest calls among them."""
-
-    @on_loop
-    async def run(f: Fixture) -> None:
-        flood = await _CountsResets.open(f.address)
-        assert isinstance(flood, _CountsResets)
-        calls = 2_000
-        for _number in range(calls):
-            stream = await flood.call("Describe", BOOKIE)  # the loop has no turn meanwhile
-            await flood.frame(0, 1, stream, b"")
-        time.sleep(0.5)  # so long gRPC's own thread has the calls, and the loop none of them
-        await until(lambda: len(flood.ended) == calls)
-        assert flood.resets == 0
-        await flood.close()
 
     run()
 
