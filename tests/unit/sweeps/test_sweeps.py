@@ -11,7 +11,8 @@ import pytest
 
 from tests.effort import SWEPT_CALLS, in_shares
 from tests.unit.spark_ledger.client.world import World
-from tests.unit.sweeps.operations import OPERATIONS, Operation
+from tests.unit.sweeps.base import Operation
+from tests.unit.sweeps.operations import OPERATIONS
 from tests.unit.sweeps.trouble import (
     Kind,
     Trouble,
