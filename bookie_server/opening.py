@@ -133,6 +133,8 @@ def _open(
         write_cache_bytes=config.write_cache_bytes,
         flush_interval_s=config.flush_interval_s,
         write_once_bytes=config.write_once_bytes,
+        entry_log_bytes=config.entry_log_bytes,
+        compaction_bytes_per_s=config.compaction_bytes_per_s,
         on_flushed=flushed,
         on_fatal=lambda message: post(partial(on_fatal, message)),
     )

@@ -52,6 +52,9 @@ CHAOS_SECONDS: Final = Share(30, 120)
 """How long real processes run under load and faults; ``make test`` runs two mixes of faults one
 after the other, ``make proof`` mixes all of them."""
 
+ENDURANCE_SECONDS: Final = Share(0, 300)
+"""How long a query is watched whose workers are killed one after the other. By hand: an hour."""
+
 HOSTILE_SECONDS: Final = Share(2, 15)
 """How long each kind of hostile client attacks."""
 

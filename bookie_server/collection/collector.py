@@ -101,6 +101,7 @@ class LedgerCollector:
         self._watch = self._store.watch(order_path(self._bookie_id), self._wanted.set)
         self._wanted.set()  # an order of before
         self._task = loop.create_task(self._run())
+        self._task.add_done_callback(_ended)
 
     async def stop(self) -> None:
         """End the pass, after the deletion that it is in: for that it waits a bounded time."""
@@ -262,6 +263,12 @@ class LedgerCollector:
         """On a thread of its own, and to its end even if this task is cancelled."""
         self._disk_work = asyncio.ensure_future(self._run_on_disk(work))
         await asyncio.shield(self._disk_work)
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    """It ends when it is stopped, or by a bug of ours: the bookie goes on without it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("garbage collection ended; start the bookie anew", exc_info=error)
 
 
 def _cause_of(error: Exception) -> Cause:

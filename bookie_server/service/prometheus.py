@@ -175,6 +175,7 @@ def _storage(storage: StorageStats) -> Iterator[Metric]:
     )
     yield _gauge("bookie_storage_failed", "1 after a failure.", int(bool(storage.failure)))
     yield from _directories(storage)
+    yield from _space(storage)
 
 
 def _read_only(causes: Collection[Cause]) -> Iterator[Metric]:
@@ -206,6 +207,36 @@ def _directories(storage: StorageStats) -> Iterator[Metric]:
         free.add_metric([name], state.space.free_bytes)
         full.add_metric([name], int(bool(state.reason)))
     yield from (size, free, full)
+
+
+def _space(storage: StorageStats) -> Iterator[Metric]:
+    compaction = storage.ledger_storage.compaction
+    families = [
+        GaugeMetricFamily(name, help_text, labels=["directory"])
+        for name, help_text in (
+            ("bookie_log_bytes", "Bytes of the logs that take no more, at the last look."),
+            ("bookie_live_bytes", "Bytes of them that entries need."),
+            ("bookie_reclaimable_bytes", "Bytes of them that nothing needs."),
+            ("bookie_logs", "Logs that take no more."),
+            ("bookie_damaged_logs", "Logs that cannot be copied, or are missing."),
+        )
+    ]
+    for name, use in zip(storage.directories[1:], compaction.directories, strict=True):
+        for family, value in zip(families, use, strict=True):
+            family.add_metric([name], value)
+    yield from families
+    yield _counter(
+        "bookie_removed_log_bytes", "Bytes of logs that were removed.", compaction.removed_bytes
+    )
+    yield _counter(
+        "bookie_compacted_bytes", "Bytes copied to give others back.", compaction.copied_bytes
+    )
+    yield _counter("bookie_compaction_passes", "Looks at what is dead.", compaction.passes)
+    yield _gauge(
+        "bookie_compaction_failed",
+        "1 after a pass that failed.",
+        int(bool(compaction.last_failure)),
+    )
 
 
 def _counter(name: str, help_text: str, value: float) -> Metric:

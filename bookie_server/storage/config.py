@@ -8,6 +8,7 @@ from pathlib import Path
 from bookie_server.core.disk_space import WaterMarks
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import GIB, KIB, MIB
+from spark_ledger.limits.storage import COMPACTION_BYTES_PER_S
 from spark_ledger.types import BookieId
 
 
@@ -35,6 +36,8 @@ class StorageConfig:
     is what recoveries, fences and flushes use while the bookie is read-only, so it should hold the
     write cache and a journal file.
     ``disk_check_interval_s``: longest time between two looks at the disks.
+    ``compaction_bytes_per_s``: how much live data is copied per second to give back what is dead
+    beside it; 0 copies nothing, and only logs without live entries go.
     ``index_map_bytes``: address space of one directory's index, the most it can grow to; the file
     itself is as small as its content.
     """
@@ -51,6 +54,7 @@ class StorageConfig:
     entry_log_cached_bytes: int = 0
     block_cache_bytes: int = 32 * MIB
     write_once_bytes: int = 64 * KIB
+    compaction_bytes_per_s: int = COMPACTION_BYTES_PER_S
     index_map_bytes: int = 64 * GIB
     disk_high_water_mark: float = 0.95
     disk_low_water_mark: float = 0.90
@@ -76,6 +80,7 @@ class StorageConfig:
             ("entry_log_cached_bytes", 0),
             ("block_cache_bytes", 0),
             ("write_once_bytes", 0),
+            ("compaction_bytes_per_s", 0),
             ("index_map_bytes", MIB),
         ):
             value = getattr(self, name)

@@ -143,6 +143,7 @@ class DiskWatch:
             refusals = self._refusals()
             now = self._ask(before, refusals)
             self._states = now
+        self._storage.compactor.disks_are_full([state.above_marks for state in now.ledgers])
         if not now.journal.above_marks and refusals[0]:
             self._journal.look_for_room()
         freed = any(

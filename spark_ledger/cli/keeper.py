@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spark_ledger.cli.amounts import DURATION_S
 from spark_ledger.cli.output import age_text, print_json, print_table, time_text
 from spark_ledger.cli.settings import Settings, common_options
 from spark_ledger.limits.keeper import KEEPER_PASS_S, OWNER_GRACE_S, UNNAMED_GRACE_S
@@ -57,6 +58,13 @@ def group() -> None:
     metavar="SECONDS",
     help="Pause between two passes.",
 )
+@click.option(
+    "--sink-records",
+    type=DURATION_S,
+    metavar="TIME",
+    help="Remove records of sinks that have committed nothing for so long of their stream's time, "
+    "such as 30d. Default: never.",
+)
 @common_options
 @click.pass_obj
 def run(
@@ -67,6 +75,7 @@ def run(
     owner_grace: float,
     unnamed_grace: float,
     interval: float,
+    sink_records: float | None,
 ) -> None:
     """Be the keeper of the cluster until SIGTERM, once no other one is.
 
@@ -75,7 +84,11 @@ def run(
     from spark_ledger.keeper.keeper import KeeperConfig
 
     config = KeeperConfig(
-        pass_s=interval, owner_grace_s=owner_grace, unnamed_grace_s=unnamed_grace, dry_run=dry_run
+        pass_s=interval,
+        owner_grace_s=owner_grace,
+        unnamed_grace_s=unnamed_grace,
+        sink_records_s=sink_records or 0.0,
+        dry_run=dry_run,
     )
     uri = settings.uri()
     if dry_run:
@@ -106,7 +119,6 @@ async def _serve(
 ) -> None:
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.keeper.keeper import Keeper
-    from spark_ledger.keeper.nodes import read_elected
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -114,9 +126,10 @@ async def _serve(
     if until_input_ends:
         loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written to it
     async with await LedgerClient.connect(uri) as client:
-        if unless_elected and await read_elected(client.store) is not None:
-            return
-        working = loop.create_task(Keeper(client, config).run(stop))
+        keeper = Keeper(client, config)
+        if unless_elected and not await keeper.elect():
+            return  # of two that look at the same time, too, one is elected and the other ends
+        working = loop.create_task(keeper.run(stop))
         stopping = loop.create_task(stop.wait())
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

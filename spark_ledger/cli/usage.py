@@ -18,6 +18,7 @@ from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.metadata.base import MetadataStore, SizedStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import decode_ledger
+from spark_ledger.metadata.collection import read_collection
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
 from spark_ledger.metadata.unsettled import UNNAMED_PATH, pages
 from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
@@ -66,7 +67,7 @@ class BookieUsage:
     live_bytes: int = 0
     """What closed ledgers of the metadata have on it, by their fragments."""
     reclaimable_bytes: int | None = None
-    """What ledgers that are deleted still take on its disks."""
+    """What ledgers that are deleted still take on its disks, as of its last pass of collection."""
     ledgers: int | None = None
     free_bytes: int | None = None
 
@@ -163,6 +164,9 @@ async def _add_bookies(store: MetadataStore, transport: Transport, usage: Usage)
             except LedgerError:
                 return
         bookie.ledgers, bookie.free_bytes = words.ledgers, words.free_bytes
+        said = await read_collection(store, bookie_id)
+        if said is not None and said.value.report is not None:
+            bookie.reclaimable_bytes = said.value.report.reclaimable_bytes
 
     async with asyncio.TaskGroup() as group:
         for bookie_id, bookie in usage.bookies.items():

@@ -30,6 +30,7 @@ from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, encode, read_state
+from spark_ledger.keeper.sinks import forget_sinks
 from spark_ledger.limits.keeper import (
     DELETES_PER_S,
     FAILED_AGAIN_S,
@@ -62,6 +63,8 @@ class KeeperConfig:
     unnamed_grace_s: float = UNNAMED_GRACE_S
     recoveries_per_s: float = RECOVERIES_PER_S
     deletes_per_s: float = DELETES_PER_S
+    sink_records_s: float = 0.0
+    """Records of sinks that have committed nothing for so long are removed; 0: never."""
     dry_run: bool = False
     """Say what would be done, and do nothing."""
 
@@ -232,6 +235,8 @@ class Keeper:
                 await asyncio.wait(work.recoveries)
         if self._passes % STREAM_SWEEP_PASSES == 0 and not self._config.dry_run:
             await self._finish_deletions()
+            if self._config.sink_records_s:
+                await self._forget_sinks()
         self._passes += 1
         self._forget(work)
         self.found = Found(
@@ -414,6 +419,20 @@ class Keeper:
             self._failed.pop(ledger_id, None)
             self.done["recovered"] += 1
             logger.info("ledger %d is recovered: its writer is gone", ledger_id)
+
+    async def _forget_sinks(self) -> None:
+        for name in await self._streams.names():
+            with contextlib.suppress(NotFoundError):
+                stream = await self._streams.open(name)
+                try:
+                    await forget_sinks(
+                        self._store,
+                        stream,
+                        self._election.check,
+                        older_than_s=self._config.sink_records_s,
+                    )
+                finally:
+                    await stream.close()
 
     async def _finish_deletions(self) -> None:
         """Finish deletions of streams that were cut off: those that were found marked twice."""

@@ -4,8 +4,46 @@ from __future__ import annotations
 
 from typing import Final
 
+from spark_ledger.limits import KIB, MIB
+
 DELETED_ROWS_AT_ONCE: Final = 10_000
 """Rows that one index transaction deletes: about 50 ms, for which a flush waits."""
 
 DELETED_LEDGERS_AT_ONCE: Final = 1_000
 """Ledgers of one such transaction: most have few rows, and each has a record and a proof."""
+
+# -- compaction ------------------------------------------------------------------------------------
+
+COMPACTED_GARBAGE_SHARE: Final = 0.5
+"""A log with so much dead in it is copied and removed: a byte that is given back costs at most one
+byte that is copied."""
+
+DIRECTORY_GARBAGE_SHARE_MAX: Final = 0.25
+"""With more of a directory dead, logs are copied sooner: so it holds at most 1.34 times what is
+live, beside the logs that are being written."""
+
+COMPACTED_GARBAGE_SHARE_CROWDED: Final = 0.2
+"""The share from which on they are then: a byte that is given back costs at most four."""
+
+COMPACTED_GARBAGE_SHARE_FULL: Final = 0.05
+"""The share while a disk is above its high water mark: writers are refused, so copies may cost."""
+
+COMPACTION_BYTES_PER_S: Final = 64 * MIB
+"""Copied per second, in all directories: a tenth of what a disk does, so that appends hardly
+notice. Four times as much while a disk is full."""
+
+COMPACTION_FULL_FACTOR: Final = 4
+"""How much quicker it is while a disk is full."""
+
+COMPACTION_INTERVAL_S: Final = 60.0
+"""Between two looks at what is dead; a deletion has it look at once. A look reads one value per
+log."""
+
+COMPACTION_INTERVAL_FULL_S: Final = 5.0
+"""The same while a disk is full."""
+
+COMPACTION_ROWS_AT_ONCE: Final = 1_000
+"""Rows that one index transaction moves to a copy: about 10 ms, for which a flush waits."""
+
+SCAN_WINDOW_BYTES: Final = 256 * KIB
+"""Read at once in the search for blocks of a log; longer blocks are passed over unread."""

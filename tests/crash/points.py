@@ -22,7 +22,7 @@ from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from tests.crash.disk import LOST, POWER_CUTS, PowerCut, after_kill, after_power_cut
 from tests.crash.promises import Promises
-from tests.crash.workload import CONFIG, Workload
+from tests.crash.workload import CONFIG, Workload, compact
 from tests.unit.bookie_server.storage.support import Machine, formatted
 
 LIVES = 3
@@ -85,6 +85,7 @@ class CrashLoop:
     def __init__(self, seed: int) -> None:
         self.tally = Tally(seed)
         self._choose = random.Random(f"crash points {seed}")
+        self._choose_space = random.Random(f"space {seed}")
 
     def run(self, points: int) -> Tally:
         """Workload after workload until so many crash points were recovered."""
@@ -160,15 +161,31 @@ class CrashLoop:
                 return
         machine = Machine(disk, CONFIG)
         promises.check(machine, context, self._choose)
+        if self._choose_space.random() < 0.2:
+            self._check_space(disk, machine, promises, context)
+            return
         if self._choose.random() < 0.2:
-            self._check_shown_is_durable(disk, machine, context)
+            self._check_shown_is_durable(disk, machine, promises, context)
+
+    def _check_space(
+        self, disk: MemoryFileSystem, machine: Machine, promises: Promises, context: str
+    ) -> None:
+        """Compaction of what a crash left loses nothing; what was deleted goes, for good."""
+        promises.check_gone(machine, context)
+        compact(machine)
+        promises.check(machine, f"{context}, compacted")
+        machine.flush()
+        second = Machine(after_power_cut(disk, LOST, self._choose_space), CONFIG)
+        promises.check(second, f"{context}, compacted and opened again")
+        for ledger_id in promises.deleted:
+            assert not second.held(ledger_id), f"{context}: ledger {ledger_id} is back"
 
     def _check_shown_is_durable(
-        self, disk: MemoryFileSystem, machine: Machine, context: str
+        self, disk: MemoryFileSystem, machine: Machine, promises: Promises, context: str
     ) -> None:
         """What an opened bookie shows was synced before: it survives the next power cut."""
-        shown = {ledger_id: machine.held(ledger_id) for ledger_id in range(5)}
-        fenced = {ledger_id for ledger_id in range(5) if machine.is_fenced(ledger_id)}
+        shown = {ledger_id: machine.held(ledger_id) for ledger_id in promises.ledgers}
+        fenced = {ledger_id for ledger_id in promises.ledgers if machine.is_fenced(ledger_id)}
         second = Machine(after_power_cut(disk, LOST, self._choose), CONFIG)
         for ledger_id, entries in shown.items():
             assert second.held(ledger_id) == entries, (

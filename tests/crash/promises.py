@@ -2,7 +2,9 @@
 
 An entry's frame follows from its ids, so the model keeps ids only. What was answered OK must be
 there; what was sent at all may be there; everything else must be denied, and a denial of what must
-be there is the worst failure of all, because a recovery would believe it and cut the ledger.
+be there is the worst failure of all, because a recovery would believe it and cut the ledger. Of a
+ledger that was deleted nothing is promised: a journal that is replayed may bring parts of it back,
+and then it is deleted once more, for good.
 """
 
 from __future__ import annotations
@@ -63,7 +65,27 @@ class Promises:
     lacs: dict[int, int] = field(default_factory=dict)
     lacs_sent: dict[int, int] = field(default_factory=dict)
     refused: list[Answer] = field(default_factory=list)
+    deleted: set[int] = field(default_factory=set)
     unreadable: int = 0
+
+    @property
+    def ledgers(self) -> list[int]:
+        """All that was ever sent, and those to be sent first."""
+        return sorted({*range(LEDGER_COUNT), *self.sent, *self.fences_sent, *self.lacs_sent})
+
+    def delete(self, ledger_id: int) -> None:
+        """Nothing is promised of it from now on; its id is not used again."""
+        self.deleted.add(ledger_id)
+        self.fenced.discard(ledger_id)
+        for promised in (self.entries, self.lacs):
+            promised.pop(ledger_id, None)
+
+    def check_gone(self, machine: Machine, context: str) -> None:
+        """Deleted ledgers go when they are deleted once more, and stay away after a flush."""
+        back = [each.ledger_id for each in machine.bookie.held_ledgers(-1, 1000)]
+        machine.bookie.delete_ledgers(each for each in back if each in self.deleted)
+        for ledger_id in map(LedgerId, self.deleted):
+            assert machine.bookie.list_entries(ledger_id) is None, f"{context}: {ledger_id} is back"
 
     @property
     def acknowledged(self) -> int:
@@ -77,7 +99,7 @@ class Promises:
     def check(self, machine: Machine, context: str, choose: random.Random | None = None) -> None:
         """Every promise is kept, and nothing was invented. ``choose`` picks what is asked on top
         of it: single entries, strides, adds of a recovery."""
-        for ledger_id in range(LEDGER_COUNT):
+        for ledger_id in self.ledgers:
             held = machine.held(ledger_id)
             self._check_entries(ledger_id, held, f"{context}: ledger {ledger_id}")
             self._check_state(machine, ledger_id, held, f"{context}: ledger {ledger_id}")
@@ -90,7 +112,7 @@ class Promises:
         True when nothing was unreadable.
         """
         whole = True
-        for ledger_id in range(LEDGER_COUNT):
+        for ledger_id in self.ledgers:
             where = f"{context}: ledger {ledger_id}"
             for entry_id in sorted(self.entries.get(ledger_id, ())):
                 whole &= self.check_entry(machine, ledger_id, entry_id, where)

@@ -30,7 +30,7 @@ from bookie_server.storage.records import FILE_HEADER_BYTES
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from tests.crash.disk import LOST, after_power_cut
 from tests.crash.promises import Promises
-from tests.crash.workload import CONFIG, Workload
+from tests.crash.workload import CONFIG, Workload, compact
 from tests.unit.bookie_server.storage.support import JOURNAL, LEDGERS, Machine, formatted
 
 FLIP, ZEROS, CUT = "flip", "zeros", "cut"
@@ -195,6 +195,11 @@ def _outcome(disk: MemoryFileSystem, promises: Promises, damage: Damage) -> str:
         assert named, f"{damage}: names no directory: {error}"
         return REFUSED
     whole = promises.check_honest(machine, f"{damage}")
+    try:
+        compact(machine)  # it must not drop what it cannot read, or copy what is wrong
+    except (OSError, CorruptionError):
+        whole = False
+    whole &= promises.check_honest(machine, f"{damage}, compacted")
     return RIGHT if whole else UNREADABLE
 
 

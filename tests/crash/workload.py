@@ -2,13 +2,16 @@
 
 Everything that happens is decided by the seed: adds of several ledgers in order, resends, adds of
 a recovery with gaps, fences, explicit LACs, checkpoints with and without adds in flight, closing
-and opening again. Rolls of journal files and entry logs follow from the small sizes configured.
+and opening again, deletions of ledgers, compactions. Rolls of journal files and entry logs follow
+from the small sizes configured.
 """
 
 from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from bookie_server.storage.fs.vfs import FileSystem
@@ -19,7 +22,7 @@ from tests.crash.promises import LEDGER_COUNT, Promises, key_of, run_of
 from tests.unit.bookie_server.storage.support import Machine, small_config
 
 INJECTED = (errno.EIO, errno.ENOSPC, errno.EINTR, errno.EDQUOT)
-CONFIG = small_config(write_cache_bytes=128 * KIB, entry_log_bytes=32 * KIB, write_once_bytes=KIB)
+CONFIG = small_config(write_cache_bytes=128 * KIB, entry_log_bytes=12 * KIB, write_once_bytes=KIB)
 
 
 class Workload:
@@ -28,7 +31,11 @@ class Workload:
     def __init__(self, seed: int, promises: Promises) -> None:
         self.promises = promises
         self.choose = random.Random(seed)
+        # Draws of its own: those of the rest stay as they were.
+        self._choose_space = random.Random(f"space {seed}")
         self._next_entry = dict.fromkeys(range(LEDGER_COUNT), 0)
+        # The ledger in each place: a deleted one makes way for another, of the same key and sizes.
+        self._ledgers = list(range(LEDGER_COUNT))
         self.closed = False
         """Whether a bookie was closed on the way: that it could not say so in its journal is no
         failure, as everything was answered before."""
@@ -47,6 +54,7 @@ class Workload:
                     _flush(machine, settle=False)
             machine.settle()
             self._read(machine)
+            self._space(machine)
             chance = self.choose.random()
             if chance < 0.12:
                 _flush(machine, settle=True)
@@ -61,16 +69,31 @@ class Workload:
 
     def _read(self, machine: Machine) -> None:
         """One entry that was promised, while everything else goes on."""
-        ledger_id = self.choose.randrange(LEDGER_COUNT)
+        ledger_id = self._ledgers[self.choose.randrange(LEDGER_COUNT)]
         promised = self.promises.entries.get(ledger_id)
         if promised:
             entry_id = self.choose.choice(sorted(promised))
             self.promises.check_entry(machine, ledger_id, entry_id, "on the way")
 
+    def _space(self, machine: Machine) -> None:
+        """Delete a ledger now and then, and compact."""
+        choose = self._choose_space
+        if choose.random() < 0.15:
+            place = choose.randrange(LEDGER_COUNT)
+            ledger_id = self._ledgers[place]
+            self.promises.delete(ledger_id)
+            self._ledgers[place] = ledger_id + 2 * LEDGER_COUNT
+            self._next_entry[self._ledgers[place]] = 0
+            with _faults_pass():
+                machine.bookie.delete_ledgers([LedgerId(ledger_id)])
+        if choose.random() < 0.25:
+            with _faults_pass():
+                compact(machine, full=choose.random() < 0.7)
+
     def request(self, machine: Machine) -> None:
         """One request of any kind, not settled yet."""
         choose = self.choose
-        ledger_id = choose.randrange(LEDGER_COUNT)
+        ledger_id = self._ledgers[choose.randrange(LEDGER_COUNT)]
         kind = choose.random()
         if kind < 0.03:
             self._fence(machine, ledger_id)
@@ -97,6 +120,8 @@ class Workload:
         def done(status: BookieStatus, message: str) -> None:
             if status is BookieStatus.OK:
                 assert not machine.fatal, "a journal that failed answers nothing any more"
+                if ledger_id in promises.deleted:
+                    return
                 promises.entries.setdefault(ledger_id, set()).update(ids)
                 promises.lacs[ledger_id] = max(promises.lacs.get(ledger_id, -1), lac)
             else:
@@ -119,7 +144,8 @@ class Workload:
         def done(status: BookieStatus, message: str) -> None:
             if status is BookieStatus.OK:
                 assert not machine.fatal, "a journal that failed answers nothing any more"
-                keep()
+                if ledger_id not in promises.deleted:
+                    keep()
             else:
                 promises.refused.append((status, message))
 
@@ -138,6 +164,8 @@ class Workload:
             at_once.append(status)
             if status is BookieStatus.OK:
                 assert not machine.fatal, "a journal that failed answers nothing any more"
+                if ledger_id in promises.deleted:
+                    return
                 promises.lacs[ledger_id] = max(promises.lacs.get(ledger_id, -1), lac)
             else:
                 promises.refused.append((status, message))
@@ -148,6 +176,20 @@ class Workload:
         )
         if at_once:
             promises.lacs = before_it
+
+
+def compact(machine: Machine, *, full: bool = True) -> None:
+    """One pass, as quickly as it goes."""
+    machine.bookie._storage.compactor.run_once(full=full, paced=False)
+
+
+@contextmanager
+def _faults_pass() -> Iterator[None]:
+    """What the disk fails is tried again later."""
+    try:
+        yield
+    except OSError as error:
+        assert error.errno in INJECTED, error
 
 
 def _flush(machine: Machine, *, settle: bool) -> None:

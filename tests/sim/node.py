@@ -249,6 +249,8 @@ class BookieNode:
         self.disk.meanwhile = self._meanwhile
         try:
             bookie.flush()
+            if self.world.options.compacts:  # as the compaction thread does on a full disk
+                bookie._storage.compactor.run_once(full=True, paced=False)
         except (OSError, CorruptionError) as error:
             self.say(f"{self.name} cannot flush: {error}")
             bookie._post(bookie.on_flushed)

@@ -132,6 +132,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether all other bookies can be reached where one lies about the end."""
     collects: bool = False
     """Whether bookies collect garbage, and more ledgers are deleted."""
+    compacts: bool = False
+    """Whether bookies copy what is alive out of logs that are half dead, and remove those."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -185,6 +187,7 @@ def draw_options(seed: int) -> Options:
         keepers=draw.choice([0, 1, 2, 2] if stream is not None else [0, 0, 0, 0, 0, 1]),
         lone_liar=draw.random() < 0.5,
         collects=draw.random() < 0.25,
+        compacts=draw.random() < 0.2,
     )
 
     return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,8 @@ from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.journal.files import remove_unfinished
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.block_cache import BlockCache
-from bookie_server.storage.ledgers.entry_log import EntryLogReader
+from bookie_server.storage.ledgers.directory_space import DirectorySpace
+from bookie_server.storage.ledgers.entry_log import EntryLogReader, MissingLogError
 from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.index import (
     Index,
@@ -34,6 +35,7 @@ from bookie_server.storage.ledgers.index import (
 from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
 from bookie_server.storage.ledgers.joining import joined
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
+from bookie_server.storage.ledgers.stretches import merge, stretches
 from bookie_server.storage.ledgers.write_cache import (
     CachedRun,
     Generation,
@@ -109,6 +111,10 @@ class DirectoryStore:
             entry_log_bytes=entry_log_bytes,
             cached_bytes=entry_log_cached_bytes,
             highest_log=index.highest_log(),
+        )
+        # Whoever compacts.
+        self.space = DirectorySpace(
+            file_system, directory, index, self._reader, self.logs, lambda: self.run_log_mark
         )
         # When the flush that runs came further; its thread writes it, any thread reads it.
         self.moved_at = 0.0
@@ -213,9 +219,16 @@ class DirectoryStore:
     ) -> tuple[IndexRow, EntryRun] | None:
         """The run in the entry log that holds an entry, with its row. Raises as ``read``."""
         row = self.index.row_at(ledger_id, entry_id)
-        if row is None or entry_id > row.last_entry:
-            return None
-        run = self._blocks.get(row.location) or self._read_block(ledger_id, row)
+        while True:
+            if row is None or entry_id > row.last_entry:
+                return None
+            try:
+                run = self._blocks.get(row.location) or self._read_block(ledger_id, row)
+                break
+            except MissingLogError:  # compacted since, if the row has moved (rule S20)
+                before, row = row, self.index.row_at(ledger_id, entry_id)
+                if row == before:
+                    raise
         if holds(run, entry_id):
             return row, run
         if not row.is_sparse:
@@ -242,16 +255,27 @@ class DirectoryStore:
         # Cache before index (rule S7): an entry that moves meanwhile is listed twice, not missed.
         ranges: list[tuple[EntryId, EntryId]] = []
         for run in self.cache.runs_of(ledger_id):
-            ranges.extend(_ranges(run.ids()))
+            ranges.extend(stretches(run.ids()))
         rows = self.index.rows(ledger_id)
+        while True:
+            try:
+                return merge([*ranges, *self._stored_ranges(ledger_id, rows)])
+            except MissingLogError:  # as in ``_stored_run``
+                before, rows = rows, self.index.rows(ledger_id)
+                if rows == before:
+                    raise
+
+    def _stored_ranges(
+        self, ledger_id: LedgerId, rows: Sequence[IndexRow]
+    ) -> Iterator[tuple[EntryId, EntryId]]:
+        """Stretches of entries that all rows of a ledger name."""
         for number, row in enumerate(rows, start=1):
             end = rows[number].first_entry if number < len(rows) else row.last_entry + 1
             if row.is_sparse:
                 ids = self._read_block(ledger_id, row).ids()
-                ranges.extend(_ranges([e for e in ids if row.first_entry <= e < end]))
+                yield from stretches([e for e in ids if row.first_entry <= e < end])
             else:
-                ranges.append((row.first_entry, EntryId(min(row.last_entry, end - 1))))
-        return _merge(ranges)
+                yield row.first_entry, EntryId(min(row.last_entry, end - 1))
 
     # -- flushing ------------------------------------------------------------------------------
 
@@ -467,27 +491,3 @@ def _later(now: Mark | None, other: Mark | None) -> Mark | None:
     if other is None or (now is not None and not now.is_behind(other)):
         return None
     return other
-
-
-def _ranges(ids: Sequence[int]) -> list[tuple[EntryId, EntryId]]:
-    """Stretches of consecutive ids."""
-    if isinstance(ids, range):
-        return [(EntryId(ids[0]), EntryId(ids[-1]))]
-    ranges: list[tuple[EntryId, EntryId]] = []
-    for entry_id in map(EntryId, ids):
-        if ranges and ranges[-1][1] == entry_id - 1:
-            ranges[-1] = (ranges[-1][0], entry_id)
-        else:
-            ranges.append((entry_id, entry_id))
-    return ranges
-
-
-def _merge(ranges: list[tuple[EntryId, EntryId]]) -> list[tuple[EntryId, EntryId]]:
-    """The same entries as few, ascending stretches."""
-    merged: list[tuple[EntryId, EntryId]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
-        else:
-            merged.append((first, last))
-    return merged

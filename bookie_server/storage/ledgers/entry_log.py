@@ -96,6 +96,10 @@ def log_ids(file_system: FileSystem, directory: Path) -> list[int]:
     return sorted(int(match.group(1)) for match in matches if match)
 
 
+class MissingLogError(CorruptionError):
+    """A log is not there; or its blocks were copied since the row was read (rule S20)."""
+
+
 class EntryLogWriter:
     """The log that takes blocks; *flush thread*. After an OSError it takes no more: ``abandon`` it.
 
@@ -278,6 +282,27 @@ class EntryLogReader:
         except BlockFormatError as error:
             raise _damaged(file.path, start, str(error)) from error
 
+    def read_block(self, location: BlockLocation) -> Block:
+        """A block as it is stored, verified. Raises as ``read``."""
+        file, seed = self._open(location)
+        data = file.pread(RECORD_HEADER_BYTES + location.length, location.offset)
+        record = parse_header(data[:RECORD_HEADER_BYTES], seed)
+        body = data[RECORD_HEADER_BYTES:]
+        if record is None or record[:2] != (RecordType.RUN, len(body)):
+            raise _damaged(file.path, location.offset, "no such record")
+        if crc32c_value(body) != record.body_crc:
+            raise _damaged(file.path, location.offset, "wrong checksum")
+        return Block((body,), len(body), record.body_crc)
+
+    def open_log(self, log_id: int) -> tuple[File, int]:
+        """A log, and the seed of its headers. Raises as ``read``."""
+        return self._open(BlockLocation(log_id, 0, 0))
+
+    def forget(self, log_id: int) -> None:
+        """Close a log that was removed, once its last reader lets it go."""
+        with self._lock:
+            self._files.pop(log_id, None)
+
     def close(self) -> None:
         """Close all files."""
         with self._lock:
@@ -295,7 +320,7 @@ class EntryLogReader:
             try:
                 file = self._file_system.open(path, direct=self._direct)
             except FileNotFoundError as error:
-                raise CorruptionError(
+                raise MissingLogError(
                     f"log {path} is missing, and the index names entries in it"
                 ) from error
             seed = _SEED

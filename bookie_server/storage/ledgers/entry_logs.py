@@ -41,8 +41,9 @@ class EntryLogs:
         self._writer_is_indexed = False
         # Logs that this flush has filled, and that no commit has named yet.
         self._filled: list[EntryLogWriter] = []
-        self._next_log_id = max(log_ids(file_system, directory), default=0) + 1
-        self._next_log_id = max(self._next_log_id, highest_log + 1)
+        # Logs that a commit which failed may have named all the same.
+        self._in_doubt: set[int] = set()
+        self._next_log_id = max(highest_log, *log_ids(file_system, directory), 0) + 1
 
     def append(self, ledger_id: LedgerId, block: Block) -> BlockLocation:
         """Put a block into the open log; it is durable after ``sync``."""
@@ -64,14 +65,26 @@ class EntryLogs:
         """Rows name what was appended."""
         self._writer_is_indexed = self._writer is not None
         self._filled.clear()
+        self._in_doubt.clear()
 
     def abandon(self, *, committing: bool) -> None:
         """Leave all logs of a flush that failed (rule S3); remove those that no row can name.
 
         ``committing``: the commit that failed may have been done all the same.
         """
+        if committing:
+            self._in_doubt |= self.in_use()
         self._abandon_writer(keep=committing or self._writer_is_indexed)
         self._abandon_filled(keep=committing)
+
+    def in_use(self) -> set[int]:
+        """Logs that rows may name later, or by a commit of which nothing is known."""
+        writers = self._filled if self._writer is None else [*self._filled, self._writer]
+        return self._in_doubt.union(writer.log_id for writer in writers)
+
+    def doubt(self, log_id: int) -> None:
+        """A commit failed, and may have named this log: it stays until another has succeeded."""
+        self._in_doubt.add(log_id)
 
     def close(self) -> None:
         """Finish the open log."""

@@ -36,11 +36,16 @@ class BlockLocation(NamedTuple):
         return self.log_id ^ _RUN_LOG if self.log_id & _RUN_LOG else 0
 
 
+def run_log_id(file_number: int) -> int:
+    """What a file of the run log is called among the logs."""
+    assert 0 < file_number < _RUN_LOG, f"file {file_number} of a run log: the index has 31 bits"
+    return file_number | _RUN_LOG
+
+
 def run_log_location(file_number: int, offset: int, length: int) -> BlockLocation:
     """Where a block of the run log is."""
-    assert 0 < file_number < _RUN_LOG, f"file {file_number} of a run log: the index has 31 bits"
     assert 0 < offset < 1 << 32, f"run at offset {offset}: the index has 32 bits for it"
-    return BlockLocation(file_number | _RUN_LOG, offset, length)
+    return BlockLocation(run_log_id(file_number), offset, length)
 
 
 class NotCommittedError(OSError):

@@ -22,10 +22,12 @@ from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import is_no_space
 from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.journal.waiting import RunPlace
+from bookie_server.storage.ledgers.compaction import CompactionStats, Compactor
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.index import HeldLedger
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import GIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
@@ -45,6 +47,7 @@ class LedgerStorageStats:
     block_cache_bytes: int
     index_memory_bytes: int
     ledger_record_bytes: int
+    compaction: CompactionStats
 
 
 class FlushFailure(NamedTuple):
@@ -90,6 +93,8 @@ class LedgerStorage:
         write_cache_bytes: int,
         flush_interval_s: float,
         write_once_bytes: int = 0,
+        entry_log_bytes: int = GIB,
+        compaction_bytes_per_s: int = 0,
         on_flushed: Callable[[], None],
         on_fatal: Callable[[str], None],
     ) -> None:
@@ -111,6 +116,13 @@ class LedgerStorage:
         # Held by whoever deletes, before the flush lock.
         self._delete_lock = threading.Lock()
         self._wanted = threading.Event()
+        self.compactor = Compactor(
+            [store.space for store in stores],
+            self._flush_lock,
+            log_bytes=entry_log_bytes,
+            bytes_per_s=compaction_bytes_per_s,
+            on_fatal=on_fatal,
+        )
         # Replaced whole under _flush_lock; any thread reads.
         self._flush_stats = _FlushStats(failures=(None,) * len(stores))
         # Changed under _flush_lock; any thread reads it.
@@ -288,6 +300,7 @@ class LedgerStorage:
                         left, freed = left[gone:], freed + use.byte_count
                 finally:
                     store.forgotten()
+        self.compactor.look_soon()
         return freed
 
     def start(self) -> None:
@@ -296,14 +309,16 @@ class LedgerStorage:
         assert not self._stopping, "started after it was stopped"
         self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
         self._thread.start()
+        self.compactor.start()
 
     def request_flush(self) -> None:
         """Have the thread flush soon."""
         self._wanted.set()
 
     def stop(self) -> None:
-        """End the thread, after the flush it is in."""
+        """End the threads, after the flush that runs."""
         self._stopping = True
+        self.compactor.stop()
         self._wanted.set()
         if self._thread is not None:
             self._thread.join()
@@ -338,6 +353,7 @@ class LedgerStorage:
             block_cache_bytes=sum(each["blocks"] for each in kept),
             index_memory_bytes=sum(each["index"] for each in kept),
             ledger_record_bytes=sum(each["ledger_records"] for each in kept),
+            compaction=self.compactor.stats,
         )
 
     def next_ledger_id(self) -> int:

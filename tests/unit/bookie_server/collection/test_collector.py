@@ -154,6 +154,18 @@ def test_outage_of_the_metadata_is_waited_out() -> None:
     run_in_virtual_time(main())
 
 
+def test_bug_of_ours_is_logged_and_ends_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    async def act(_world: World, collector: LedgerCollector) -> None:
+        def fail() -> str:
+            raise AssertionError("a bug")
+
+        collector._why_not = fail
+        await asyncio.sleep(110)
+        assert "garbage collection ended" in caplog.text
+
+    run(act)
+
+
 def test_stop_waits_for_the_disk_work_that_it_meets() -> None:
     async def main() -> None:
         world = World()

@@ -17,6 +17,7 @@ from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.service.prometheus import exposition
 from bookie_server.storage.disks import DiskStates
 from bookie_server.storage.journal.waiting import JournalStats
+from bookie_server.storage.ledgers.compaction import CompactionStats, DirectoryUse
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorageStats
 from bookie_server.storage.stats import StorageStats
 from spark_ledger.errors import ConfigurationError
@@ -26,7 +27,10 @@ from spark_ledger.types import BookieStatus
 def stats(failure: str = "") -> StorageStats:
     zeros = dict.fromkeys(JournalStats._fields, 0)
     journal = JournalStats(**{**zeros, "batches": 4, "sync_time_s": 0.5})  # type: ignore[arg-type]
-    ledger_storage = LedgerStorageStats(**dict.fromkeys(LedgerStorageStats.__dataclass_fields__, 0))
+    counters = dict.fromkeys(LedgerStorageStats.__dataclass_fields__, 0)
+    uses = (DirectoryUse(), DirectoryUse(1000, 700, 300, 4, 1))
+    counters["compaction"] = CompactionStats(uses, 2, 5000, 600, 7)  # type: ignore[assignment]
+    ledger_storage = LedgerStorageStats(**counters)  # type: ignore[arg-type]
     fine = DirectoryState(Space(100, 60))
     full = DirectoryState(Space(100, 3), "disk full: /b", above_marks=True)
     disks = DiskStates(fine, (fine, full), "")
@@ -98,6 +102,14 @@ def test_metrics_are_in_prometheus_text() -> None:
         "bookie_journal_sync_seconds_sum 0.5",
         "bookie_healthy 1.0",
         "bookie_storage_failed 0.0",
+        'bookie_log_bytes{directory="/b"} 1000.0',
+        'bookie_live_bytes{directory="/b"} 700.0',
+        'bookie_reclaimable_bytes{directory="/b"} 300.0',
+        'bookie_damaged_logs{directory="/b"} 1.0',
+        "bookie_removed_log_bytes_total 5000.0",
+        "bookie_compacted_bytes_total 600.0",
+        "bookie_compaction_passes_total 7.0",
+        "bookie_compaction_failed 0.0",
     ):
         assert line in text.splitlines(), f"{line} is not in:\n{text}"
     assert (

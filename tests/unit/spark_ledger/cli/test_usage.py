@@ -15,6 +15,12 @@ from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.limits import GIB, MIB
 from spark_ledger.metadata.base import StoreSize
 from spark_ledger.metadata.bookies import COOKIES_PATH, BookieRegistry
+from spark_ledger.metadata.collection import (
+    CollectionNode,
+    PassReport,
+    collection_path,
+    encode,
+)
 from spark_ledger.metadata.cookies import BookieCookie, encode_cookie
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
@@ -77,6 +83,9 @@ def ledger(
 def measured(*ledgers: LedgerMetadata, store: MemoryMetadataStore | None = None) -> Usage:
     async def run() -> Usage:
         found = store or MemoryMetadataStore(MemoryTree())
+        report = PassReport(reclaimable_bytes=5 * MIB)
+        node = CollectionNode(mark="m", report=report)
+        await found.create(collection_path(BookieId("a")), encode(node))
         for bookie in "abc":
             cookie = BookieCookie("c", bookie, "j", ("l",), "i")
             await found.create(f"{COOKIES_PATH}/{bookie}", encode_cookie(cookie))
@@ -113,7 +122,7 @@ def test_bytes_of_a_ledger_are_shared_out_by_its_fragments() -> None:
 
 def test_bookies_say_what_is_free_and_silent_ones_are_shown() -> None:
     found = measured()
-    assert found.bookies[BookieId("a")] == BookieUsage("writable", 0, None, 7, 10 * GIB)
+    assert found.bookies[BookieId("a")] == BookieUsage("writable", 0, 5 * MIB, 7, 10 * GIB)
     assert found.bookies[BookieId("b")] == BookieUsage("down")
     assert found.bookies[BookieId("c")] == BookieUsage("writable", 0, None, None, 0)
     assert found.free_bytes == 10 * GIB

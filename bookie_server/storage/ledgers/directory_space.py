@@ -1,0 +1,234 @@
+"""What the logs of one ledger directory take, and how it is given back (rules S19 and S20).
+
+A log without rows is removed. One with few is copied first: its live blocks go to a new entry log,
+that is synced, the index moves the rows, and only a log that no row names any more is removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from bookie_server.core.compaction import LogState
+from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.journal.files import file_size, journal_numbers
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, block_path
+from bookie_server.storage.ledgers.entry_log import log_ids as entry_log_ids
+from bookie_server.storage.ledgers.entry_logs import EntryLogs
+from bookie_server.storage.ledgers.index import (
+    BlockLocation,
+    Index,
+    IndexRow,
+    LogUse,
+    NotCommittedError,
+    run_log_id,
+)
+from bookie_server.storage.ledgers.log_scan import scan_blocks
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits.storage import COMPACTION_ROWS_AT_ONCE
+from spark_ledger.types import LedgerId
+
+logger = logging.getLogger(__name__)
+
+Pace = Callable[[int], None]
+"""Waits until so many bytes more may be copied. Raises ``Stopped`` if nothing more may."""
+
+
+class Stopped(Exception):
+    """Compaction was told to end."""
+
+
+class _Move(NamedTuple):
+    """A row whose block has a copy."""
+
+    ledger_id: LedgerId
+    row: IndexRow
+    location: BlockLocation
+
+
+class DirectorySpace:
+    """The logs of one directory that take no more; *whoever compacts*, one thread at a time.
+
+    ``lock`` is the flush lock: under it no flush has a log that rows will name, and nobody else
+    changes the index.
+    """
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        index: Index,
+        reader: EntryLogReader,
+        logs: EntryLogs,
+        run_log_mark: Callable[[], Mark | None],
+    ) -> None:
+        # Any thread: never changed.
+        self.directory = directory
+        self._file_system = file_system
+        self._index = index
+        self._reader = reader
+        self._logs = logs
+        self._run_log_mark = run_log_mark
+        # Whoever compacts.
+        self.damaged: set[int] = set()
+        """Logs that cannot be copied, since this process began: each is told once, and stays."""
+        self._copies: dict[int, int] = {}
+        """Logs of copies, and what was alive in each at the first look."""
+        self._writer: EntryLogWriter | None = None
+        self._writer_is_named = False
+
+    def may_compact(self, log: LogState) -> bool:
+        """Whether a copy could be smaller, and can be made.
+
+        A log of copies has no more dead in it than its form needs, until something in it dies: on
+        a full disk it would be copied again and again.
+        """
+        if log.log_id in self._copies:
+            alive = self._copies[log.log_id] = self._copies[log.log_id] or log.live_bytes
+            return log.live_bytes < alive
+        return log.log_id not in self.damaged
+
+    def survey(self, lock: Lock) -> list[LogState]:
+        """All logs that take no more. None is listed while the index cannot tell what it names."""
+        with lock:
+            uses = self._index.log_use()
+            if uses is None:
+                return []
+            in_use = self._logs.in_use()
+            if self._writer is not None:
+                in_use.add(self._writer.log_id)
+            found = [each for each in self._entry_logs() if each not in in_use]
+            found += map(run_log_id, self._covered_run_log_files())
+            self._tell_missing(uses, in_use)
+        return [
+            LogState(log_id, file_size(self._file_system, self._path(log_id)), *use)
+            for log_id in found
+            for use in [uses.get(log_id, LogUse())]
+        ]
+
+    def free_bytes(self) -> int:
+        """What is free on the disk. Raises OSError."""
+        return self._file_system.space(self.directory).free_bytes
+
+    def remove(self, log: LogState) -> None:
+        """Remove a log that no row names: none ever will (rule S19). Raises OSError."""
+        assert log.rows == 0, f"rows name log {log.log_id}"
+        self._file_system.remove(self._path(log.log_id))
+        self._copies.pop(log.log_id, None)
+        # Behind the removal: a reader that opened it before would keep its blocks on the disk.
+        self._reader.forget(log.log_id)
+
+    def compact(self, log: LogState, lock: Lock, pace: Pace, log_bytes: int) -> bool:
+        """Copy what is alive in a log, and remove it; False if it has to stay (rule S20).
+
+        The copy goes behind those of the logs before, up to ``log_bytes``. Raises OSError, then
+        the old log is there as it was, and ``Stopped``.
+        """
+        moves: list[_Move] = []
+        moved = 0
+        file, seed = self._reader.open_log(log.log_id)
+        try:
+            for block in scan_blocks(file, seed, log.log_id):
+                rows = self._index.rows_of_block(*block[1:], block.location)
+                if not rows:
+                    continue
+                pace(block.location.length)
+                copy = self._reader.read_block(block.location)
+                location = self._writer_for(lock, log_bytes).append(block.ledger_id, copy)
+                moves += [_Move(block.ledger_id, row, location) for row in rows]
+                if len(moves) >= COMPACTION_ROWS_AT_ONCE:
+                    moved += self._move(moves, lock)
+            moved += self._move(moves, lock)
+        except CorruptionError as error:
+            self._leave(log, str(error))
+            return False
+        except OSError:
+            self._abandon_writer()
+            raise
+        with lock:
+            uses = self._index.log_use()
+        if uses is None or log.log_id in uses:
+            if not moved:
+                self._leave(log, f"{log.rows} rows name it, and their blocks are not found")
+            return False  # a flush has added rows meanwhile: the next pass moves them
+        self.remove(log._replace(rows=0))
+        return True
+
+    def finish(self) -> None:
+        """End the log of copies, at the end of a pass. Raises OSError."""
+        writer, self._writer = self._writer, None
+        if writer is not None and self._writer_is_named:
+            self._copies[writer.log_id] = 0
+            writer.finish()
+        elif writer is not None:
+            writer.abandon(remove=True)
+
+    def _move(self, moves: list[_Move], lock: Lock) -> int:
+        """Have rows name the copies of their blocks, where they are as they were; how many did."""
+        if not moves:
+            return 0
+        assert self._writer is not None, "what was copied is in a log"
+        self._writer.sync()  # before a row names it (rule S6)
+        with lock:
+            update = self._index.begin()
+            committing = False
+            try:
+                moved = sum(update.move_row(*move) for move in moves)
+                committing = True
+                update.commit()
+            except BaseException as error:
+                update.abort()
+                if committing and not isinstance(error, NotCommittedError):
+                    self._logs.doubt(self._writer.log_id)
+                    self._writer_is_named = True
+                raise
+        self._writer_is_named = True
+        moves.clear()
+        return moved
+
+    def _writer_for(self, lock: Lock, log_bytes: int) -> EntryLogWriter:
+        """The log of copies, or a new one."""
+        if self._writer is not None and self._writer.size >= log_bytes and self._writer_is_named:
+            self.finish()
+        if self._writer is None:
+            with lock:
+                log_id = self._logs.new_log_id()
+            self._writer_is_named = False
+            self._writer = EntryLogWriter(self._file_system, self.directory, log_id)
+        return self._writer
+
+    def _abandon_writer(self) -> None:
+        """Leave the log of copies after a failure (rule S3); it goes unless rows may name it."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):  # it costs space only, and goes with the next start
+                writer.abandon(remove=not self._writer_is_named)
+
+    def _tell_missing(self, uses: dict[int, LogUse], in_use: set[int]) -> None:
+        """Say once of each log that rows name, and that is not there."""
+        files = journal_numbers(self._file_system, self.directory)
+        there = {*self._entry_logs(), *map(run_log_id, files), *in_use, *self.damaged}
+        for log_id in uses.keys() - there:
+            self.damaged.add(log_id)
+            logger.error("%s is missing, and the index names entries in it", self._path(log_id))
+
+    def _leave(self, log: LogState, why: str) -> None:
+        self.damaged.add(log.log_id)
+        logger.warning("%s stays, with what is dead in it: %s", self._path(log.log_id), why)
+
+    def _entry_logs(self) -> list[int]:
+        return entry_log_ids(self._file_system, self.directory)
+
+    def _covered_run_log_files(self) -> list[int]:
+        """Files of the run log that no start reads any more: the mark is in a later one."""
+        mark = self._run_log_mark()
+        numbers = journal_numbers(self._file_system, self.directory)
+        return [number for number in numbers if mark is not None and number < mark.file_number]
+
+    def _path(self, log_id: int) -> Path:
+        return block_path(self.directory, BlockLocation(log_id, 0, 0))

@@ -1,0 +1,31 @@
+"""Stretches of entry ids: from and to, both included. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_ledger.types import EntryId
+
+
+def stretches(ids: Sequence[int]) -> list[tuple[EntryId, EntryId]]:
+    """Stretches of consecutive ids."""
+    if isinstance(ids, range):
+        return [(EntryId(ids[0]), EntryId(ids[-1]))]
+    ranges: list[tuple[EntryId, EntryId]] = []
+    for entry_id in map(EntryId, ids):
+        if ranges and ranges[-1][1] == entry_id - 1:
+            ranges[-1] = (ranges[-1][0], entry_id)
+        else:
+            ranges.append((entry_id, entry_id))
+    return ranges
+
+
+def merge(ranges: list[tuple[EntryId, EntryId]]) -> list[tuple[EntryId, EntryId]]:
+    """The same entries as few, ascending stretches."""
+    merged: list[tuple[EntryId, EntryId]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged

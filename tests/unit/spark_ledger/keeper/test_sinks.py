@@ -1,0 +1,101 @@
+"""Records of sinks: removed where somebody asked for it, by the time of their stream alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_ledger.keeper.sinks import forget_sinks
+from spark_ledger.metadata.base import Check
+from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.stream import Stream
+from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.keeper.world import Clock, keeper, new_stream, passes, rows
+
+DAY_S = 86_400
+
+
+class Days:
+    """The wall clock of committers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0
+        monkeypatch.setattr(
+            "spark_ledger.stream.commit.committer.time.time_ns",
+            lambda: (10**9 + self.now * DAY_S) * 10**9,
+        )
+
+
+async def commit(stream: Stream, sink: str, transaction: int) -> None:
+    await stream.append(rows(transaction), sink_id=sink, transaction_id=transaction)
+
+
+async def sinks(world: World) -> set[str]:
+    store = MemoryMetadataStore(world.tree)
+    return {record.sink_id for record in await StreamNodes(store, "s").sinks()}
+
+
+def test_record_of_a_sink_that_is_gone_for_long_is_removed_by_the_keeper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    days = Days(monkeypatch)
+
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream = await new_stream(await world.client())
+        await commit(stream, "gone", 1)
+        days.now = 10
+        await commit(stream, "alive", 1)
+        days.now = 40
+        await commit(stream, "alive", 2)
+        never = await keeper(world, clock)
+        assert await never.elect()
+        await passes(never, clock, 200)
+        assert await sinks(world) == {"gone", "alive"}
+        await never._election.resign()
+        asked = await keeper(world, clock, sink_records_s=39.0 * DAY_S)
+        assert await asked.elect()
+        await passes(asked, clock, 200)
+        assert await sinks(world) == {"alive"}
+        await commit(stream, "alive", 2)  # applied before
+        await commit(stream, "gone", 2)  # goes on as a new one
+        assert (await stream.head()).next_commit == 4
+
+    run(test)
+
+
+def test_sink_of_a_stream_that_stands_still_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    days = Days(monkeypatch)
+
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream = await new_stream(await world.client())
+        await commit(stream, "last", 1)
+        days.now = 1000
+        asked = await keeper(world, clock, sink_records_s=float(DAY_S))
+        assert await asked.elect()
+        await passes(asked, clock, 200)
+        assert await sinks(world) == {"last"}
+
+    run(test)
+
+
+def test_keeper_that_is_not_elected_any_more_removes_no_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    days = Days(monkeypatch)
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        stream = await new_stream(client)
+        await commit(stream, "gone", 1)
+        days.now = 10
+        await commit(stream, "alive", 1)
+        await client.store.create("keeper/epoch", b"x")
+        outdated = Check("keeper/epoch", 7)
+        assert await forget_sinks(client.store, stream, outdated, older_than_s=DAY_S) == 0
+        assert await sinks(world) == {"gone", "alive"}
+        current = Check("keeper/epoch", 0)
+        assert await forget_sinks(client.store, stream, current, older_than_s=DAY_S) == 1
+
+    run(test)
