@@ -111,7 +111,8 @@ class _Attempt:
         self._schemas = committer.schemas
         self._proposal = proposal
         self._unanswered: Commit | None = None
-        """The commit of a transaction that was sent and whose reply was lost."""
+        """The commit of a transaction that was sent and has no reply: that was lost, or is on its
+        way, and then who leaves does not know either what came of it."""
         self._list: SegmentListPointer | None = None
         """Where the segment list is, if it is too long for the commit's node."""
         self._list_ledger: LedgerId | None = None
@@ -213,12 +214,15 @@ class _Attempt:
         operations += await self._naming.operations(first_named)
         again = self._existing.unknown(set(named).difference(first_named), config)
         operations += self._existing.checks(again)
+        before, self._unanswered = self._unanswered, commit
         try:
             await nodes.store.transaction(operations)
         except OutcomeUnknownError:
-            self._unanswered = commit
             return None
-        except (ConflictError, NotFoundError) as error:
+        except LedgerError as error:
+            self._unanswered = before
+            if not isinstance(error, ConflictError | NotFoundError):
+                raise
             # Another commit was first, the configuration changed, or the stream is gone.
             await self._schemas.refresh()
             if isinstance(error, NotFoundError):
