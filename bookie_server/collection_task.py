@@ -26,6 +26,10 @@ def ledger_collector(
     def is_full() -> bool:
         return any(each.reason for each in bookie.disks.states.ledgers)
 
+    def reclaimable_bytes() -> int:
+        directories = bookie.stats().ledger_storage.compaction.directories
+        return sum(each.reclaimable_bytes for each in directories)
+
     def why_not() -> str:
         stall = bookie.stall
         return bookie.failure or ("" if stall is None else stall.reason)
@@ -46,4 +50,5 @@ def ledger_collector(
         new_ledgers=new_ledgers,
         is_full=is_full,
         why_not=why_not,
+        reclaimable_bytes=reclaimable_bytes,
     )

@@ -63,8 +63,8 @@ HOSTILE_KINDS: Final = (
 )  # fmt: skip
 """Kinds of ``tests.hostile`` in ``make test``: each once took a bookie's memory or time."""
 
-SWEPT_CALLS: Final = Share(1, 6)
-"""Of each six calls that an operation of ``tests/unit/sweeps`` makes, those that meet trouble."""
+SWEPT_CALLS: Final = Share(1, 8)
+"""Of each eight calls that an operation of ``tests/unit/sweeps`` makes, those that meet trouble."""
 
 MUTANTS: Final = Share(45, ALL)
 """Mutants that are put in again and have to be found where they were found before. That each fits

@@ -33,7 +33,17 @@ def list_bookies(settings: Settings) -> None:
         print_json([_fields(row) for row in rows])
         return
     print_table(
-        ("bookie", "state", "address", "rack", "free#", "admin", "collected", "why"),
+        (
+            "bookie",
+            "state",
+            "address",
+            "rack",
+            "free#",
+            "reclaimable#",
+            "admin",
+            "collected",
+            "why",
+        ),
         (_cells(row) for row in rows),
     )
 
@@ -112,6 +122,7 @@ def _outcome(bookie_id: str, report: PassReport | None) -> tuple[object, ...]:
 
 def _cells(row: BookieRow) -> tuple[object, ...]:
     info, report = row.info, row.collected
+    reclaimable = size_text(report.reclaimable_bytes) if report is not None else ""
     if report is None:
         collected = ""
     elif report.aborted:
@@ -119,13 +130,14 @@ def _cells(row: BookieRow) -> tuple[object, ...]:
     else:
         collected = f"{age_text(report.time_ms)} ago"
     if info is None:
-        return (row.bookie_id, "down", "", "", "", "", collected, "")
+        return (row.bookie_id, "down", "", "", "", reclaimable, "", collected, "")
     return (
         row.bookie_id,
         info.state.value,
         info.address,
         info.rack,
         size_text(info.free_bytes),
+        reclaimable,
         info.admin_address,
         collected,
         info.reason or _why_not_collected(report),

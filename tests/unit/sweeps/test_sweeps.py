@@ -11,7 +11,8 @@ import pytest
 
 from tests.effort import SWEPT_CALLS, in_shares
 from tests.unit.spark_ledger.client.world import World
-from tests.unit.sweeps.operations import OPERATIONS, Operation
+from tests.unit.sweeps.base import Operation
+from tests.unit.sweeps.operations import OPERATIONS
 from tests.unit.sweeps.trouble import (
     Kind,
     Trouble,
@@ -27,13 +28,19 @@ ENDS_WITHIN_S = 90.0
 AT_MOST_CALLS = 400
 
 
-async def _run(make: type[Operation], trouble: Trouble, errors: list[object]) -> None:
+async def _run(
+    make: type[Operation],
+    trouble: Trouble,
+    errors: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, seen: errors.append(seen))
     world = World(make.bookies)
     await world.start()
     tasks, watched = asyncio.all_tasks(), set(world.tree._watches)
     operation = make(world)
+    operation.patch(monkeypatch)
     healthy = await world.client()
     await operation.prepare(healthy)
     client, operation.store = await troubled_client(world, trouble)
@@ -61,14 +68,14 @@ KINDS: list[Kind] = [kind for kind in Kind if kind is not Kind.NOTHING]
 @pytest.mark.parametrize("make", OPERATIONS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("part", in_shares(list(range(SWEPT_CALLS.proof)), SWEPT_CALLS))
 def test_operation_in_trouble_ends_and_can_be_repeated(
-    make: type[Operation], kind: Kind, part: int
+    make: type[Operation], kind: Kind, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors: list[object] = []  # that the loop was told of, because nobody handled them
     first = (part + KINDS.index(kind) + OPERATIONS.index(make)) % SWEPT_CALLS.proof + 1
     for at in count(first, SWEPT_CALLS.proof):
         trouble = Trouble(kind, at)
         try:
-            run_in_virtual_time(_run(make, trouble, errors))
+            run_in_virtual_time(_run(make, trouble, errors, monkeypatch))
         except BaseException as error:
             where = trouble.calls[at - 1] if at <= trouble.count else "no call"
             raise AssertionError(f"{kind} at call {at}, {where}: {error!r}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
+from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
@@ -276,5 +278,31 @@ def test_commit_after_lost_request_and_other_transaction_is_made_again() -> None
         assert commit.applied
         assert (commit.number, commit.transaction_id) == (1, 7)
         assert (await rival.head()).rows == 4
+
+    run(scenario())
+
+
+def test_commit_whose_caller_leaves_before_the_reply_keeps_its_segment_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The commit names the ledger with the list: without it no row of the stream can be read."""
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 8)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        send = ledgers.store.transaction
+
+        async def leave(operations: Sequence[Operation]) -> None:
+            await send(operations)
+            committing.cancel()
+            await asyncio.sleep(0)
+
+        ledgers.store.transaction = leave  # type: ignore[method-assign]
+        committing = asyncio.ensure_future(stream.commit_segments([OURS], **PAIR))
+        with pytest.raises(asyncio.CancelledError):
+            await committing
+        (commit,) = await commits_of(await another(ledgers)[1].open("s"))
+        assert commit.segments == (OURS.placed(0),)
 
     run(scenario())
