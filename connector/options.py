@@ -24,6 +24,7 @@ from connector.option_table import (
 )
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.connector import TRIGGER_DELAY_S_DEFAULT
+from spark_ledger.stream.model import Retention
 from spark_ledger.types import LedgerId, Quorums
 
 METADATA_ENVIRONMENT: Final = "SPARK_LEDGER_METADATA"
@@ -101,7 +102,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """A checked write. ``quorums`` counts only when the write creates the stream."""
+    """A checked write. ``quorums`` and ``retention`` count only when it creates the stream."""
 
     connection: ConnectionOptions
     stream: str
@@ -114,6 +115,7 @@ class WriteOptions:
     transaction_version: int | None = None
     sink_id: str | None = None
     fail_on_data_loss: bool = True
+    retention: Retention | None = None
 
 
 def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -166,7 +168,8 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     values.require_both("txnAppId", "txnVersion")
     _refuse_password(values)
     create = values.get_or("createStream", True)
-    for name in ("ensembleSize", "writeQuorum", "ackQuorum"):
+    of_creation = ("retentionAge", "retentionBytes", "retentionRows")
+    for name in ("ensembleSize", "writeQuorum", "ackQuorum", *of_creation):
         if values.has(name) and not create:
             raise ConfigurationError(
                 f"option {name} counts only when the stream is created; "
@@ -184,6 +187,7 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         transaction_version=values.get("txnVersion", int),
         sink_id=values.get("sinkId", str),
         fail_on_data_loss=values.get_or("failOnDataLoss", True),
+        retention=_retention(values),
     )
 
 
@@ -281,6 +285,19 @@ def _trigger_limits(values: ParsedOptions) -> TriggerLimits:
             f"maxRowsPerTrigger = {limits.max_rows}"
         )
     return limits
+
+
+def _retention(values: ParsedOptions) -> Retention | None:
+    """How much of a new stream is kept; None: all."""
+    try:
+        found = Retention(
+            age_s=values.get("retentionAge", float),
+            size_bytes=values.get("retentionBytes", int),
+            rows=values.get("retentionRows", int),
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f"option retentionAge: {error}") from None
+    return None if found.is_for_ever else found
 
 
 def _quorums(values: ParsedOptions) -> Quorums:

@@ -11,7 +11,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from connector.option_parsers import PositionJson, TransactionJson
 from connector.options import ReadOptions
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _CHECKPOINT: Final = "the position of the checkpoint"
 
 
@@ -66,6 +68,8 @@ class StreamSource:
         self._target: Dlsn | None = None
         self._rows_held_since = clock()
         self._has_warned = False
+        self._warned_of: Dlsn | None = None
+        self._earliest_seen: Dlsn | None = None
 
     # -- where to start and end ------------------------------------------------------------------
 
@@ -161,6 +165,7 @@ class StreamSource:
         Raises ConfigurationError if the position lies behind the end, DataLossError if its rows
         are gone and failOnDataLoss is true.
         """
+        self._earliest_seen = head.earliest
         if position > head.end:
             raise self._after_head(position, head, what)
         if position >= head.earliest:
@@ -173,7 +178,9 @@ class StreamSource:
             raise DataLossError(
                 f"{message}; to go on from the first row kept, set failOnDataLoss=false"
             )
-        logger.warning("%s; going on from there, because failOnDataLoss=false", message)
+        if position != self._warned_of:
+            self._warned_of = position
+            logger.warning("%s; going on from there, because failOnDataLoss=false", message)
         return head.earliest
 
     def _head_reaching(self, position: Dlsn) -> Head:
@@ -231,6 +238,21 @@ class StreamSource:
         self._target = self._stream.head().end
 
     def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
+        return self._beside_truncations(lambda: self._latest_offset(start, unlimited=unlimited))
+
+    def _beside_truncations(self, look: Callable[[], T]) -> T:
+        """What ``look`` finds. It looks again if rows were truncated meanwhile, and these may be
+        left out: else it would fail although failOnDataLoss is false."""
+        while True:
+            try:
+                return look()
+            except DataLossError:
+                earliest = self._stream.head().earliest
+                if self._options.fail_on_data_loss or earliest == self._earliest_seen:
+                    raise
+                self._earliest_seen = earliest
+
+    def _latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
         position = self._start_position(start)
         if self._target is None:  # the wait watches the head, so later calls read no metadata
             self._stream.wait_for_commit(after_segment=position.segment, timeout_s=POLL_WAIT_S)
@@ -268,6 +290,11 @@ class StreamSource:
     # -- partitions --------------------------------------------------------------------------------
 
     def plan(
+        self, start: CheckpointOffset, end: CheckpointOffset
+    ) -> Sequence[StreamPartition | StreamSpan]:
+        return self._beside_truncations(lambda: self._plan(start, end))
+
+    def _plan(
         self, start: CheckpointOffset, end: CheckpointOffset
     ) -> Sequence[StreamPartition | StreamSpan]:
         last, last_stream_id = stream_position(end)

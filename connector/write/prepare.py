@@ -79,4 +79,5 @@ def _create(options: WriteOptions, schema: pa.Schema) -> None:
         ack_quorum=quorums.ack_quorum,
         compression=options.compression or Compression.LZ4.value,
         entry_bytes=options.entry_bytes or ENTRY_BYTES_DEFAULT,
+        retention=options.retention,
     )

@@ -69,7 +69,7 @@ def committed_before(stream: Stream, batch: MicroBatch) -> Commit | None:
             f"(run {record.run_id}): a second, slower driver runs on the same checkpoint, or an "
             "older copy of it was restored; stop the driver, or use a new checkpoint and sinkId"
         )
-    return replace(stream.commit(record.commit), applied=False)
+    return replace(stream.commit_of(record), applied=False)
 
 
 def check_sink_name(stream: Stream, batch: MicroBatch) -> None:
@@ -127,7 +127,7 @@ def check_repeated(
             "copy of it; stop one of them, or give them different checkpoints and sinkId "
             "options"
         )
-    if commit.rows == batch.rows:
+    if commit.truncated or commit.rows == batch.rows:
         logger.info("%s was committed before the restart", subject)
         return
     differs = (

@@ -13,7 +13,12 @@ import click
 from spark_ledger.cli.amounts import DURATION_S
 from spark_ledger.cli.output import age_text, print_json, print_table, time_text
 from spark_ledger.cli.settings import Settings, common_options
-from spark_ledger.limits.keeper import KEEPER_PASS_S, OWNER_GRACE_S, UNNAMED_GRACE_S
+from spark_ledger.limits.keeper import (
+    DROPPED_GRACE_S,
+    KEEPER_PASS_S,
+    OWNER_GRACE_S,
+    UNNAMED_GRACE_S,
+)
 
 if TYPE_CHECKING:
     from spark_ledger.keeper.keeper import KeeperConfig
@@ -51,6 +56,15 @@ def group() -> None:
     "your longest job.",
 )
 @click.option(
+    "--dropped-grace",
+    type=click.FloatRange(min=0),
+    default=DROPPED_GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Ledgers whose rows were dropped so long ago are deleted: longer than a batch that was "
+    "planned before takes.",
+)
+@click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
     default=KEEPER_PASS_S,
@@ -74,6 +88,7 @@ def run(
     until_input_ends: bool,
     owner_grace: float,
     unnamed_grace: float,
+    dropped_grace: float,
     interval: float,
     sink_records: float | None,
 ) -> None:
@@ -87,6 +102,7 @@ def run(
         pass_s=interval,
         owner_grace_s=owner_grace,
         unnamed_grace_s=unnamed_grace,
+        dropped_grace_s=dropped_grace,
         sink_records_s=sink_records or 0.0,
         dry_run=dry_run,
     )

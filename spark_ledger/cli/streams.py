@@ -1,16 +1,17 @@
-"""``ledger streams``: list, create, show, read, tail, delete."""
+"""``ledger streams``: list, create, show, read, tail, delete; see also ``retention``."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from spark_ledger.cli.cells import json_value, print_cells, rows_of
 from spark_ledger.cli.ddl import parse_columns
+from spark_ledger.cli.extent import facts as extent_facts
+from spark_ledger.cli.extent import fields as extent_fields
+from spark_ledger.cli.extent import line as extent_line
 from spark_ledger.cli.ledgers import confirm
 from spark_ledger.cli.output import (
     print_json,
@@ -19,6 +20,8 @@ from spark_ledger.cli.output import (
     size_text,
     time_text,
 )
+from spark_ledger.cli.positions import position, position_text
+from spark_ledger.cli.retention import hold, limit_options, limits_of, retention, truncate
 from spark_ledger.cli.settings import Settings, common_options
 from spark_ledger.types import Dlsn
 
@@ -27,42 +30,16 @@ if TYPE_CHECKING:
 
     from spark_ledger.stream.model import Commit, Head, StreamConfig
 
-_SHORT: Final = re.compile(r"(\d{1,18})(?::(\d{1,18}))?(?::(\d{1,18}))?")
-
-
-class JsonPosition(msgspec.Struct, forbid_unknown_fields=True):
-    """A position as Spark options spell it; entry and slot may be left out."""
-
-    segment: int
-    entry: int = 0
-    slot: int = 0
-
-
-def position(_context: click.Context, _parameter: click.Parameter, value: str) -> str | Dlsn:
-    """``earliest``, ``latest``, SEGMENT[:ENTRY[:SLOT]], or the JSON of Spark's options."""
-    if value in ("earliest", "latest"):
-        return value
-    short = _SHORT.fullmatch(value)
-    if short:
-        return Dlsn(*(int(part or 0) for part in short.groups()))
-    try:
-        found = msgspec.json.decode(value, type=JsonPosition)
-        dlsn = Dlsn(found.segment, found.entry, found.slot)
-    except (msgspec.MsgspecError, RecursionError):
-        dlsn = None
-    if dlsn is None or min(dlsn) < 0:
-        raise click.BadParameter(
-            f'{value!r}: use earliest, latest, 3, 3:0:5 or {{"segment": 3, "entry": 0}}'
-        )
-    return dlsn
-
-
 stream_argument = click.argument("name")
 
 
 @click.group()
 def group() -> None:
-    """Look at and read streams."""
+    """Look at and read streams, and say how much of them is kept."""
+
+
+for command in (truncate, retention, hold):
+    group.add_command(command)
 
 
 @group.command("list")
@@ -78,7 +55,7 @@ def list_streams(settings: Settings) -> None:
         print_table(("stream",), ((name,) for name in names))
 
 
-@group.command()
+@group.command(params=limit_options("retention-"))
 @stream_argument
 @click.option(
     "--schema", required=True, metavar="COLUMNS", help='Columns: "id bigint, name string".'
@@ -95,6 +72,9 @@ def create(
     ensemble: int,
     write_quorum: int,
     ack_quorum: int,
+    age_s: float | None,
+    size_bytes: int | None,
+    rows: int | None,
 ) -> None:
     """Create an empty stream."""
     columns = parse_columns(schema)
@@ -105,6 +85,7 @@ def create(
             ensemble_size=ensemble,
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
+            retention=limits_of(age_s, size_bytes, rows),
         )
     if settings.as_json:
         print_json({"stream": name, "created": True})
@@ -145,14 +126,14 @@ def tail(settings: Settings, name: str, start: str | Dlsn, idle_timeout: float |
 @common_options
 @click.pass_obj
 def show(settings: Settings, name: str, commits: int) -> None:
-    """Show how far a stream reaches, its columns and its last commits."""
+    """Show how far a stream reaches, what is kept of it, its columns and its last commits."""
     with settings.connect_streams() as client, client.stream(name) as stream:
-        config, head = stream.config, stream.head()
+        config, extent = stream.config, stream.retention.extent()
+        head = extent.head
         first = max(head.earliest_commit, head.next_commit - commits)
         recent = stream.commits(first, head.next_commit)
-        sealed = stream.sealed_commits()
     if settings.as_json:
-        print_json({**stream_fields(config, head, recent), "sealed_commits": sealed})
+        print_json({**stream_fields(config, head, recent), **extent_fields(extent)})
         return
     facts = (
         ("stream", config.name),
@@ -160,7 +141,12 @@ def show(settings: Settings, name: str, commits: int) -> None:
         ("compression", config.compression.value),
         ("created", time_text(config.created_ms)),
         ("rows", f"{head.rows} ({size_text(head.size_bytes)}), since it began"),
-        ("commits", f"{head.next_commit}, of which {sealed} are in manifests"),
+        (
+            "commits",
+            f"{head.next_commit}, of which {extent.sealed_commits} were put into manifests",
+        ),
+        ("", extent_line(extent)),
+        *extent_facts(extent),
         ("earliest", position_text(head.earliest)),
         ("end", position_text(head.end)),
         *(
@@ -187,11 +173,6 @@ def show(settings: Settings, name: str, commits: int) -> None:
                 for commit in recent
             ),
         )
-
-
-def position_text(position: Dlsn) -> str:
-    """A position as ``--start`` takes it."""
-    return f"{position.segment}:{position.entry}:{position.slot}"
 
 
 def stream_fields(config: StreamConfig, head: Head, commits: list[Commit]) -> dict[str, object]:

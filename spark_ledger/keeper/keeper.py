@@ -31,8 +31,10 @@ from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, encode, read_state
 from spark_ledger.keeper.sinks import forget_sinks
+from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
     DELETES_PER_S,
+    DROPPED_GRACE_S,
     FAILED_AGAIN_S,
     FAILED_AGAIN_S_MAX,
     KEEPER_PASS_S,
@@ -63,6 +65,8 @@ class KeeperConfig:
     unnamed_grace_s: float = UNNAMED_GRACE_S
     recoveries_per_s: float = RECOVERIES_PER_S
     deletes_per_s: float = DELETES_PER_S
+    dropped_grace_s: float = DROPPED_GRACE_S
+    """How long after rows were dropped their ledgers are deleted."""
     sink_records_s: float = 0.0
     """Records of sinks that have committed nothing for so long are removed; 0: never."""
     dry_run: bool = False
@@ -111,6 +115,13 @@ class Keeper:
         self._config = config or KeeperConfig()
         self._clock = clock or asyncio.get_running_loop().time
         self._election = Election(self._store)
+        self._stream_keeper = StreamKeeper(
+            client,
+            lambda: self._election.check,
+            clock=self._clock,
+            grace_s=self._config.dropped_grace_s,
+            deletes_per_s=self._config.deletes_per_s,
+        )
         self._gone = self._new_count({})
         self._state: Versioned[KeeperState] | None = None
         self.done: Counter[str] = Counter()
@@ -235,6 +246,9 @@ class Keeper:
                 await asyncio.wait(work.recoveries)
         if self._passes % STREAM_SWEEP_PASSES == 0 and not self._config.dry_run:
             await self._finish_deletions()
+            await self._stream_keeper.sweep()
+            self.done["deleted"] += self._stream_keeper.done.pop("reclaimed", 0)
+            self._last_error = self._stream_keeper.last_error or self._last_error
             if self._config.sink_records_s:
                 await self._forget_sinks()
         self._passes += 1

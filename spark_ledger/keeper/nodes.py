@@ -6,6 +6,7 @@
 | keeper/epoch | random letters; its version grows with each election, and deletions check it |
 | keeper/state | format_version, host, pid, passes, time_ms, what was done and what waits, and for |
 | | how long owners were seen to be gone; written after each pass |
+| keeper/clock | format_version, time_ms: the time by which retention counted last |
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from spark_ledger.types import Versioned
 ELECTED_PATH: Final = "keeper/elected"
 EPOCH_PATH: Final = "keeper/epoch"
 STATE_PATH: Final = "keeper/state"
+CLOCK_PATH: Final = "keeper/clock"
 
 FORMAT_VERSION: Final = 1
 
@@ -74,6 +76,12 @@ class KeeperState(_Node, frozen=True, kw_only=True):
     last_error: str = ""
 
 
+class KeeperClock(_Node, frozen=True, kw_only=True):
+    """The time by which retention counted last (rule K7)."""
+
+    time_ms: _Count
+
+
 N = TypeVar("N", bound=_Node)
 
 
@@ -112,3 +120,23 @@ async def read_state(store: MetadataStore) -> Versioned[KeeperState] | None:
     except NotFoundError:
         return None
     return Versioned(decode(KeeperState, STATE_PATH, node.value), node.version)
+
+
+async def read_clock(store: MetadataStore) -> Versioned[KeeperClock] | None:
+    """The time that was written down last, or None before the first."""
+    try:
+        node = await store.get_latest(CLOCK_PATH)
+    except NotFoundError:
+        return None
+    return Versioned(decode(KeeperClock, CLOCK_PATH, node.value), node.version)
+
+
+async def write_clock(
+    store: MetadataStore, time_ms: int, before: Versioned[KeeperClock] | None
+) -> None:
+    """Write a time down. Raises ConflictError if another keeper has."""
+    data = encode(KeeperClock(time_ms=max(0, time_ms)))
+    if before is None:
+        await store.create(CLOCK_PATH, data)
+    else:
+        await store.put(CLOCK_PATH, data, before.version)

@@ -48,3 +48,21 @@ KEEPER_STOP_S: Final = 5.0
 
 ELECTION_RETRY_S: Final = 5.0
 """A candidate looks again this often; a watch wakes it sooner."""
+
+DROPPED_GRACE_S: Final = 300.0
+"""The ledgers of rows that were dropped are deleted so long after that: a batch that was planned
+before reads them without asking. Longer than a commit looks for its lost reply
+(``COMMIT_TIMEOUT_S``). Who reads for longer sets a hold."""
+
+CLOCK_CATCH_UP: Final = 10
+"""How many times faster than time passes the keeper's clock catches up with one that is ahead: an
+outage of three days in eight hours, a clock that jumped by a year in forty days."""
+
+CLOCK_SLACK_MS: Final = 3_600_000
+"""From here on the keeper warns that the clock of its host is ahead of the last keeper's."""
+
+SWEPT_STREAMS_MAX: Final = 1000
+"""Streams of which the keeper remembers what their live commits name, the last ones swept."""
+
+RECLAIM_STEPS_MAX: Final = 20
+"""Steps of a thousand commits for one stream in one sweep: others have their turn as well."""

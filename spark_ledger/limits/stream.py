@@ -26,6 +26,26 @@ seconds, whose micro-batches share a ledger; a new ledger costs some millisecond
 LIST_REMOVAL_S: Final = 5.0
 """How long a commit that failed tries to delete the ledger of its segment list."""
 
+HOLD_S_MAX: Final = 366 * 24 * 3600.0
+"""Longest time that a hold lasts unless it is renewed. Who needs rows for ever sets no limits."""
+
+HOLDS_MAX: Final = 500
+"""Holds of one stream: they are one node of some 200 bytes each, which each truncation reads."""
+
+TRUNCATE_TIMEOUT_S: Final = 60.0
+"""How long a truncation, a hold or a change of the retention keeps trying while commits win the
+races for the head, or the metadata store cannot be reached; as long as a commit does."""
+
+DROPPED_PER_STEP: Final = 1000
+"""Dropped commits whose space is given back at a time: their ledgers are some thousands of ids."""
+
+DROPPING_LEDGERS_MAX: Final = 500
+"""Ledgers that the configuration lists as dropped at a time: 5 KB, which each writer reads once."""
+
+LIVE_NAMES_MAX: Final = 500_000
+"""Ledgers of which a process knows the last commit that names them, about 50 MB: those of a week of
+200 workers that end every five minutes. Beyond that all commits are read at each step again."""
+
 # -- what the handle of a stream keeps in memory ---------------------------------------------------
 
 COMMITS_KEPT_BYTES_MAX: Final = 12 * MIB

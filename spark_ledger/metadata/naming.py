@@ -57,6 +57,10 @@ class Naming:
                 operations += each
         return operations
 
+    def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
+        """The parts of a transaction that fail with NotFoundError if one was deleted."""
+        return [Check(ledger_path(each), ANY_VERSION) for each in ledger_ids]
+
     def named(self, ledger_ids: Iterable[LedgerId]) -> None:
         """A transaction with the operations of these ledgers has succeeded."""
         for each in ledger_ids:

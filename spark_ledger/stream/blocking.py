@@ -23,12 +23,14 @@ from spark_ledger.stream.model import (
     CommitMark,
     Compression,
     Head,
+    Retention,
     Segment,
     SegmentRange,
     SinkRecord,
     StreamConfig,
 )
 from spark_ledger.stream.positions import Position
+from spark_ledger.stream.retention.blocking import StreamRetention
 from spark_ledger.stream.segment_writer import SegmentWriter as AsyncSegmentWriter
 from spark_ledger.stream.segment_writer import as_batches
 from spark_ledger.stream.stream import Stream as AsyncStream
@@ -69,6 +71,7 @@ class StreamConnection(LedgerConnection):
         entry_bytes: int = ENTRY_BYTES_DEFAULT,
         segment_roll_bytes: int = SEGMENT_ROLL_BYTES_DEFAULT,
         segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT,
+        retention: Retention | None = None,
         exist_ok: bool = False,
     ) -> Stream:
         """Create a stream for rows of a ``pyarrow.Schema``. See ``StreamCatalog.create``."""
@@ -83,6 +86,7 @@ class StreamConnection(LedgerConnection):
                 entry_bytes=entry_bytes,
                 segment_roll_bytes=segment_roll_bytes,
                 segment_roll_age_s=segment_roll_age_s,
+                retention=retention,
                 exist_ok=exist_ok,
             )
         )
@@ -113,6 +117,7 @@ class Stream:
         self._portal = portal
         self._stream = stream
         self._handles = handles
+        self.retention = StreamRetention(portal, stream.retention)
 
     def _call(self, work: Coroutine[object, object, T]) -> T:
         return self._portal.call(work)
@@ -224,6 +229,10 @@ class Stream:
         return self._call(
             self._stream.wait_for_commit(after_segment=after_segment, timeout_s=timeout_s)
         )
+
+    def commit_of(self, record: SinkRecord) -> Commit:
+        """The commit of a sink's newest transaction; without segments if it was truncated."""
+        return self._call(self._stream.commit_of(record))
 
     def commit(self, number: int) -> Commit:
         """A commit by number."""

@@ -33,10 +33,12 @@ from spark_ledger.stream.model import (
     SEGMENT_ROLL_BYTES_DEFAULT,
     Compression,
     Head,
+    Retention,
     StreamConfig,
     parse_compression,
 )
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
+from spark_ledger.stream.retention.format import encode_holds
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, Quorums, Versioned
 
@@ -79,12 +81,14 @@ class StreamCatalog:
         entry_bytes: int = ENTRY_BYTES_DEFAULT,
         segment_roll_bytes: int = SEGMENT_ROLL_BYTES_DEFAULT,
         segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT,
+        retention: Retention | None = None,
         exist_ok: bool = False,
     ) -> Stream:
         """Create a stream for rows of an Arrow schema.
 
         Types are normalised to those Spark has (``schema.canonical_schema``). With ``exist_ok`` an
-        existing stream of this name is opened instead, whatever its configuration.
+        existing stream of this name is opened instead, whatever its configuration. ``retention``
+        says how much is kept, all if it is left out.
 
         Raises ConflictError if the name is taken, ConfigurationError, SchemaMismatchError.
         """
@@ -99,6 +103,8 @@ class StreamCatalog:
             segment_roll_bytes=segment_roll_bytes,
             segment_roll_age_s=segment_roll_age_s,
             created_ms=time.time_ns() // 1_000_000,
+            has_retention=retention is not None,
+            retention=retention or Retention(),
         )
         try:
             await self._create_nodes(nodes, config)
@@ -127,6 +133,7 @@ class StreamCatalog:
             Create(nodes.sinks_path, b""),
             Create(nodes.commits_path, b""),
             Create(nodes.manifests_path, encode_root(empty_root(config.stream_id))),
+            *([Create(nodes.holds_path, encode_holds(()))] if config.has_retention else []),
         ]
         while True:
             try:
@@ -226,7 +233,9 @@ class StreamCatalog:
         """The ledgers of some commits. Those that a deletion of before, or at the same time, has
         taken away name none."""
         try:
-            return await log.ledgers(numbers)
+            named = (await log.ledgers(numbers)).values()
+            lists = {each.segment_list for each in named if each.segment_list is not None}
+            return set[LedgerId]().union(*(each.rows for each in named)), lists
         except NotFoundError:
             if len(numbers) == 1:
                 return set(), set()
@@ -281,6 +290,7 @@ class StreamCatalog:
                 Delete(nodes.sinks_path),
                 Delete(nodes.commits_path),
                 *([Delete(nodes.manifests_path)] if config.has_manifests else []),
+                *([Delete(nodes.holds_path)] if config.has_retention else []),
                 Delete(nodes.head_path),
                 Delete(nodes.config_path),
                 Delete(identity),

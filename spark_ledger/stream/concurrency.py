@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -67,3 +67,11 @@ async def prefetch(source: AsyncGenerator[T, None], ahead: int) -> AsyncGenerato
         await asyncio.wait([task])
         if not task.cancelled():
             task.exception()  # raised by ``await task`` above, or the reader has left: marked seen
+
+
+async def flatten(chunks: AsyncGenerator[list[T], None]) -> AsyncGenerator[T, None]:
+    """The items of lists. Closing this generator closes ``chunks``."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for item in chunk:
+                yield item

@@ -64,6 +64,9 @@ class LedgerNaming(Protocol):
     async def operations(self, ledger_ids: Sequence[LedgerId]) -> list[Operation]:
         """The parts of the transaction for these ledgers; it fails if one was deleted."""
 
+    def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
+        """The parts of a transaction that fail with NotFoundError if one was deleted."""
+
     def named(self, ledger_ids: Iterable[LedgerId]) -> None:
         """A transaction with these parts has succeeded."""
 

@@ -31,7 +31,11 @@ SEGMENT_ROLL_BYTES_DEFAULT: Final = 1 * GIB
 SEGMENT_ROLL_AGE_S_DEFAULT: Final = 600.0
 """A writer starts a new ledger after this much payload or time. Each new ledger is placed anew, so
 the data of one writer spread over all bookies, and new bookies get a share. Ledgers of bounded
-size are also what retention will need, which deletes whole ledgers; nothing deletes them yet."""
+size are also what retention needs, which deletes whole ledgers (rule T17)."""
+
+RETENTION_AGE_S_MIN: Final = 1.0
+RETENTION_AGE_S_MAX: Final = 1000 * 365 * 24 * 3600.0
+"""Bounds of the age that retention keeps. No clock is right to less than a second."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 SINK_ID_CHARS_MAX: Final = 200
@@ -104,9 +108,50 @@ def parse_compression(value: str | Compression) -> Compression:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of a stream is kept. None: no such limit.
+
+    A commit is dropped once one of the limits allows it: it is older than ``age_s``, or at least
+    ``size_bytes`` of payload or ``rows`` rows follow it. The newest commit always stays.
+    Raises ConfigurationError if a limit is not above 0.
+    """
+
+    age_s: float | None = None
+    size_bytes: int | None = None
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("size_bytes", "rows"):
+            value = getattr(self, name)
+            if value is not None and (
+                not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**63
+            ):
+                raise ConfigurationError(
+                    f"retention of {name} {value!r}: needs a whole number above 0, below 2**63"
+                )
+        age_s = self.age_s
+        if age_s is not None and (
+            not isinstance(age_s, int | float)
+            or isinstance(age_s, bool)
+            or not RETENTION_AGE_S_MIN <= age_s <= RETENTION_AGE_S_MAX
+        ):
+            raise ConfigurationError(
+                f"retention of age_s {age_s!r}: needs a number of seconds from "
+                f"{RETENTION_AGE_S_MIN:g} to {RETENTION_AGE_S_MAX:g}"
+            )
+
+    @property
+    def is_for_ever(self) -> bool:
+        """Whether nothing is ever dropped."""
+        return self == Retention()
+
+
+@dataclass(frozen=True, slots=True)
 class StreamConfig:
     """What a stream is. ``schemas`` grows, ``deleted`` becomes true, and ``has_manifests`` becomes
-    true for a stream of the former format (rule T13). Nothing else ever changes.
+    true for a stream of the former format (rule T13), ``has_retention`` when the first of its rows
+    are to be dropped (rule T18). ``retention`` says which, and ``dropping`` has the ledgers that no
+    commit may name any more (rule T17). Nothing else ever changes.
 
     ``stream_id`` is random: it tells a stream from a later one of the same name (rule T7). The
     version of a schema is its index in ``schemas``; versions are only added (rule T8).
@@ -124,9 +169,16 @@ class StreamConfig:
     created_ms: int = 0
     deleted: bool = False
     has_manifests: bool = True
+    has_retention: bool = False
+    retention: Retention = field(default_factory=Retention)
+    dropping: tuple[LedgerId, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.schemas, "a stream has at least one schema"
+        assert self.has_manifests or not self.has_retention, "retention drops manifests"
+        assert self.has_retention or (self.retention.is_for_ever and not self.dropping), (
+            "programs that know no retention are kept out first (rule T18)"
+        )
         for name in ("entry_bytes", "segment_roll_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value >= 2**63:
@@ -231,8 +283,8 @@ class Commit:
     ``first_segment`` is the number of its first segment (of an empty commit: of the next one).
     ``rows_before`` and ``bytes_before`` are the stream's totals before it. ``sink_id`` and
     ``transaction_id`` say who appended; a pair is applied at most once (rule T3). ``applied`` is
-    false if an earlier call had applied the pair, so that this one changed nothing. It is not
-    stored.
+    false if an earlier call had applied the pair, so that this one changed nothing. ``truncated``
+    says that the segments are not known any more, since the commit was dropped. Neither is stored.
     """
 
     number: int
@@ -245,6 +297,7 @@ class Commit:
     rows_before: int = 0
     bytes_before: int = 0
     applied: bool = field(default=True, compare=False)
+    truncated: bool = field(default=False, compare=False)
 
     @property
     def rows(self) -> int:

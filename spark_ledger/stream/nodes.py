@@ -5,6 +5,7 @@ streams/<name>/config               what the stream is; every commit checks its 
 streams/<name>/head                 how far it reaches; replaced by every commit
 streams/<name>/sinks/<sink id>      newest transaction of a sink (rule T3)
 streams/<name>/manifests            root of the manifests, which hold the sealed commits (rule T11)
+streams/<name>/holds                who needs rows that retention would drop (rule T16)
 streams/<name>/commits/<b>          parent of a thousand commits, as long as one is not sealed
 streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never changed (rule T5)
 """
@@ -48,6 +49,7 @@ class StreamNodes:
         self.sinks_path = f"{self.root}/sinks"
         self.commits_path = f"{self.root}/commits"
         self.manifests_path = f"{self.root}/manifests"
+        self.holds_path = f"{self.root}/holds"
 
     def identity_path(self, stream_id: str) -> str:
         """The node that this stream has and no later one of its name (rule T7).
@@ -90,10 +92,11 @@ class StreamNodes:
         check = Check(self.identity_path(stream_id), 0)
         await self.store.transaction([check, Put(self.config_path, data, version)])
 
-    async def head(self) -> Versioned[Head]:
-        """The head. Raises NoSuchStreamError."""
+    async def head(self, *, latest: bool = False) -> Versioned[Head]:
+        """The head; ``latest``: no older than this call. Raises NoSuchStreamError."""
+        read = self.store.get_latest if latest else self.store.get
         try:
-            node = await self.store.get(self.head_path)
+            node = await read(self.head_path)
         except NotFoundError as error:
             raise self.no_such_stream() from error
         return Versioned(codec.decode_head(node.value, self.head_path), node.version)

@@ -16,6 +16,7 @@ from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.committer import Committer
 from spark_ledger.stream.commit.head_watch import HeadWatch
 from spark_ledger.stream.commit.proposals import new_proposal
+from spark_ledger.stream.concurrency import flatten
 from spark_ledger.stream.format.arrow_types import AsyncRows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.format.schema import canonical_schema
@@ -35,6 +36,7 @@ from spark_ledger.stream.model import (
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.reader import RangeReader
+from spark_ledger.stream.retention.handle import StreamRetention
 from spark_ledger.stream.schema_registry import (
     STALE_READ_DELAY_S,
     STALE_READ_RETRIES,
@@ -66,6 +68,7 @@ class Stream:
         self._committer = Committer(ledgers, nodes, self._log, self._schemas)
         self._watch = HeadWatch(nodes, config.value.stream_id)
         self._reader = RangeReader(ledgers, nodes, self._schemas)
+        self.retention = StreamRetention(nodes, self._schemas, self._log)
         self._append_lock = asyncio.Lock()
         self._append_writer: SegmentWriter | None = None
         self._spare_writers: list[SegmentWriter] = []
@@ -139,7 +142,7 @@ class Stream:
         record = await self.last_transaction(proposal.sink_id)
         if record is None or record.transaction_id != proposal.transaction_id:
             return None
-        return replace(await self._log.get(record.commit), applied=False)
+        return replace(await self._log.of_record(record), applied=False)
 
     async def _write(self, data: AsyncRows, *, merge_schema: bool) -> list[Segment]:
         """Write the data; their segments, once all entries are confirmed (rule T1).
@@ -231,6 +234,10 @@ class Stream:
         """The head once its ``next_segment`` is above ``after_segment``, or at the timeout."""
         return await self._watch.wait(after_segment=after_segment, timeout_s=timeout_s)
 
+    async def commit_of(self, record: SinkRecord) -> Commit:
+        """The commit of a sink's newest transaction; without segments if it was truncated."""
+        return await self._log.of_record(record)
+
     async def commit(self, number: int) -> Commit:
         """A commit by number. Raises DataLossError if it was truncated, NotFoundError."""
         return await self._log.get(number)
@@ -314,7 +321,7 @@ class Stream:
         schema. Raises DataLossError if the start was truncated, ConfigurationError if a position
         lies behind the end of the stream, and what ``RangeReader.read`` raises.
         """
-        return _flatten(self.read_chunks(start, end, schema=schema, columns=columns))
+        return flatten(self.read_chunks(start, end, schema=schema, columns=columns))
 
     async def read_chunks(
         self,
@@ -370,7 +377,7 @@ class Stream:
         chooses the replica that is asked first, so that readers share the load.
         """
         chunks = self.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
-        return _flatten(chunks)
+        return flatten(chunks)
 
     def read_range_chunks(
         self,
@@ -489,11 +496,3 @@ async def _push(writer: SegmentWriter, data: AsyncRows, merge_schema: bool) -> P
     except BaseException:
         writer.abandon()
         raise
-
-
-async def _flatten(chunks: AsyncGenerator[list[T], None]) -> AsyncGenerator[T, None]:
-    """The items of lists. Closing this generator closes ``chunks``."""
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            for item in chunk:
-                yield item

@@ -5,11 +5,13 @@ python -m tests.endurance.query METADATA STREAM CHECKPOINT ROWS_PER_S
 
 from __future__ import annotations
 
+import select
 import sys
 
 from pyspark.sql import SparkSession
 
 TRIGGER = "500 milliseconds"
+LOOK_S = 1.0
 
 
 def main() -> int:
@@ -38,10 +40,13 @@ def main() -> int:
         .trigger(processingTime=TRIGGER)
         .start()
     )
-    sys.stdin.read()
+    ended = False
+    while query.isActive and not ended:
+        ended = bool(select.select([sys.stdin], [], [], LOOK_S)[0])  # nothing is ever written to it
+    failed = not ended  # a process beside the driver was killed: a worker of no task
     query.stop()
     spark.stop()
-    return 0
+    return int(failed)
 
 
 if __name__ == "__main__":

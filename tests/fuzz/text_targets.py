@@ -19,7 +19,7 @@ from connector.read.offsets import (
 )
 from spark_ledger import amounts
 from spark_ledger.cli.ddl import parse_columns
-from spark_ledger.cli.streams import position as parse_cli_position
+from spark_ledger.cli.positions import position as parse_cli_position
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.uri import parse_uri
 from spark_ledger.stream.model import check_stream_name

@@ -242,7 +242,7 @@ def test_stream_from_creation_to_deletion(shell: Shell) -> None:
     assert found["commits"][0]["sink_id"] == "job"
     assert found["commits"][0]["transaction_id"] == 7
     shown = shell.ok("streams", "show", "trips").out
-    assert "job" in shown and "of which 0 are in manifests" in shown
+    assert "job" in shown and "of which 0 were put into manifests" in shown
     assert shell("streams", "create", "trips", "--schema", "id bigint").status == 1
     shell.ok("streams", "delete", "--yes", "trips")
     assert shell("streams", "read", "trips").status == 1

@@ -24,8 +24,10 @@ from spark_ledger.errors import (
 )
 from tests.history.model import Phase
 from tests.history.values import value
+from tests.sim.fences import write_more
 from tests.sim.loop import Process
 from tests.sim.options import LedgerPlan
+from tests.sim.tailing import LonelyTail
 from tests.sim.transport import SimTransport
 
 if TYPE_CHECKING:
@@ -113,9 +115,8 @@ class Client:
     def name_of(self, error: LedgerError) -> str:
         """The name under which the error of a read goes into the history.
 
-        Where copies are damaged, or the network corrupts answers, a digest mismatch on one copy
-        says nothing about the others, which may be out of reach for now: the entry was not denied.
-        At the end of the schedule it has to be readable all the same.
+        Where copies are damaged, or answers corrupted, a digest mismatch on one copy says nothing
+        about the others, which may be out of reach for now. In the end it has to be readable.
         """
         options = self.world.options
         if isinstance(error, DigestMismatchError) and (
@@ -239,6 +240,8 @@ class WriterClient(Client):
             await self._settled.wait()
         if self.plan.closes:
             await self._close(writer)
+        if self.world.misbehaviour.false_fences is not None:
+            await write_more(self, client, writer)
 
     async def _create(self, client: LedgerClient) -> LedgerWriter:
         shape = self.plan.shape()
@@ -340,6 +343,7 @@ class ReaderClient(Client):
     def __init__(self, world: World, name: str, ledger_id: int, *, tails: bool) -> None:
         super().__init__(world, name)
         self.ledger_id = ledger_id
+        self.delivered = 0  # the next entry that a tail has not brought
         self.start(self._tail() if tails else self._read())
 
     async def _open(self) -> LedgerReader | None:
@@ -395,6 +399,8 @@ class ReaderClient(Client):
         reader = await self._open()
         if reader is None:
             return
+        if self.world.options.lonely_tails:
+            LonelyTail(self.world, self, reader)
         following = 0
         for _ in range(40):
             try:
@@ -438,6 +444,7 @@ class ReaderClient(Client):
 
     def _delivered(self, operation: int, reader: LedgerReader, first: int, batch: Any) -> None:
         self.world.counts["entries read"] += len(batch)
+        self.delivered = first + len(batch)
         self.end(
             operation,
             Phase.OK,

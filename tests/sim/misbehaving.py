@@ -1,4 +1,4 @@
-"""Bookies that do not do their part: a journal that hangs, answers that they are busy, and lies.
+"""Bookies that do not do their part: disks that hang, answers that they are busy, and lies.
 
 One bookie of a schedule lies, and only as far as the promises allow for one (rules P5, P14, P18,
 P19): it never denies an entry to a recovery, and never acknowledges what it has not stored. What it
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId, Quorums
+from tests.sim.fences import FalseFences
 
 if TYPE_CHECKING:
     from tests.sim.node import BookieNode
@@ -47,6 +48,10 @@ class Misbehaviour:
             self._liar = BookieId(f"b{self._draw.randrange(options.bookies)}")
         if options.stalls:
             self._next_stall()
+        self._disks: random.Random = world.random_for("disks of ledgers")
+        if options.ledger_stalls:
+            self._next_ledger_stall()
+        self.false_fences = FalseFences(world) if options.false_fences else None
 
     def is_busy(self, what: str) -> bool:
         """Whether a request is refused as busy."""
@@ -66,6 +71,8 @@ class Misbehaviour:
         """What an add is answered instead of being handled; None if it is handled."""
         if self.is_busy(f"add {run.ledger_id}/{run.first_entry} to {node.name}"):
             return BookieStatus.TOO_MANY_REQUESTS
+        if self.false_fences is not None and self.false_fences.strikes(node, run):
+            return BookieStatus.FENCED
         if not self._lies_about_ends and self._lies(node, 0.1):
             status = self._draw.choice(_REFUSALS)
             self.world.fault("lie", f"{node.name} says {status.name} to an add")
@@ -120,6 +127,22 @@ class Misbehaviour:
         self.world.loop.later(STALL_TOLD_S, None, self._tell, node)
         self.world.loop.later(self._draw.choice([0.2, 0.6, 3.0]), None, self.go_on, node)
 
+    def _next_ledger_stall(self) -> None:
+        self.world.loop.later(self._disks.uniform(0.1, 1.5), None, self._stall_ledgers)
+
+    def _stall_ledgers(self) -> None:
+        """The disk of the ledgers hangs. The bookie says so once adds wait for it (rule S15)."""
+        if self.world.healing:
+            return
+        self._next_ledger_stall()
+        node = self._disks.choice(list(self.world.nodes.values()))
+        if node.ledgers_hang:
+            return
+        node.ledgers_hang = True
+        self.world.fault("ledger disk hangs", node.name)
+        self.world.loop.later(STALL_TOLD_S, None, self._tell, node)
+        self.world.loop.later(self._disks.choice([0.2, 0.6, 3.0]), None, node.ledgers_go_on)
+
     def go_on(self, node: BookieNode) -> None:
         """The journal's disk hangs no longer."""
         if node.hangs:
@@ -128,7 +151,11 @@ class Misbehaviour:
 
     def _tell(self, node: BookieNode) -> None:
         """Who waits is told once, and who comes while it hangs (rule S15)."""
-        if not node.hangs or node.process is None:
+        if node.process is None or not (node.hangs or node.ledgers_hang):
+            return
+        adds_wait = node.bookie is not None and bool(node.bookie._waiting)
+        if not node.hangs and not adds_wait:
+            self.world.loop.later(STALL_TOLD_S, None, self._tell, node)
             return
         for connection in list(node.connections):
             for appender in connection.appenders:

@@ -76,6 +76,7 @@ class Nemesis:
             node.arrival.end_rivals()
             node.slow = 1.0
             world.misbehaviour.go_on(node)
+            node.ledgers_go_on()
             node.disk.full = frozenset()
             node.disk.error_in = node.disk.cut_in = 0
             node.resume()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bookie_server.bookie import Bookie
 from bookie_server.opening import open_bookie
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from tests.sim.zookeeper import SimZookeeper
 
 
+_GOES_ON_S: Final = 1.0
+"""Within so long a disk that goes on has given room to every add that waited for it."""
+
+
 class BookieNode:
     """One bookie, through all its runs."""
 
@@ -62,6 +66,8 @@ class BookieNode:
         self.slow = 1.0
         """Factor by which the disk is slower than usual."""
         self.hangs = False  # the journal's disk completes nothing now
+        self.ledgers_hang = False  # nor does that of the ledgers
+        self._waiting_reads: list[Callable[[], None]] = []
         self.weak = False
         """Whether this is the one bookie of the schedule whose disk is not trusted."""
         self.may_refuse = False
@@ -153,6 +159,7 @@ class BookieNode:
         self.arrival.starting = None
         self.arrival.end_rivals()  # what nobody can tell from the original must not follow it
         self.world.say(f"{self.name} is down ({kind})")
+        self._waiting_reads.clear()
         self.world.loop.bury(process)
         self.process = None
         self.bookie = None
@@ -246,6 +253,9 @@ class BookieNode:
         bookie = self.bookie
         if bookie is None:
             return
+        if self.ledgers_hang:  # ``ledgers_go_on`` does the rest
+            self._begin_flush(bookie)
+            return
         self.disk.meanwhile = self._meanwhile
         try:
             bookie.flush()
@@ -258,6 +268,37 @@ class BookieNode:
                 self.world.loop.later(0.3, self.process, self.guarded, self.flush_now)
         finally:
             self.disk.meanwhile = None
+
+    def _begin_flush(self, bookie: Bookie) -> None:
+        """The part of a flush that comes before the disk: what is added from now on waits for the
+        next one, and has half of the write cache."""
+        (store,) = bookie._storage._stores
+        marks = bookie._journal.durable_marks
+        if store.cache.frozen is None and store.cache.active_bytes and marks.journal.file_number:
+            (run_log_mark,) = marks.run_logs or (None,)
+            begun = run_log_mark is not None and run_log_mark.file_number > 0
+            store._freeze(marks.journal, run_log_mark if begun else None)
+
+    def ledgers_go_on(self) -> None:
+        """The disk of the ledgers hangs no longer: what waited for it goes on (rule S15)."""
+        if not self.ledgers_hang:
+            return
+        self.ledgers_hang = False
+        reads, self._waiting_reads = self._waiting_reads, []
+        process = self.process
+        if process is None:
+            return
+        for read in reads:
+            self.world.loop.later(0.0, process, read)
+        self.world.loop.later(0.0, process, self.guarded, self.flush_now)
+        self.world.loop.later(_GOES_ON_S, process, self.promises.check_nothing_waits)
+
+    def when_ledgers_move(self, read: Callable[[], None]) -> None:
+        """Read now, or when the disk of the ledgers completes something again."""
+        if self.ledgers_hang:
+            self._waiting_reads.append(read)
+        else:
+            read()
 
     def _meanwhile(self) -> None:
         """Run the service and the journal while the flush waits for the disk."""

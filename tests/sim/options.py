@@ -134,6 +134,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether bookies collect garbage, and more ledgers are deleted."""
     compacts: bool = False
     """Whether bookies copy what is alive out of logs that are half dead, and remove those."""
+    ledger_stalls: bool = False
+    """Whether the disks of ledger directories hang now and then."""
+    false_fences: bool = False
+    """Whether one bookie speaks of fences that are not there, and writers make more ledgers."""
+    lonely_tails: bool = False
+    """Whether clients that follow a ledger lose ZooKeeper, and nothing else goes wrong."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -188,14 +194,61 @@ def draw_options(seed: int) -> Options:
         lone_liar=draw.random() < 0.5,
         collects=draw.random() < 0.25,
         compacts=draw.random() < 0.2,
+        ledger_stalls=draw.random() < 0.12,
+        false_fences=draw.random() < 0.04 and stream is None and not rot,
+        lonely_tails=draw.random() < 0.04 and stream is None and not rot,
     )
-
+    if options.ledger_stalls:  # else the write cache is hardly ever full
+        options = msgspec.structs.replace(options, write_cache_bytes=8192)
+    if options.false_fences or options.lonely_tails:
+        return _all_well(options)
     return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
 
 
 _HARMLESS_TO_BOOKIES: Final = frozenset(
     {"zookeeper_down", "expire", "pause_client", "crash_client", "failover", "clock_jump"}
 )
+
+
+_CALM: Final = frozenset({"pause_client", "crash_client", "failover", "clock_jump"})
+"""Kinds of faults that come near neither bookies nor ZooKeeper."""
+
+
+def _all_well(options: Options) -> Options:
+    """Nothing goes wrong with bookies but what the schedule is about: so it can be said exactly
+    whom a client has to avoid, and what a reader has to see. One of the two fails at a time."""
+    calm = _CALM - ({"pause_client"} if options.lonely_tails else set())
+    ledgers = options.ledgers
+    if options.lonely_tails:
+        ledgers = tuple(
+            msgspec.structs.replace(
+                plan, tailers=max(plan.tailers, 1), entries=45, pace_s=0.15, recoverers=0
+            )
+            for plan in ledgers
+        )
+    return msgspec.structs.replace(
+        options,
+        bookies=5,
+        faults=tuple(kind for kind in options.faults if kind in calm),
+        phase_s=8.0,
+        delay="uniform",
+        loss=0.0,
+        corruption=0.0,
+        metadata_faults=0.0,
+        drift=False,
+        flush_s=0.3,
+        ledgers=ledgers,
+        copies=False,
+        restores=False,
+        late_writes=False,
+        stalls=False,
+        ledger_stalls=False,
+        collects=False,
+        compacts=False,
+        busy=0.0,
+        lies="",
+        false_fences=options.false_fences and not options.lonely_tails,
+    )
 
 
 def _in_reach(options: Options, plans: Sequence[LedgerPlan | StreamPlan]) -> Options:

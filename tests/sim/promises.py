@@ -52,6 +52,21 @@ class Promises:
             f"{self._node.name} denies {what}, for which it has said that it is durable",
         )
 
+    def check_nothing_waits(self) -> None:
+        """Check I13: once the disk of the ledgers has gone on, no add waits for room that came
+        before."""
+        bookie, node = self._node.bookie, self._node
+        if bookie is None or node.ledgers_hang or node.disk.full or node.disk.error_in:
+            return
+        if (
+            bookie.failure
+            or not bookie._waiting
+            or bookie._storage.is_full(bookie._waiting[0].run.ledger_id)
+        ):
+            return
+        text = f"{node.name} has room again, and {len(bookie._waiting)} adds wait all the same"
+        node.world.violate("I13", "add waits", text)
+
     def check_restart(self) -> None:
         """Check I11 and I12 after a restart."""
         if self._node.weak:

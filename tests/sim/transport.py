@@ -256,13 +256,15 @@ class SimTransport:
         access_key: bytes = b"",
         timeout_s: float,
     ) -> AsyncGenerator[ReadChunk, None]:
+        def read(node: BookieNode, reply: Callable[[list[ReadChunk]], None]) -> None:
+            limit = min(max_bytes or READ_REQUEST_BYTES_MAX, READ_REQUEST_BYTES_MAX)
+            chunks = node.read(ledger_id, first_entry, last_entry, stride, limit)
+            reply(node.world.misbehaviour.read(node, chunks, first_entry, fence=fence))
+
         def serve(node: BookieNode, reply: Callable[[list[ReadChunk]], None]) -> None:
             def fenced(status: BookieStatus, text: str) -> None:
                 if status is BookieStatus.OK:
-                    limit = min(max_bytes or READ_REQUEST_BYTES_MAX, READ_REQUEST_BYTES_MAX)
-                    chunks = node.read(ledger_id, first_entry, last_entry, stride, limit)
-                    lies = node.world.misbehaviour
-                    reply(lies.read(node, chunks, first_entry, fence=fence))
+                    node.when_ledgers_move(lambda: read(node, reply))
                 else:
                     reply([ReadChunk(status, None, first_entry, text)])
 

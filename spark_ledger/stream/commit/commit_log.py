@@ -47,6 +47,13 @@ class StoredCommit(NamedTuple):
     pointer: SegmentListPointer | None
 
 
+class NamedLedgers(NamedTuple):
+    """The ledgers that a commit names: those of its rows, and that of its segment list."""
+
+    rows: set[LedgerId]
+    segment_list: LedgerId | None
+
+
 class CommitLog:
     """The commits of one stream. Bound to one event loop."""
 
@@ -161,25 +168,27 @@ class CommitLog:
         await self.manifests.read_root()
         return await self.manifests.search(look)
 
-    async def ledgers(self, numbers: Sequence[int]) -> tuple[set[LedgerId], set[LedgerId]]:
-        """The ledgers that ascending commits name: of rows, and of segment lists. Keeps nothing."""
-        rows: set[LedgerId] = set()
-        lists: set[LedgerId] = set()
-        for number, node in (await self._stored_nodes.get_all(numbers)).items():
-            path = self._nodes.commit_path(number)
-            named = codec.ledgers_named_in(node, path)
-            if not named:  # it has no rows, or its list is elsewhere
-                stored = StoredCommit(*codec.decode_commit(node, number, path))
-                if stored.pointer is None:
-                    continue
-                lists.add(stored.pointer.ledger_id)
-                try:
-                    stored = await self._with_list(stored)
-                except NotFoundError:
-                    continue  # a deletion of before took the list, and before that what it names
-                named = {segment.ledger_id for segment in stored.commit.segments}
-            rows |= named
-        return rows, lists
+    async def ledgers(self, numbers: Sequence[int]) -> dict[int, NamedLedgers]:
+        """The ledgers that each of ascending commits names. Keeps nothing."""
+        return {
+            number: await self._ledgers_in(number, node)
+            for number, node in (await self._stored_nodes.get_all(numbers)).items()
+        }
+
+    async def _ledgers_in(self, number: int, node: bytes) -> NamedLedgers:
+        path = self._nodes.commit_path(number)
+        named = codec.ledgers_named_in(node, path)
+        if named:
+            return NamedLedgers(named, None)
+        # It has no rows, or its list is elsewhere.
+        stored = StoredCommit(*codec.decode_commit(node, number, path))
+        if stored.pointer is None:
+            return NamedLedgers(set(), None)
+        try:
+            segments = (await self._with_list(stored)).commit.segments
+        except NotFoundError:
+            segments = ()  # a deletion of before took the list, and before that what it names
+        return NamedLedgers({segment.ledger_id for segment in segments}, stored.pointer.ledger_id)
 
     async def at_segment(self, head: Head, segment: int) -> Commit:
         """The commit that holds a segment, which must be below ``head.next_segment``.
@@ -207,17 +216,46 @@ class CommitLog:
         parts that begins before the time has the last such commit.
         """
         following = head.earliest_commit
-        ends = [n for n in head.time_resets if n > head.earliest_commit] + [head.next_commit]
-        for low, high in reversed(list(pairwise([head.earliest_commit, *ends]))):
-            last_ms = head.time_ms
-            if high != head.next_commit:
-                last_ms = (await self.get(high - 1)).time_ms
-            number = await self._last_at_or_below((low, high), time_ms - 1, _time_ms, last_ms + 1)
+        for part in reversed(ascending_parts(head)):
+            number = await self.last_before(head, part, time_ms)
             if number is not None:
                 following = number + 1
                 break
         assert head.earliest_commit <= following <= head.next_commit, (following, head)
         return await self.get(following) if following < head.next_commit else None
+
+    async def last_before(self, head: Head, part: tuple[int, int], time_ms: int) -> int | None:
+        """The last commit made before a time, of a part in which times ascend, or None."""
+        high = part[1]
+        last_ms = head.time_ms if high == head.next_commit else (await self.get(high - 1)).time_ms
+        return await self._last_at_or_below(part, time_ms - 1, _time_ms, last_ms + 1)
+
+    async def last_leaving(self, head: Head, *, rows: int = 0, size_bytes: int = 0) -> int:
+        """The last commit from which on there are so many rows (or bytes); the earliest one if all
+        of them are fewer."""
+        assert (rows > 0) != (size_bytes > 0), (rows, size_bytes)
+        among = (head.earliest_commit, head.next_commit)
+        total, key = (head.rows, _rows_before) if rows else (head.size_bytes, _bytes_before)
+        found = await self._last_at_or_below(among, total - (rows or size_bytes), key, total + 1)
+        return head.earliest_commit if found is None else found
+
+    async def of_record(self, record: SinkRecord) -> Commit:
+        """The commit of a sink's newest transaction; without segments if it was truncated."""
+        try:
+            return await self.get(record.commit)
+        except DataLossError:
+            if record.commit >= (await self._nodes.head()).value.earliest_commit:
+                raise
+            return Commit(
+                number=record.commit,
+                time_ms=0,
+                first_segment=0,
+                segments=(),
+                sink_id=record.sink_id,
+                transaction_id=record.transaction_id,
+                run_id=record.run_id,
+                truncated=True,
+            )
 
     async def first_of_sink(
         self, head: Head, last: SinkRecord, transaction_id: int
@@ -365,6 +403,20 @@ def _first_segment(commit: Commit | PagePointer) -> int:
 
 def _time_ms(commit: Commit | PagePointer) -> int:
     return commit.time_ms
+
+
+def _rows_before(commit: Commit | PagePointer) -> int:
+    return commit.rows_before
+
+
+def _bytes_before(commit: Commit | PagePointer) -> int:
+    return commit.bytes_before
+
+
+def ascending_parts(head: Head) -> list[tuple[int, int]]:
+    """The parts of a stream, from a commit up to another, in which times ascend (rule T10)."""
+    ends = [n for n in head.time_resets if n > head.earliest_commit] + [head.next_commit]
+    return list(pairwise([head.earliest_commit, *ends]))
 
 
 class _Limits(NamedTuple):

@@ -34,12 +34,13 @@ from spark_ledger.limits.stream import LEDGERS_NAMED_BY_COMMIT_MAX, LIST_REMOVAL
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
+from spark_ledger.stream.commit.existing import ExistingLedgers, refuse_dropping
 from spark_ledger.stream.commit.sealer import Sealer
 from spark_ledger.stream.concurrency import run_all, task_group
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags
-from spark_ledger.stream.model import Commit, Head, SinkRecord
+from spark_ledger.stream.model import Commit, Head, SinkRecord, StreamConfig
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import LedgerId, Versioned
@@ -78,6 +79,7 @@ class Committer:
         self.sealer = Sealer(ledgers, nodes, log, schemas)
         self.clock_ms = clock_ms
         self.rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self.existing = ExistingLedgers(ledgers.naming)
 
     async def commit(self, proposal: Proposal) -> Commit:
         """Apply a proposal, or find that it was applied before (``Commit.applied`` is false).
@@ -118,6 +120,7 @@ class _Attempt:
         self._is_list_used = False
         """Whether a commit names the list."""
         self._naming = committer.ledgers.naming
+        self._existing = committer.existing
 
     @property
     def is_undecided(self) -> bool:
@@ -165,7 +168,8 @@ class _Attempt:
             stream_name=nodes.name,
         )
         if isinstance(decision, AlreadyApplied):
-            return replace(await self._committer.log.get(decision.commit), applied=False)
+            assert sink is not None, "it was applied before"
+            return replace(await self._committer.log.of_record(sink.value), applied=False)
         if decision.commit.time_ms < head.value.time_ms:
             logger.warning(
                 "stream %r: commit %d is dated %d s ahead of this clock, so its writer's clock or "
@@ -187,13 +191,17 @@ class _Attempt:
         self, decision: Apply, head: Versioned[Head], sink: Versioned[SinkRecord] | None
     ) -> Commit | None:
         """Send the transaction of a decision (rule T2). None: it failed, or its reply was lost."""
-        nodes, commit = self._nodes, decision.commit
+        nodes, commit, config = self._nodes, decision.commit, self._schemas.versioned
+        named = self._ledger_ids()
+        refuse_dropping(named, config.value)
+        if not await self._check_ahead(named, config):
+            return None
         assert commit.number == head.value.next_commit, "commits are numbered without gaps"
         assert commit.first_segment == head.value.next_segment, "so are segments"
         assert decision.head.next_segment == commit.end_segment, "the new head is behind its commit"
         operations: list[Operation] = [
-            Check(nodes.identity_path(self._schemas.config.stream_id), 0),
-            Check(nodes.config_path, self._schemas.versioned.version),
+            Check(nodes.identity_path(config.value.stream_id), 0),
+            Check(nodes.config_path, config.version),
             Put(nodes.head_path, codec.encode_head(decision.head), head.version),
             Create(nodes.commit_path(commit.number), codec.encode_commit(commit, self._list)),
         ]
@@ -204,6 +212,8 @@ class _Attempt:
         # Last: were they the first to fail, nobody would know whether the head is still the one
         # that was read, and a lost transaction of before may have been applied.
         operations += await self._naming.operations(first_named)
+        again = self._existing.unknown(set(named).difference(first_named), config)
+        operations += self._existing.checks(again)
         before, self._unanswered = self._unanswered, commit
         try:
             await nodes.store.transaction(operations)
@@ -216,9 +226,10 @@ class _Attempt:
             # Another commit was first, the configuration changed, or the stream is gone.
             await self._schemas.refresh()
             if isinstance(error, NotFoundError):
-                await self._refuse_deleted(first_named)
+                await self._refuse_deleted([*first_named, *again])
             return None
         self._naming.named(first_named)
+        self._existing.exist(named, config.version)
         self._committer.log.remember(commit, self._list)
         self._is_list_used = True
         return commit
@@ -257,10 +268,14 @@ class _Attempt:
 
     def _unsettled(self) -> list[LedgerId]:
         """The ledgers that this commit is, for all that is known, the first to name (rule K4)."""
-        ledger_ids = [segment.ledger_id for segment in self._proposal.segments]
+        return self._naming.unsettled(self._ledger_ids())
+
+    def _ledger_ids(self) -> list[LedgerId]:
+        """The ledgers that this commit names, each once."""
+        ledger_ids = {segment.ledger_id for segment in self._proposal.segments}
         if self._list_ledger is not None:
-            ledger_ids.append(self._list_ledger)
-        return self._naming.unsettled(ledger_ids)
+            ledger_ids.add(self._list_ledger)
+        return sorted(ledger_ids)
 
     async def _name_ahead(self) -> None:
         """Name the ledgers that are too many for one transaction before the commit does.
@@ -279,6 +294,27 @@ class _Attempt:
                     raise self._gave_up() from error
             else:
                 self._naming.named(part)
+
+    async def _check_ahead(
+        self, named: Sequence[LedgerId], config: Versioned[StreamConfig]
+    ) -> bool:
+        """See that ledgers exist that are too many for one transaction; false: look again."""
+        nodes = self._nodes
+        unsettled = set(self._naming.unsettled(named))
+        settled = [each for each in named if each not in unsettled]
+        unknown = self._existing.unknown(settled, config)
+        ahead = max(0, len(unknown) - LEDGERS_NAMED_BY_COMMIT_MAX)
+        for start in range(0, ahead, LEDGERS_NAMED_BY_COMMIT_MAX):
+            part = unknown[start : start + LEDGERS_NAMED_BY_COMMIT_MAX]
+            checks = [Check(nodes.config_path, config.version), *self._existing.checks(part)]
+            try:
+                await nodes.store.transaction(checks)
+            except (ConflictError, NotFoundError, OutcomeUnknownError):
+                await self._schemas.refresh()
+                await self._refuse_deleted(part)
+                return False
+            self._existing.exist(part, config.version)
+        return True
 
     async def _refuse_deleted(self, ledger_ids: Sequence[LedgerId]) -> None:
         """Raises NoSuchLedgerError, and nothing is committed, if one of the ledgers is gone."""

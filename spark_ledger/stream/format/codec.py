@@ -26,6 +26,7 @@ from spark_ledger.stream.model import (
     Commit,
     Compression,
     Head,
+    Retention,
     Segment,
     SinkRecord,
     StreamConfig,
@@ -36,6 +37,8 @@ FORMAT_VERSION: Final = 1
 FORMAT_WITH_MANIFESTS: Final = 2
 """Of the configuration alone. Every commit checks that node, and whoever misses a commit reads it,
 so a program that knows no manifests stops with a sentence (rule T13)."""
+FORMAT_WITH_RETENTION: Final = 3
+"""Of the configuration alone, likewise (rule T18)."""
 
 SCHEMA_COMPRESSED_FROM_BYTES: Final = 4 * KIB
 """The size of a schema of about 60 columns. Smaller ones fit many times without compression."""
@@ -63,6 +66,10 @@ class _ConfigNode(_Node, frozen=True, kw_only=True):
     deleted: bool
     schemas: list[str]
     """Arrow IPC schema messages in base64, long ones compressed; the index is the version."""
+    retention_age_s: float | msgspec.UnsetType = msgspec.UNSET
+    retention_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    retention_rows: int | msgspec.UnsetType = msgspec.UNSET
+    dropping: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _HeadNode(_Node, frozen=True, kw_only=True):
@@ -152,9 +159,11 @@ def _require(condition: bool, path: str, what: str) -> None:
 
 def encode_config(config: StreamConfig) -> bytes:
     """The ``config`` node. Raises ConfigurationError if it would be too large for the metadata."""
+    kept = config.retention
+    version = FORMAT_WITH_MANIFESTS if config.has_manifests else FORMAT_VERSION
     data = msgspec.json.encode(
         _ConfigNode(
-            v=FORMAT_WITH_MANIFESTS if config.has_manifests else FORMAT_VERSION,
+            v=FORMAT_WITH_RETENTION if config.has_retention else version,
             name=config.name,
             stream_id=config.stream_id,
             ensemble_size=config.quorums.ensemble_size,
@@ -167,6 +176,10 @@ def encode_config(config: StreamConfig) -> bytes:
             created_ms=config.created_ms,
             deleted=config.deleted,
             schemas=[encode_schema(schema) for schema in config.schemas],
+            retention_age_s=msgspec.UNSET if kept.age_s is None else float(kept.age_s),
+            retention_bytes=msgspec.UNSET if kept.size_bytes is None else kept.size_bytes,
+            retention_rows=msgspec.UNSET if kept.rows is None else kept.rows,
+            dropping=config.dropping or msgspec.UNSET,
         )
     )
     if len(data) > LEDGER_METADATA_BYTES_MAX:
@@ -181,8 +194,15 @@ def encode_config(config: StreamConfig) -> bytes:
 
 def decode_config(data: bytes, path: str) -> StreamConfig:
     """The configuration in a node."""
-    node = _decode(data, _ConfigNode, path, FORMAT_WITH_MANIFESTS)
+    node = _decode(data, _ConfigNode, path, FORMAT_WITH_RETENTION)
     _require(bool(node.schemas), path, "no schema")
+    limits = (node.retention_age_s, node.retention_bytes, node.retention_rows, node.dropping)
+    _require(
+        node.v == FORMAT_WITH_RETENTION or all(each is msgspec.UNSET for each in limits),
+        path,
+        f"retention in format version {node.v}",
+    )
+    _require(all(each is msgspec.UNSET or each for each in limits), path, "a limit of nothing")
     try:
         return StreamConfig(
             name=node.name,
@@ -195,7 +215,14 @@ def decode_config(data: bytes, path: str) -> StreamConfig:
             segment_roll_age_s=node.segment_roll_age_s,
             created_ms=node.created_ms,
             deleted=node.deleted,
-            has_manifests=node.v == FORMAT_WITH_MANIFESTS,
+            has_manifests=node.v >= FORMAT_WITH_MANIFESTS,
+            has_retention=node.v >= FORMAT_WITH_RETENTION,
+            retention=Retention(
+                node.retention_age_s or None,
+                node.retention_bytes or None,
+                node.retention_rows or None,
+            ),
+            dropping=tuple(LedgerId(each) for each in node.dropping or ()),
         )
     except CorruptionError:
         raise

@@ -26,6 +26,8 @@ from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer
 
 FORMAT_VERSION: Final = 1
+ROOT_TRIMMED_VERSION: Final = 2
+"""Of a root whose first pages were dropped (rule T18)."""
 
 _BODY_BYTES_MAX: Final = 256 * MIB
 """What a reader decompresses at most, whatever the header says."""
@@ -45,12 +47,16 @@ class _Header(
     bytes: int
 
 
-class _RootNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _RootNode(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
     v: int
     stream_id: str
     leaf: int
     fan_out: int
     levels: tuple[tuple[PagePointer, ...], ...]
+    first: int = 0
+    dropped: int = 0
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -146,11 +152,13 @@ def encode_root(root: ManifestRoot) -> bytes:
     """The ``manifests`` node."""
     return msgspec.json.encode(
         _RootNode(
-            v=FORMAT_VERSION,
+            v=ROOT_TRIMMED_VERSION if root.dropped else FORMAT_VERSION,
             stream_id=root.stream_id,
             leaf=root.leaf_commits,
             fan_out=root.fan_out,
             levels=root.levels,
+            first=root.first,
+            dropped=root.dropped,
         )
     )
 
@@ -161,12 +169,19 @@ def decode_root(data: bytes, path: str) -> ManifestRoot:
         node = msgspec.json.decode(data, type=_RootNode)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"metadata node {path}: {error}") from error
-    if node.v != FORMAT_VERSION:
+    if not FORMAT_VERSION <= node.v <= ROOT_TRIMMED_VERSION:
         raise CorruptionError(
             f"metadata node {path}: format version {node.v}, but this program knows only "
-            f"{FORMAT_VERSION}; use a newer one"
+            f"{ROOT_TRIMMED_VERSION}; use a newer one"
         )
-    root = ManifestRoot(node.stream_id, node.levels, node.leaf, node.fan_out)
+    root = ManifestRoot(
+        node.stream_id, node.levels, node.leaf, node.fan_out, node.first, node.dropped
+    )
+    if not 0 <= root.first <= root.dropped or (root.dropped > 0) != (node.v > FORMAT_VERSION):
+        raise CorruptionError(
+            f"metadata node {path}: its first page begins with commit {root.first}, and those "
+            f"below {root.dropped} were dropped"
+        )
     if root.leaf_commits < 1 or root.fan_out < 2 or len(root.levels) > _LEVELS_MAX:
         raise CorruptionError(f"metadata node {path}: a tree of impossible sizes")
     if not _are_in_order([page.pointer for page in root.pages()]):

@@ -48,7 +48,7 @@ class ManifestStore:
     def __init__(self, ledgers: Ledgers, nodes: StreamNodes, stream_id: str) -> None:
         self._ledgers = ledgers
         self._nodes = nodes
-        self._stream_id = stream_id
+        self.stream_id = stream_id
         self._root: Versioned[ManifestRoot] | None = None
         self._pages: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._pages_bytes = 0
@@ -77,10 +77,10 @@ class ManifestStore:
         except NotFoundError as error:
             if self.versioned is not None:
                 raise self._nodes.no_such_stream() from error
-            self._root = Versioned(empty_root(self._stream_id), _NO_NODE)
+            self._root = Versioned(empty_root(self.stream_id), _NO_NODE)
             return self._root.value
         root = decode_root(node.value, path)
-        if root.stream_id != self._stream_id:
+        if root.stream_id != self.stream_id:
             raise self._nodes.no_such_stream()  # another stream of the same name (rule T7)
         if self._root is None or node.version > self._root.version:
             self._root = Versioned(root, node.version)
@@ -119,6 +119,12 @@ class ManifestStore:
             f"read: {cause or 'they keep moving'}"
         )
 
+    def _truncated(self, commit: int, root: ManifestRoot) -> DataLossError:
+        return DataLossError(
+            f"stream {self._nodes.name!r}: commit {commit} was truncated, like all before "
+            f"{root.dropped}"
+        )
+
     # -- pages -------------------------------------------------------------------------------------
 
     async def leaf(self, root: ManifestRoot, commit: int) -> tuple[int, tuple[bytes, ...]]:
@@ -130,7 +136,12 @@ class ManifestStore:
         return page.first, await self.nodes_of(root, page)
 
     async def path(self, root: ManifestRoot, commit: int) -> list[Page]:
-        """The pages behind which a sealed commit lies, down to its leaf."""
+        """The pages behind which a sealed commit lies, down to its leaf.
+
+        Raises DataLossError if the commit was truncated, and its page is gone or about to go.
+        """
+        if commit < root.dropped:
+            raise self._truncated(commit, root)
         pages = [root.page_of(commit)]
         while pages[-1].level:
             page = pages[-1]
@@ -141,7 +152,7 @@ class ManifestStore:
     async def nodes_of(self, root: ManifestRoot, page: Page) -> tuple[bytes, ...]:
         """The nodes of the commits of a leaf."""
         where, data = await self._read(page.pointer)
-        nodes = decode_leaf(data, self._stream_id, page.first, where)
+        nodes = decode_leaf(data, self.stream_id, page.first, where)
         if len(nodes) != root.leaf_commits:
             raise CorruptionError(f"{where}: {len(nodes)} commits, not {root.leaf_commits}")
         return nodes
@@ -152,7 +163,7 @@ class ManifestStore:
         known = self._pointers.get(key)
         if known is None:
             where, data = await self._read(page.pointer)
-            known = decode_index(data, self._stream_id, page.level, page.first, where)
+            known = decode_index(data, self.stream_id, page.level, page.first, where)
             if len(known) != root.fan_out:
                 raise CorruptionError(f"{where}: {len(known)} pages, not {root.fan_out}")
             self._pointers[key] = known

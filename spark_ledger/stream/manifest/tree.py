@@ -72,12 +72,17 @@ class ManifestRoot(NamedTuple):
     """The pages that no page names, by level, each level in order of the commits.
 
     The sizes are kept with the tree, so programs that use other sizes for new streams read it.
+    Commits below ``dropped`` were truncated, and nothing that they name is left (rule T18); the
+    first page begins with commit ``first``. Of a page that begins below ``dropped`` and ends above
+    it the pages behind ``dropped`` are there, and it itself.
     """
 
     stream_id: str
     levels: tuple[tuple[PagePointer, ...], ...]
     leaf_commits: int
     fan_out: int
+    first: int = 0
+    dropped: int = 0
 
     def span(self, level: int) -> int:
         """How many commits a page of a level holds."""
@@ -86,12 +91,13 @@ class ManifestRoot(NamedTuple):
     @property
     def sealed(self) -> int:
         """One above the last sealed commit: this one and those behind it have metadata nodes."""
-        return sum(len(pages) * self.span(level) for level, pages in enumerate(self.levels))
+        spans = (len(pages) * self.span(level) for level, pages in enumerate(self.levels))
+        return self.first + sum(spans)
 
     def pages(self) -> list[Page]:
         """All pages that it names, in order of the commits."""
         found: list[Page] = []
-        following = 0
+        following = self.first
         for level in range(len(self.levels) - 1, -1, -1):
             for pointer in self.levels[level]:
                 found.append(Page(following, level, pointer))
@@ -100,8 +106,9 @@ class ManifestRoot(NamedTuple):
         return found
 
     def page_of(self, commit: int) -> Page:
-        """The page behind which a sealed commit lies."""
-        first = 0
+        """The page behind which a sealed commit lies, one that was not dropped."""
+        first = self.first
+        assert commit >= first, f"commit {commit} was dropped; the first is {first}"
         for level in range(len(self.levels) - 1, -1, -1):
             span, pages = self.span(level), self.levels[level]
             if commit < first + span * len(pages):
@@ -135,6 +142,23 @@ class ManifestRoot(NamedTuple):
         levels[level + 1] = (*levels[level + 1], above)
         after = self._replace(levels=tuple(levels))
         assert after.sealed == self.sealed, "merging moves no commit"
+        return after
+
+    def is_dropped(self, page: Page) -> bool:
+        """Whether all commits behind a page were truncated, and nothing that they name is left."""
+        return page.first + self.span(page.level) <= self.dropped
+
+    def trimmed(self, dropped: int) -> ManifestRoot:
+        """The root when nothing is left of the commits below one (rule T18)."""
+        assert dropped >= self.dropped, "what was dropped does not come back"
+        after = self._replace(dropped=dropped)
+        pages = after.pages()
+        kept = [page for page in pages if not after.is_dropped(page)]
+        levels: list[tuple[PagePointer, ...]] = [() for _ in self.levels]
+        for page in kept:
+            levels[page.level] = (*levels[page.level], page.pointer)
+        after = after._replace(levels=tuple(levels), first=kept[0].first if kept else self.sealed)
+        assert after.sealed == self.sealed, "only the oldest pages go"
         return after
 
     def ledgers(self) -> set[LedgerId]:

@@ -23,7 +23,7 @@ from connector.options import (
 )
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX
-from spark_ledger.stream.model import ENTRY_BYTES_MIN
+from spark_ledger.stream.model import ENTRY_BYTES_MIN, Retention
 from spark_ledger.types import Dlsn, Quorums
 
 URI = "zk://127.0.0.1:2181/ledgers"
@@ -382,3 +382,14 @@ def test_password_for_a_stream_is_refused() -> None:
 def test_tls_files_come_in_pairs() -> None:
     with pytest.raises(ConfigurationError, match=r"tls\.certFile needs option tls\.keyFile"):
         read(**{"tls.certFile": "/c.pem"})
+
+
+def test_retention_of_a_new_stream() -> None:
+    assert write().retention is None
+    found = write(retentionAge="7d", retentionBytes="2g", retentionRows="5").retention
+    assert found == Retention(7 * 86_400.0, 2 << 30, 5)
+    for options in ({"retentionAge": "soon"}, {"retentionAge": "1ms"}, {"retentionRows": "0"}):
+        with pytest.raises(ConfigurationError, match="option retention"):
+            write(**options)
+    with pytest.raises(ConfigurationError, match="counts only when the stream is created"):
+        write(retentionBytes="1g", createStream="false")

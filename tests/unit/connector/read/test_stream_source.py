@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -192,6 +194,38 @@ def test_rows_truncated_under_a_query_fail_or_are_skipped(stream: FakeStream) ->
     (plan,) = planned(lenient, offset(0), offset(3))
     assert [part.segment.number for part in plan.plan.ranges] == [2]
     assert lenient.plan(offset(0), offset(1)) == []
+
+
+def test_rows_truncated_while_they_are_planned_fail_or_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The truncation comes between the look at the head and the look at the commits."""
+    asks: list[Callable[[StreamSource], object]] = [
+        lambda reader: reader.plan(offset(0), offset(3)),
+        lambda reader: reader.latest_offset(offset(0), unlimited=False),
+    ]
+    for ask in asks:
+        for lenient in (True, False):
+            made = FakeStream()
+            for _ in range(3):
+                made.grow((1, 1))
+            inner = made.commits_between
+
+            def beside(first: int, end: int, made: Any = made, inner: Any = inner) -> Any:
+                if made.head().earliest == Dlsn(0, 0, 0):
+                    made.truncate(Dlsn(2))
+                    raise DataLossError("segment 0 was truncated")
+                return inner(first, end)
+
+            monkeypatch.setattr(made, "commits_between", beside)
+            reader = source(
+                made, maxRowsPerTrigger="5", failOnDataLoss="false" if lenient else "true"
+            )
+            if lenient:
+                assert ask(reader)
+            else:
+                with pytest.raises(DataLossError):
+                    ask(reader)
 
 
 def test_latest_offset_with_limits_after_truncation_starts_at_the_earliest(

@@ -27,8 +27,8 @@ class FakeStream:
     def __init__(self) -> None:
         self.commits: list[Commit] = []
 
-    def commit(self, number: int) -> Commit:
-        return self.commits[number]
+    def commit_of(self, record: SinkRecord) -> Commit:
+        return self.commits[record.commit]
 
     def last_transaction(self, sink_id: str) -> SinkRecord | None:
         of_sink = [commit for commit in self.commits if commit.sink_id == sink_id]

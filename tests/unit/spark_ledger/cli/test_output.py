@@ -12,7 +12,8 @@ import pytest
 from spark_ledger.cli.ledgers import pieces
 from spark_ledger.cli.output import payload_fields, size_text, time_text
 from spark_ledger.cli.streams import print_rows
-from spark_ledger.stream.model import Head, StreamConfig
+from spark_ledger.stream.model import Head, Retention, StreamConfig
+from spark_ledger.stream.retention.handle import Extent
 from tests.unit.spark_ledger.cli.conftest import Run
 from tests.unit.spark_ledger.cli.fakes import FakeClient, FakeStream
 
@@ -74,11 +75,13 @@ def test_show_asks_for_no_commit_that_was_truncated(client: FakeClient, run: Run
     class Stream(FakeStream):
         config = StreamConfig(name="s", stream_id="id", schemas=(pa.schema({"a": pa.int64()}),))
 
-        def head(self) -> Head:
-            return Head(stream_id="id", next_commit=12, next_segment=12, earliest_commit=9)
+        @property
+        def retention(self) -> Stream:
+            return self
 
-        def sealed_commits(self) -> int:
-            return 0
+        def extent(self) -> Extent:
+            head = Head(stream_id="id", next_commit=12, next_segment=12, earliest_commit=9)
+            return Extent(head, Retention(), (), 0, 0, 3, 30, 9, 90, 0)
 
         def commits(self, first: int, end: int) -> list[object]:
             self.asked.append((first, end))

@@ -19,7 +19,8 @@ from spark_ledger.client.reader import LedgerReader
 from spark_ledger.limits.client import READ_CHUNKS_AHEAD_MAX
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World
+from tests.unit.spark_ledger.client.world import run_virtually as run
 
 ENTRIES = 40
 """Each comes in a chunk of its own from the transport in memory."""

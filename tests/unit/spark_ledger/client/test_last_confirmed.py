@@ -14,7 +14,8 @@ from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World
+from tests.unit.spark_ledger.client.world import run_virtually as run
 
 NEVER_S = 1000.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +15,9 @@ from spark_ledger.client.reader import LedgerReader
 from spark_ledger.limits.client import READ_CHUNKS_AHEAD_MAX
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieStatus, EntryId
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World
+from tests.unit.spark_ledger.client.world import run_virtually as run
+from tests.unit.virtual_time import stand_still
 
 ENTRIES = 40
 
@@ -131,7 +132,7 @@ def test_consumer_that_computes_on_the_loop_makes_no_bookie_slow() -> None:
         client, reader, watched = await written(world, speculative_read_delay_s=0.05)
         watched.delay_s = 0.001
         async for _ in reader.read_batches(0, 9):
-            time.sleep(0.16)
+            stand_still(0.16)
         assert len(watched.bookies) == 1
         assert client._context.slow_bookies == {}
 

@@ -14,6 +14,7 @@ from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId, BookieInfo
 from tests.contracts.scripted_bookie import ScriptedBookie
+from tests.unit.virtual_time import run_in_virtual_time
 
 
 class World:
@@ -72,9 +73,15 @@ async def world(bookies: int = 3) -> AsyncIterator[World]:
 
 def run(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -> None:
     """Run an async test against a fresh world, in at most 20 seconds."""
+    asyncio.run(_tested(test, bookies))
 
-    async def main() -> None:
-        async with world(bookies) as made:
-            await asyncio.wait_for(test(made), 20)
 
-    asyncio.run(main())
+def run_virtually(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -> None:
+    """The same on a clock that only waits move: for tests in which somebody is late or slow, and
+    nobody must be so because the machine is busy."""
+    run_in_virtual_time(_tested(test, bookies))
+
+
+async def _tested(test: Callable[[World], Awaitable[None]], bookies: int) -> None:
+    async with world(bookies) as made:
+        await asyncio.wait_for(test(made), 20)

@@ -4,6 +4,7 @@ had begun, the next one ends. A writer that commits meanwhile has its rows, or a
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -57,8 +58,9 @@ async def left_behind(world: World) -> tuple[Stream, list[Segment]]:
     return stream, lost
 
 
-def kill_at(cared: Keeper, operation: int, *, applied: bool) -> None:
-    """Kill the keeper at its nth operation from now on: before it happens, or after."""
+def kill_at(cared: Keeper, operation: int, *, applied: bool) -> Callable[[], int]:
+    """Kill the keeper at its nth operation from now on: before it happens, or after. The result
+    tells how many there were."""
     store, count = cared._store, 0
     assert isinstance(store, MemoryMetadataStore)
 
@@ -72,6 +74,7 @@ def kill_at(cared: Keeper, operation: int, *, applied: bool) -> None:
         return Fault()
 
     store.interpose = interpose
+    return lambda: count
 
 
 async def work(cared: Keeper, clock: Clock) -> bool:

@@ -131,6 +131,9 @@ class FakeNaming:
     async def operations(self, ledger_ids: Sequence[LedgerId]) -> list[Operation]:
         return []
 
+    def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
+        return []
+
     def named(self, ledger_ids: Iterable[LedgerId]) -> None:
         pass
 

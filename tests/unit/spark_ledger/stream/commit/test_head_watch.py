@@ -97,7 +97,7 @@ def test_wait_head_changed_during_read_returns_at_once() -> None:
         watch = HeadWatch(stream._nodes, stream.config.stream_id)
         inner = stream._nodes.head
 
-        async def overtaken() -> Versioned[Head]:
+        async def overtaken(*, latest: bool = False) -> Versioned[Head]:
             stream._nodes.head = inner  # type: ignore[method-assign]
             before = await inner()
             await stream.commit_segments([loose()])

@@ -1,0 +1,423 @@
+"""The end of a stream for its users: truncate it, say what is kept, hold what is still needed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    DataLossError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryableError,
+)
+from spark_ledger.limits.stream import HOLDS_MAX, TRUNCATE_TIMEOUT_S
+from spark_ledger.metadata.base import Check, Create, Operation, Put
+from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.format import codec
+from spark_ledger.stream.manifest.format import encode_root
+from spark_ledger.stream.manifest.tree import empty_root
+from spark_ledger.stream.model import Commit, Head, Retention, StreamConfig
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.positions import Position, parse_position
+from spark_ledger.stream.retention.format import decode_holds, encode_holds
+from spark_ledger.stream.retention.reclaim import Deletions, LiveNames, Reclaimer
+from spark_ledger.stream.retention.rules import Hold, first_held, truncated
+from spark_ledger.stream.retention.search import first_kept, first_not_before
+from spark_ledger.stream.schema_registry import SchemaRegistry
+from spark_ledger.types import Dlsn, LedgerId, Versioned
+
+_BACKOFF_S_MIN: Final = 0.002
+_BACKOFF_S_MAX: Final = 0.2
+"""Pauses between attempts, as those of a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a stream holds: commits dropped | swept of | in manifests | in nodes, and how much.
+
+    Of ``reclaimable`` rows and bytes the ledgers are not deleted yet. ``since_ms`` is the time of
+    the first commit that is kept, 0 without one.
+    """
+
+    head: Head
+    retention: Retention
+    holds: tuple[Hold, ...]
+    dropped_commits: int
+    """Below this commit nothing is left; those up to ``head.earliest_commit`` are to go."""
+    sealed_commits: int
+    live_rows: int
+    live_bytes: int
+    reclaimable_rows: int
+    reclaimable_bytes: int
+    since_ms: int
+
+
+class StreamRetention:
+    """What is kept of one stream. Made by ``Stream``; bound to its loop."""
+
+    def __init__(
+        self,
+        nodes: StreamNodes,
+        schemas: SchemaRegistry,
+        log: CommitLog,
+        *,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._nodes = nodes
+        self._schemas = schemas
+        self._log = log
+        self._clock_ms = clock_ms
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+
+    # -- limits ------------------------------------------------------------------------------------
+
+    async def limits(self) -> Retention:
+        """What is kept, as it is now. Raises NoSuchStreamError."""
+        return (await self._schemas.refresh()).retention
+
+    async def set_limits(self, retention: Retention) -> None:
+        """Keep so much from now on; the keeper drops what is more. Raises NoSuchStreamError."""
+        tries = self._tries()
+        while True:
+            await tries.begin()
+            before = await self._schemas.refresh()
+            if before.retention == retention:
+                return
+            after = replace(before, has_manifests=True, has_retention=True, retention=retention)
+            await self._replace_config(after)
+
+    async def _upgrade(self) -> None:
+        """Keep programs out that know no retention, before anything depends on it (rule T18)."""
+        tries = self._tries()
+        while True:
+            await tries.begin()
+            before = await self._schemas.refresh()
+            if before.has_retention:
+                return
+            await self._replace_config(replace(before, has_manifests=True, has_retention=True))
+
+    def reclaimer(self, deletions: Deletions, names: LiveNames) -> Reclaimer:
+        """Who gives back the space of what was dropped. For the keeper."""
+
+        async def listing(ledger_ids: Sequence[LedgerId]) -> Versioned[StreamConfig]:
+            before = await self._schemas.refresh()
+            version = self._schemas.versioned.version
+            dropping = tuple(ledger_ids)
+            after = replace(before, has_manifests=True, has_retention=True, dropping=dropping)
+            if after == before:
+                return Versioned(before, version)
+            if not await self._replace_config(after, deletions.guard()):
+                raise ConflictError(
+                    f"stream {self._nodes.name!r}: its configuration has just changed"
+                )
+            return Versioned(after, version + 1)
+
+        return Reclaimer(self._nodes, self._log, listing, deletions, names)
+
+    async def _replace_config(self, after: StreamConfig, *checks: Operation) -> bool:
+        """Replace the configuration that was just read, and make the nodes that a newer format
+        has. False: it may be done, which the next reading tells."""
+        before, nodes = self._schemas.versioned, self._nodes
+        operations: list[Operation] = [
+            *checks,
+            Check(nodes.identity_path(after.stream_id), 0),
+            Put(nodes.config_path, codec.encode_config(after), before.version),
+        ]
+        if after.has_manifests and not before.value.has_manifests:
+            root = encode_root(empty_root(after.stream_id))
+            operations.append(Create(nodes.manifests_path, root))
+        if not before.value.has_retention:
+            operations.append(Create(nodes.holds_path, encode_holds(())))
+        return await self._send(operations)
+
+    # -- truncation --------------------------------------------------------------------------------
+
+    async def truncate(
+        self,
+        before: Position | None = None,
+        *,
+        before_ms: int | None = None,
+        ignore_holds: bool = False,
+    ) -> Dlsn:
+        """Drop all commits that lie wholly before a position (or were made before a time, in ms
+        since 1970); the first position that is left. What was dropped before stays so.
+
+        Raises ConfigurationError for a position behind the end or a time to come, ConflictError if
+        a hold keeps some of it, NoSuchStreamError, RetryableError if nothing was dropped because
+        others won every race.
+        """
+        if (before is None) == (before_ms is None):
+            raise ConfigurationError("truncate: give a position or a time, and not both")
+        position = None if before is None else parse_position(before)
+        tries = self._tries()
+        while True:
+            await tries.begin()
+            await self._schemas.refresh()
+            head, holds = await self._head(), await self._holds()
+            if position is not None:
+                first = await self._commit_of(head, position)
+            else:
+                assert before_ms is not None, "a position or a time"
+                first = await self._commit_since(head, before_ms)
+            number = head.value.next_commit if first is None else first.number
+            if number <= head.value.earliest_commit:
+                return head.value.earliest
+            hold = first_held(holds.value)
+            if hold is not None and number > hold.commit and not ignore_holds:
+                raise ConflictError(
+                    f"stream {self._nodes.name!r}: nothing was dropped, because hold "
+                    f"{hold.name!r} keeps the rows from position {tuple(hold.position)} on; "
+                    "truncate before that, or remove the hold"
+                )
+            await self._write_head(head, truncated(head.value, first), holds)
+
+    async def apply(self, now_ms: int) -> int:
+        """Drop what the limits allow and no hold keeps; how many commits. For the keeper.
+
+        ``now_ms`` is a clock that cannot have jumped ahead (rule T15).
+        """
+        dropped_from: int | None = None
+        tries = self._tries()
+        while True:
+            await tries.begin()
+            retention = (await self._schemas.refresh()).retention
+            head, holds = await self._head(), await self._holds()
+            if dropped_from is None:
+                dropped_from = head.value.earliest_commit
+            first = await first_kept(self._log, head.value, retention, now_ms)
+            held = first_held(h for h in holds.value if not h.is_void(head.value, now_ms))
+            if first is not None and held is not None and held.commit < first.number:
+                number = max(held.commit, head.value.earliest_commit)
+                first = await self._log.get(number)
+            if first is None or first.number <= head.value.earliest_commit:
+                return head.value.earliest_commit - dropped_from
+            await self._write_head(head, truncated(head.value, first), holds)
+
+    async def _commit_of(self, head: Versioned[Head], position: Dlsn | str) -> Commit | None:
+        """The commit that has the row at a position; None at the end."""
+        value = head.value
+        words = {"earliest": value.earliest, "latest": value.end}
+        dlsn = words[position] if isinstance(position, str) else position
+        if dlsn > value.end:
+            raise ConfigurationError(
+                f"stream {self._nodes.name!r}: position {tuple(dlsn)} lies behind the end, "
+                f"{tuple(value.end)}"
+            )
+        if dlsn == value.end:
+            return None
+        return await self._log.at_segment(value, max(dlsn, value.earliest).segment)
+
+    async def _commit_since(self, head: Versioned[Head], time_ms: int) -> Commit | None:
+        now_ms = self._clock_ms()
+        if time_ms > now_ms:
+            raise ConfigurationError(
+                f"stream {self._nodes.name!r}: the time {time_ms} ms since 1970 is still to come"
+            )
+        number = await first_not_before(self._log, head.value, time_ms, now_ms)
+        return None if number is None else await self._log.get(number)
+
+    async def _write_head(
+        self, before: Versioned[Head], after: Head, holds: Versioned[tuple[Hold, ...]]
+    ) -> None:
+        """Replace the head in the version that was read, if no hold came meanwhile (rule T16)."""
+        nodes, config = self._nodes, self._schemas.versioned
+        operations: list[Operation] = [
+            Check(nodes.identity_path(after.stream_id), 0),
+            Check(nodes.config_path, config.version),
+            Put(nodes.head_path, codec.encode_head(after), before.version),
+        ]
+        if config.value.has_retention:
+            operations.append(Check(nodes.holds_path, holds.version))
+        await self._send(operations)
+
+    # -- holds -------------------------------------------------------------------------------------
+
+    async def holds(self) -> list[Hold]:
+        """The holds of the stream, by name, those that are over but not taken off yet as well."""
+        await self._schemas.refresh()
+        return list((await self._holds()).value)
+
+    async def hold(
+        self,
+        name: str,
+        position: Position = "earliest",
+        *,
+        for_s: float,
+        size_bytes_max: int | None = None,
+    ) -> Hold:
+        """Keep the rows from a position on, for so long or until so many bytes follow it. A hold
+        of the name that is there is moved and renewed.
+
+        Raises ConfigurationError, DataLossError if rows behind the position were dropped,
+        NoSuchStreamError, RetryableError.
+        """
+        await self._upgrade()
+        wanted = parse_position(position)
+        made: Hold | None = None
+        tries = self._tries()
+        while True:
+            await tries.begin()
+            holds = await self._holds()
+            head = await self._head(latest=True)  # read after it, so that it shows what came before
+            if made is not None and made in holds.value:
+                if made.commit >= head.value.earliest_commit:
+                    return made
+                await self._put_holds([h for h in holds.value if h != made], holds)
+                made = None
+                continue
+            if isinstance(wanted, Dlsn) and wanted < head.value.earliest:
+                raise DataLossError(
+                    f"stream {self._nodes.name!r}: the rows from position {tuple(wanted)} on "
+                    "cannot be held, because those before "
+                    f"{tuple(head.value.earliest)} were dropped"
+                )
+            made = await self._hold_at(name, head, wanted, for_s, size_bytes_max)
+            others = [hold for hold in holds.value if hold.name != name]
+            if len(others) >= HOLDS_MAX:
+                raise ConfigurationError(
+                    f"stream {self._nodes.name!r} has {len(others)} holds, and may have "
+                    f"{HOLDS_MAX}: remove one"
+                )
+            await self._put_holds([*others, made], holds)
+
+    async def _hold_at(
+        self,
+        name: str,
+        head: Versioned[Head],
+        wanted: Dlsn | str,
+        for_s: float,
+        size_bytes_max: int | None,
+    ) -> Hold:
+        commit = await self._commit_of(head, wanted)
+        value, now_ms = head.value, self._clock_ms()
+        position = wanted
+        if isinstance(position, str):
+            position = value.earliest if wanted == "earliest" else value.end
+        return Hold(
+            name=name,
+            commit=value.next_commit if commit is None else commit.number,
+            position=position,
+            bytes_before=value.size_bytes if commit is None else commit.bytes_before,
+            made_ms=now_ms,
+            expires_ms=now_ms + int(for_s * 1000),
+            size_bytes_max=size_bytes_max,
+        )
+
+    async def release(self, name: str) -> bool:
+        """Take a hold off; whether there was one."""
+        tries = self._tries()
+        while True:
+            await tries.begin()
+            await self._schemas.refresh()
+            holds = await self._holds()
+            others = [hold for hold in holds.value if hold.name != name]
+            if len(others) == len(holds.value):
+                return False
+            if await self._put_holds(others, holds):
+                return True
+
+    async def release_void(self, now_ms: int) -> list[Hold]:
+        """Take holds off that are over. For the keeper, with a clock that cannot have jumped."""
+        head, holds = await self._head(), await self._holds()
+        over = [hold for hold in holds.value if hold.is_void(head.value, now_ms)]
+        if over and await self._put_holds([h for h in holds.value if h not in over], holds):
+            return over
+        return []
+
+    async def _holds(self) -> Versioned[tuple[Hold, ...]]:
+        if not self._schemas.config.has_retention:
+            return Versioned((), 0)
+        path = self._nodes.holds_path
+        try:
+            node = await self._nodes.store.get(path)
+        except NotFoundError as error:
+            raise self._nodes.no_such_stream() from error
+        return Versioned(decode_holds(node.value, path), node.version)
+
+    async def _put_holds(self, holds: list[Hold], before: Versioned[tuple[Hold, ...]]) -> bool:
+        """Replace the holds in the version that was read; whether that is known to be done."""
+        nodes = self._nodes
+        return await self._send(
+            [
+                Check(nodes.identity_path(self._schemas.config.stream_id), 0),
+                Put(nodes.holds_path, encode_holds(holds), before.version),
+            ]
+        )
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    async def extent(self) -> Extent:
+        """What the stream holds, and what is about to go."""
+        config = await self._schemas.refresh()
+        root = await self._log.manifests.read_root()
+        head, holds = (await self._head()).value, await self._holds()
+        first = await self._begin(head, head.earliest_commit)
+        left = first
+        if root.dropped < head.earliest_commit:
+            left = await self._begin(head, root.dropped)
+        return Extent(
+            head=head,
+            retention=config.retention,
+            holds=holds.value,
+            dropped_commits=min(root.dropped, head.earliest_commit),
+            sealed_commits=root.sealed,
+            live_rows=head.rows - first[0],
+            live_bytes=head.size_bytes - first[1],
+            reclaimable_rows=first[0] - left[0],
+            reclaimable_bytes=first[1] - left[1],
+            since_ms=first[2],
+        )
+
+    async def _begin(self, head: Head, number: int) -> tuple[int, int, int]:
+        """Rows and bytes before a commit, and its time; the totals at the end."""
+        if number >= head.next_commit:
+            return head.rows, head.size_bytes, 0
+        commit = await self._log.get(number)
+        return commit.rows_before, commit.bytes_before, commit.time_ms
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    async def _head(self, *, latest: bool = False) -> Versioned[Head]:
+        head = await self._nodes.head(latest=latest)
+        if head.value.stream_id != self._schemas.config.stream_id:
+            raise self._nodes.no_such_stream()  # another stream of the same name (rule T7)
+        return head
+
+    async def _send(self, operations: list[Operation]) -> bool:
+        """Whether a transaction is known to have been applied; all of them may be sent again."""
+        try:
+            await self._nodes.store.transaction(operations)
+        except (ConflictError, NotFoundError, OutcomeUnknownError):
+            return False
+        return True
+
+    def _tries(self) -> _Tries:
+        return _Tries(self._nodes.name, self._rng)
+
+
+class _Tries:
+    """Attempts with growing pauses, until the caller has what it wants, or time is up."""
+
+    def __init__(self, stream_name: str, rng: random.Random) -> None:
+        self._stream_name = stream_name
+        self._rng = rng
+        self._deadline = asyncio.get_running_loop().time() + TRUNCATE_TIMEOUT_S
+        self._backoff_s = 0.0
+
+    async def begin(self) -> None:
+        """Begin an attempt, after a pause if it is not the first. Raises RetryableError."""
+        if asyncio.get_running_loop().time() > self._deadline:
+            raise RetryableError(
+                f"stream {self._stream_name!r}: other writers won every race for "
+                f"{TRUNCATE_TIMEOUT_S:.0f} s, so it may be as it was; try again"
+            )
+        await asyncio.sleep(self._rng.uniform(0, self._backoff_s))
+        self._backoff_s = min(max(2 * self._backoff_s, _BACKOFF_S_MIN), _BACKOFF_S_MAX)

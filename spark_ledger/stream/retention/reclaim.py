@@ -1,0 +1,236 @@
+"""Gives the space of dropped commits back: their ledgers, then manifests, then the root says so.
+
+The order is that of rules T17 and T18. A step may be cut off anywhere, done twice, and begun by
+two at once: what it found is found again, and a deletion is a transaction that checks who may.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from spark_ledger.errors import DataLossError, NotFoundError
+from spark_ledger.limits.stream import DROPPED_PER_STEP, DROPPING_LEDGERS_MAX, LIVE_NAMES_MAX
+from spark_ledger.metadata.base import Check, Operation, Put
+from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
+from spark_ledger.stream.ledgers import TAG_STREAM_ID
+from spark_ledger.stream.manifest.format import encode_root
+from spark_ledger.stream.manifest.tree import ManifestRoot
+from spark_ledger.stream.model import StreamConfig
+from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+
+logger = logging.getLogger(__name__)
+
+Listing = Callable[[Sequence[LedgerId]], Awaitable[Versioned[StreamConfig]]]
+"""Puts ledgers on the list of the configuration, in place of those there; the version with them.
+Raises ConflictError if the configuration changed meanwhile."""
+
+
+class Deletions(Protocol):
+    """How ledgers are deleted: by whom, how fast, and in which order with other keepers."""
+
+    def guard(self) -> Operation:
+        """The part of each transaction that fails once somebody else does this work."""
+
+    async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
+        """The metadata of a ledger, or None if it was deleted: not because a server lags."""
+
+    async def delete(self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]) -> bool:
+        """Delete a ledger as it was read, if the checks hold; whether that was done."""
+
+
+class LiveNames:
+    """The last commit that names each ledger, of one stream's commits from some number on.
+
+    All commits are read once, and then those that were made since. If there are more ledgers than
+    may be kept, all commits are read each time.
+    """
+
+    def __init__(self, kept_max: int = LIVE_NAMES_MAX) -> None:
+        self._kept_max = kept_max
+        self._last: dict[LedgerId, int] = {}
+        self._next_commit: int | None = None
+
+    async def named(
+        self, log: CommitLog, ledger_ids: Collection[LedgerId], first: int, end: int
+    ) -> set[LedgerId]:
+        """Those of the ledgers that commits ``first`` .. ``end - 1`` name."""
+        wanted = set(ledger_ids)
+        begin = first if self._next_commit is None else max(first, self._next_commit)
+        for start in range(begin, end, COMMITS_PER_BUCKET):
+            numbers = range(start, min(start + COMMITS_PER_BUCKET, end))
+            for number, named in (await log.ledgers(numbers)).items():
+                kept = named.rows if self._kept_max else named.rows & wanted
+                self._last.update(dict.fromkeys(kept, number))
+        self._next_commit = max(begin, end)
+        self._last = {each: last for each, last in self._last.items() if last >= first}
+        found = {each for each in wanted if each in self._last}
+        if len(self._last) > self._kept_max or not self._kept_max:
+            self._kept_max, self._last, self._next_commit = 0, {}, None
+        return found
+
+
+class Reclaimed(NamedTuple):
+    """What a step did."""
+
+    ledgers: int
+    """Deleted."""
+    commits: int
+    """Of which nothing is left."""
+    is_done: bool
+    """Whether nothing that could be deleted now is left."""
+
+
+class Reclaimer:
+    """Gives back the space of one stream's dropped commits. Bound to one event loop."""
+
+    def __init__(
+        self,
+        nodes: StreamNodes,
+        log: CommitLog,
+        listing: Listing,
+        deletions: Deletions,
+        names: LiveNames,
+    ) -> None:
+        self._nodes = nodes
+        self._log = log
+        self._listing = listing
+        self._deletions = deletions
+        self._names = names
+        self._deleted = 0
+
+    async def step(self, upto: int) -> Reclaimed:
+        """Give back the space of commits below ``upto``, which were dropped, or of some of them.
+
+        Raises ConflictError if the configuration or the root changed meanwhile, and what the
+        metadata store and bookies raise: a later step begins where this one did.
+        """
+        self._deleted = 0
+        await self._log.manifests.read_root(latest=True)
+        before = self._log.manifests.versioned
+        head = (await self._nodes.head(latest=True)).value
+        if head.stream_id != self._log.manifests.stream_id:
+            raise self._nodes.no_such_stream()  # another stream of the same name (rule T7)
+        assert upto <= head.earliest_commit, "they were dropped"
+        first = 0 if before is None else before.value.dropped
+        if first or upto:  # programs that do not know it are out, and no list of before is left
+            await self._listing(())
+        if before is None:  # of the former format: now it has a root
+            return Reclaimed(0, 0, is_done=upto == 0)
+        root = before.value
+        end = min(upto, first + DROPPED_PER_STEP)
+        if first >= end and not any(root.is_dropped(page) for page in root.pages()):
+            return Reclaimed(0, 0, is_done=True)
+        named = await self._named(first, end)
+        left = await self._delete_rows(named, end, head.next_commit)
+        # What is left, because its writer has it open, is found again from its first commit on.
+        dropped = min((n for n, each in named.items() if each.rows & left), default=max(first, end))
+        lists = {each.segment_list for n, each in named.items() if n < dropped}
+        await self._delete_all(each for each in lists if each is not None)
+        for ledgers in await self._pages_below(root, dropped):
+            await self._delete_all(ledgers)
+        await self._write_root(before, root.trimmed(dropped))
+        return Reclaimed(self._deleted, dropped - first, is_done=dropped >= upto or dropped < end)
+
+    async def _named(self, first: int, end: int) -> dict[int, NamedLedgers]:
+        """The ledgers that dropped commits name, as far as their pages are there."""
+        found: dict[int, NamedLedgers] = {}
+        step = (await self._log.manifests.root()).leaf_commits
+        start = first
+        while start < end:
+            behind = min(start - start % step + step, end)
+            # A page that is gone went with a step of before, after all that it named.
+            with suppress(DataLossError, NotFoundError):
+                found |= await self._log.ledgers(range(start, behind))
+            start = behind
+        return found
+
+    async def _delete_rows(
+        self, named: dict[int, NamedLedgers], end: int, next_commit: int
+    ) -> set[LedgerId]:
+        """Delete ledgers of rows that no commit from ``end`` on names; those that are left."""
+        candidates = set[LedgerId]().union(*(each.rows for each in named.values()))
+        candidates -= await self._names.named(self._log, candidates, end, next_commit)
+        left: set[LedgerId] = set()
+        free: list[Versioned[LedgerMetadata]] = []
+        for ledger_id in sorted(candidates):
+            ledger = await self._ours(ledger_id)
+            if ledger is None:
+                continue
+            if ledger.value.is_closed and len(free) < DROPPING_LEDGERS_MAX:
+                free.append(ledger)
+            else:
+                left.add(ledger_id)
+        if not free:
+            return left
+        config = await self._listing([each.value.ledger_id for each in free])
+        # Commits that were made before the list are seen now; those behind it refuse these ledgers.
+        ids = [each.value.ledger_id for each in free]
+        newest = (await self._nodes.head(latest=True)).value.next_commit
+        again = await self._names.named(self._log, ids, end, newest)
+        checks = [Check(self._nodes.config_path, config.version)]
+        for ledger in free:
+            ledger_id = ledger.value.ledger_id
+            if ledger_id not in again and not await self._delete(ledger, checks):
+                left.add(ledger_id)
+        await self._listing(())
+        return left
+
+    async def _ours(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
+        """A ledger that was made for this stream, or None. Another's is that one's to delete."""
+        ledger = await self._deletions.read(ledger_id)
+        stream_id = self._log.manifests.stream_id
+        if ledger is None or ledger.value.custom_metadata.get(TAG_STREAM_ID) != stream_id:
+            return None
+        return ledger
+
+    async def _delete(
+        self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation] = ()
+    ) -> bool:
+        done = await self._deletions.delete(ledger, checks)
+        self._deleted += done
+        return done
+
+    async def _delete_all(self, ledger_ids: Iterable[LedgerId]) -> None:
+        """Delete ledgers that nothing leads to any more but what is dropped with them."""
+        for ledger_id in sorted(ledger_ids):
+            ledger = await self._ours(ledger_id)
+            if ledger is not None:
+                await self._delete(ledger)
+
+    async def _pages_below(self, root: ManifestRoot, dropped: int) -> list[set[LedgerId]]:
+        """The ledgers of pages that lie wholly below a commit, by level: those of leaves first.
+
+        A leaf shares its ledger with others, and with the page that names it.
+        """
+        after = root.trimmed(dropped)
+        gone: dict[int, set[LedgerId]] = {}
+        needed: set[LedgerId] = set()
+        pages = root.pages()
+        while pages:
+            page = pages.pop()
+            behind = page.first + root.span(page.level)
+            if after.is_dropped(page):
+                gone.setdefault(page.level, set()).add(LedgerId(page.pointer.ledger_id))
+            else:
+                needed.add(LedgerId(page.pointer.ledger_id))
+            if page.level and page.first < dropped and behind > root.dropped:
+                with suppress(NotFoundError):
+                    pages += root.children(page, await self._log.manifests.children(root, page))
+        return [gone[level] - needed for level in sorted(gone)]
+
+    async def _write_root(self, before: Versioned[ManifestRoot], after: ManifestRoot) -> None:
+        if after == before.value:
+            return
+        nodes = self._nodes
+        await nodes.store.transaction(
+            [
+                self._deletions.guard(),
+                Check(nodes.identity_path(after.stream_id), 0),
+                Put(nodes.manifests_path, encode_root(after), before.version),
+            ]
+        )
+        self._log.manifests.wrote(after, before.version + 1)

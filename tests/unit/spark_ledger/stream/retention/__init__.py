@@ -1,0 +1,1 @@
+"""Tests of what is dropped of streams, and of what holds keep."""
