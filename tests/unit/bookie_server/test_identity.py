@@ -485,24 +485,3 @@ def test_inode_and_birth_tell_a_copy(tmp_path: Path) -> None:
     assert DirectoryPlace("/a", *before[0], *before[1])
     with pytest.raises(FileNotFoundError):
         file_identity(tmp_path / "nothing")
-
-
-@in_world
-async def test_bookie_that_notes_its_own_stop_does_not_take_it_for_another_start(
-    world: World,
-) -> None:
-    """The news of the cookie comes before the reply of the write."""
-    identity = await world.start()
-    told: list[str] = []
-    identity.watch(told.append)
-    put = identity._store.put
-
-    async def slow_put(path: str, data: bytes, version: int) -> int:
-        written = await put(path, data, version)
-        for _turn in range(10):
-            await asyncio.sleep(0)
-        return written
-
-    identity._store.put = slow_put  # type: ignore[method-assign]
-    await identity.release()
-    assert told == []
