@@ -59,3 +59,24 @@ def test_note_that_cannot_be_written_is_no_success(trouble: str) -> None:
         assert not world.known().accepts_newer
 
     asyncio.run(main())
+
+
+@in_world
+async def test_bookie_that_notes_its_own_stop_does_not_take_it_for_another_start(
+    world: World,
+) -> None:
+    """The news of the cookie comes before the reply of the write."""
+    identity = await world.start()
+    told: list[str] = []
+    identity.watch(told.append)
+    put = identity._store.put
+
+    async def slow_put(path: str, data: bytes, version: int) -> int:
+        written = await put(path, data, version)
+        for _turn in range(10):
+            await asyncio.sleep(0)
+        return written
+
+    identity._store.put = slow_put  # type: ignore[method-assign]
+    await identity.release()
+    assert told == []
