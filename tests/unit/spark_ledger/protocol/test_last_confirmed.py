@@ -275,6 +275,7 @@ def test_bookie_that_cannot_be_read_has_not_answered() -> None:
     round_.fail(1)
     assert round_.result is None and isinstance(round_.error, BookieUnavailableError)
     assert "b1 cannot be read" in str(round_.error)
+    assert round_.proofs == [], "a round that has failed asks for nothing more"
 
 
 def test_others_suffice_without_the_bookie_that_cannot_be_read() -> None:
