@@ -18,6 +18,7 @@ from bookie_server.storage.ledgers.directory_space import Stopped
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_ids
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.crash.disk import after_kill
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Machine,
@@ -235,10 +236,9 @@ def test_log_of_a_commit_that_may_have_happened_stays_until_the_next_one(
             compact(small)
     compact_nothing = small.bookie._storage._stores[0].space.survey(threading.Lock())
     assert [log.log_id for log in compact_nothing] == [1, 2, 3]
-    for crashed in (files.crash_clone(None), files):
-        again = (
-            Machine(crashed, small_config(write_once_bytes=0)) if crashed is not files else small
-        )
+    assert small.held(6) == expected(6, range(30))
+    for crashed in (files.crash_clone(None), after_kill(files)):
+        again = Machine(crashed, small_config(write_once_bytes=0))
         assert again.held(6) == expected(6, range(30))
 
 
