@@ -192,6 +192,7 @@ def status(settings: Settings) -> None:
                     ("unnamed ledgers", found.unnamed, found.unnamed_of_the_dead, done.deleted),
                     ("with a password", found.locked, "", ""),
                     ("not recovered yet", found.failing, "", ""),
+                    ("ledgers of dropped rows", "", "", done.reclaimed),
                     ("deleted streams", "", "", done.streams_finished),
                 ),
             )

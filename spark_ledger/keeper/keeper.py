@@ -198,7 +198,10 @@ class Keeper:
         self._gone = self._new_count(before.value.gone_s)
         done = before.value.done
         self.done = Counter(
-            recovered=done.recovered, deleted=done.deleted, streams=done.streams_finished
+            recovered=done.recovered,
+            deleted=done.deleted,
+            reclaimed=done.reclaimed,
+            streams=done.streams_finished,
         )
 
     async def _save(self) -> None:
@@ -213,6 +216,7 @@ class Keeper:
             done=Done(
                 recovered=self.done["recovered"],
                 deleted=self.done["deleted"],
+                reclaimed=self.done["reclaimed"],
                 streams_finished=self.done["streams"],
             ),
             found=self.found,
@@ -247,7 +251,7 @@ class Keeper:
         if self._passes % STREAM_SWEEP_PASSES == 0 and not self._config.dry_run:
             await self._finish_deletions()
             await self._stream_keeper.sweep()
-            self.done["deleted"] += self._stream_keeper.done.pop("reclaimed", 0)
+            self.done["reclaimed"] += self._stream_keeper.done.pop("reclaimed", 0)
             self._last_error = self._stream_keeper.last_error or self._last_error
             if self._config.sink_records_s:
                 await self._forget_sinks()

@@ -47,6 +47,9 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     recovered: _Count = 0
     deleted: _Count = 0
+    """Ledgers that no commit ever named."""
+    reclaimed: _Count = 0
+    """Ledgers of rows that were dropped."""
     streams_finished: _Count = 0
 
 

@@ -385,7 +385,7 @@ def test_one_stream_that_fails_keeps_no_other_waiting() -> None:
         await passes(cared, clock, 180)
         assert await ledgers(world) == set()
         assert "broken" in cared._stream_keeper.last_error
-        assert cared.done["deleted"] == 2
+        assert cared.done["reclaimed"] == 2
 
     run(test)
 
