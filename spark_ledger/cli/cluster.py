@@ -80,15 +80,15 @@ def usage(settings: Settings) -> None:
         print_json(_usage_fields(found))
         return
     rows = [
-        (each.name if each.exists else f"{each.name} (deleted)", each.commits, each.rows, each.held)
+        (each.name if each.exists else f"{each.name} (deleted)", each.commits, each.held)
         for each in sorted(found.streams.values(), key=lambda each: -each.held.replicated_bytes)
     ]
     print_table(
-        ("stream", "commits#", "rows#", "ledgers#", "open#", "user data#", "all copies#"),
+        ("stream", "commits#", "ledgers#", "open#", "user data#", "all copies#"),
         (
-            *((name, commits, count, *_held_cells(held)) for name, commits, count, held in rows),
-            ("(no stream)", "", "", *_held_cells(found.raw)),
-            ("total", "", "", *_held_cells(found.total)),
+            *((name, commits, *_held_cells(held)) for name, commits, held in rows),
+            ("(no stream)", "", *_held_cells(found.raw)),
+            ("total", "", *_held_cells(found.total)),
         ),
     )
     click.echo("")

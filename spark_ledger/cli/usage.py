@@ -55,7 +55,7 @@ class StreamUsage:
     name: str
     exists: bool = True
     commits: int = 0
-    rows: int = 0
+    """Those that were not dropped."""
     held: Held = field(default_factory=Held)
 
 
@@ -146,7 +146,8 @@ async def _add_streams(store: MetadataStore, usage: Usage) -> None:
             head = (await StreamNodes(store, name).head()).value
         except NoSuchStreamError:
             continue  # deleted since it was listed
-        usage.streams[head.stream_id] = StreamUsage(name, True, head.next_commit, head.rows)
+        live = head.next_commit - head.earliest_commit
+        usage.streams[head.stream_id] = StreamUsage(name, True, live)
 
 
 async def _add_bookies(store: MetadataStore, transport: Transport, usage: Usage) -> None:

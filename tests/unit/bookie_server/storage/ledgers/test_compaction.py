@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from bookie_server.core.compaction import LogState, logs_to_compact
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal.files import journal_numbers
 from bookie_server.storage.ledgers.compaction import Compactor
@@ -410,28 +408,3 @@ def test_compactor_that_stops_does_not_wait_for_its_rate() -> None:
     compactor.stop()
     assert time.monotonic() - before < 20, "at this rate one block takes minutes"
     assert machine.held(6) == expected(6, range(30))
-
-
-# -- which logs -----------------------------------------------------------------------------------
-
-
-def state(log_id: int, byte_count: int, live: int) -> LogState:
-    return LogState(log_id, byte_count, 1, live)
-
-
-def chosen(*logs: LogState, free: int = 10**9, full: bool = False) -> Sequence[int]:
-    picked = logs_to_compact(logs, free_bytes=free, disk_is_full=full)
-    return [log.log_id for log in picked]
-
-
-def test_logs_are_chosen_by_what_they_give_back() -> None:
-    alive = state(9, 10_000, 10_000)
-    assert chosen(state(1, 1000, 500), state(2, 1000, 501), alive) == [1]
-    assert chosen(state(1, 1000, 400), state(2, 1000, 100), alive) == [2, 1]
-    crowded = (state(1, 1000, 700), state(2, 1000, 790), state(3, 1000, 810))
-    assert chosen(*crowded) == [], "a fifth of the directory is dead"
-    assert chosen(*crowded, state(4, 1000, 100)) == [4, 1, 2], "more than a quarter is"
-    assert chosen(*crowded, full=True) == [1, 2, 3]
-    assert chosen(state(1, 1000, 960), full=True) == []
-    assert chosen(state(1, 1000, 400), state(2, 1000, 100), alive, free=399) == [2]
-    assert chosen(state(1, 1000, 5000), full=True) == [], "named twice is no garbage"
