@@ -63,6 +63,10 @@ anybody, and clients would wait for a server that looks alive."""
 _JVM_FLAGS: Final = (
     "-Xss256k",
     # This collector also gives up when it does little else than collect; the serial one never does.
+    # Another one may be chosen in $JAVA_TOOL_OPTIONS, and Java refuses two.
+    "-XX:-UseSerialGC",
+    "-XX:-UseG1GC",
+    "-XX:-UseZGC",
     "-XX:+UseParallelGC",
     "-XX:ParallelGCThreads=1",
     "-XX:GCTimeLimit=80",

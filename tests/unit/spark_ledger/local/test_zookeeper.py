@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,20 @@ def test_server_that_runs_out_of_memory_ends(monkeypatch: pytest.MonkeyPatch) ->
     assert "-Xmx20480k" in argv and "-Xms20480k" in argv
     assert f"-Djute.maxbuffer={2**20 - 1}" in argv
     assert "-Dzookeeper.forceSync=no" not in argv
+
+
+@pytest.mark.parametrize("collector", ["UseSerialGC", "UseG1GC", "UseZGC", "UseParallelGC"])
+def test_command_under_tool_options_with_a_collector_starts_java(
+    collector: str, tmp_path: Path
+) -> None:
+    """Whoever has Spark or a small machine may have chosen one, and Java refuses two."""
+    whole = zookeeper.command(tmp_path / "zoo.cfg", durable=True, heap_bytes=64 * MIB)
+    flags = whole[: whole.index("-cp")]
+    done = subprocess.run(
+        [*flags, "-version"],
+        env={**os.environ, "JAVA_TOOL_OPTIONS": f"-XX:+{collector}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
