@@ -24,7 +24,7 @@ ALL: Final = 10**6
 """More than there are."""
 
 
-SIMULATED_SCHEDULES: Final = Share(1_500, 50_000)
+SIMULATED_SCHEDULES: Final = Share(1_300, 50_000)
 """Seeds of ``tests/sim``, from 0 on. About fifteen a second on each core."""
 
 SIMULATED_TWICE: Final = Share(40, 500)
@@ -66,7 +66,7 @@ HOSTILE_KINDS: Final = (
 SWEPT_CALLS: Final = Share(1, 8)
 """Of each eight calls that an operation of ``tests/unit/sweeps`` makes, those that meet trouble."""
 
-MUTANTS: Final = Share(45, ALL)
+MUTANTS: Final = Share(36, ALL)
 """Mutants that are put in again and have to be found where they were found before. That each fits
 the sources and was found once is looked at for all of them in both."""
 
