@@ -10,8 +10,9 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from spark_ledger.client.blocking import BlockingPortal, LedgerConnection
+from spark_ledger.client.blocking import LedgerConnection
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.arrow_types import Rows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
