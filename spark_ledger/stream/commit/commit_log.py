@@ -405,7 +405,9 @@ class CommitLog:
         ):
             parts += [entry.payload for entry in entries]
         path = self._nodes.commit_path(commit.number)
-        return codec.decode_segment_list(b"".join(parts), commit.first_segment, path)
+        return codec.decode_segment_list(
+            b"".join(parts), commit.first_segment, path, pointer.versions
+        )
 
 
 def _mark(number: int, begins: Commit | PagePointer) -> CommitMark:
