@@ -25,7 +25,7 @@ from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.writer import LedgerWriter, check_payload, copy_error
 from spark_ledger.errors import ConfigurationError, LedgerClosedError, LedgerError
 from spark_ledger.limits.client import PORTAL_STOP_TIMEOUT_S
-from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata
+from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata, ReplicaHint
 
 T = TypeVar("T")
 Work: TypeAlias = Coroutine[object, None, T]
@@ -332,7 +332,7 @@ class BlockingReader:
         self._portal.call(self._reader.refresh_confirmed())
 
     def read(
-        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> Iterator[Entry]:
         """The entries from ``first`` to ``last``, both included.
 
@@ -422,6 +422,10 @@ class LedgerConnection:
     def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError if it is gone."""
         return self._call(self._client.ledger_metadata(ledger_id))
+
+    def registered_bookies(self) -> list[BookieInfo]:
+        """The bookies that are registered, for all that is known here: asks nobody."""
+        return self._client.registered_bookies()
 
     def list_bookies(self) -> list[BookieInfo]:
         """The bookies that are registered now."""

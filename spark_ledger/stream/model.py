@@ -406,6 +406,14 @@ class SegmentRange(NamedTuple):
         return whole - self.start[1] + self.end[1]
 
     @property
+    def entry_bytes(self) -> list[int]:
+        """About how many payload bytes each entry of the range has, by its rows. An entry counts
+        whole, as it is read whole."""
+        segment = self.segment
+        rows = segment.entry_rows[self.start[0] : self.end[0] + (self.end[1] > 0)]
+        return [-(-segment.size_bytes * each // segment.rows) for each in rows]
+
+    @property
     def size_bytes(self) -> int:
         """About how many payload bytes the range holds: its share of the segment's, by rows."""
         return -(-self.segment.size_bytes * self.rows // self.segment.rows)

@@ -37,7 +37,7 @@ from spark_ledger.stream.schema_registry import (
     STALE_READ_RETRIES,
     SchemaRegistry,
 )
-from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
+from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId, ReplicaHint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +75,7 @@ class _ReadOptions(NamedTuple):
 
     began_s: float
     """When the read began, by the loop's clock: what it reads was committed before."""
-    replica_hint: int
+    replica_hint: ReplicaHint
 
 
 class RangeReader:
@@ -88,7 +88,7 @@ class RangeReader:
         self._open: OrderedDict[LedgerId, _OpenLedger] = OrderedDict()
 
     def read(
-        self, ranges: Ranges, *, schema: pa.Schema, replica_hint: int = 0
+        self, ranges: Ranges, *, schema: pa.Schema, replica_hint: ReplicaHint = 0
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """The rows of the ranges, in order, cast to ``schema``, in lists of about one MiB.
 
@@ -99,7 +99,7 @@ class RangeReader:
         return prefetch(self._read(ranges, schema, replica_hint), CHUNKS_AHEAD)
 
     async def _read(
-        self, ranges: Ranges, schema: pa.Schema, replica_hint: int
+        self, ranges: Ranges, schema: pa.Schema, replica_hint: ReplicaHint
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         options = _ReadOptions(asyncio.get_running_loop().time(), replica_hint)
         decoder = _Decoder(self._nodes.name, self._schemas, schema)

@@ -34,6 +34,7 @@ from spark_ledger.stream.model import (
     ranges_between,
 )
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.plan.locate import Locator
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.retention.handle import StreamRetention
@@ -43,7 +44,7 @@ from spark_ledger.stream.schema_registry import (
     SchemaRegistry,
 )
 from spark_ledger.stream.segment_writer import PendingSegments, SegmentWriter
-from spark_ledger.types import Dlsn, Versioned
+from spark_ledger.types import Dlsn, ReplicaHint, Versioned
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class Stream:
         self._committer = Committer(ledgers, nodes, self._log, self._schemas)
         self._watch = HeadWatch(nodes, config.value.stream_id)
         self._reader = RangeReader(ledgers, nodes, self._schemas)
+        self.locator = Locator(ledgers)
         self.retention = StreamRetention(nodes, self._schemas, self._log)
         self._append_lock = asyncio.Lock()
         self._append_writer: SegmentWriter | None = None
@@ -369,7 +371,7 @@ class Stream:
         ranges: Iterable[SegmentRange],
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> AsyncGenerator[PositionedBatch, None]:
         """The rows of ranges that a planner made, each batch with its position.
 
@@ -384,7 +386,7 @@ class Stream:
         ranges: Iterable[SegmentRange],
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """As ``read_ranges``, in lists of about one MiB, as each item costs some callers time."""
         target = self.schema if schema is None else schema
@@ -397,7 +399,7 @@ class Stream:
         end: Dlsn,
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """The rows between two positions that are in these commits, which are looked up as it goes.
 
