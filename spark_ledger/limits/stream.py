@@ -55,6 +55,15 @@ query's plan keeps (``COMMITS_CACHED_BYTES_MAX``), a driver stays under 50 MB fo
 PAGES_KEPT_BYTES_MAX: Final = 8 * MIB
 """Pages that a handle keeps for later look-ups, as stored: those of some 100,000 commits."""
 
+# -- reading ---------------------------------------------------------------------------------------
+
+READ_WINDOW_BYTES_MIN: Final = 1 * MIB
+"""What a read fetches first where its segments lie in several ledgers: the first rows come soon."""
+
+READ_WINDOW_BYTES_MAX: Final = 8 * MIB
+"""What it fetches together after that. A reader holds at most two windows: one whose rows are being
+put into order, and one that comes in."""
+
 # -- planning reads --------------------------------------------------------------------------------
 
 READ_ONLY_BOOKIE_SHARE: Final = 0.5

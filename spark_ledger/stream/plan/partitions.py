@@ -125,6 +125,7 @@ class _Packer:
         self._largest = largest
         self._size = 0
         """Bytes of the current partition; those and ``_bytes_left`` are all that is not closed."""
+        self._entries = 0
         self._current: list[SegmentRange] = []
         self._plans: list[Plan] = []
 
@@ -152,11 +153,12 @@ class _Packer:
                     self._current.append(before)
                 self._close()
             self._size += size_bytes
+            self._entries += 1
             self._entries_left -= 1
         self._current.append(part)
 
     def _is_cut_before(self, size_bytes: int) -> bool:
-        if self._size == 0:
+        if self._entries == 0:
             return False
         if self._size + size_bytes > self._largest:
             return True
@@ -169,14 +171,16 @@ class _Packer:
     def _take(self, part: SegmentRange, size_bytes: int, entries: int) -> None:
         self._current.append(part)
         self._size += size_bytes
+        self._entries += entries
         self._entries_left -= entries
 
     def _close(self) -> None:
         if self._current:
             self._plans.append(Plan(tuple(self._current), len(self._plans)))
-        self._bytes_left = max(0, self._bytes_left - self._size)
+        self._bytes_left -= self._size
+        assert self._bytes_left >= 0, "parts add up to the whole"
         self._parts_left = max(1, self._parts_left - 1)
-        self._current, self._size = [], 0
+        self._current, self._size, self._entries = [], 0, 0
 
 
 class Span(NamedTuple):
