@@ -32,7 +32,7 @@ from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
 from spark_ledger.limits.stream import READ_WINDOW_BYTES_MAX, READ_WINDOW_BYTES_MIN
 from spark_ledger.stream.concurrency import prefetch, run_all
-from spark_ledger.stream.format.entries import decode_entry, read_header
+from spark_ledger.stream.format.entries import EntryDecoder, read_header
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.format.schema import Projection
 from spark_ledger.stream.ledgers import LedgerRange, Ledgers
@@ -258,6 +258,7 @@ class _Decoder:
         self._schemas = schemas
         self._target = target
         self._projections: dict[int, Projection] = {}
+        self._decoders: dict[int, EntryDecoder] = {}
 
     async def decode(self, entries: list[tuple[SegmentRange, Entry]]) -> list[PositionedBatch]:
         for part, _ in entries:
@@ -265,6 +266,7 @@ class _Decoder:
             if version not in self._projections:
                 source = await self._schemas.schema(version)
                 self._projections[version] = Projection(source, self._target)
+                self._decoders[version] = EntryDecoder(source)
         size_bytes = sum(len(entry.payload) for _, entry in entries)
         if size_bytes >= DECODE_IN_THREAD_BYTES_MIN:
             return await asyncio.to_thread(self._decode_all, entries)
@@ -288,8 +290,7 @@ class _Decoder:
                 f"{where}: schema version {header.schema_version} and {header.rows} rows, but the "
                 f"commit says {expected[0]} and {expected[1]}"
             )
-        projection = self._projections[segment.schema_version]
-        batch = decode_entry(entry.payload, projection.source, where)
+        batch = self._decoders[segment.schema_version].decode(entry.payload, where)
         first = part.start[1] if number == part.start[0] else 0
         end = part.end[1] if number == part.end[0] else header.rows
         if (first, end) != (0, header.rows):
@@ -299,7 +300,7 @@ class _Decoder:
             segment.ledger_id,
             part.commit,
             part.commit_time_ms,
-            projection.apply(batch),
+            self._projections[segment.schema_version].apply(batch),
         )
 
 
