@@ -50,11 +50,13 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 
 @main.command()
 @_options
-def raw(json_file: Path | None, quick: bool, peers: bool) -> None:
+@click.option("--limit", is_flag=True, help="Measure what gRPC, a file and a sync give, as well.")
+def raw(json_file: Path | None, quick: bool, peers: bool, limit: bool) -> None:
     """Appends, reads and failover through the client, without Spark."""
     from benchmarks import raw as bench
 
-    _run("raw", lambda: bench.steps(quick=quick, peers=peers), json_file, peers=peers)
+    steps = bench.steps(quick=quick, peers=peers, limit=limit)
+    _run("raw", lambda: steps, json_file, peers=peers)
 
 
 @main.command()

@@ -12,6 +12,7 @@ import sys
 import time
 from array import array
 from collections import deque
+from typing import Protocol
 
 import msgspec
 
@@ -81,9 +82,18 @@ async def _create(client: LedgerClient, case: Case) -> LedgerWriter:
     return await client.create_ledger(ensemble_size=e, write_quorum=wq, ack_quorum=aq)
 
 
-async def append_in_flight(
-    writer: LedgerWriter, case: Case, payload: bytes, seconds: float
-) -> Load:
+class Writer(Protocol):
+    """What an append loop needs."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    async def wait_for_room(self) -> None: ...
+
+    def append_nowait(self, payload: bytes) -> asyncio.Future[int]: ...
+
+
+async def append_in_flight(writer: Writer, case: Case, payload: bytes, seconds: float) -> Load:
     """Keep ``in_flight`` entries in flight until the time or the bytes are used up.
 
     Latencies run from handing over an entry until this program continues with its result.

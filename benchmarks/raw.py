@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks import raw_ledger, startup
+from benchmarks.bare import rows as bare
 from benchmarks.cases import Case, failover_case, throughput_cases
 from benchmarks.paths import FREE_BYTES_MIN, free_bytes
 from benchmarks.peers import bookkeeper, kafka
@@ -31,15 +32,17 @@ _PEERS = (
 )
 
 
-def steps(*, quick: bool, peers: bool) -> Iterator[Step]:
+def steps(*, quick: bool, peers: bool, limit: bool = False) -> Iterator[Step]:
     """The steps of the raw benchmark. Systems alternate within each case, so that a slow phase of
     the machine hits all of them."""
     systems = (_OURS, *_PEERS) if peers else (_OURS,)
     for case in throughput_cases(quick=quick):
+        work = f"{size_text(case.entry_bytes)} entries, {case.in_flight} in flight"
         for system in systems:
-            work = f"{size_text(case.entry_bytes)} entries, {case.in_flight} in flight"
             measure = partial(_with_space, system.throughput_rows, case)
             yield Step(f"{system.name}: {work}", measure)
+        if limit:
+            yield Step(f"bare gRPC: {work}", partial(bare.throughput_rows, case))
     for system in systems:
         measure_gap = partial(_failover, system, failover_case(quick=quick))
         yield Step(f"{system.name}: failover", measure_gap)

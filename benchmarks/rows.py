@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 Bench = Literal["raw", "spark"]
-System = Literal["spark-ledger", "bookkeeper", "kafka"]
+System = Literal["spark-ledger", "bookkeeper", "kafka", "bare gRPC"]
 OURS: Final = "spark-ledger"
 
 
@@ -77,10 +77,11 @@ def row_of_rounds(
     in_flight: int | None = None,
     ensemble: tuple[int, int, int] | None = None,
 ) -> Row:
-    """The row of one case: the median round for this system, the best round for a peer. A peer runs
+    """The row of one case: the median round of Python, the best round of a peer. A peer runs
     on a JVM that is still warming up in its first rounds; its best is what it can do."""
     assert rounds and len({found.op for found in rounds}) == 1, "rounds of one operation"
-    chosen = median_round(rounds) if system == OURS else best_round(rounds)
+    is_peer = system in ("bookkeeper", "kafka")
+    chosen = best_round(rounds) if is_peer else median_round(rounds)
     gap = chosen.longest_gap_ms
     speed = None if gap is not None else chosen.per_second
     return Row(

@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.rows import OURS, Row
 
 _UNITS = {"raw": "entries/s", "spark": "rows/s"}
-_PEERS = (("bookkeeper", "/ BookKeeper"), ("kafka", "/ Kafka"))
+_PEERS = (("bookkeeper", "/ BookKeeper"), ("kafka", "/ Kafka"), ("bare gRPC", "/ bare gRPC"))
 _SPEED_OPS = frozenset({"append", "read", "write", "stream-copy", "failover"})
 
 

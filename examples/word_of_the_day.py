@@ -14,7 +14,7 @@ import re
 import sys
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -40,6 +40,10 @@ def start_count(spark: SparkSession, uri: str) -> StreamingQuery:
     return writer.outputMode("complete").start()
 
 
+def count_of(spark: SparkSession, day: str) -> DataFrame:
+    return spark.table("word_counts").where(F.col("day") == day)
+
+
 def run(spark: SparkSession, uri: str) -> None:
     with spark_ledger.connect(uri) as client:
         stream = client.create_stream(STREAM, SCHEMA, exist_ok=True)
@@ -52,11 +56,11 @@ def run(spark: SparkSession, uri: str) -> None:
                 # The pair names a transaction: after an error it is safe to repeat the call.
                 stream.append(table, sink_id="producer", transaction_id=number)
 
-            counts = spark.table("word_counts").where(F.col("day") == day)
             words = len(re.findall(r"\w+", text))
-            while sum(row["count"] for row in counts.collect()) < words:
+            # A DataFrame of a memory table keeps the rows of its first action: make it each time.
+            while sum(row["count"] for row in count_of(spark, day).collect()) < words:
                 query.awaitTermination(1)  # raises if the query has failed
-            (top,) = counts.orderBy(F.desc("count")).limit(1).collect()
+            (top,) = count_of(spark, day).orderBy(F.desc("count")).limit(1).collect()
             print(f"{day}: {top['word']}, {top['count']} times")
         query.stop()
 

@@ -10,7 +10,7 @@ One micro-batch, step by step (``readers`` says what differs for a batch read):
 2. There too, ``plan`` turns the commits between two offsets into ranges of entries and packs those
    into partitions (``spark_ledger.stream.plan``). They depend on commits only, so a repeated
    micro-batch has the same partitions (rule T5). Each also names the bookies to ask first, so that
-   all of them serve about as much (rule T19). A long read becomes spans of commits, which the tasks
+   all of them serve about as much (rule T20). A long read becomes spans of commits, which the tasks
    look up.
 3. Spark pickles the partitions (``partitions``) and a reader into the tasks. A partition names
    ledgers, entries and rows, so a task needs no metadata of the stream but its schema.

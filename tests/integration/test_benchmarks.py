@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from benchmarks import raw_ledger
+from benchmarks.bare import rows as bare
 from benchmarks.cases import KIB, Case
 from benchmarks.paths import CACHE, ROOT, scratch
 from benchmarks.rows import OURS
@@ -41,6 +42,14 @@ def test_a_case_gives_an_append_row_and_a_read_row() -> None:
     assert append.in_flight == 20 and read.in_flight is None
     assert append.p50_ms and append.p99_ms and 0 < append.p50_ms <= append.p99_ms
     assert read.p50_ms is None
+
+
+@pytest.mark.proof
+def test_bare_grpc_gives_the_append_row_of_a_case() -> None:
+    with scratch():
+        (row,) = bare.throughput_rows(_case())
+    assert (row.system, row.op, row.ensemble) == ("bare gRPC", "append", (3, 3, 2))
+    assert row.per_second and row.p50_ms and row.per_second > 0
 
 
 def test_failover_measures_a_gap_and_nothing_else() -> None:

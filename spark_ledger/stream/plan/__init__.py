@@ -1,4 +1,4 @@
-"""Plans of reads: which rows a partition has, and which bookies it asks first (rule T19).
+"""Plans of reads: which rows a partition has, and which bookies it asks first (rule T20).
 
 1. ``partitions`` packs ranges of entries into partitions. It sees commits only, which never change,
    so a repeated micro-batch gets the same partitions, whatever became of bookies and fragments.

@@ -4,7 +4,7 @@ The unit is a run of entries of one fragment that lie on the same bookies (``Uni
 prefers one bookie as far as that has the entries: each bookie more is a call more, and a stripe
 more to put into order. Over all partitions the planned bytes of bookies are even, weighed by what
 is known of them. It is a preference only: a reader knows more when it reads, and asks bookies of
-its own host first, slow ones later, and silent ones last (rule T19).
+its own host first, slow ones later, and silent ones last (rule T20).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Everything here is a function of positions and of commits, which never change (rule T5), so a
 repeated micro-batch gets exactly the partitions of the first attempt. It does not matter which
 bookies are alive, nor where borders of fragments are: those of an open ledger may still move while
-it is recovered (rule T19).
+it is recovered (rule T20).
 
 A partition costs about 50 ms of Spark's own time whatever it holds, so ranges are packed into few
 partitions of about equal size. The rows of a partition are in stream order, and so are the

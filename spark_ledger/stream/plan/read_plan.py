@@ -55,7 +55,7 @@ def plan_read(
 
 
 def with_bookies(stream: Stream, plans: Sequence[Plan]) -> list[Plan]:
-    """The same partitions, each with the bookies that it asks first (rule T19)."""
+    """The same partitions, each with the bookies that it asks first (rule T20)."""
     ledger_ids = {part.segment.ledger_id: None for plan in plans for part in plan.ranges}
     if not ledger_ids:
         return list(plans)
