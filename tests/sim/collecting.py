@@ -160,8 +160,7 @@ class _Run:
         for each in ids:
             if each in held:
                 self._check(held[each])
-            self._node.promises.acknowledged.pop(each, None)
-            self._node.promises.fenced.discard(each)
+            self._node.promises.collect(each)
         self._world.counts["ledgers collected"] += len(ids)
         self._world.say(f"{self._node.name} collects {', '.join(map(str, ids))}")
         return self._bookie.delete_ledgers(ids)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.reader import LedgerReader
 from spark_ledger.keeper.keeper import Keeper, KeeperConfig
 from tests.sim.clients import Client
 
@@ -34,6 +36,22 @@ class KeeperClient(Client):
         self._keeper_name = name
         self._starts = starts
         self.start(self._run())
+
+    async def connect(self) -> LedgerClient:
+        """A client whose recoveries are in the history, as everybody's are."""
+        client = await super().connect()
+        open_ledger = client.open_ledger
+
+        async def recorded(ledger_id: int, *, recover: bool = False) -> LedgerReader:
+            opening = open_ledger(ledger_id, recover=recover)
+            if recover and ledger_id in self.world.ledger_ids:
+                reader = await self.attempt("recover", opening, ledger_id=ledger_id)
+                assert isinstance(reader, LedgerReader), "that is what opening a ledger gives"
+                return reader
+            return await opening
+
+        client.open_ledger = recorded  # type: ignore[method-assign,assignment]
+        return client
 
     async def _run(self) -> None:
         world, stop = self.world, asyncio.Event()

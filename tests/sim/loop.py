@@ -33,6 +33,8 @@ class Process:
         self.wall_offset_s = wall_offset_s
         self.alive = True
         self.paused = False
+        self.resumed_at = 0.0
+        """Since when it runs without a pause; virtual seconds."""
         self.held: list[Handle] = []
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
@@ -289,7 +291,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def resume(self, process: Process) -> None:
         """Let a paused process go on, first with the callbacks it missed."""
-        process.paused = False
+        process.paused, process.resumed_at = False, self.now
         held, process.held = process.held, []
         self._ready.extend(held)
 

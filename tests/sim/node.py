@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from bookie_server.bookie import Bookie
 from bookie_server.opening import open_bookie
@@ -33,16 +33,12 @@ from tests.sim.copies import Arrival
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
 from tests.sim.keys import SimKeys
 from tests.sim.loop import Process
-from tests.sim.promises import Promises
+from tests.sim.promises import GOES_ON_S, Promises
 from tests.sim.witness import Witness
 
 if TYPE_CHECKING:
     from tests.sim.transport import Connection
     from tests.sim.zookeeper import SimZookeeper
-
-
-_GOES_ON_S: Final = 1.0
-"""Within so long a disk that goes on has given room to every add that waited for it."""
 
 
 class BookieNode:
@@ -291,7 +287,7 @@ class BookieNode:
         for read in reads:
             self.world.loop.later(0.0, process, read)
         self.world.loop.later(0.0, process, self.guarded, self.flush_now)
-        self.world.loop.later(_GOES_ON_S, process, self.promises.check_nothing_waits)
+        self.world.loop.later(GOES_ON_S, process, self.promises.check_nothing_waits)
 
     def when_ledgers_move(self, read: Callable[[], None]) -> None:
         """Read now, or when the disk of the ledgers completes something again."""
@@ -345,6 +341,7 @@ class BookieNode:
         bookie = self.bookie
         assert bookie is not None, "a dead process hears nothing"
         was_fenced = run.ledger_id in self.promises.fenced and not recovery
+        collected = self.promises.times_collected(run.ledger_id)
         process = self.process
 
         def answer(status: BookieStatus, text: str) -> None:
@@ -362,7 +359,7 @@ class BookieNode:
                         f"{self.name} stored entry {run.last_entry} of ledger {run.ledger_id} for "
                         "its writer, which came after a fence was answered",
                     )
-                self.promises.note(run)
+                self.promises.note(run, collected)
             done(status, text)
 
         self._inbox.append(partial(self._add, bookie, run, access_key, recovery, answer))
@@ -393,13 +390,14 @@ class BookieNode:
         bookie = self.bookie
         assert bookie is not None, "a dead process hears nothing"
         process = self.process
+        collected = self.promises.times_collected(ledger_id)
 
         def answer(status: BookieStatus, text: str) -> None:
             if self.process is not process:
                 return
             self.say(f"{self.name} fence {ledger_id}: {status.name}")
             if status is BookieStatus.OK:
-                self.promises.fenced.add(ledger_id)
+                self.promises.note_fence(ledger_id, collected)
             done(status, text)
 
         while self._inbox:  # requests of one connection keep their order

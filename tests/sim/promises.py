@@ -3,7 +3,8 @@ what its disk holds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Final
 
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from tests.sim.node import BookieNode
 
 
+GOES_ON_S: Final = 1.0
+"""Within so long a disk that goes on has given room to every add that waited for it."""
+_A_MOMENT_S: Final = 0.001
+
+
 class Promises:
     """The promises of one bookie, through all its runs."""
 
@@ -22,14 +28,34 @@ class Promises:
         """Frames that it has acknowledged, by ledger and entry."""
         self.fenced: set[LedgerId] = set()
         """Ledgers whose fence it has answered."""
+        self._collected: Counter[LedgerId] = Counter()
         self._node = node
         self._witness = witness
 
-    def note(self, run: EntryRun) -> None:
+    def times_collected(self, ledger_id: LedgerId) -> int:
+        """How often the ledger was collected so far: a promise is of the time between two."""
+        return self._collected[ledger_id]
+
+    def collect(self, ledger_id: LedgerId) -> None:
+        """The bookie deletes a ledger that nothing names: what was promised of it is taken back,
+        and what is accepted, and not yet answered, is no promise."""
+        self._collected[ledger_id] += 1
+        self.acknowledged.pop(ledger_id, None)
+        self.fenced.discard(ledger_id)
+
+    def note(self, run: EntryRun, collected: int) -> None:
+        """An add is acknowledged that was accepted when the ledger was collected so often."""
+        self._witness.stored(self._node, run)
+        if collected != self._collected[run.ledger_id]:
+            return
         frames = self.acknowledged.setdefault(run.ledger_id, {})
         for entry_id, frame in run.split():
             frames[entry_id] = bytes(frame)
-        self._witness.stored(self._node, run)
+
+    def note_fence(self, ledger_id: LedgerId, collected: int) -> None:
+        """The same of a fence."""
+        if collected == self._collected[ledger_id]:
+            self.fenced.add(ledger_id)
 
     def check_served(self, ledger_id: LedgerId, run: EntryRun) -> None:
         """Check I4 before any client verifies digests: a bookie serves what it was given, or
@@ -53,9 +79,15 @@ class Promises:
         )
 
     def check_nothing_waits(self) -> None:
-        """Check I13: once the disk of the ledgers has gone on, no add waits for room that came
-        before."""
+        """Check I13: once the disk of the ledgers has gone on, and the process has run for a while,
+        no add waits for room that came before."""
         bookie, node = self._node.bookie, self._node
+        if node.process is not None:
+            ran_s = node.world.loop.now - node.process.resumed_at
+            if ran_s < GOES_ON_S:  # it stood still: what it missed has only begun to run
+                wait_s = GOES_ON_S - ran_s + _A_MOMENT_S
+                node.world.loop.later(wait_s, node.process, self.check_nothing_waits)
+                return
         if bookie is None or node.ledgers_hang or node.disk.full or node.disk.error_in:
             return
         if (
