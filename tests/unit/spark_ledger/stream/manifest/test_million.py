@@ -113,15 +113,16 @@ def test_any_commit_of_a_long_stream_is_found_in_few_small_reads(commits: int) -
             assert len(reads) <= 4, "two pages, and those before a border"
             assert max(reads) < 16_000
         for number in (0, commits // 3, commits - 200, commits - 1):
-            for look_up in (
-                lambda each, n: each.position_of("q", n),
-                lambda each, n: each.position_at_timestamp(1000 * n - 5),
-                lambda each, n: each.commit_at(n),
-            ):
+            for looked_up in ("transaction", "time", "segment"):
                 gets = Faults([])
                 stream, reads = await fresh(ledgers, gets)
                 gets.calls.clear()
-                await look_up(stream, number)
+                if looked_up == "transaction":
+                    await stream.position_of("q", number)
+                elif looked_up == "time":
+                    await stream.position_at_timestamp(1000 * number - 5)
+                else:
+                    await stream.commit_at(number)
                 assert len(gets.calls) <= 12 and len(reads) <= 4, "whatever the length"
         stream, reads = await fresh(ledgers)
         marks = await stream.marks(0, commits)

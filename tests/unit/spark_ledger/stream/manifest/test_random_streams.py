@@ -91,7 +91,7 @@ class Life:
         other, streams = another(self.ledgers)
         stream = await streams.open("s")
         stream._committer.clock_ms = lambda: self.now_ms
-        other.store.interpose = Trouble(self.draw)  # type: ignore[attr-defined]
+        other.store.interpose = Trouble(self.draw)
         for _ in range(self.draw.choice([1, 2, 5, 12])):
             self.now_ms += self.draw.choice([0, 0, 1, 50])
             sink, is_overwrite = self.draw.choice(SINKS), self.draw.random() < 0.03
@@ -150,7 +150,7 @@ class Life:
         other, streams = another(self.ledgers)
         stream = await streams.open("s")
         if self.draw.random() < 0.7:
-            other.store.interpose = Trouble(self.draw)  # type: ignore[attr-defined]
+            other.store.interpose = Trouble(self.draw)
         names = LiveNames()
         try:
             for _ in range(3):
@@ -165,7 +165,7 @@ class Life:
 
     async def delete(self) -> None:
         other, streams = another(self.ledgers)
-        other.store.interpose = Trouble(self.draw)  # type: ignore[attr-defined]
+        other.store.interpose = Trouble(self.draw)
         try:
             await streams.delete("s")
         except NoSuchStreamError:
