@@ -42,7 +42,7 @@ def list_bookies(settings: Settings) -> None:
             "reclaimable#",
             "admin",
             "collected",
-            "why",
+            "why...",
         ),
         (_cells(row) for row in rows),
     )
@@ -98,7 +98,7 @@ def collect(
         )
     else:
         print_table(
-            ("bookie", "outcome", "ledgers#", "deleted before#", "collected#", "bytes#", "why"),
+            ("bookie", "outcome", "ledgers#", "deleted before#", "collected#", "bytes#", "why..."),
             (_outcome(bookie_id, report) for bookie_id, report in rows),
         )
     if any(report is None or report.aborted for _, report in rows):
