@@ -3,6 +3,7 @@ the end there is what one that nobody disturbed leaves."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -111,7 +112,7 @@ def test_keeper_killed_in_any_duty_is_followed_by_one_that_does_the_rest(
         await is_as_undisturbed(world)
 
     for operation in range(1 + 5 * applied, OPERATIONS_MAX, EVERY):
-        run(lambda world, number=operation: test(world, number))
+        run(partial(test, operation=operation))
         if outlived[-1]:
             return
     raise AssertionError("the duties take fewer operations")
