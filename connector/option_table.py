@@ -59,6 +59,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("stream", parse_name("a stream name")),
     Option("ledgerId", parse_whole_number(0), READ),
     Option("path", parse_name("a stream name")),
+    Option("taskLog", parse_boolean),
     # reading
     Option("startingPosition", parse_position, READ),
     Option("startingTimestamp", parse_timestamp_ms, READ),

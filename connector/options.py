@@ -91,6 +91,7 @@ class ReadOptions:
     plan: PlanLimits = PlanLimits()
     fail_on_data_loss: bool = True
     include_metadata: bool = False
+    task_log: bool = False
 
     @property
     def subject(self) -> str:
@@ -116,6 +117,7 @@ class WriteOptions:
     sink_id: str | None = None
     fail_on_data_loss: bool = True
     retention: Retention | None = None
+    task_log: bool = False
 
 
 def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -151,6 +153,7 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
         plan=PlanLimits(values.get_or("minPartitions", 1), values.get("maxBytesPerPartition", int)),
         fail_on_data_loss=values.get_or("failOnDataLoss", True),
         include_metadata=values.get_or("includeMetadata", False),
+        task_log=values.get_or("taskLog", False),
     )
 
 
@@ -188,6 +191,7 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         sink_id=values.get("sinkId", str),
         fail_on_data_loss=values.get_or("failOnDataLoss", True),
         retention=_retention(values),
+        task_log=values.get_or("taskLog", False),
     )
 
 

@@ -26,7 +26,7 @@ from connector import sessions
 from connector.options import ReadOptions
 from connector.read.offsets import OffsetJson, recreated_error
 from connector.read.source import Source, check_schema, open_source
-from connector.read.task import read_partition
+from connector.read.watched import read_watched
 from connector.retry import retry_transient
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
 from spark_ledger.limits.connector import RETRY_AT_START_S
@@ -58,7 +58,7 @@ class LedgerBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition as Arrow batches; runs in a task."""
-        return read_partition(self._options, self._schema, partition)
+        return read_watched(self._options, self._schema, partition)
 
 
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -163,7 +163,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition as Arrow batches; runs in a task."""
-        return read_partition(self._options, self._schema, partition)
+        return read_watched(self._options, self._schema, partition)
 
     def commit(self, end: OffsetJson) -> None:
         """Rows before ``end`` are done with. Deletes nothing: retention is the stream's."""

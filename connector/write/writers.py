@@ -7,10 +7,12 @@ the planner process into the tasks, so they hold options, ids and flags, and no 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from msgspec import structs
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -32,12 +34,14 @@ from connector.write.repeated import (
 )
 from connector.write.task import (
     TaskWritten,
+    report_of_all,
     segments_by_partition,
     streaming_task,
-    write_segments,
+    write_watched,
     written_by_tasks,
 )
 from spark_ledger.errors import ConfigurationError, ConflictError
+from spark_ledger.spark.reports import send
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
@@ -94,7 +98,9 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         context = TaskContext.get()
         assert context is not None, "Spark calls write() in a task"
         stream_id = self._stream_id
-        segments = () if self._skipped else write_segments(self._options, stream_id, iterator)
+        segments = (
+            () if self._skipped else write_watched(self._options, stream_id, iterator).segments
+        )
         # A skipped write drains its input: Spark ends the Python process of a task that leaves
         # some of it.
         for _ in iterator:
@@ -152,7 +158,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
     ) -> TaskWritten:
         """Append a partition; runs in a task."""
         task = streaming_task(TaskContext.get())
-        segments = write_segments(self._options, self._stream_id, iterator)
+        segments, report = write_watched(self._options, self._stream_id, iterator)
         return TaskWritten(
             partition=task.partition,
             attempt=task.attempt,
@@ -161,6 +167,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
             query_id=task.query_id,
             run_id=task.run_id,
             batch_id=task.batch_id,
+            report=report,
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -186,7 +193,12 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
             batch_id=batchId,
             segments=segments_by_partition(messages),
         )
+        began = time.monotonic()
         self._commit(batch, first.stream_id)
+        report = report_of_all(written)
+        if report is not None:
+            took_s = time.monotonic() - began
+            send(first.run_id, structs.replace(report, commit_seconds=took_s))
 
     def _commit(self, batch: MicroBatch, stream_id: str) -> None:
         # The tasks' stream, not the one that has the name now: it may have been made again since,

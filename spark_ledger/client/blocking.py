@@ -18,8 +18,10 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from dataclasses import replace
 from typing import Self, TypeAlias, TypeVar
 
+from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.writer import LedgerWriter, check_payload, copy_error
@@ -382,6 +384,11 @@ class LedgerConnection:
         """Connect to the cluster whose metadata are at ``uri``. See ``LedgerClient.connect``."""
         portal = BlockingPortal.get()
         return cls(portal, portal.call(LedgerClient.connect(uri, **options)))
+
+    @property
+    def counters(self) -> ClientCounters:
+        """What this connection has done so far: a copy."""
+        return replace(self._client.counters)
 
     def create_ledger(
         self,

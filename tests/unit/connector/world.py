@@ -15,8 +15,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 from connector import retry, sessions
 from connector.options import ReadOptions, WriteOptions, read_options, write_options
 from connector.read import stream_source
+from connector.task_report import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY, RUN_ID_PROPERTY
 from connector.write import repeated, writers
-from connector.write.task import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY, RUN_ID_PROPERTY
 from spark_ledger.client.blocking import BlockingPortal
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
