@@ -23,6 +23,7 @@ _FlatRange: TypeAlias = tuple[
     int,
     int,
     tuple[int, ...],
+    int | None,
     tuple[int, int],
     tuple[int, int],
     int,
@@ -56,6 +57,7 @@ class StreamPartition(InputPartition):
                 part.segment.size_bytes,
                 part.segment.schema_version,
                 part.segment.entry_rows,
+                part.segment.written_version,
                 part.start,
                 part.end,
                 part.commit,
@@ -79,7 +81,7 @@ class StreamPartition(InputPartition):
 def _stream_partition(
     stream_id: str, flat: tuple[_FlatRange, ...], replica_hint: int
 ) -> StreamPartition:
-    ranges = tuple(SegmentRange(Segment(*fields[:8]), *fields[8:]) for fields in flat)
+    ranges = tuple(SegmentRange(Segment(*fields[:9]), *fields[9:]) for fields in flat)
     return StreamPartition(stream_id, Plan(ranges, replica_hint))
 
 

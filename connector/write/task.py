@@ -152,12 +152,15 @@ class Written(NamedTuple):
 
 
 def write_watched(
-    options: WriteOptions, stream_id: str, batches: Iterator[pa.RecordBatch]
+    options: WriteOptions,
+    stream_id: str,
+    batches: Iterator[pa.RecordBatch],
+    new_columns: pa.Schema | None,
 ) -> Written:
     """``write_segments``, with a line in the log. Its time has the work of the query in it that
     makes the rows."""
     watch = TaskWatch(options.connection)
-    segments = write_segments(options, stream_id, batches)
+    segments = write_segments(options, stream_id, batches, new_columns)
     report = watch.report(
         "write",
         rows=sum(segment.rows for segment in segments),
@@ -171,9 +174,14 @@ def write_watched(
 
 
 def write_segments(
-    options: WriteOptions, stream_id: str, batches: Iterator[pa.RecordBatch]
+    options: WriteOptions,
+    stream_id: str,
+    batches: Iterator[pa.RecordBatch],
+    new_columns: pa.Schema | None,
 ) -> tuple[Segment, ...]:
     """Append the rows and wait until they are confirmed. Without rows no entry is written.
+
+    ``new_columns`` are those of the DataFrame, if the commit adds what the stream lacks of them.
 
     The writer is this process's and keeps its ledger open for the next task. Only the segments
     returned here can be committed; what a failed attempt wrote stays invisible. A partition that
@@ -189,7 +197,7 @@ def write_segments(
     budget = RetryBudget(f"stream {options.stream!r}: writing", RETRY_IN_TASK_S)
     while True:
         try:
-            return _write_once(options, stream_id, rows)
+            return _write_once(options, stream_id, rows, new_columns)
         except TRANSIENT_ERRORS as error:
             if not rows.is_repeatable:
                 raise
@@ -197,7 +205,10 @@ def write_segments(
 
 
 def _write_once(
-    options: WriteOptions, stream_id: str, rows: Iterable[pa.RecordBatch]
+    options: WriteOptions,
+    stream_id: str,
+    rows: Iterable[pa.RecordBatch],
+    new_columns: pa.Schema | None,
 ) -> tuple[Segment, ...]:
     writer = sessions.segment_writer(
         options.connection,
@@ -208,7 +219,7 @@ def _write_once(
     )
     try:
         for batch in rows:
-            writer.write(batch)
+            writer.write(batch, merge_schema=new_columns)
         return tuple(writer.finish())
     except BaseException:
         writer.abandon()

@@ -236,7 +236,7 @@ class Keeper:
     async def run_pass(self) -> list[tuple[Verdict, LedgerId]]:
         """Look at everything that is unsettled, and do what is due; what that was.
 
-        Raises what the store raises: then the rest is left to the next pass.
+        Raises what the store raises: then the rest is left to the next pass (rule K6).
         """
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)

@@ -10,8 +10,9 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from spark_ledger.client.blocking import BlockingPortal, LedgerConnection
+from spark_ledger.client.blocking import LedgerConnection
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.arrow_types import Rows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
@@ -173,6 +174,7 @@ class Stream:
         transaction_id: int | None = None,
         run_id: str = "",
         overwrite: bool = False,
+        new_columns: pa.Schema | None = None,
     ) -> Commit:
         """Commit segments that writers finished, here or in other processes, in this order."""
         return self._call(
@@ -182,6 +184,7 @@ class Stream:
                 transaction_id=transaction_id,
                 run_id=run_id,
                 overwrite=overwrite,
+                new_columns=new_columns,
             )
         )
 
@@ -210,12 +213,13 @@ class Stream:
         self._handles.add(writer)
         return writer
 
-    def check_schema(self, schema: pa.Schema) -> None:
-        """Raises SchemaMismatchError if data of this schema cannot be appended as they are."""
-        self._call(self._stream.check_schema(schema))
+    def check_schema(self, schema: pa.Schema, *, merge_schema: bool = False) -> None:
+        """Raises SchemaMismatchError if data of this schema cannot be appended as they are, or
+        with ``merge_schema``. Changes nothing."""
+        self._call(self._stream.check_schema(schema, merge_schema=merge_schema))
 
     def merge_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Add the columns that the stream lacks, nullable; the newest schema after that."""
+        """Add the columns that the stream lacks, nullable, at once; the newest schema then."""
         return self._call(self._stream.merge_schema(schema))
 
     # -- looking up --------------------------------------------------------------------------------
@@ -373,12 +377,15 @@ class SegmentWriter:
         self._portal = portal
         self._writer = writer
 
-    def write(self, data: Rows) -> int:
+    def write(self, data: Rows, *, merge_schema: bool | pa.Schema | None = None) -> int:
         """Append rows to the micro-batch; how many. Waits only while too much is in flight.
 
         Items of an iterable are taken in the caller's thread, because that may block.
         """
-        return sum(self._portal.call(self._writer.write(batch)) for batch in as_batches(data))
+        return sum(
+            self._portal.call(self._writer.write(batch, merge_schema=merge_schema))
+            for batch in as_batches(data)
+        )
 
     def finish(self) -> list[Segment]:
         """End the micro-batch; its segments (no number yet) once all entries are confirmed."""

@@ -67,6 +67,9 @@ class LedgerNaming(Protocol):
     def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
         """The parts of a transaction that fail with NotFoundError if one was deleted."""
 
+    def deletes(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
+        """The parts of a transaction that delete ledgers; it fails if one was deleted before."""
+
     def named(self, ledger_ids: Iterable[LedgerId]) -> None:
         """A transaction with these parts has succeeded."""
 

@@ -217,6 +217,10 @@ class Segment:
     ``size_bytes`` counts payload bytes. ``entry_rows`` is the number of rows of each entry. All
     entries have one schema version (rule T8). A segment that is in no commit yet has the number
     ``UNPLACED``.
+
+    ``new_schema`` is the schema of its entries while the stream may lack it, and then
+    ``schema_version`` is what its writer expects. The commit gives it its version; if that is
+    another, ``written_version`` has the one that the entries name (rule T19).
     """
 
     number: int
@@ -227,6 +231,8 @@ class Segment:
     size_bytes: int
     schema_version: int
     entry_rows: tuple[int, ...]
+    written_version: int | None = None
+    new_schema: pa.Schema | None = None
 
     def __post_init__(self) -> None:
         reason = segment_error(
@@ -245,6 +251,16 @@ class Segment:
     def entries(self) -> int:
         """How many entries it has; at least one."""
         return self.last_entry - self.first_entry + 1
+
+    @property
+    def entries_version(self) -> int:
+        """The schema version that its entries name."""
+        return self.schema_version if self.written_version is None else self.written_version
+
+    def with_version(self, version: int) -> Segment:
+        """The same segment, of a schema version that the stream has."""
+        written = None if version == self.entries_version else self.entries_version
+        return replace(self, schema_version=version, written_version=written, new_schema=None)
 
     def placed(self, number: int) -> Segment:
         """The same segment with a number."""

@@ -237,7 +237,7 @@ class _Decoder:
             f"(ledger {segment.ledger_id}, entry {entry.entry_id})"
         )
         header = read_header(entry.payload, where)
-        expected = (segment.schema_version, segment.entry_rows[number])
+        expected = (segment.entries_version, segment.entry_rows[number])
         if (header.schema_version, header.rows) != expected:
             raise CorruptionError(
                 f"{where}: schema version {header.schema_version} and {header.rows} rows, but the "

@@ -105,6 +105,7 @@ def _stream_nodes() -> list[Target]:
     commits = [
         streams.encode_commit(Commit(3, 1_700_000_000_000, 5, segments, "sink", 8, "run", 10, 20)),
         streams.encode_commit(Commit(3, 1, 5, (), "sink", -1)),
+        streams.encode_commit(Commit(3, 1, 5, (segments[1].with_version(4),), "sink", -1)),
         streams.encode_commit(
             Commit(3, 1, 5, (), "sink", 2**60), streams.SegmentListPointer(LedgerId(6), 2)
         ),
