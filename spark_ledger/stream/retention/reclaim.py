@@ -1,4 +1,4 @@
-"""Gives the space of dropped commits back: their ledgers, then manifests, then the root says so.
+"""Frees the space of dropped commits: their ledgers, then manifests, then the root says so.
 
 The order is that of rules T17 and T18. A step may be cut off anywhere, done twice, and begun by
 two at once: what it found is found again, and a deletion is a transaction that checks who may.
@@ -167,7 +167,7 @@ class Reclaimer:
         if not free:
             return left
         config = await self._listing([each.value.ledger_id for each in free])
-        # Commits that were made before the list are seen now; those behind it refuse these ledgers.
+        # Commits that were made before the list are seen now; later ones refuse these ledgers.
         ids = [each.value.ledger_id for each in free]
         newest = (await self._nodes.head(latest=True)).value.next_commit
         again = await self._names.named(self._log, ids, end, newest)

@@ -21,12 +21,14 @@ from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.types import (
     BookieId,
+    BookieInfo,
     Entry,
     EntryId,
     Fragment,
     LedgerId,
     LedgerMetadata,
     Quorums,
+    ReplicaHint,
 )
 
 
@@ -108,7 +110,7 @@ class FakeReader:
         self.is_closed = ledger.closed
 
     async def read_batches(
-        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> AsyncGenerator[list[Entry], None]:
         if not unconfirmed and not self.is_closed:
             raise ReadBeyondConfirmedError(f"entry {last} is not confirmed")
@@ -193,6 +195,9 @@ class FakeLedgers:
 
     def has_bookies_for(self, ensemble_size: int) -> bool:
         return self.bookies >= ensemble_size
+
+    def registered_bookies(self) -> list[BookieInfo]:
+        return []
 
     @property
     def timer(self) -> Timer:
