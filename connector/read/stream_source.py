@@ -301,7 +301,7 @@ class StreamSource:
                 (commit,) = self._commits.between(position.segment, position.segment + 1)
             except DataLossError:  # truncated in this moment: the next trigger knows
                 return self._offset(head.end)
-            lag = stream_lag(head, position, commit, round(time.time() * 1000))
+            lag = stream_lag(head, position, commit, time.time_ns() // 1_000_000)
         return with_lag(self._offset(head.end), self._options.stream or "", lag)
 
     # -- partitions --------------------------------------------------------------------------------
