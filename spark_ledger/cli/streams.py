@@ -36,7 +36,7 @@ stream_argument = click.argument("name")
 
 @click.group()
 def group() -> None:
-    """Look at and read streams, and say how much of them is kept."""
+    """Create, read, truncate and delete streams; say how much is kept."""
 
 
 for command in (plan, truncate, retention, hold):

@@ -37,7 +37,7 @@ TRUNCATE_TIMEOUT_S: Final = 60.0
 races for the head, or the metadata store cannot be reached; as long as a commit does."""
 
 DROPPED_PER_STEP: Final = 1000
-"""Dropped commits whose space is given back at a time: their ledgers are some thousands of ids."""
+"""Dropped commits whose space is freed at a time: their ledgers are some thousands of ids."""
 
 DROPPING_LEDGERS_MAX: Final = 500
 """Ledgers that the configuration lists as dropped at a time: 5 KB, which each writer reads once."""

@@ -275,7 +275,7 @@ class Stream:
         return self._call(self._stream.marks(first, end))
 
     def sealed_commits(self) -> int:
-        """How many commits are in manifests; those behind them are metadata nodes."""
+        """How many commits are in manifests; later ones are metadata nodes."""
         return self._call(self._stream.sealed_commits())
 
     def first_commit_since(self, time_ms: int) -> Commit | None:

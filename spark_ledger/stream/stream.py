@@ -281,7 +281,7 @@ class Stream:
         return await self._log.marks(first, end)
 
     async def sealed_commits(self) -> int:
-        """How many commits are in manifests; those behind them are metadata nodes (rule T11)."""
+        """How many commits are in manifests; later ones are metadata nodes (rule T11)."""
         return (await self._log.manifests.read_root()).sealed
 
     async def first_commit_since(self, time_ms: int) -> Commit | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from spark_ledger.cli.app import root
+from spark_ledger.cli.app import GROUPS, root
 from tests.style.sources import ROOT, sources
 from tests.style.test_documents import DOCUMENTS, SPAN
 
@@ -110,6 +110,13 @@ def wrong_with(words: list[str]) -> list[str]:
 def test_commands_of_a_document_can_be_typed(document: Path) -> None:
     wrong = {" ".join(words): found for words in commands(document) if (found := wrong_with(words))}
     assert not wrong
+
+
+def test_groups_of_commands_are_described_once() -> None:
+    """``ledger --help`` must not load the groups, so their first lines stand in a table."""
+    context = click.Context(root)
+    groups = {name: root.get_command(context, name) for name in root.list_commands(context)}
+    assert {name: group.help for name, group in groups.items() if group} == GROUPS
 
 
 @pytest.mark.parametrize(
