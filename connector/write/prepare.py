@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def prepare_stream(options: WriteOptions, schema: StructType) -> str:
-    """Open or create the stream, and merge the schema if the options say so; the stream's id.
+    """Open or create the stream; its id. A stream that is there is not changed: what mergeSchema
+    adds is part of the commit (rule T19).
 
     Raises NoSuchStreamError if there is no stream and createStream=false, SchemaMismatchError
     naming the column if the stream does not take rows of ``schema``.
@@ -41,9 +42,7 @@ def _prepare(options: WriteOptions, schema: StructType) -> str:
     try:
         offered = arrow_schema_of(schema)
         stream = _open_or_create(options, offered)
-        if options.merge_schema:
-            stream.merge_schema(offered)
-        stream.check_schema(offered)
+        stream.check_schema(offered, merge_schema=options.merge_schema)
         return stream.config.stream_id
     except SchemaMismatchError as error:
         if str(error).startswith(subject):

@@ -132,9 +132,14 @@ def segments_by_partition(messages: Iterable[WriterCommitMessage | None]) -> tup
 
 
 def write_segments(
-    options: WriteOptions, stream_id: str, batches: Iterator[pa.RecordBatch]
+    options: WriteOptions,
+    stream_id: str,
+    batches: Iterator[pa.RecordBatch],
+    new_columns: pa.Schema | None,
 ) -> tuple[Segment, ...]:
     """Append the rows and wait until they are confirmed. Without rows no entry is written.
+
+    ``new_columns`` are those of the DataFrame, if the commit adds what the stream lacks of them.
 
     The writer is this process's and keeps its ledger open for the next task. Only the segments
     returned here can be committed; what a failed attempt wrote stays invisible. A partition that
@@ -150,7 +155,7 @@ def write_segments(
     budget = RetryBudget(f"stream {options.stream!r}: writing", RETRY_IN_TASK_S)
     while True:
         try:
-            return _write_once(options, stream_id, rows)
+            return _write_once(options, stream_id, rows, new_columns)
         except TRANSIENT_ERRORS as error:
             if not rows.is_repeatable:
                 raise
@@ -158,7 +163,10 @@ def write_segments(
 
 
 def _write_once(
-    options: WriteOptions, stream_id: str, rows: Iterable[pa.RecordBatch]
+    options: WriteOptions,
+    stream_id: str,
+    rows: Iterable[pa.RecordBatch],
+    new_columns: pa.Schema | None,
 ) -> tuple[Segment, ...]:
     writer = sessions.segment_writer(
         options.connection,
@@ -169,7 +177,7 @@ def _write_once(
     )
     try:
         for batch in rows:
-            writer.write(batch)
+            writer.write(batch, merge_schema=new_columns)
         return tuple(writer.finish())
     except BaseException:
         writer.abandon()

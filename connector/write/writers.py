@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.options import WriteOptions
 from connector.retry import retry_transient
+from connector.schema import arrow_schema_of
 from connector.write.prepare import prepare_stream
 from connector.write.repeated import (
     MicroBatch,
@@ -41,6 +42,7 @@ from spark_ledger.errors import ConfigurationError, ConflictError
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
+    from spark_ledger.stream.model import Segment
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         self._options = options
         self._overwrite = overwrite
         self._stream_id = prepare_stream(options, schema)
+        self._new_columns = arrow_schema_of(schema) if options.merge_schema else None
         self._skipped = self._is_committed()
 
     def _is_committed(self) -> bool:
@@ -94,7 +97,9 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         context = TaskContext.get()
         assert context is not None, "Spark calls write() in a task"
         stream_id = self._stream_id
-        segments = () if self._skipped else write_segments(self._options, stream_id, iterator)
+        segments: tuple[Segment, ...] = ()
+        if not self._skipped:
+            segments = write_segments(self._options, stream_id, iterator, self._new_columns)
         # A skipped write drains its input: Spark ends the Python process of a task that leaves
         # some of it.
         for _ in iterator:
@@ -106,7 +111,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         if self._skipped:
             return
         segments = segments_by_partition(messages)
-        if not segments and not self._overwrite:
+        if not segments and not self._overwrite and not self._adds_columns():
             return
         options = self._options
         try:
@@ -116,6 +121,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
                     sink_id=options.transaction_app,
                     transaction_id=options.transaction_version,
                     overwrite=self._overwrite,
+                    new_columns=self._new_columns,
                 ),
                 f"stream {options.stream!r}: the commit of a batch write",
                 # Only a named transaction is applied at most once (rule T3).
@@ -124,6 +130,20 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         except ConflictError:
             if not self._is_committed():
                 raise
+
+    def _adds_columns(self) -> bool:
+        """Whether the stream lacks a column, which counts also for a write without rows."""
+        if self._new_columns is None:
+            return False
+        columns, name = self._new_columns, self._options.stream
+        known = retry_transient(
+            lambda: {each.lower() for each in self._stream().refresh().schema.names},
+            f"stream {name!r}: reading its schema",
+        )
+        return any(
+            field.name.lower() not in known and not pa.types.is_null(field.type)
+            for field in columns
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete nothing: what the tasks wrote is in no commit, so nobody sees it (rule T1)."""
@@ -145,6 +165,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
             )
         self._options = options
         self._stream_id = prepare_stream(options, schema)
+        self._new_columns = arrow_schema_of(schema) if options.merge_schema else None
 
     # The override is DataSourceStreamArrowWriter's own: batches instead of rows.
     def write(  # type: ignore[override]
@@ -152,7 +173,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
     ) -> TaskWritten:
         """Append a partition; runs in a task."""
         task = streaming_task(TaskContext.get())
-        segments = write_segments(self._options, self._stream_id, iterator)
+        segments = write_segments(self._options, self._stream_id, iterator, self._new_columns)
         return TaskWritten(
             partition=task.partition,
             attempt=task.attempt,

@@ -20,14 +20,18 @@ from spark_ledger.cli.output import (
     time_text,
 )
 from spark_ledger.cli.settings import Command, Settings, common_options, password_option
+from spark_ledger.limits import KIB
 from spark_ledger.stream.ledgers import purpose_of, stream_of
 from spark_ledger.types import Entry, LedgerMetadata
 
 if TYPE_CHECKING:
-    from spark_ledger.client.blocking import BlockingWriter
+    from spark_ledger.client.blocking_writer import BlockingWriter
 
-ADDS_IN_FLIGHT_MAX: Final = 10_000
+BATCHES_IN_FLIGHT_MAX: Final = 1000
 """Futures kept at once; the bytes in flight are bounded by the writer itself."""
+
+_BATCH_ENTRIES, _BATCH_BYTES = 200, 64 * KIB
+"""Of what is appended together: enough that the cost of a batch does not count."""
 
 
 @click.group()
@@ -206,6 +210,8 @@ def append(
         raise click.UsageError("give PAYLOADs or --file, not both")
     source = file or sys.stdin.buffer
     payloads = (text.encode() for text in payload) if payload else pieces(source, entry_bytes)
+    # What comes through a pipe is appended as it comes: nothing waits for the line behind it.
+    at_once = _BATCH_ENTRIES if payload or source.seekable() else 1
     with (
         settings.connect() as client,
         client.create_ledger(
@@ -216,7 +222,7 @@ def append(
             custom_metadata=custom_metadata(meta),
         ) as writer,
     ):
-        entries, size_bytes = append_all(writer, payloads, len(payload) or None)
+        entries, size_bytes = append_all(writer, payloads, len(payload) or None, at_once)
     if settings.as_json:
         fields = {"ledger_id": writer.ledger_id, "entries": entries, "bytes": size_bytes}
         print_json(fields)
@@ -234,23 +240,38 @@ def pieces(source: BinaryIO, entry_bytes: int | None) -> Iterator[bytes]:
 
 
 def append_all(
-    writer: BlockingWriter, payloads: Iterable[bytes], total: int | None
+    writer: BlockingWriter, payloads: Iterable[bytes], total: int | None, at_once: int
 ) -> tuple[int, int]:
     """Append everything with many adds in flight; (entries, bytes) once all are confirmed."""
-    pending: deque[Future[int]] = deque()
+    pending: deque[Future[range]] = deque()
     entries = size_bytes = 0
     with progress("appending", total) as advance:
-        for payload in payloads:
-            if len(pending) >= ADDS_IN_FLIGHT_MAX:
-                pending.popleft().result()
-                advance()
-            pending.append(writer.append_async(payload))
-            entries += 1
-            size_bytes += len(payload)
+        for batch in _batches(payloads, at_once):
+            if len(pending) >= BATCHES_IN_FLIGHT_MAX:
+                advance(len(pending.popleft().result()))
+            pending.append(writer.append_many_async(batch))
+            entries += len(batch)
+            size_bytes += sum(map(len, batch))
         for future in pending:
-            future.result()
-            advance()
+            advance(len(future.result()))
     return entries, size_bytes
+
+
+def _batches(payloads: Iterable[bytes], at_once: int) -> Iterator[list[bytes]]:
+    """The payloads in their order, so many at a time: to append them singly costs twice as much."""
+    batch: list[bytes] = []
+    size_bytes = 0
+    for payload in payloads:
+        if batch and size_bytes + len(payload) > _BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(payload)
+        size_bytes += len(payload)
+        if len(batch) == at_once:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
 
 
 class EntryPrinter:

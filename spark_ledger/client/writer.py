@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 from spark_ledger.client.appenders import Appenders
+from spark_ledger.client.completions import Completion, batch_completions, fail_all
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.frames import FrameStore
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
+from spark_ledger.client.payloads import check_batch, check_payload, copy_error
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
-    ConfigurationError,
-    EntryTooLargeError,
     FencedError,
     LedgerClosedError,
     LedgerError,
@@ -52,16 +51,6 @@ from spark_ledger.types import (
     Versioned,
 )
 from spark_ledger.wire.frame import Digest
-
-
-class Completion(Protocol):
-    """What is told of an entry's fate: an asyncio or a concurrent future."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: int, /) -> None: ...
-
-    def set_exception(self, exception: BaseException, /) -> None: ...
 
 
 class LedgerWriter:
@@ -197,6 +186,30 @@ class LedgerWriter:
             self._queued_first()
         return future
 
+    async def append_many(self, payloads: Iterable[bytes]) -> range:
+        """Append several entries at once and wait until all are confirmed; their ids.
+
+        For small entries: a batch costs little more than one of them. Raises as ``append``, and
+        then the first of them may be confirmed; ConfigurationError if the batch has more bytes than
+        may be in flight, or too many entries: nothing of it was appended.
+        """
+        await self.wait_for_room()
+        return await self.append_many_nowait(payloads)
+
+    def append_many_nowait(self, payloads: Iterable[bytes]) -> asyncio.Future[range]:
+        """Append several entries at once; a future of their ids, in the order of the payloads.
+
+        Raises TooManyRequestsError if a caller ignores ``wait_for_room``; else as ``append_many``.
+        """
+        checked = check_batch(payloads, self.bytes_in_flight_max)
+        self._check_accepts()
+        future: asyncio.Future[range] = self._loop.create_future()
+        if checked:
+            self.submit(checked, batch_completions(future, len(checked)))
+        else:
+            future.set_result(range(0))
+        return future
+
     def submit(self, payloads: Sequence[bytes], completions: Sequence[Completion]) -> None:
         """Append entries whose payloads were checked; each completion is told its entry's id."""
         self._check_accepts()
@@ -263,7 +276,7 @@ class LedgerWriter:
         payloads, completions = self._queue, self._queue_completions
         self._queue, self._queue_completions, self._queue_bytes = [], [], 0
         if self._machine.error is not None:
-            _fail(completions, self._machine.error)
+            fail_all(completions, self._machine.error)
             return
         sizes = self._frames.seal(payloads, self._machine.last_add_confirmed)
         self._pending.extend(completions)
@@ -312,7 +325,7 @@ class LedgerWriter:
         failed = [*self._pending, *self._queue_completions]
         self._pending.clear()
         self._queue, self._queue_completions, self._queue_bytes = [], [], 0
-        _fail(failed, error)
+        fail_all(failed, error)
 
     async def _choose(self, command: ChooseBookies) -> Event:
         chosen = await self._context.replacements(command)
@@ -433,35 +446,3 @@ class LedgerWriter:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-
-def check_payload(payload: bytes) -> bytes:
-    """The payload as bytes.
-
-    Raises ConfigurationError if it is no bytes, EntryTooLargeError if it is above the bound.
-    """
-    if not isinstance(payload, bytes):
-        if not isinstance(payload, bytearray | memoryview):
-            raise ConfigurationError(
-                f"an entry is bytes, not {type(payload).__name__}: encode it first"
-            )
-        payload = bytes(payload)
-    if len(payload) > ENTRY_PAYLOAD_BYTES_MAX:
-        raise EntryTooLargeError(
-            f"an entry of {len(payload)} bytes: at most {ENTRY_PAYLOAD_BYTES_MAX} are allowed; "
-            "split it into several entries"
-        )
-    return payload
-
-
-def _fail(completions: Sequence[Completion], error: LedgerError) -> None:
-    for completion in completions:
-        if not completion.done():
-            completion.set_exception(copy_error(error))
-
-
-def copy_error(error: LedgerError) -> LedgerError:
-    """The same error to raise once more: every raise makes the traceback of an instance longer."""
-    copied = type(error)(*error.args)
-    copied.__cause__ = error.__cause__
-    return copied

@@ -16,6 +16,10 @@ WRITER_QUEUED_BYTES_FACTOR: Final = 4
 producer that waits for room can pass that bound with one batch and does not come near this one; a
 producer that never waits would fill the memory without it (rule P11)."""
 
+APPEND_BATCH_ENTRIES_MAX: Final = 100_000
+"""Entries of one ``append_many``: the loop seals them in one turn, a tenth of a second for so many,
+and looks at nothing else meanwhile."""
+
 ADD_TIMEOUT_S: Final = 5.0
 """A bookie that acknowledges nothing for this long while adds wait is silent: failed (rule P11)."""
 

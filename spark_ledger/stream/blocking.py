@@ -10,8 +10,9 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from spark_ledger.client.blocking import BlockingPortal, LedgerConnection
+from spark_ledger.client.blocking import LedgerConnection
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.arrow_types import Rows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
@@ -29,12 +30,13 @@ from spark_ledger.stream.model import (
     SinkRecord,
     StreamConfig,
 )
+from spark_ledger.stream.plan.locate import Located
 from spark_ledger.stream.positions import Position
 from spark_ledger.stream.retention.blocking import StreamRetention
 from spark_ledger.stream.segment_writer import SegmentWriter as AsyncSegmentWriter
 from spark_ledger.stream.segment_writer import as_batches
 from spark_ledger.stream.stream import Stream as AsyncStream
-from spark_ledger.types import Dlsn
+from spark_ledger.types import Dlsn, LedgerId, ReplicaHint
 
 T = TypeVar("T")
 
@@ -173,6 +175,7 @@ class Stream:
         transaction_id: int | None = None,
         run_id: str = "",
         overwrite: bool = False,
+        new_columns: pa.Schema | None = None,
     ) -> Commit:
         """Commit segments that writers finished, here or in other processes, in this order."""
         return self._call(
@@ -182,6 +185,7 @@ class Stream:
                 transaction_id=transaction_id,
                 run_id=run_id,
                 overwrite=overwrite,
+                new_columns=new_columns,
             )
         )
 
@@ -210,12 +214,13 @@ class Stream:
         self._handles.add(writer)
         return writer
 
-    def check_schema(self, schema: pa.Schema) -> None:
-        """Raises SchemaMismatchError if data of this schema cannot be appended as they are."""
-        self._call(self._stream.check_schema(schema))
+    def check_schema(self, schema: pa.Schema, *, merge_schema: bool = False) -> None:
+        """Raises SchemaMismatchError if data of this schema cannot be appended as they are, or
+        with ``merge_schema``. Changes nothing."""
+        self._call(self._stream.check_schema(schema, merge_schema=merge_schema))
 
     def merge_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Add the columns that the stream lacks, nullable; the newest schema after that."""
+        """Add the columns that the stream lacks, nullable, at once; the newest schema then."""
         return self._call(self._stream.merge_schema(schema))
 
     # -- looking up --------------------------------------------------------------------------------
@@ -261,12 +266,16 @@ class Stream:
             )
         )
 
+    def locate(self, ledger_ids: Iterable[LedgerId]) -> Located:
+        """Where the entries of ledgers lie, as far as that can be looked up now."""
+        return self._call(self._stream.locator.locate(ledger_ids))
+
     def marks(self, first: int, end: int) -> list[CommitMark]:
         """Where every hundredth commit between two begins: see ``stream.Stream.marks``."""
         return self._call(self._stream.marks(first, end))
 
     def sealed_commits(self) -> int:
-        """How many commits are in manifests; those behind them are metadata nodes."""
+        """How many commits are in manifests; later ones are metadata nodes."""
         return self._call(self._stream.sealed_commits())
 
     def first_commit_since(self, time_ms: int) -> Commit | None:
@@ -313,7 +322,7 @@ class Stream:
         ranges: Iterable[SegmentRange],
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> Iterator[PositionedBatch]:
         """The rows of ranges that a planner made, each batch with its position."""
         chunks = self._stream.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
@@ -326,7 +335,7 @@ class Stream:
         end: Dlsn,
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> Iterator[PositionedBatch]:
         """The rows between two positions that are in these commits, each batch with its place."""
         chunks = self._stream.read_commit_chunks(
@@ -373,12 +382,15 @@ class SegmentWriter:
         self._portal = portal
         self._writer = writer
 
-    def write(self, data: Rows) -> int:
+    def write(self, data: Rows, *, merge_schema: bool | pa.Schema | None = None) -> int:
         """Append rows to the micro-batch; how many. Waits only while too much is in flight.
 
         Items of an iterable are taken in the caller's thread, because that may block.
         """
-        return sum(self._portal.call(self._writer.write(batch)) for batch in as_batches(data))
+        return sum(
+            self._portal.call(self._writer.write(batch, merge_schema=merge_schema))
+            for batch in as_batches(data)
+        )
 
     def finish(self) -> list[Segment]:
         """End the micro-batch; its segments (no number yet) once all entries are confirmed."""

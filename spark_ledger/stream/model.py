@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from spark_ledger.errors import ConfigurationError
@@ -217,6 +218,10 @@ class Segment:
     ``size_bytes`` counts payload bytes. ``entry_rows`` is the number of rows of each entry. All
     entries have one schema version (rule T8). A segment that is in no commit yet has the number
     ``UNPLACED``.
+
+    ``new_schema`` is the schema of its entries while the stream may lack it, and then
+    ``schema_version`` is what its writer expects. The commit gives it its version; if that is
+    another, ``written_version`` has the one that the entries name (rule T19).
     """
 
     number: int
@@ -227,6 +232,8 @@ class Segment:
     size_bytes: int
     schema_version: int
     entry_rows: tuple[int, ...]
+    written_version: int | None = None
+    new_schema: pa.Schema | None = None
 
     def __post_init__(self) -> None:
         reason = segment_error(
@@ -245,6 +252,16 @@ class Segment:
     def entries(self) -> int:
         """How many entries it has; at least one."""
         return self.last_entry - self.first_entry + 1
+
+    @property
+    def entries_version(self) -> int:
+        """The schema version that its entries name."""
+        return self.schema_version if self.written_version is None else self.written_version
+
+    def with_version(self, version: int) -> Segment:
+        """The same segment, of a schema version that the stream has."""
+        written = None if version == self.entries_version else self.entries_version
+        return replace(self, schema_version=version, written_version=written, new_schema=None)
 
     def placed(self, number: int) -> Segment:
         """The same segment with a number."""
@@ -404,6 +421,16 @@ class SegmentRange(NamedTuple):
         counts = self.segment.entry_rows
         whole = sum(counts[self.start[0] : self.end[0]])
         return whole - self.start[1] + self.end[1]
+
+    @property
+    def entry_bytes(self) -> list[int]:
+        """About how many payload bytes each entry of the range has, by its rows. An entry counts
+        whole, as it is read whole; those of a segment add up to its size."""
+        segment = self.segment
+        rows = accumulate(segment.entry_rows, initial=0)
+        ends = [segment.size_bytes * each // segment.rows for each in rows]
+        stop = self.end[0] + (self.end[1] > 0)
+        return [b - a for a, b in pairwise(ends[self.start[0] : stop + 1])]
 
     @property
     def size_bytes(self) -> int:

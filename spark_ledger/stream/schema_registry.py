@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,7 +15,13 @@ from spark_ledger.errors import (
     SchemaMismatchError,
 )
 from spark_ledger.stream.format import codec
-from spark_ledger.stream.format.schema import Projection, canonical_schema, merge_schema, mismatch
+from spark_ledger.stream.format.schema import (
+    Projection,
+    canonical_schema,
+    check_covers,
+    merge_schema,
+    mismatch,
+)
 from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import Versioned
@@ -34,6 +41,20 @@ class Fit(NamedTuple):
     schema_version: int
     schema: pa.Schema
     projection: Projection
+    is_new: bool = False
+    """The stream may lack this version: the commit adds it (rule T19)."""
+
+
+class _LastFit(NamedTuple):
+    """What was asked for last, and the answer."""
+
+    schema: pa.Schema
+    merge: bool | pa.Schema
+    base: pa.Schema
+    fit: Fit
+
+    def is_for(self, schema: pa.Schema, merge: bool | pa.Schema, base: pa.Schema) -> bool:
+        return self.merge is merge and self.base is base and self.schema.equals(schema)
 
 
 class SchemaRegistry:
@@ -42,7 +63,7 @@ class SchemaRegistry:
     def __init__(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
         self._nodes = nodes
         self._config = config
-        self._last: tuple[pa.Schema, bool, Fit] | None = None
+        self._last: _LastFit | None = None
 
     @property
     def versioned(self) -> Versioned[StreamConfig]:
@@ -79,26 +100,67 @@ class SchemaRegistry:
             f"is {self.config.schema_version}"
         )
 
-    async def fit(self, schema: pa.Schema, *, merge: bool) -> Fit:
-        """The version that takes batches of an Arrow schema; ``merge`` adds new columns first.
+    def grown(self, config: Versioned[StreamConfig]) -> None:
+        """Our commit has added schema versions: this is the configuration now (rule T19)."""
+        assert len(config.value.schemas) > len(self.config.schemas), "that is what it did"
+        self._config = config
+
+    async def fit(
+        self, schema: pa.Schema, *, merge: bool | pa.Schema, pending: Sequence[Fit] = ()
+    ) -> Fit:
+        """The version that takes batches of an Arrow schema. Nothing is written here.
+
+        With ``merge`` columns that the stream lacks make a new version, which the commit adds, and
+        columns that the data lack are null. ``merge`` as a schema says what the new columns are.
+        ``pending`` are the new versions that the same micro-batch has needed before.
 
         Raises SchemaMismatchError that names the field.
         """
-        if self._last is not None and self._last[1] == merge and self._last[0].equals(schema):
-            return self._last[2]
+        last, base = self._last, self._base(pending)
+        if last is not None and last.is_for(schema, merge, base):
+            return last.fit
         offered = canonical_schema(schema)
         fit = self._find(schema, offered)
         if fit is None:
             await self.refresh()
             fit = self._find(schema, offered)
-        if fit is None and merge:
-            stored = await self.merge(offered)
-            fit = Fit(self.config.schemas.index(stored), stored, Projection(schema, stored))
+            base = self._base(pending)
+        if fit is None and merge is not False:
+            wanted = offered if merge is True else merge
+            fit = self._merged(schema, offered, wanted, base, pending)
         if fit is None:
             reason = mismatch(self.config.schema, offered)
             raise SchemaMismatchError(f"stream {self.config.name!r}: {reason}")
-        self._last = (schema, merge, fit)
+        self._last = _LastFit(schema, merge, base, fit)
         return fit
+
+    def _base(self, pending: Sequence[Fit]) -> pa.Schema:
+        """The schema to which new columns are added."""
+        return pending[-1].schema if pending else self.config.schema
+
+    def _merged(
+        self,
+        schema: pa.Schema,
+        offered: pa.Schema,
+        wanted: pa.Schema,
+        base: pa.Schema,
+        pending: Sequence[Fit],
+    ) -> Fit:
+        """The fit with the columns of ``wanted``, and the number that its version will have if no
+        other commit adds one first."""
+        try:
+            merged = merge_schema(base, wanted)
+            check_covers(merged, offered)
+        except SchemaMismatchError as error:
+            raise SchemaMismatchError(f"stream {self.config.name!r}: {error}") from error
+        projection = Projection(schema, merged)
+        if merged is not base:
+            following = pending[-1].schema_version + 1 if pending else 0
+            version = max(following, len(self.config.schemas))
+            return Fit(version, merged, projection, is_new=True)
+        if pending:
+            return pending[-1]._replace(projection=projection)
+        return Fit(self.config.schema_version, merged, projection)
 
     def _find(self, schema: pa.Schema, offered: pa.Schema) -> Fit | None:
         """The newest version with exactly these columns, or None. A writer that does not have a
@@ -110,7 +172,8 @@ class SchemaRegistry:
         return None
 
     async def merge(self, offered: pa.Schema) -> pa.Schema:
-        """Add the columns of a canonical schema that the stream lacks; the newest schema then.
+        """Add the columns of a canonical schema that the stream lacks, at once and without a
+        commit; the newest schema then.
 
         The configuration is replaced in the version that was read, so of two processes that add
         columns one sees those of the other first (rule T8). Raises SchemaMismatchError if a column

@@ -33,7 +33,7 @@ from spark_ledger.stream.format.arrow_types import AsyncRows, Rows
 from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder, in_pieces
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, ledger_tags
 from spark_ledger.stream.model import UNPLACED, Compression, Segment, parse_compression
-from spark_ledger.stream.schema_registry import SchemaRegistry
+from spark_ledger.stream.schema_registry import Fit, SchemaRegistry
 from spark_ledger.types import EntryId
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,8 @@ class _OpenSegment:
     last: asyncio.Future[int] | None = None
     """The entry pushed last. A ledger confirms in order, so with it all are confirmed."""
     failure: BaseException | None = None
+    new_schema: pa.Schema | None = None
+    """The schema of the entries, if the commit adds it to the stream (rule T19)."""
 
     def push(self, entry: EncodedEntry) -> None:
         future = self.ledger.append_nowait(entry.payload)
@@ -124,6 +126,7 @@ class _OpenSegment:
             size_bytes=self.size_bytes,
             schema_version=self.schema_version,
             entry_rows=tuple(self.entry_rows),
+            new_schema=self.new_schema,
         )
 
 
@@ -173,6 +176,8 @@ class SegmentWriter:
         self._last_push: asyncio.Future[int] | None = None
         self._encoder: EntryEncoder | None = None
         self._segments: list[_OpenSegment] = []
+        self._new: list[Fit] = []
+        """The new schema versions of this micro-batch. Its commit adds them (rule T19)."""
         self._is_broken = False
         """A part of this micro-batch could not be written, so none of it may be finished."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -187,9 +192,10 @@ class SegmentWriter:
         """The ledger that takes entries now, or None if none is open."""
         return None if self._ledger is None else self._ledger.ledger_id
 
-    async def write(self, data: AsyncRows, *, merge_schema: bool | None = None) -> int:
+    async def write(self, data: AsyncRows, *, merge_schema: bool | pa.Schema | None = None) -> int:
         """Append rows to the micro-batch; how many. Returns once they are pushed, or held to be
         joined with the next ones. ``data``: see ``as_batches``, or an async iterable of such.
+        ``merge_schema`` as a schema: what the columns are that the commit adds.
 
         Raises SchemaMismatchError, EntryTooLargeError that names the row, or what an append
         failed with. After an error the micro-batch has to be abandoned and written again.
@@ -209,9 +215,11 @@ class SegmentWriter:
             self._used()
         return rows
 
-    async def _write_batch(self, batch: pa.RecordBatch, merge: bool) -> None:
-        fit = await self._schemas.fit(batch.schema, merge=merge)
-        encoder = await self._encoder_for(fit.schema_version, fit.schema)
+    async def _write_batch(self, batch: pa.RecordBatch, merge: bool | pa.Schema) -> None:
+        fit = await self._schemas.fit(batch.schema, merge=merge, pending=self._new)
+        if fit.is_new and all(known.schema is not fit.schema for known in self._new):
+            self._new.append(fit)
+        encoder = await self._encoder_for(fit)
 
         def encode(piece: pa.RecordBatch) -> list[EncodedEntry]:
             return encoder.add(fit.projection.apply(piece))
@@ -221,7 +229,7 @@ class SegmentWriter:
                 entries = await asyncio.to_thread(encode, piece)
             else:
                 entries = encode(piece)
-            await self._push(entries, encoder.schema_version)
+            await self._push(entries, encoder)
 
     async def seal(self) -> PendingSegments:
         """End the micro-batch: push the rows that are held. The next one may begin at once.
@@ -239,7 +247,7 @@ class SegmentWriter:
         if encoder is not None:
             self._calls += 1
             try:
-                await self._push(encoder.flush(), encoder.schema_version)
+                await self._push(encoder.flush(), encoder)
             except BaseException:
                 self._is_broken = True
                 raise
@@ -247,6 +255,7 @@ class SegmentWriter:
                 self._calls -= 1
                 self._used()
         segments, self._segments = self._segments, []
+        self._new = []
         return PendingSegments(self, segments)
 
     async def finish(self) -> list[Segment]:
@@ -265,6 +274,7 @@ class SegmentWriter:
         """Forget the micro-batch. Its entries stay, but no commit will name them (rule T1)."""
         failed = [segment.ledger for segment in self._segments if segment.failure is not None]
         self._segments, self._encoder, self._is_broken = [], None, False
+        self._new = []
         for ledger in failed:
             self.stop_using(ledger)
 
@@ -282,22 +292,24 @@ class SegmentWriter:
         if self._ledger is ledger:
             self._close_ledger()
 
-    async def _encoder_for(self, schema_version: int, schema: pa.Schema) -> EntryEncoder:
+    async def _encoder_for(self, fit: Fit) -> EntryEncoder:
         """The encoder of a version. A new version ends the entry: entries have one (rule T8)."""
         encoder = self._encoder
-        if encoder is not None and encoder.schema_version != schema_version:
-            await self._push(encoder.flush(), encoder.schema_version)
+        if encoder is not None and (
+            encoder.schema_version != fit.schema_version or encoder.schema is not fit.schema
+        ):
+            await self._push(encoder.flush(), encoder)
             encoder = None
         if encoder is None:
             encoder = self._encoder = EntryEncoder(
-                schema,
-                schema_version,
+                fit.schema,
+                fit.schema_version,
                 compression=self._compression,
                 entry_bytes=self._entry_bytes,
             )
         return encoder
 
-    async def _push(self, entries: list[EncodedEntry], schema_version: int) -> None:
+    async def _push(self, entries: list[EncodedEntry], encoder: EntryEncoder) -> None:
         for entry in entries:
             ledger = await self._ledger_for(len(entry.payload))
             await ledger.wait_for_room()
@@ -305,7 +317,7 @@ class SegmentWriter:
                 if segment.failure is not None:
                     self.stop_using(segment.ledger)
                     raise segment.failure
-            segment = self._segment_for(ledger, schema_version)
+            segment = self._segment_for(ledger, encoder)
             try:
                 segment.push(entry)
             except LedgerError:
@@ -314,13 +326,21 @@ class SegmentWriter:
             self._last_push = segment.last
             self._ledger_bytes += len(entry.payload)
 
-    def _segment_for(self, ledger: OpenLedger, schema_version: int) -> _OpenSegment:
+    def _segment_for(self, ledger: OpenLedger, encoder: EntryEncoder) -> _OpenSegment:
         """The segment that takes the next entry: the last one, unless ledger or version changed."""
+        version = encoder.schema_version
+        is_new = any(fit.schema is encoder.schema for fit in self._new)
+        new_schema = encoder.schema if is_new else None
         if self._segments:
             segment = self._segments[-1]
-            if segment.ledger is ledger and segment.schema_version == schema_version:
+            if (segment.ledger, segment.schema_version, segment.new_schema) == (
+                ledger,
+                version,
+                new_schema,
+            ):
                 return segment
-        segment = _OpenSegment(ledger, schema_version, EntryId(ledger.last_add_pushed + 1))
+        first = EntryId(ledger.last_add_pushed + 1)
+        segment = _OpenSegment(ledger, version, first, new_schema=new_schema)
         self._segments.append(segment)
         return segment
 

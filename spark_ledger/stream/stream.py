@@ -15,7 +15,7 @@ from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.committer import Committer
 from spark_ledger.stream.commit.head_watch import HeadWatch
-from spark_ledger.stream.commit.proposals import new_proposal
+from spark_ledger.stream.commit.proposals import columns_of, new_proposal
 from spark_ledger.stream.concurrency import flatten
 from spark_ledger.stream.format.arrow_types import AsyncRows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
@@ -34,6 +34,7 @@ from spark_ledger.stream.model import (
     ranges_between,
 )
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.plan.locate import Locator
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.retention.handle import StreamRetention
@@ -43,7 +44,7 @@ from spark_ledger.stream.schema_registry import (
     SchemaRegistry,
 )
 from spark_ledger.stream.segment_writer import PendingSegments, SegmentWriter
-from spark_ledger.types import Dlsn, Versioned
+from spark_ledger.types import Dlsn, ReplicaHint, Versioned
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class Stream:
         self._committer = Committer(ledgers, nodes, self._log, self._schemas)
         self._watch = HeadWatch(nodes, config.value.stream_id)
         self._reader = RangeReader(ledgers, nodes, self._schemas)
+        self.locator = Locator(ledgers)
         self.retention = StreamRetention(nodes, self._schemas, self._log)
         self._append_lock = asyncio.Lock()
         self._append_writer: SegmentWriter | None = None
@@ -117,18 +119,18 @@ class Stream:
     ) -> Commit:
         """Append rows as one commit, visible to readers all at once.
 
-        ``data`` is a ``pyarrow`` Table or RecordBatch, or an iterable of them. With a sink id and a
-        transaction id a repetition of the pair changes nothing (``Commit.applied`` is false);
-        transactions of a sink must ascend. ``run_id`` is kept in the commit, and errors name it.
-        ``merge_schema`` adds columns the stream lacks. ``overwrite`` drops all rows before, in the
-        same commit.
+        ``data`` is a ``pyarrow`` Table or RecordBatch, or an iterable of them. A repetition of a
+        sink id and transaction id changes nothing (``Commit.applied`` is false); transactions of a
+        sink must ascend. ``run_id`` is kept in the commit, and errors name it. ``merge_schema``
+        adds columns that the stream lacks (rule T19), ``overwrite`` drops all rows before, both in
+        the same commit.
 
-        Raises ConfigurationError for an id that no commit may have, SchemaMismatchError,
-        EntryTooLargeError, ConflictError if the sink has applied a newer transaction,
-        NoSuchStreamError, OutcomeUnknownError if the commit may or may not have been made, and
-        what the client raises.
+        Raises ConfigurationError for a bad id, SchemaMismatchError, EntryTooLargeError,
+        ConflictError if the sink has applied a newer transaction, NoSuchStreamError,
+        OutcomeUnknownError if it may have been made, and what the client raises.
         """
-        proposal = new_proposal("append", sink_id, transaction_id, run_id, overwrite)
+        columns = columns_of(data) if merge_schema else None
+        proposal = new_proposal("append", sink_id, transaction_id, run_id, overwrite, columns)
         applied = await self._applied(proposal)
         if applied is not None:
             return applied
@@ -136,7 +138,7 @@ class Stream:
         return await self._commit(proposal, segments)
 
     async def _applied(self, proposal: Proposal) -> Commit | None:
-        """The commit of a pair that was applied before, found before its rows are written."""
+        """The commit of a pair that was applied before."""
         if not proposal.is_remembered:
             return None
         record = await self.last_transaction(proposal.sink_id)
@@ -147,9 +149,8 @@ class Stream:
     async def _write(self, data: AsyncRows, *, merge_schema: bool) -> list[Segment]:
         """Write the data; their segments, once all entries are confirmed (rule T1).
 
-        Data in memory go through one writer: concurrent appends push one after another, so that
-        their entries do not mix, and wait for their confirmations together. Data that are still
-        to come get a writer of their own, because nobody knows how long they take.
+        Data in memory go through one writer: appends push one after another, and wait for
+        confirmations together. Data that are still to come get one of their own.
         """
         if isinstance(data, pa.RecordBatch | pa.Table):
             async with self._append_lock:
@@ -174,17 +175,20 @@ class Stream:
         transaction_id: int | None = None,
         run_id: str = "",
         overwrite: bool = False,
+        new_columns: pa.Schema | None = None,
     ) -> Commit:
         """Commit segments that writers finished, here or in other processes, in this order.
 
-        As ``append``, without writing. An empty list makes a commit as well.
+        As ``append``, without writing. An empty list makes a commit as well. It adds those of
+        ``new_columns`` that the stream lacks, also if no segment has them.
         """
-        proposal = new_proposal("commit", sink_id, transaction_id, run_id, overwrite)
+        proposal = new_proposal("commit", sink_id, transaction_id, run_id, overwrite, new_columns)
         return await self._commit(proposal, segments)
 
     async def _commit(self, proposal: Proposal, segments: Iterable[Segment]) -> Commit:
         proposal = proposal.with_segments(tuple(segments))
-        newest = max((segment.schema_version for segment in proposal.segments), default=0)
+        known = [part.schema_version for part in proposal.segments if part.new_schema is None]
+        newest = max(known, default=0)
         await self._schemas.schema(newest)  # maybe new to this process (rule T8)
         commit = await self._committer.commit(proposal)
         self._watch.invalidate()  # so that a writer sees its own commit at once
@@ -216,12 +220,12 @@ class Stream:
             entry_bytes=entry_bytes,
         )
 
-    async def check_schema(self, schema: pa.Schema) -> None:
-        """Raises SchemaMismatchError if data of this schema cannot be appended as they are."""
-        await self._schemas.fit(schema, merge=False)
+    async def check_schema(self, schema: pa.Schema, *, merge_schema: bool = False) -> None:
+        """Raises SchemaMismatchError if data of this schema cannot be appended."""
+        await self._schemas.fit(schema, merge=merge_schema)
 
     async def merge_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Add the columns that the stream lacks, nullable; the newest schema then (rule T8)."""
+        """Add the columns that the stream lacks, nullable, at once; the newest schema then."""
         return await self._schemas.merge(canonical_schema(schema))
 
     # -- looking up --------------------------------------------------------------------------------
@@ -277,7 +281,7 @@ class Stream:
         return await self._log.marks(first, end)
 
     async def sealed_commits(self) -> int:
-        """How many commits are in manifests; those behind them are metadata nodes (rule T11)."""
+        """How many commits are in manifests; later ones are metadata nodes (rule T11)."""
         return (await self._log.manifests.read_root()).sealed
 
     async def first_commit_since(self, time_ms: int) -> Commit | None:
@@ -334,7 +338,7 @@ class Stream:
         """As ``read``, in lists of about one MiB, for callers to whom each item costs time."""
         target = await self._target_schema(schema, columns)
         first, last = await self._resolve(start, end)
-        async with aclosing(self._chunks_between(first, last, target)) as chunks:
+        async with aclosing(self._reader.read(self._ranges(first, last), schema=target)) as chunks:
             async for chunk in chunks:
                 yield [positioned.batch for positioned in chunk]
 
@@ -351,7 +355,9 @@ class Stream:
         target = await self._target_schema(schema, columns)
         position, end = await self._resolve(start, "latest")
         while True:
-            async with aclosing(self._chunks_between(position, end, target)) as chunks:
+            async with aclosing(
+                self._reader.read(self._ranges(position, end), schema=target)
+            ) as chunks:
                 async for chunk in chunks:
                     for positioned in chunk:
                         yield positioned.batch
@@ -369,7 +375,7 @@ class Stream:
         ranges: Iterable[SegmentRange],
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> AsyncGenerator[PositionedBatch, None]:
         """The rows of ranges that a planner made, each batch with its position.
 
@@ -384,7 +390,7 @@ class Stream:
         ranges: Iterable[SegmentRange],
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """As ``read_ranges``, in lists of about one MiB, as each item costs some callers time."""
         target = self.schema if schema is None else schema
@@ -397,7 +403,7 @@ class Stream:
         end: Dlsn,
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """The rows between two positions that are in these commits, which are looked up as it goes.
 
@@ -406,11 +412,6 @@ class Stream:
         target = self.schema if schema is None else schema
         ranges = self._ranges_of(commits, start, end)
         return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
-
-    def _chunks_between(
-        self, start: Dlsn, end: Dlsn, target: pa.Schema
-    ) -> AsyncGenerator[list[PositionedBatch], None]:
-        return self._reader.read(self._ranges(start, end), schema=target)
 
     async def _ranges(self, start: Dlsn, end: Dlsn) -> AsyncIterator[SegmentRange]:
         """The ranges between two positions, from commits that are looked up in growing steps."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import spark_ledger
-from spark_ledger.client.blocking import BlockingWriter
+from spark_ledger.client.blocking_writer import BlockingWriter
 from spark_ledger.errors import (
     BookieUnavailableError,
     FencedError,

@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 import spark_ledger
-from spark_ledger.client.blocking import BlockingReader, BlockingWriter
+from spark_ledger.client.blocking import BlockingReader
+from spark_ledger.client.blocking_writer import BlockingWriter
 from spark_ledger.errors import (
     BookieUnavailableError,
     ConfigurationError,

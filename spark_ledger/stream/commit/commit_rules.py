@@ -7,7 +7,7 @@ neither has changed since, because one metadata transaction checks and writes bo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from spark_ledger.errors import ConflictError
 from spark_ledger.limits.stream import COMMIT_CLOCK_AHEAD_MS_MAX, COMMIT_TIME_RESETS_MAX
@@ -23,6 +23,9 @@ from spark_ledger.stream.model import (
 )
 from spark_ledger.types import Dlsn
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -30,7 +33,8 @@ class Proposal:
 
     ``overwrites`` drops all rows before it from the stream, in the same commit. ``is_remembered``
     is false for an append without a sink id: the id made for it is known to nobody, so nobody can
-    repeat the transaction, and it leaves no sink record.
+    repeat the transaction, and it leaves no sink record. ``new_columns`` are added to the stream if
+    it lacks them (rule T19).
     """
 
     segments: tuple[Segment, ...]
@@ -39,12 +43,20 @@ class Proposal:
     run_id: str = ""
     overwrites: bool = False
     is_remembered: bool = True
+    new_columns: pa.Schema | None = None
 
     def __post_init__(self) -> None:
         check_sink_id(self.sink_id)
         check_transaction_id(self.transaction_id)
         check_run_id(self.run_id)
         assert all(segment.number == UNPLACED for segment in self.segments), "in no commit yet"
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether its commit may add schema versions to the stream (rule T19)."""
+        return self.new_columns is not None or any(
+            segment.new_schema is not None for segment in self.segments
+        )
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Proposal:
         """The same proposal for these segments; numbers that they had are dropped."""

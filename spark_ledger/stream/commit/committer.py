@@ -21,7 +21,6 @@ from spark_ledger.errors import (
     ConflictError,
     LedgerClosedError,
     LedgerError,
-    MetadataUnavailableError,
     NoSuchLedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -35,6 +34,7 @@ from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
 from spark_ledger.stream.commit.existing import ExistingLedgers, refuse_dropping
+from spark_ledger.stream.commit.new_schemas import with_new_schemas
 from spark_ledger.stream.commit.sealer import Sealer
 from spark_ledger.stream.concurrency import run_all, task_group
 from spark_ledger.stream.format import codec
@@ -91,7 +91,7 @@ class Committer:
         attempt = _Attempt(self, proposal)
         try:
             commit = await attempt.run()
-        except (MetadataUnavailableError, LedgerClosedError, ConfigurationError) as error:
+        except (RetryableError, LedgerClosedError, ConfigurationError) as error:
             if not attempt.is_undecided:
                 raise
             raise _outcome_unknown(self.nodes.name, proposal) from error
@@ -130,8 +130,8 @@ class _Attempt:
     async def run(self) -> Commit:
         newest = self._schemas.config.schema_version
         for segment in self._proposal.segments:
-            assert segment.schema_version <= newest, (
-                "the stream has the segment's version (rule T8)"
+            assert segment.schema_version <= newest or segment.new_schema is not None, (
+                "the stream has the segment's version (rule T8), or gets it (rule T19)"
             )
         await self._store_long_list()
         await self._name_ahead()
@@ -191,7 +191,12 @@ class _Attempt:
         self, decision: Apply, head: Versioned[Head], sink: Versioned[SinkRecord] | None
     ) -> Commit | None:
         """Send the transaction of a decision (rule T2). None: it failed, or its reply was lost."""
-        nodes, commit, config = self._nodes, decision.commit, self._schemas.versioned
+        nodes, config = self._nodes, self._schemas.versioned
+        after, segments = with_new_schemas(
+            config.value, decision.commit.segments, self._proposal.new_columns
+        )
+        commit = replace(decision.commit, segments=segments)
+        grows = after is not config.value
         named = self._ledger_ids()
         refuse_dropping(named, config.value)
         if not await self._check_ahead(named, config):
@@ -201,7 +206,10 @@ class _Attempt:
         assert decision.head.next_segment == commit.end_segment, "the new head is behind its commit"
         operations: list[Operation] = [
             Check(nodes.identity_path(config.value.stream_id), 0),
-            Check(nodes.config_path, config.version),
+            # A new schema version is there with its commit, or not at all (rule T19).
+            Put(nodes.config_path, codec.encode_config(after), config.version)
+            if grows
+            else Check(nodes.config_path, config.version),
             Put(nodes.head_path, codec.encode_head(decision.head), head.version),
             Create(nodes.commit_path(commit.number), codec.encode_commit(commit, self._list)),
         ]
@@ -229,6 +237,9 @@ class _Attempt:
                 await self._refuse_deleted([*first_named, *again])
             return None
         self._naming.named(first_named)
+        if grows:
+            config = Versioned(after, config.version + 1)
+            self._schemas.grown(config)
         self._existing.exist(named, config.version)
         self._committer.log.remember(commit, self._list)
         self._is_list_used = True
@@ -254,6 +265,8 @@ class _Attempt:
             sent.segments,
         )
         self._is_list_used = is_ours
+        if is_ours and self._proposal.may_grow:
+            await self._schemas.refresh()  # the schema versions that it has added
         return stored if is_ours else None
 
     async def _make_bucket(self, number: int) -> None:

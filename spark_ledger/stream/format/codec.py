@@ -6,6 +6,9 @@ values that contradict each other.
 
 A commit whose segment list is large keeps it elsewhere: the node then has ``list_ledger`` and
 ``list_entries`` (payloads of entries 0 .. n-1 of that ledger, joined, are the JSON of the list).
+
+A commit whose segments are of other schema versions than their entries name (rule T19) is of
+format 2: ``versions`` has them, as pairs (number of segments, schema version) in their order.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Final, TypeVar
+from itertools import chain, groupby, pairwise, repeat
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -39,6 +42,8 @@ FORMAT_WITH_MANIFESTS: Final = 2
 so a program that knows no manifests stops with a sentence (rule T13)."""
 FORMAT_WITH_RETENTION: Final = 3
 """Of the configuration alone, likewise (rule T18)."""
+FORMAT_WITH_VERSIONS: Final = 2
+"""Of a commit that lost a race for a schema version. Who does not know it stops there."""
 
 SCHEMA_COMPRESSED_FROM_BYTES: Final = 4 * KIB
 """The size of a schema of about 60 columns. Smaller ones fit many times without compression."""
@@ -98,6 +103,10 @@ class _SegmentItem(
     """Left out when there is one entry."""
 
 
+_Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Schema versions of consecutive segments: (how many, version)."""
+
+
 class _CommitNode(_Node, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     time_ms: int
     first_segment: int
@@ -109,6 +118,7 @@ class _CommitNode(_Node, frozen=True, kw_only=True, omit_defaults=True, gc=False
     segments: tuple[_SegmentItem, ...] = ()
     list_ledger: int | None = None
     list_entries: int = 0
+    versions: _Runs = ()
 
 
 class _NamedLedger(msgspec.Struct, frozen=True, gc=False):
@@ -131,6 +141,8 @@ class SegmentListPointer(msgspec.Struct, frozen=True):
 
     ledger_id: LedgerId
     entries: int
+    versions: _Runs = ()
+    """The schema versions of the segments, if the list does not say them (rule T19)."""
 
 
 N = TypeVar("N", bound=_Node)
@@ -324,8 +336,11 @@ def decode_sink(data: bytes, path: str) -> SinkRecord:
 
 def encode_commit(commit: Commit, pointer: SegmentListPointer | None = None) -> bytes:
     """A ``commits/<bucket>/<n>`` node; with a pointer its segment list is kept elsewhere."""
+    versions = _runs(commit.segments)
     return msgspec.json.encode(
         _CommitNode(
+            v=FORMAT_WITH_VERSIONS if versions else FORMAT_VERSION,
+            versions=versions,
             time_ms=commit.time_ms,
             first_segment=commit.first_segment,
             sink=commit.sink_id,
@@ -342,18 +357,25 @@ def encode_commit(commit: Commit, pointer: SegmentListPointer | None = None) -> 
 
 def decode_commit(data: bytes, number: int, path: str) -> tuple[Commit, SegmentListPointer | None]:
     """The commit in a node. With a pointer it has no segments yet: they have to be fetched."""
-    node = _decode(data, _CommitNode, path)
+    node = _decode(data, _CommitNode, path, FORMAT_WITH_VERSIONS)
+    _require(
+        bool(node.versions) == (node.v == FORMAT_WITH_VERSIONS),
+        path,
+        f"format version {node.v} and {len(node.versions)} lists of schema versions",
+    )
     _require(node.first_segment >= 0, path, "negative segment number")
     pointer = None
     if node.list_ledger is not None:
         _require(node.list_ledger >= 0 and node.list_entries > 0, path, "bad list pointer")
         _require(not node.segments, path, "both a segment list and a pointer to one")
-        pointer = SegmentListPointer(LedgerId(node.list_ledger), node.list_entries)
+        pointer = SegmentListPointer(LedgerId(node.list_ledger), node.list_entries, node.versions)
     commit = Commit(
         number=number,
         time_ms=node.time_ms,
         first_segment=node.first_segment,
-        segments=_segments(node.segments, node.first_segment, path),
+        segments=_segments(
+            node.segments, node.first_segment, path, () if pointer else node.versions
+        ),
         sink_id=node.sink,
         transaction_id=node.transaction,
         run_id=node.run,
@@ -378,13 +400,16 @@ def encode_segment_list(segments: tuple[Segment, ...]) -> bytes:
     return msgspec.json.encode([_item(segment) for segment in segments])
 
 
-def decode_segment_list(data: bytes, first_segment: int, path: str) -> tuple[Segment, ...]:
-    """The segments of a list made by ``encode_segment_list``, numbered from ``first_segment``."""
+def decode_segment_list(
+    data: bytes, first_segment: int, path: str, versions: _Runs = ()
+) -> tuple[Segment, ...]:
+    """The segments of a list made by ``encode_segment_list``, numbered from ``first_segment``;
+    ``versions`` are those of its pointer."""
     try:
         items = msgspec.json.decode(data, type=tuple[_SegmentItem, ...])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"segment list of {path}: {error}") from error
-    return _segments(items, first_segment, path)
+    return _segments(items, first_segment, path, versions)
 
 
 def _item(segment: Segment) -> _SegmentItem:
@@ -394,13 +419,34 @@ def _item(segment: Segment) -> _SegmentItem:
         last=segment.last_entry,
         rows=segment.rows,
         bytes=segment.size_bytes,
-        schema=segment.schema_version,
+        schema=segment.entries_version,
         entry_rows=segment.entry_rows if segment.entries > 1 else (),
     )
 
 
-def _segments(items: Sequence[_SegmentItem], first_segment: int, path: str) -> tuple[Segment, ...]:
-    return tuple([_segment(item, number, path) for number, item in enumerate(items, first_segment)])
+def _runs(segments: Sequence[Segment]) -> _Runs:
+    """The schema versions of segments; none if their entries name the same ones."""
+    if all(segment.written_version is None for segment in segments):
+        return ()
+    runs = groupby(segment.schema_version for segment in segments)
+    return tuple((len(list(same)), version) for version, same in runs)
+
+
+def _segments(
+    items: Sequence[_SegmentItem], first_segment: int, path: str, runs: _Runs
+) -> tuple[Segment, ...]:
+    made = [_segment(item, number, path) for number, item in enumerate(items, first_segment)]
+    if runs:
+        counts = [count for count, _ in runs]
+        fits = min(counts) > 0 and sum(counts) == len(made) and min(runs, key=_version)[1] >= 0
+        _require(fits, path, "schema versions do not fit its segments")
+        versions = chain.from_iterable(repeat(version, count) for count, version in runs)
+        made = [part.with_version(n) for part, n in zip(made, versions, strict=True)]
+    return tuple(made)
+
+
+def _version(run: tuple[int, int]) -> int:
+    return run[1]
 
 
 def _segment(item: _SegmentItem, number: int, path: str) -> Segment:

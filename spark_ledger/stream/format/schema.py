@@ -146,21 +146,22 @@ def _canonical_nested(type_: pa.DataType, path: str) -> pa.DataType:
 def mismatch(stored: pa.Schema, offered: pa.Schema) -> str | None:
     """Why rows of the canonical schema ``offered`` cannot be rows of ``stored``, or None.
 
-    Columns match by name, in any order. A column of type null fits every nullable column, because
+    Columns match by name, in any order and in any case, as in Spark: no two names differ in case
+    only. A column of type null fits every nullable column, because
     all of its values are null. A nullable column fits a not-null one: Spark declares most columns
     nullable, so ``Projection.apply`` looks for nulls in the data instead.
     """
+    names = _positions(offered)
     for field in stored:
-        index = offered.get_field_index(field.name)
+        index = names.get(field.name.lower(), -1)
         if index < 0:
-            return f"field {field.name!r} of type {field.type} is missing in the data" + _near(
-                field.name, offered, "the data have"
-            )
+            return f"field {field.name!r} of type {field.type} is missing in the data"
         reason = _type_mismatch(field.type, offered.field(index).type, field.name)
         if reason:
             return reason
+    known = _positions(stored)
     for field in offered:
-        if stored.get_field_index(field.name) < 0:
+        if field.name.lower() not in known:
             return (
                 f"field {field.name!r} of type {field.type} is not a column of the stream; "
                 "append with merge_schema (Spark option mergeSchema) to add it"
@@ -168,10 +169,9 @@ def mismatch(stored: pa.Schema, offered: pa.Schema) -> str | None:
     return None
 
 
-def _near(name: str, schema: pa.Schema, who: str) -> str:
-    """A hint at a column whose name differs only in case, or an empty text."""
-    near = [other for other in schema.names if other.lower() == name.lower()]
-    return f"; {who} {near[0]!r}, and names match with their case" if near else ""
+def _positions(schema: pa.Schema) -> dict[str, int]:
+    """Where each column is, by its name in lower case."""
+    return {name.lower(): index for index, name in enumerate(schema.names)}
 
 
 def _type_mismatch(stored: pa.DataType, offered: pa.DataType, path: str) -> str | None:
@@ -186,7 +186,7 @@ def _type_mismatch(stored: pa.DataType, offered: pa.DataType, path: str) -> str 
     if pat.is_struct(stored) and pat.is_struct(offered):
         ours = [stored.field(index) for index in range(stored.num_fields)]
         theirs = [offered.field(index) for index in range(offered.num_fields)]
-        if [field.name for field in ours] == [field.name for field in theirs]:
+        if [field.name.lower() for field in ours] == [field.name.lower() for field in theirs]:
             for a, b in zip(ours, theirs, strict=True):
                 reason = _type_mismatch(a.type, b.type, f"{path}.{a.name}")
                 if reason:
@@ -200,15 +200,12 @@ def merge_schema(stored: pa.Schema, offered: pa.Schema) -> pa.Schema:
 
     Returns ``stored`` itself if nothing is new. A column of type null is not added, because its
     real type is not known yet. Old columns never change (rule T8). Raises SchemaMismatchError if
-    a column of both has different types, or two names differ only in case.
+    a column of both has different types.
     """
-    fields = list(stored)
+    fields, known = list(stored), _positions(stored)
     for field in offered:
-        index = stored.get_field_index(field.name)
+        index = known.get(field.name.lower(), -1)
         if index < 0:
-            near = _near(field.name, stored, "the stream has")
-            if near:
-                raise SchemaMismatchError(f"field {field.name!r} is not added{near}: rename it")
             if not pat.is_null(field.type):
                 fields.append(field.with_nullable(True))
             continue
@@ -216,6 +213,24 @@ def merge_schema(stored: pa.Schema, offered: pa.Schema) -> pa.Schema:
         if reason:
             raise SchemaMismatchError(f"{reason}; merge_schema only adds new columns")
     return stored if len(fields) == len(stored) else pa.schema(fields)
+
+
+def check_covers(merged: pa.Schema, offered: pa.Schema) -> None:
+    """Raises SchemaMismatchError if rows of ``offered`` cannot be rows of a schema that has been
+    merged for them: a column of it that must not be null is missing, or one of theirs is."""
+    theirs, ours = _positions(offered), _positions(merged)
+    for field in merged:
+        if not field.nullable and field.name.lower() not in theirs:
+            raise SchemaMismatchError(
+                f"field {field.name!r} of type {field.type} is missing in the data, and must not "
+                "be null in the stream"
+            )
+    for field in offered:
+        if field.name.lower() not in ours and not pat.is_null(field.type):
+            raise SchemaMismatchError(
+                f"field {field.name!r} of type {field.type} is in the data, but not among the "
+                "columns to be merged"
+            )
 
 
 # -- casts -----------------------------------------------------------------------------------------
@@ -236,7 +251,10 @@ class Projection:
         self.source = source
         self.target = target
         self._is_identity = source.equals(target, check_metadata=False)
-        self._columns = [_column_plan(source, field) for field in target]
+        positions = _positions(source)
+        self._columns = [
+            _column_plan(source, positions.get(field.name.lower(), -1), field) for field in target
+        ]
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch in the target schema; columns are copied only where their type changes.
@@ -258,9 +276,10 @@ class Projection:
         return pa.RecordBatch.from_arrays(columns, schema=self.target)
 
 
-def _column_plan(source: pa.Schema, field: ArrowField) -> tuple[int, _Convert | None, bool]:
+def _column_plan(
+    source: pa.Schema, index: int, field: ArrowField
+) -> tuple[int, _Convert | None, bool]:
     """(index in the source or -1 if it has none, how to convert, whether to look for nulls)."""
-    index = source.get_field_index(field.name)
     if index < 0:
         if not field.nullable:
             raise SchemaMismatchError(
@@ -278,13 +297,13 @@ def _column_plan(source: pa.Schema, field: ArrowField) -> tuple[int, _Convert | 
 
 
 def _with_nulls(type_: pa.DataType) -> pa.DataType:
-    """The type with everything in it nullable, except the keys of maps."""
+    """The type with everything in it nullable, except the keys of maps, and names in lower case."""
     if pat.is_list(type_):
         return pa.list_(pa.field("element", _with_nulls(type_.value_type)))
     if pat.is_map(type_):
         return pa.map_(_with_nulls(type_.key_type), _with_nulls(type_.item_type))
     if pat.is_struct(type_):
-        return pa.struct([pa.field(child.name, _with_nulls(child.type)) for child in type_])
+        return pa.struct([pa.field(child.name.lower(), _with_nulls(child.type)) for child in type_])
     return type_
 
 
@@ -324,9 +343,10 @@ def _refuse_nulls(column: ArrowArray, field: ArrowField, path: str) -> None:
     elif pat.is_struct(type_) and isinstance(column, pa.StructArray):
         present = column.drop_null() if column.null_count else column
         children = present.flatten()
+        inside = {each.name.lower(): at for at, each in enumerate(column.type)}
         for index in range(type_.num_fields):
             child = type_.field(index)
-            source_index = column.type.get_field_index(child.name)
+            source_index = inside.get(child.name.lower(), -1)
             if source_index >= 0 and _has_required(child):
                 _refuse_nulls(children[source_index], child, f"{path}.{child.name}")
 
@@ -348,11 +368,40 @@ def _retyped(column: ArrowArray, field: ArrowField) -> ArrowArray:
     return with_type(column, field.type)
 
 
+def _as_named(column: ArrowArray, target: pa.DataType) -> ArrowArray:
+    """The column with the names that the target has for fields of structs: Arrow's cast goes by
+    their case."""
+    renamed = _named_as(column.type, target)
+    return column if renamed.equals(column.type) else with_type(column, renamed)
+
+
+def _named_as(type_: pa.DataType, target: pa.DataType) -> pa.DataType:
+    if pat.is_list(type_) and pat.is_list(target):
+        element = type_.value_field
+        return pa.list_(element.with_type(_named_as(element.type, target.value_type)))
+    if pat.is_map(type_) and pat.is_map(target):
+        key, item = type_.key_field, type_.item_field
+        return map_type(
+            key.with_type(_named_as(key.type, target.key_type)),
+            item.with_type(_named_as(item.type, target.item_type)),
+        )
+    if pat.is_struct(type_) and pat.is_struct(target):
+        wanted = {each.name.lower(): each for each in target}
+        return pa.struct([_field_as(child, wanted.get(child.name.lower())) for child in type_])
+    return type_
+
+
+def _field_as(field: ArrowField, target: ArrowField | None) -> ArrowField:
+    if target is None:
+        return field
+    return field.with_name(target.name).with_type(_named_as(field.type, target.type))
+
+
 def _cast(column: ArrowArray, field: ArrowField) -> ArrowArray:
     try:
         if isinstance(column, pa.ExtensionArray):
             column = column.storage
-        return column.cast(field.type)
+        return _as_named(column, field.type).cast(field.type)
     except (pa.ArrowException, ValueError) as error:
         raise SchemaMismatchError(
             f"field {field.name!r}: a value of type {column.type} does not fit {field.type}: "

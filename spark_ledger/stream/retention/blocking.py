@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_ledger.client.blocking import BlockingPortal
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.stream.model import Retention
 from spark_ledger.stream.positions import Position
 from spark_ledger.stream.retention.handle import Extent

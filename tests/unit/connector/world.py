@@ -17,8 +17,8 @@ from connector.options import ReadOptions, WriteOptions, read_options, write_opt
 from connector.read import stream_source
 from connector.write import repeated, writers
 from connector.write.task import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY, RUN_ID_PROPERTY
-from spark_ledger.client.blocking import BlockingPortal
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.stream.blocking import Stream, StreamConnection
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers

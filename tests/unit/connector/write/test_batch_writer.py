@@ -6,6 +6,8 @@ import logging
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import LongType, NullType, StringType, StructField, StructType
 
 from connector.write import prepare, writers
 from spark_ledger.errors import (
@@ -19,6 +21,7 @@ from tests.unit.connector.world import (
     ROWS,
     WIDER,
     Cluster,
+    Task,
     batch_write,
     cluster,
     copied,
@@ -202,16 +205,102 @@ def test_write_that_loses_the_race_to_create_uses_the_other_stream(
     assert cluster.rows() == [1, 2]
 
 
-def test_merge_schema_adds_the_columns_before_they_are_checked(
+MERGE = {"mergeSchema": "true"}
+OTHER = StructType([*ROWS.fields, StructField("c", StringType())])
+
+
+def test_merge_schema_adds_the_columns_with_the_commit(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create(1)
     with pytest.raises(SchemaMismatchError, match="'b'"):
         batch_write(monkeypatch, schema=WIDER)
-    batch_write(monkeypatch, schema=WIDER, options={"mergeSchema": "true"})
+    writer = writers.LedgerBatchWriter(to_write(**MERGE), WIDER, overwrite=False)
+    monkeypatch.setattr(writers, "TaskContext", Task())
+    rows = pa.table({"a": [2], "b": [7]})
+    message = copied(writer).write(iter(rows.to_batches()))
+    copied(writer).abort([message])
+    assert cluster.stream().schema.names == ["a"], "nothing committed, nothing changed"
+    copied(writer).commit(copied([message]))
     assert cluster.stream().schema.names == ["a", "b"]
-    batch_write(monkeypatch, [2])
     assert cluster.rows() == [1, 2]
+
+
+def test_merge_schema_of_refused_write_changes_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.outside.create_stream("s", pa.schema([pa.field("a", pa.int64(), nullable=False)]))
+    misspelt = StructType([StructField("aa", LongType())])
+    with pytest.raises(SchemaMismatchError, match=r"'a' of type .* is missing"):
+        batch_write(monkeypatch, schema=misspelt, options=MERGE)
+    assert cluster.stream().schema.names == ["a"]
+
+
+def test_merge_schema_of_data_that_lack_a_column_writes_nulls(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two writers with the same old columns and a new one each: the slower one finds the other's
+    column, also if it was added after its tasks had written."""
+    cluster.create(1)
+    planned = writers.LedgerBatchWriter(to_write(**MERGE), WIDER, overwrite=False)
+    monkeypatch.setattr(writers, "TaskContext", Task())
+    message = copied(planned).write(iter(pa.table({"a": [2], "b": [7]}).to_batches()))
+    later = writers.LedgerBatchWriter(to_write(**MERGE), OTHER, overwrite=False)
+    rows = copied(later).write(iter(pa.table({"a": [3], "c": ["x"]}).to_batches()))
+    copied(later).commit([rows])
+    copied(planned).commit([message])
+    third = StructType([StructField("d", LongType()), *ROWS.fields])
+    last = writers.LedgerBatchWriter(to_write(**MERGE), third, overwrite=False)
+    last.commit([last.write(iter(pa.table({"d": [9], "a": [4]}).to_batches()))])
+    stream = cluster.stream()
+    assert stream.schema.names == ["a", "c", "b", "d"]
+    assert [tuple(row.values()) for part in stream.read() for row in part.to_pylist()] == [
+        (1, None, None, None),
+        (3, "x", None, None),
+        (2, None, 7, None),
+        (4, None, None, 9),
+    ]
+
+
+def test_merge_schema_without_rows_adds_the_columns(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(1)
+    batch_write(monkeypatch, schema=WIDER, options=MERGE)
+    assert cluster.stream().schema.names == ["a", "b"]
+    batch_write(monkeypatch, schema=WIDER, options=MERGE)
+    batch_write(monkeypatch)
+    assert cluster.stream().head().next_commit == 2, "nothing new, so no commit"
+
+
+def test_merge_schema_leaves_out_columns_of_nulls(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(1)
+    nothing = StructType([*ROWS.fields, StructField("b", NullType())])
+    writer = writers.LedgerBatchWriter(to_write(**MERGE), nothing, overwrite=False)
+    monkeypatch.setattr(writers, "TaskContext", Task())
+    writer.commit([writer.write(iter(pa.table({"a": [2], "b": pa.nulls(1)}).to_batches()))])
+    assert cluster.stream().schema.names == ["a"]
+    assert cluster.rows() == [1, 2]
+
+
+def test_merge_schema_in_micro_batches_is_exactly_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(1)
+    options = to_write(True, **MERGE)
+    for number in range(2):
+        writer = writers.LedgerStreamWriter(options, WIDER, overwrite=False)
+        monkeypatch.setattr(writers, "TaskContext", Task(batch=number))
+        rows = pa.table({"a": [number], "b": [7]})
+        messages: list[WriterCommitMessage | None] = [
+            copied(writer).write(iter(rows.to_batches())) for _ in range(2)
+        ]
+        cluster.lose_the_next_commit_reply()
+        copied(writer).commit(copied(messages), number)
+    assert cluster.rows() == [1, 0, 0, 1, 1]
+    assert cluster.stream().config.schema_version == 1
 
 
 def test_preparation_with_lost_reply_is_repeated(

@@ -88,7 +88,8 @@ class FakeWriter:
         if self.errors and self.errors[0][0] == number:
             raise self.errors.pop(0)[1]
 
-    def write(self, batch: Any) -> None:
+    def write(self, batch: Any, *, merge_schema: object) -> None:
+        assert merge_schema is None
         self._call(self._calls)
         self._calls += 1
         self.rows += batch.column(0).to_pylist()
@@ -120,7 +121,7 @@ ALL = [*range(10), *range(10, 15), *range(10, 15), *range(20, 30)]
 
 def write() -> tuple[Segment, ...]:
     options = write_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
-    return write_segments(options, "id", batches())
+    return write_segments(options, "id", batches(), None)
 
 
 @pytest.mark.parametrize("call", [-1, 0, 1, 3])

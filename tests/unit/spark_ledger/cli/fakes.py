@@ -23,6 +23,8 @@ class FakeLedger:
         self.password = password
         self.options = options
         self.payloads: list[bytes] = []
+        self.batches: list[int] = []
+        """How many entries were appended together, in order."""
         self.is_closed = False
 
     def __enter__(self) -> FakeLedger:
@@ -34,13 +36,15 @@ class FakeLedger:
     def close(self) -> None:
         self.is_closed = True
 
-    def append_async(self, payload: bytes) -> Future[int]:
-        future: Future[int] = Future()
+    def append_many_async(self, payloads: list[bytes]) -> Future[range]:
+        future: Future[range] = Future()
         if self.is_closed:
             future.set_exception(LedgerClosedError(f"ledger {self.ledger_id} is closed"))
         else:
-            self.payloads.append(payload)
-            future.set_result(len(self.payloads) - 1)
+            self.batches.append(len(payloads))
+            first = len(self.payloads)
+            self.payloads += payloads
+            future.set_result(range(first, len(self.payloads)))
         return future
 
     @property

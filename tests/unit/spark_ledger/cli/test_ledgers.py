@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from spark_ledger.cli import ledgers
 from spark_ledger.cli.ledgers import owner_text, summary
 from spark_ledger.cli.output import age_text
+from spark_ledger.client.blocking_writer import BlockingWriter
 from spark_ledger.errors import NotEnoughBookiesError
 from spark_ledger.stream.ledgers import ledger_tags
 from spark_ledger.types import (
@@ -137,19 +141,42 @@ def test_delete(client: FakeClient, run: Run) -> None:
 def test_append_of_which_an_entry_is_not_confirmed_fails(
     client: FakeClient, run: Run, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    honest = FakeLedger.append_async
+    honest = FakeLedger.append_many_async
 
-    def append_async(self: FakeLedger, payload: bytes) -> Future[int]:
-        if payload != b"%d" % failing:
-            return honest(self, payload)
-        future: Future[int] = Future()
+    def append_many_async(self: FakeLedger, payloads: list[bytes]) -> Future[range]:
+        if b"%d" % failing not in payloads:
+            return honest(self, payloads)
+        future: Future[range] = Future()
         future.set_exception(NotEnoughBookiesError("too few bookies are left"))
         return future
 
-    monkeypatch.setattr(FakeLedger, "append_async", append_async)
+    monkeypatch.setattr(FakeLedger, "append_many_async", append_many_async)
+    monkeypatch.setattr(ledgers, "_BATCH_ENTRIES", 2)
     outcome = run("ledgers", "append", "0", "1", "2", "3", "4")
     assert outcome.status == 1 and outcome.out == ""
     assert "too few bookies are left" in outcome.err
+
+
+def test_append_of_a_file_takes_many_lines_at_once(client: FakeClient, run: Run) -> None:
+    lines = [b"%d" % n for n in range(450)]
+    assert run("ledgers", "append", stdin=b"\n".join(lines)).status == 0
+    assert client.ledgers[1].payloads == lines
+    assert client.ledgers[1].batches == [200, 200, 50]
+    assert run("ledgers", "append", "--entry-bytes", "40000", stdin=bytes(100_000)).status == 0
+    assert client.ledgers[2].batches == [1, 2]
+
+
+def test_append_from_a_pipe_does_not_wait_for_the_line_behind() -> None:
+    ledger = FakeLedger(1, b"", {})
+    seen: list[int] = []
+
+    def lines() -> Iterator[bytes]:
+        for number in range(3):
+            seen.append(len(ledger.payloads))
+            yield b"%d" % number
+
+    assert ledgers.append_all(cast(BlockingWriter, ledger), lines(), None, 1) == (3, 3)
+    assert seen == [0, 1, 2]
 
 
 def test_summary_of_an_open_ledger_has_no_end() -> None:

@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from spark_ledger.client.blocking import BlockingPortal, BlockingWriter, LedgerConnection
+from spark_ledger.client.blocking import LedgerConnection
+from spark_ledger.client.blocking_writer import BlockingWriter
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import ConfigurationError, FencedError, LedgerClosedError, LedgerError
 

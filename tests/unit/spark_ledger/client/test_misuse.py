@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from spark_ledger.client.blocking import BlockingPortal, LedgerConnection
+from spark_ledger.client.blocking import LedgerConnection
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
     ConfigurationError,
@@ -138,13 +140,16 @@ def test_a_forked_child_is_told_to_connect_again(world: World) -> None:
     with connect(world) as client, client.create_ledger() as writer:
         child = os.fork()
         if child == 0:
+            signal.alarm(10)
             told = 0
-            for misuse in (lambda: writer.append(b"x"), writer.close, client.list_bookies):
-                try:
-                    misuse()
-                except LedgerClosedError as error:
-                    told += "in the child" in str(error)
-            os._exit(told)
+            try:
+                for misuse in (lambda: writer.append(b"x"), writer.close, client.list_bookies):
+                    try:
+                        misuse()
+                    except LedgerClosedError as error:
+                        told += "in the child" in str(error)
+            finally:
+                os._exit(told)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 

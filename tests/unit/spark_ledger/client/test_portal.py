@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from spark_ledger.client import blocking
-from spark_ledger.client.blocking import BlockingPortal, BlockingWriter
+from spark_ledger.client import portal as portal_module
+from spark_ledger.client.blocking_writer import BlockingWriter
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.errors import LedgerClosedError
 from tests.style.sources import ROOT
 from tests.unit.spark_ledger.client.world import World
@@ -60,7 +61,7 @@ def test_control_c_at_any_line_of_an_iteration_leaves_no_coroutine_behind() -> N
     tracer = sys.gettrace()
 
     def interrupt(frame: FrameType, event: str, _argument: object) -> Any:
-        if frame.f_code.co_filename != blocking.__file__:
+        if frame.f_code.co_filename != portal_module.__file__:
             return None
         if event == "line" and frame.f_lineno not in interrupted_at:
             interrupted_at.add(frame.f_lineno)
@@ -107,7 +108,7 @@ def wait_for_the_loop():
 
 atexit.register(wait_for_the_loop)
 from spark_ledger.errors import LedgerClosedError
-from spark_ledger.client.blocking import BlockingPortal
+from spark_ledger.client.portal import BlockingPortal
 portals.append(BlockingPortal.get())
 """
     done = subprocess.run(
@@ -125,7 +126,7 @@ portals.append(BlockingPortal.get())
 def test_iterator_that_is_left_unfinished_at_exit_ends_quietly() -> None:
     code = """
 from spark_ledger.errors import LedgerClosedError
-from spark_ledger.client.blocking import BlockingPortal
+from spark_ledger.client.portal import BlockingPortal
 
 async def numbers():
     yield 1

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from spark_ledger.client.blocking import BlockingPortal
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.errors import LedgerClosedError, NoSuchStreamError, SchemaMismatchError
 from spark_ledger.stream.blocking import StreamConnection
 from spark_ledger.stream.model import ranges_between

@@ -223,6 +223,8 @@ def test_a_change_of_schema_starts_a_new_segment() -> None:
         await writer.write(table(3, 2).append_column("extra", pa.array([1.5, 2.5])))
         segments = await writer.finish()
         assert [segment.schema_version for segment in segments] == [0, 1]
+        assert stream.config.schema_version == 0, "the commit adds it"
+        segments = list((await stream.commit_segments(segments)).segments)
         assert rows_of(ledgers, stream, segments) == [0, 1, 2, 3, 4]
 
     run(scenario())

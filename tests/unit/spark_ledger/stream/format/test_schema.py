@@ -181,13 +181,22 @@ def test_merge_appends_new_columns_as_nullable() -> None:
         merge_schema(STORED, pa.schema([("a", pa.string())]))
 
 
-def test_mismatch_and_merge_name_columns_that_differ_only_in_case() -> None:
-    stored, offered = pa.schema([("id", pa.int64())]), pa.schema([("ID", pa.int64())])
-    assert "'id' of type int64 is missing in the data; the data have 'ID'" in str(
-        mismatch(stored, offered)
-    )
-    with pytest.raises(SchemaMismatchError, match="'ID' is not added; the stream has 'id'"):
-        merge_schema(stored, offered)
+def test_columns_whose_names_differ_in_case_are_the_same_columns() -> None:
+    inner = pa.struct([pa.field("b", pa.int64(), nullable=False), ("Text", pa.string())])
+    stored = pa.schema([("id", pa.int64()), ("pair", inner)])
+    other = pa.struct([("B", pa.int64()), ("text", pa.large_string())])
+    source = pa.schema([("Pair", pa.list_(other)), ("ID", pa.int64())])
+    stored = pa.schema([("id", pa.int64()), ("pair", pa.list_(pa.field("element", inner)))])
+    offered = canonical_schema(source)
+    assert mismatch(stored, offered) is None
+    assert merge_schema(stored, offered) is stored
+    rows = [{"ID": 1, "Pair": [{"B": 2, "text": "x"}]}]
+    fitted = Projection(source, stored).apply(pa.RecordBatch.from_pylist(rows, schema=source))
+    assert fitted.schema.equals(stored)
+    assert fitted.to_pylist() == [{"id": 1, "pair": [{"b": 2, "Text": "x"}]}]
+    bad = pa.RecordBatch.from_pylist([{"ID": 1, "Pair": [{"text": "x"}]}], schema=source)
+    with pytest.raises(SchemaMismatchError, match=r"'pair.element.b' must not be null"):
+        Projection(source, stored).apply(bad)
 
 
 def test_projection_casts_to_stored_types() -> None:

@@ -1,0 +1,166 @@
+"""BlockingPortal: one asyncio loop on a thread of its own, for callers without a loop.
+
+One background thread per process runs it. Callers pass work to the loop and wait. A forked child
+makes its own portal and its own connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from typing import TypeAlias, TypeVar
+
+from spark_ledger.errors import ConfigurationError, LedgerClosedError, LedgerError
+from spark_ledger.limits.client import PORTAL_STOP_TIMEOUT_S
+
+T = TypeVar("T")
+Work: TypeAlias = Coroutine[object, None, T]
+"""What runs on the loop for a caller who waits."""
+
+
+class BlockingPortal:
+    """A loop on a thread of its own. Get the process's one with ``BlockingPortal.get()``.
+
+    Its fields never change once it is made, but for ``is_running``, so any thread may read them.
+    """
+
+    _current: BlockingPortal | None = None
+    """The portal of this process, or of the parent it was forked from. Under ``_making``."""
+    _making = threading.Lock()
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        """Belongs to ``_thread``; others use only its ``..._threadsafe`` methods."""
+        self.is_running = True
+        """False in a forked child, and once the process is ending. A plain flag: each append
+        looks at it."""
+        self._thread = threading.Thread(target=self._run, name="spark-ledger", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    @classmethod
+    def get(cls) -> BlockingPortal:
+        """The portal of this process; a child that was forked gets a new one."""
+        with cls._making:
+            if cls._current is None or cls._current._pid != os.getpid():
+                cls._current = cls()
+            return cls._current
+
+    @classmethod
+    def _after_fork_in_child(cls) -> None:
+        """Another thread of the parent may have held the lock, and nobody would release it here."""
+        cls._making = threading.Lock()
+        if cls._current is not None:
+            cls._current.is_running = False
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_forever()
+        finally:
+            self.is_running = False
+
+    def call(self, work: Work[T]) -> T:
+        """Run a coroutine on the loop and wait for its result.
+
+        Raises ConfigurationError on the loop's own thread, LedgerClosedError in a forked child and
+        at the end of the process, and whatever the work raises.
+        """
+        try:
+            if self.is_current:
+                raise would_deadlock()
+            self.check_usable()
+        except LedgerError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # KeyboardInterrupt: do not leave the work running behind
+            raise
+
+    def _begin_and_wait(self, begin: Callable[[], Work[T]]) -> T:
+        """As ``call``, with the coroutine made on the loop's thread. One that is made here is left
+        behind if Ctrl-C comes before the loop has it, and Python warns on standard error."""
+        if self.is_current:
+            raise would_deadlock()
+        self.check_usable()
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def settle(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                done.cancel()
+            elif (error := task.exception()) is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(task.result())
+
+        self.loop.call_soon_threadsafe(
+            lambda: self.loop.create_task(begin()).add_done_callback(settle)
+        )
+        return done.result()
+
+    def check_usable(self) -> None:
+        """Raises LedgerClosedError where the loop does not run, so that nobody waits for ever:
+        in a forked child, and in exit handlers that run after the loop was stopped."""
+        if self.is_running:
+            return
+        if self._pid != os.getpid():
+            raise LedgerClosedError(
+                "this connection was made before the process forked: connect again in the child"
+            )
+        raise LedgerClosedError("this process is ending, and its connections with it")
+
+    @property
+    def is_current(self) -> bool:
+        """True on the loop's own thread, as in a callback of a future: it must not wait."""
+        return threading.current_thread() is self._thread
+
+    def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
+        """The items of an async iterator; it is closed when this one is."""
+
+        reading: asyncio.Task[object] | None = None
+        """The task that waits for the next item. Belongs to the loop."""
+
+        async def read_next() -> tuple[T] | None:
+            nonlocal reading
+            reading = asyncio.current_task()
+            try:
+                return (await anext(iterator),)
+            except StopAsyncIteration:
+                return None
+
+        async def close() -> None:
+            if reading is not None and not reading.done():  # Ctrl-C came while an item was awaited
+                reading.cancel()
+                await asyncio.wait([reading])
+            if isinstance(iterator, AsyncGenerator):
+                await iterator.aclose()
+
+        try:
+            while (item := self._begin_and_wait(read_next)) is not None:
+                yield item[0]
+        finally:
+            if self.is_running:
+                self.call(close())
+
+    def _stop(self) -> None:
+        if self.is_running:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(timeout=PORTAL_STOP_TIMEOUT_S)
+
+
+os.register_at_fork(after_in_child=BlockingPortal._after_fork_in_child)
+
+
+def would_deadlock() -> ConfigurationError:
+    """The error of a caller on the loop's own thread who would wait for it."""
+    return ConfigurationError(
+        "a callback of a future runs on the client's own thread and must not wait for it; "
+        "append_async waits too when much is in flight: append from another thread"
+    )
