@@ -301,7 +301,15 @@ class CommitLog:
             return max(first, root.sealed), max(last.commit + 1, first, root.sealed)
 
         await self.manifests.read_root()
-        found = await self.range(*await self.manifests.search(look))
+        low, high = await self.manifests.search(look)
+        # Those that have nodes are some hundred. Of a sink that alone writes the stream, with
+        # transactions without gaps, the number tells the commit.
+        likely = last.commit - (last.transaction_id - transaction_id)
+        if low <= likely < high:
+            commit = await self.get(likely)
+            if (commit.sink_id, commit.transaction_id) == (last.sink_id, transaction_id):
+                return commit
+        found = await self.range(low, high)
         return next((commit for commit in found if is_wanted(commit)), None)
 
     async def between(

@@ -141,23 +141,24 @@ class Sealer:
         deadline = loop.time() + SEAL_BUDGET_S
         await self._manifests.read_root()
         failure: LedgerError | None = None
+        may_merge = True
         while loop.time() < deadline:
             before = self._manifests.versioned
             if before is None:
                 return  # this metadata server lags, or the stream is gone
             root = before.value
-            level = root.level_to_merge() if failure is None else None
+            level = root.level_to_merge() if may_merge else None
             leaves = (end - COMMITS_KEPT_AS_NODES - root.sealed) // root.leaf_commits
             if level is not None:
                 try:
-                    done = await self._merge(before, level)
+                    may_merge = await self._merge(before, level)
                 except LedgerError as error:
-                    failure, done = error, True
-            elif leaves > 0:
-                done = await self._seal_leaves(before, min(leaves, LEAVES_PER_SEAL_MAX))
-            else:
-                done = False
-            if not done:
+                    may_merge, failure = False, error
+                if not may_merge:
+                    await self._manifests.read_root()
+            elif leaves <= 0 or not await self._seal_leaves(
+                before, min(leaves, LEAVES_PER_SEAL_MAX)
+            ):
                 break
         if failure is not None:
             raise failure

@@ -38,6 +38,7 @@ class FakeLedger:
         self.payloads: list[bytes] = []
         self.closed = False
         self.tree: MemoryTree | None = None
+        self.path = ledger_path(self.ledger_id)
         bookies = tuple(BookieId(f"b{n}") for n in range(quorums.ensemble_size))
         self.metadata = LedgerMetadata(
             ledger_id=self.ledger_id,
@@ -174,7 +175,7 @@ class FakeLedgers:
     def ledgers(self) -> dict[int, FakeLedger]:
         """Those that were not deleted, also by a transaction: then their nodes are gone."""
         for ledger_id, ledger in list(self._ledgers.items()):
-            if ledger.tree and ledger_path(ledger.ledger_id) not in ledger.tree._nodes:
+            if ledger.tree and ledger.path not in ledger.tree._nodes:
                 del self._ledgers[ledger_id]
                 self.deleted.append(ledger_id)
         return self._ledgers
@@ -217,11 +218,10 @@ class FakeLedgers:
     ) -> FakeWriter:
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         ledger = FakeLedger(len(self.writers) + 100, quorums, custom_metadata or {})
-        path = ledger_path(ledger.ledger_id)
         ledger.tree = self._tree
         if ledger.tree is not None:
-            ledger.tree.make_parents(path)
-            ledger.tree.apply([Create(path, b"")])
+            ledger.tree.make_parents(ledger.path)
+            ledger.tree.apply([Create(ledger.path, b"")])
         self._ledgers[ledger.ledger_id] = ledger
         writer = FakeWriter(self, ledger)
         self.writers.append(writer)

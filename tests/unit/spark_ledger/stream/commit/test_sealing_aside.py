@@ -35,7 +35,7 @@ async def committed(stream: Stream, count: int) -> list[Commit]:
 def test_commit_does_not_wait_for_its_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     small_manifests(monkeypatch)
     monkeypatch.setattr(sealer, "SEAL_WAIT_S", 1000.0)
-    monkeypatch.setattr(sealer, "SEAL_CLOSE_S", 0.01)
+    monkeypatch.setattr(sealer, "SEAL_CLOSE_S", 30.0)
 
     async def scenario() -> None:
         ledgers = FakeLedgers()
@@ -145,6 +145,27 @@ def test_sealing_that_dies_anywhere_leaves_no_ledger_that_a_root_has_named(
     while run(scenario(step)):
         step += 1
     assert step > 10
+
+
+def test_refused_merge_keeps_no_commit_from_being_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a keeper has deleted a leaf that was dropped, and died before it wrote the root."""
+    small_manifests(monkeypatch, leaf=2, fan_out=3)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await committed(stream, 4)
+        await stream._committer.sealer.close()
+        (gone,) = root_of(ledgers).ledgers()
+        await ledgers.delete_ledger(gone)
+        await committed(stream, 20)  # it has kept the leaf
+        await stream._committer.sealer.close()
+        assert root_of(ledgers).sealed == 22
+        assert len(root_of(ledgers).levels) == 1
+        named = {page.pointer.ledger_id for page in await pages_of(stream)}
+        assert set(ledgers.ledgers) == named - {gone}, "what could not be named is deleted"
+
+    run(scenario())
 
 
 def test_lost_page_keeps_no_commit_from_being_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
