@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from spark_ledger.types import Dlsn
-
-# Any: the progress is JSON of Spark's, whose fields are looked at one by one.
 
 PARTS: Final = {
     "planning": ("latestOffset", "getBatch", "queryPlanning"),
@@ -21,11 +19,64 @@ PARTS: Final = {
 query's own work, writing them and the commit."""
 
 
+class Reported(Protocol):
+    """What is needed of a ``pyspark.sql.streaming.StreamingQueryProgress``."""
+
+    @property
+    def json(self) -> str: ...
+
+
 class Query(Protocol):
     """What is needed of a ``pyspark.sql.streaming.StreamingQuery``, also of Spark Connect's."""
 
     @property
-    def lastProgress(self) -> Any: ...
+    def lastProgress(self) -> Reported | None: ...
+
+
+class _Offset(msgspec.Struct, rename="camel"):
+    """An offset of ours: of a stream (``segment``) or of a raw ledger (``ledger``)."""
+
+    entry: int
+    segment: int | None = None
+    ledger: int | None = None
+    slot: int = 0
+    stream: str = ""
+    name: str = ""
+    rows_behind: int | None = None
+    bytes_behind: int | None = None
+    millis_behind: int | None = None
+
+    @property
+    def dlsn(self) -> Dlsn:
+        return Dlsn(self.segment or 0, self.entry, self.slot)
+
+    @property
+    def unnamed(self) -> str:
+        return f"stream id {self.stream}" if self.ledger is None else f"ledger {self.ledger}"
+
+
+_NOTHING: Final = msgspec.Raw(b"null")
+
+
+class _Source(msgspec.Struct, rename="camel"):
+    """One source in Spark's JSON. What its offsets look like is its own business."""
+
+    end_offset: msgspec.Raw = _NOTHING
+    latest_offset: msgspec.Raw = _NOTHING
+    num_input_rows: int = 0
+
+
+class _Progress(msgspec.Struct, rename="camel"):
+    """The part of Spark's JSON that is looked at."""
+
+    id: str
+    run_id: str
+    batch_id: int
+    name: str | None = None
+    timestamp: str = ""
+    num_input_rows: int = 0
+    duration_ms: dict[str, int] = {}
+    sources: tuple[_Source, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +128,20 @@ def progress(query: Query) -> QueryProgress | None:
     return None if last is None else progress_of(last)
 
 
-def progress_of(reported: Any) -> QueryProgress:
+def progress_of(reported: Reported) -> QueryProgress:
     """The values of one ``StreamingQueryProgress``."""
-    values = reported if type(reported) is dict else msgspec.json.decode(reported.json)
-    durations = values.get("durationMs") or {}
-    total_ms = durations.get("triggerExecution", 0)
+    values = msgspec.json.decode(reported.json, type=_Progress)
+    total_ms = values.duration_ms.get("triggerExecution", 0)
     return QueryProgress(
-        query_id=str(values["id"]),
-        run_id=str(values["runId"]),
-        name=values.get("name") or "",
-        batch_id=values["batchId"],
-        time=values.get("timestamp", ""),
+        query_id=values.id,
+        run_id=values.run_id,
+        name=values.name or "",
+        batch_id=values.batch_id,
+        time=values.timestamp,
         seconds=total_ms / 1000,
-        shares=time_shares(durations, total_ms),
-        input_rows=values.get("numInputRows", 0),
-        sources=tuple(
-            found for source in values["sources"] if (found := _source(source)) is not None
-        ),
+        shares=time_shares(values.duration_ms, total_ms),
+        input_rows=values.num_input_rows,
+        sources=tuple(found for source in values.sources if (found := _source(source)) is not None),
     )
 
 
@@ -107,39 +155,30 @@ def time_shares(durations: Mapping[str, int], total_ms: int) -> dict[str, float]
     return {part: took / whole for part, took in spent.items()}
 
 
-def _source(source: Mapping[str, Any]) -> SourceProgress | None:
-    position, end = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
+def _source(source: _Source) -> SourceProgress | None:
+    position, end = _offset(source.end_offset), _offset(source.latest_offset)
     if position is None:
         return None
     newest = end or position
-    millis = newest.get("millisBehind")
+    millis = newest.millis_behind
     return SourceProgress(
-        name=newest.get("name") or _unnamed(position),
-        position=_dlsn(position),
-        end=_dlsn(newest),
-        rows=source.get("numInputRows", 0),
-        rows_behind=newest.get("rowsBehind"),
-        bytes_behind=newest.get("bytesBehind"),
+        name=newest.name or position.unnamed,
+        position=position.dlsn,
+        end=newest.dlsn,
+        rows=source.num_input_rows,
+        rows_behind=newest.rows_behind,
+        bytes_behind=newest.bytes_behind,
         seconds_behind=None if millis is None else millis / 1000,
     )
 
 
-def _offset(value: Any) -> dict[str, Any] | None:
-    """An offset of ours; None if it is another source's, or none yet."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            return None
-    if not isinstance(value, dict) or not isinstance(value.get("entry"), int):
+def _offset(raw: bytes | msgspec.Raw) -> _Offset | None:
+    """An offset of ours; None if it is another source's, or none yet. Spark has the JSON of an
+    offset as such, or as a text."""
+    try:
+        found = msgspec.json.decode(raw, type=str | _Offset)
+        if isinstance(found, str):
+            found = msgspec.json.decode(found, type=_Offset)
+    except msgspec.MsgspecError:
         return None
-    is_ours = isinstance(value.get("segment"), int) or isinstance(value.get("ledger"), int)
-    return value if is_ours else None
-
-
-def _unnamed(offset: Mapping[str, Any]) -> str:
-    return f"ledger {offset['ledger']}" if "ledger" in offset else f"stream id {offset['stream']}"
-
-
-def _dlsn(offset: Mapping[str, Any]) -> Dlsn:
-    return Dlsn(offset.get("segment", 0), offset["entry"], offset.get("slot", 0))
+    return None if found.segment is None and found.ledger is None else found

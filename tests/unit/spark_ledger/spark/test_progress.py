@@ -17,8 +17,8 @@ NEWEST = {**END, "segment": 14, "name": "clicks"}
 LAG = {"rowsBehind": 70, "bytesBehind": 900, "millisBehind": 1500}
 
 
-def reported(*sources: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
+def reported(*sources: dict[str, Any], **changes: Any) -> Any:
+    values = {
         "id": "q1",
         "runId": "r1",
         "name": "copy",
@@ -34,6 +34,7 @@ def reported(*sources: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "sources": list(sources),
         **changes,
     }
+    return SimpleNamespace(json=json.dumps(values))
 
 
 def stream(**changes: Any) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def test_progress_before_the_first_micro_batch_is_none() -> None:
 
 def test_progress_of_a_query_over_a_stream_and_another_source() -> None:
     values = reported(stream(), {"endOffset": "25", "latestOffset": "31", "numInputRows": 6})
-    found = progress(SimpleNamespace(lastProgress=SimpleNamespace(json=json.dumps(values))))
+    found = progress(SimpleNamespace(lastProgress=values))
     assert found is not None
     assert (found.query_id, found.run_id, found.name, found.batch_id) == ("q1", "r1", "copy", 7)
     assert (found.seconds, found.input_rows) == (0.2, 25)
