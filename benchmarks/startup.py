@@ -13,8 +13,6 @@ import pyarrow as pa
 import spark_ledger
 from benchmarks.paths import ROOT
 from benchmarks.rows import OURS, Row, median, rounded
-from connector.options import PlanLimits
-from connector.read.planner import plan_partitions
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.base import Create, MetadataStore, Operation
@@ -26,6 +24,7 @@ from spark_ledger.stream.format import codec
 from spark_ledger.stream.manifest.tree import COMMITS_PER_LEAF
 from spark_ledger.stream.model import UNPLACED, Segment, ranges_between
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.plan.partitions import PlanLimits, plan_partitions
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 COMMITS = 10_000

@@ -26,7 +26,12 @@ from spark_ledger.limits.collection import (
     COLLECTION_PAUSE_S,
     COLLECTION_SHARE_MAX,
 )
-from spark_ledger.limits.keeper import OWNER_GRACE_S, UNNAMED_GRACE_S
+from spark_ledger.limits.keeper import (
+    DROPPED_GRACE_S,
+    KEEPER_PASS_S,
+    OWNER_GRACE_S,
+    UNNAMED_GRACE_S,
+)
 from spark_ledger.types import BookieId
 
 _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, checked by msgspec
@@ -66,6 +71,10 @@ class KeeperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     enabled: bool = True
     owner_grace_s: Annotated[float, msgspec.Meta(ge=0)] = OWNER_GRACE_S
     unnamed_grace_s: Annotated[float, msgspec.Meta(ge=0)] = UNNAMED_GRACE_S
+    dropped_grace_s: Annotated[float, msgspec.Meta(ge=0)] = DROPPED_GRACE_S
+    interval_s: Annotated[float, msgspec.Meta(ge=0.1)] = KEEPER_PASS_S
+    sink_records_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """0: records of sinks are never removed."""
 
 
 class CollectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

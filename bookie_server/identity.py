@@ -1,4 +1,4 @@
-"""The right of one process to be its bookie: claimed at its start, watched, given back at its stop.
+"""The right of one process to be its bookie: claimed at its start, watched, released at its stop.
 
 Each start has a number, of which the directories and the cluster's cookie take note in four steps,
 so that a crash between two of them leaves what the next start recognises, and a copy of the

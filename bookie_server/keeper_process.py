@@ -32,6 +32,9 @@ def command(config: BookieConfig) -> list[str]:
         *("--unless-elected", "--until-input-ends"),
         *("--owner-grace", str(keeper.owner_grace_s)),
         *("--unnamed-grace", str(keeper.unnamed_grace_s)),
+        *("--dropped-grace", str(keeper.dropped_grace_s)),
+        *("--interval", str(keeper.interval_s)),
+        *(["--sink-records", f"{keeper.sink_records_s}s"] if keeper.sink_records_s else []),
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from connector.option_parsers import NO_SECRET, Position, Secret, TransactionJson
@@ -25,6 +25,7 @@ from connector.option_table import (
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.connector import TRIGGER_DELAY_S_DEFAULT
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.plan.partitions import PlanLimits
 from spark_ledger.types import LedgerId, Quorums
 
 METADATA_ENVIRONMENT: Final = "SPARK_LEDGER_METADATA"
@@ -64,14 +65,6 @@ class TriggerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanLimits:
-    """How a range becomes Spark partitions. ``max_bytes_per_partition`` None: chosen by size."""
-
-    min_partitions: int = 1
-    max_bytes_per_partition: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ReadOptions:
     """A checked read. Exactly one of ``stream`` and ``ledger_id`` is set.
 
@@ -88,7 +81,7 @@ class ReadOptions:
     end_timestamp_ms: int | None = None
     start_transaction: TransactionJson | None = None
     trigger: TriggerLimits = TriggerLimits()
-    plan: PlanLimits = PlanLimits()
+    plan: PlanLimits = field(default_factory=PlanLimits)
     fail_on_data_loss: bool = True
     include_metadata: bool = False
 

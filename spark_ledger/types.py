@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
-from typing import Final, Generic, NamedTuple, NewType, NoReturn, TypeVar
+from typing import Final, Generic, NamedTuple, NewType, NoReturn, TypeAlias, TypeVar
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX
@@ -20,6 +20,10 @@ BookieId = NewType("BookieId", str)
 
 INCARNATION_BYTES: Final = 16
 """Of a ledger's incarnation: drawn at random, so no two ledgers ever have the same."""
+
+ReplicaHint: TypeAlias = int | tuple[BookieId, ...]
+"""Which replica a read asks first: a number that differs between readers, or bookies by name, the
+preferred one first."""
 
 NO_ENTRY: Final = EntryId(-1)
 """Stands for "no entry yet": the last add confirmed of an empty ledger."""

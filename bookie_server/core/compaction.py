@@ -1,8 +1,9 @@
-"""Which logs of a directory are worth to be copied, so that what is dead in them goes. Pure.
+"""Which logs of a directory are worth copying, so that their dead bytes are freed. Pure.
 
-A log that is copied costs its live bytes, in reads and writes, and gives its dead ones back. With
-half of it dead a byte costs at most a byte. Below that it is done only while much of the directory
-is dead, which bounds what the disk holds beside the live bytes, or while the disk is full.
+A log that is copied costs its live bytes, in reads and writes, and frees its dead ones. With half
+of it dead each byte that is freed costs at most one that is copied. Below that it is done only
+while much of the directory is dead, which bounds what the disk holds beside the live bytes, or
+while the disk is full.
 """
 
 from __future__ import annotations

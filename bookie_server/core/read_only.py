@@ -38,7 +38,7 @@ def stall(
 
     ``unsynced_s``: how long something has waited for the journal without the end of a sync. A disk
     that is slow and goes on is not stalled, however long the queue before it is. ``unmoved_s``: how
-    long the flush of directory ``ledgers`` has not come further. That stalls nobody while the write
+    long the flush of directory ``ledgers`` has made no progress. That stalls nobody while the write
     cache has room: only adds that wait for a flush (``adds_wait``) are late.
     """
     assert unsynced_s >= 0, f"nothing waits for {unsynced_s} s"

@@ -1,4 +1,4 @@
-"""Makes those wait that send what no client of this system sends, all of them in one row.
+"""Makes connections wait that send what no client of this system sends, all in one queue.
 
 To receive such bytes and to look at them costs everybody else their time. Were each connection held
 for what it sent alone, a hundred connections would cost a hundred times as much.

@@ -8,7 +8,7 @@ confirms entries.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,12 @@ from connector.read.offsets import (
     ledger_position,
 )
 from connector.read.partitions import LedgerPartition
-from connector.read.planner import partition_count
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
 from spark_ledger.limits.client import TAIL_METADATA_WAIT_S
 from spark_ledger.limits.connector import POLL_WAIT_S
-from spark_ledger.types import EntryId, LedgerId
+from spark_ledger.stream.plan.balance import Balance, units_of_entries, weights_of
+from spark_ledger.stream.plan.partitions import partition_count
+from spark_ledger.types import BookieInfo, EntryId, LedgerId
 
 if TYPE_CHECKING:
     from spark_ledger.client.blocking import BlockingReader
@@ -39,12 +40,15 @@ class LedgerSource:
         options: ReadOptions,
         reader: BlockingReader,
         *,
+        bookies: Callable[[], Sequence[BookieInfo]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``bookies`` says which bookies are registered."""
         assert options.ledger_id is not None, "the options name a ledger"
         self._options = options
         self._ledger_id: LedgerId = options.ledger_id
         self._reader = reader
+        self._bookies = bookies
         self._clock = clock
         self._initial: EntryId | None = None
         self._target: EntryId | None = None
@@ -138,8 +142,18 @@ class LedgerSource:
         entries = stop - first
         count = partition_count(size_bytes, entries, self._options.plan)
         cuts = [first + entries * index // count for index in range(count + 1)]
+        metadata = self._reader.metadata
+        balance = Balance(weights_of(self._bookies()), turn=first)
         return [
-            LedgerPartition(self._ledger_id, EntryId(low), EntryId(high - 1), index)
+            LedgerPartition(
+                self._ledger_id,
+                EntryId(low),
+                EntryId(high - 1),
+                index,
+                balance.first_reads(
+                    units_of_entries(metadata, low, high - 1, size_bytes * (high - low) // entries)
+                ),
+            )
             for index, (low, high) in enumerate(pairwise(cuts))
         ]
 

@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 from pyspark.sql.datasource import InputPartition
 
-from connector.read.planner import Plan, Span
 from spark_ledger.stream.model import Segment, SegmentRange
+from spark_ledger.stream.plan.balance import FirstReads
+from spark_ledger.stream.plan.partitions import Plan, Span
 from spark_ledger.types import EntryId, LedgerId
 
 _FlatRange: TypeAlias = tuple[
@@ -46,7 +47,7 @@ class StreamPartition(InputPartition):
 
     def __reduce__(
         self,
-    ) -> tuple[Callable[..., StreamPartition], tuple[str, tuple[_FlatRange, ...], int]]:
+    ) -> tuple[Callable[..., StreamPartition], tuple[str, tuple[_FlatRange, ...], int, FirstReads]]:
         flat = tuple(
             (
                 part.segment.number,
@@ -65,7 +66,7 @@ class StreamPartition(InputPartition):
             )
             for part in self.plan.ranges
         )
-        return _stream_partition, (self.stream_id, flat, self.plan.replica_hint)
+        return _stream_partition, (self.stream_id, flat, self.plan.replica_hint, self.plan.reads)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -79,10 +80,10 @@ class StreamPartition(InputPartition):
 
 
 def _stream_partition(
-    stream_id: str, flat: tuple[_FlatRange, ...], replica_hint: int
+    stream_id: str, flat: tuple[_FlatRange, ...], replica_hint: int, reads: FirstReads
 ) -> StreamPartition:
     ranges = tuple(SegmentRange(Segment(*fields[:9]), *fields[9:]) for fields in flat)
-    return StreamPartition(stream_id, Plan(ranges, replica_hint))
+    return StreamPartition(stream_id, Plan(ranges, replica_hint, reads))
 
 
 class StreamSpan(InputPartition):
@@ -99,9 +100,15 @@ class LedgerPartition(InputPartition):
     """Entries ``first_entry`` .. ``last_entry`` of a raw ledger, both included."""
 
     def __init__(
-        self, ledger_id: LedgerId, first_entry: EntryId, last_entry: EntryId, replica_hint: int
+        self,
+        ledger_id: LedgerId,
+        first_entry: EntryId,
+        last_entry: EntryId,
+        replica_hint: int,
+        reads: FirstReads | None = None,
     ) -> None:
         super().__init__(None)
+        self.reads = reads or FirstReads()
         self.ledger_id = ledger_id
         self.first_entry = first_entry
         self.last_entry = last_entry

@@ -51,7 +51,12 @@ class Source(Protocol):
 def open_source(options: ReadOptions) -> Source:
     """The source of a read. Raises NoSuchStreamError or NoSuchLedgerError if it does not exist."""
     if options.ledger_id is not None:
-        return LedgerSource(options, sessions.ledger_reader(options.connection, options.ledger_id))
+        connection = options.connection
+        return LedgerSource(
+            options,
+            sessions.ledger_reader(connection, options.ledger_id),
+            bookies=sessions.connection(connection).registered_bookies,
+        )
     assert options.stream is not None, "the options name a stream or a ledger"
     return StreamSource(options, sessions.fresh_stream(options.connection, options.stream))
 

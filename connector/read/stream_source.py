@@ -24,7 +24,7 @@ from connector.read.offsets import (
     stream_position,
 )
 from connector.read.partitions import StreamPartition, StreamSpan
-from connector.read.planner import Span, has_rows, plan_partitions, plan_spans, trigger_end
+from connector.read.planner import has_rows, trigger_end
 from connector.retry import RetryBudget
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.limits.connector import (
@@ -32,9 +32,10 @@ from spark_ledger.limits.connector import (
     METADATA_LAG_S,
     POLL_WAIT_S,
     SEGMENTS_PER_FETCH,
-    SEGMENTS_PLANNED_MAX,
 )
-from spark_ledger.stream.model import Commit, CommitMark, Head, Segment, ranges_between
+from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.stream.plan.partitions import Span
+from spark_ledger.stream.plan.read_plan import plan_read
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
@@ -307,32 +308,19 @@ class StreamSource:
         head = self._head_reaching(last)
         first = self._readable(head, first, _CHECKPOINT)
         last = self._readable(head, last, "the end of the micro-batch")
-        # A plan that ends at the start of a segment needs no commit of that segment, which may not
-        # exist yet.
-        ends_within_segment = last > Dlsn(last.segment)
-        end_segment = last.segment + ends_within_segment
-        if end_segment - first.segment > SEGMENTS_PLANNED_MAX:
-            spans = self._spans(first, last, end_segment)
-            if spans is not None:
-                return [StreamSpan(self._stream_id, span) for span in spans]
-        commits = self._commits.between(first.segment, end_segment)
-        ranges = ranges_between(commits, first, last)
-        plans = plan_partitions(ranges, self._options.plan)
-        return [StreamPartition(self._stream_id, plan) for plan in plans]
-
-    def _spans(self, first: Dlsn, last: Dlsn, end_segment: int) -> list[Span] | None:
-        """Partitions of a long read, for which the tasks look the commits up; or None."""
-        stream = self._stream
-        begin, final = stream.commit_at(first.segment), stream.commit_at(end_segment - 1)
-        behind = CommitMark(
-            final.number + 1,
-            final.end_segment,
-            final.rows_before + final.rows,
-            final.bytes_before + final.size_bytes,
+        plans = plan_read(
+            self._stream,
+            first,
+            last,
+            self._options.plan,
+            self._commits.between,
         )
-        marks = stream.marks(begin.number, behind.number)
-        start = CommitMark(begin.number, begin.first_segment, begin.rows_before, begin.bytes_before)
-        return plan_spans((start, behind), marks, (first, last), self._options.plan)
+        return [
+            StreamSpan(self._stream_id, plan)
+            if isinstance(plan, Span)
+            else StreamPartition(self._stream_id, plan)
+            for plan in plans
+        ]
 
     def forget(self, end: CheckpointOffset) -> None:
         position, stream_id = stream_position(end)

@@ -37,13 +37,13 @@ from spark_ledger.version import __version__
 
 # Modules are loaded when used: the help of ``ledger`` must not pay for what one group needs.
 GROUPS: Final = {
-    "local": "A ZooKeeper and bookies on this machine, for development.",
-    "bookie": "Run and prepare one bookie.",
-    "cluster": "What concerns all of a cluster.",
-    "bookies": "The bookies of a cluster.",
+    "local": "Run a ZooKeeper and bookies on this machine, for development.",
+    "bookie": "Run, prepare and question one bookie.",
+    "cluster": "Show what a cluster holds, and go on after ZooKeeper was restored.",
+    "bookies": "List the bookies of a cluster, and have them free space.",
     "ledgers": "Look at, write, read and repair ledgers.",
-    "streams": "Look at and read streams.",
-    "keeper": "Ends what dead writers leave: open ledgers, ledgers that nothing names.",
+    "streams": "Create, read, truncate and delete streams; say how much is kept.",
+    "keeper": "Run the keeper, which ends what dead writers leave, or see how it is.",
 }
 
 # The first class that fits says what to do next; an empty text means that the message does.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def group() -> None:
-    """The bookies of a cluster."""
+    """List the bookies of a cluster, and have them free space."""
 
 
 @group.command("list")
@@ -42,7 +42,7 @@ def list_bookies(settings: Settings) -> None:
             "reclaimable#",
             "admin",
             "collected",
-            "why",
+            "why...",
         ),
         (_cells(row) for row in rows),
     )
@@ -81,7 +81,7 @@ def collect(
     accept_restored: bool,
     timeout: float,
 ) -> None:
-    """Have bookies give back the space of deleted ledgers now, and say how that went.
+    """Have bookies free the space of deleted ledgers now, and say how that went.
 
     They do so by themselves from time to time. Exit status 1 if one of them did not finish.
     """
@@ -98,7 +98,7 @@ def collect(
         )
     else:
         print_table(
-            ("bookie", "outcome", "ledgers#", "deleted before#", "collected#", "bytes#", "why"),
+            ("bookie", "outcome", "ledgers#", "deleted before#", "collected#", "bytes#", "why..."),
             (_outcome(bookie_id, report) for bookie_id, report in rows),
         )
     if any(report is None or report.aborted for _, report in rows):

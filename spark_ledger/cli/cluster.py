@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def group() -> None:
-    """What concerns all of a cluster."""
+    """Show what a cluster holds, and go on after ZooKeeper was restored."""
 
 
 @group.command()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def group() -> None:
-    """Ends what dead writers leave: open ledgers, ledgers that nothing names."""
+    """Run the keeper, which ends what dead writers leave, or see how it is."""
 
 
 @group.command()
@@ -92,7 +92,7 @@ def run(
     interval: float,
     sink_records: float | None,
 ) -> None:
-    """Be the keeper of the cluster until SIGTERM, once no other one is.
+    """Run as the keeper of the cluster until SIGTERM; wait while another one runs.
 
     Killing it anywhere loses nothing: the next one finds the same work.
     """

@@ -37,7 +37,7 @@ def directory_option(command: Command) -> Command:
 
 @click.group()
 def group() -> None:
-    """A ZooKeeper and bookies on this machine, for development."""
+    """Run a ZooKeeper and bookies on this machine, for development."""
 
 
 @group.command()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 
@@ -22,15 +22,21 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str))
 
 
+_ANY_WIDTH: Final = 2000
+"""Of output that no terminal shows: longer than each line that there is."""
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table; a column whose name ends in ``#`` holds numbers, aligned to the right."""
+    """A table; a column whose name ends in ``#`` holds numbers, aligned to the right, and one whose
+    name ends in ``...`` holds sentences: where the terminal is narrow, these go over lines."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        right = column.endswith("#")
-        table.add_column(column.rstrip("#"), justify="right" if right else "left", no_wrap=True)
+        right, is_text = column.endswith("#"), column.endswith("...")
+        title = column.rstrip("#").removesuffix("...")
+        table.add_column(title, justify="right" if right else "left", no_wrap=not is_text)
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))  # Text: brackets in names are no markup
     print_rich(table)
@@ -40,7 +46,7 @@ def print_rich(part: RenderableType, *, style: str | None = None) -> None:
     """Print a rich renderable. Output that is not a terminal is wide enough to cut nothing off."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else 200
+    width = None if sys.stdout.isatty() else _ANY_WIDTH
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
     console.print(part, style=style)
 

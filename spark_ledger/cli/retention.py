@@ -39,7 +39,7 @@ def truncate(
 ) -> None:
     """Drop the commits before a position or a time for good.
 
-    Whole commits go. Readers begin behind them at once; the keeper gives the space back.
+    Whole commits go. Readers begin behind them at once; the keeper frees the space later.
     """
     is_time = isinstance(before, float)
     bound = time_text(int(before)) if isinstance(before, float) else before

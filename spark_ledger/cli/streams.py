@@ -1,4 +1,4 @@
-"""``ledger streams``: list, create, show, read, tail, delete; see also ``retention``."""
+"""``ledger streams``: list, create, show, read, tail, delete; see ``plan`` and ``retention``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from spark_ledger.cli.output import (
     size_text,
     time_text,
 )
+from spark_ledger.cli.plan import plan
 from spark_ledger.cli.positions import position, position_text
 from spark_ledger.cli.retention import hold, limit_options, limits_of, retention, truncate
 from spark_ledger.cli.settings import Settings, common_options
@@ -35,10 +36,10 @@ stream_argument = click.argument("name")
 
 @click.group()
 def group() -> None:
-    """Look at and read streams, and say how much of them is kept."""
+    """Create, read, truncate and delete streams; say how much is kept."""
 
 
-for command in (truncate, retention, hold):
+for command in (plan, truncate, retention, hold):
     group.add_command(command)
 
 

@@ -20,7 +20,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal, Work
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import LedgerClosedError
-from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata
+from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata, ReplicaHint
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class BlockingReader:
         self._portal.call(self._reader.refresh_confirmed())
 
     def read(
-        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> Iterator[Entry]:
         """The entries from ``first`` to ``last``, both included.
 
@@ -151,6 +151,10 @@ class LedgerConnection:
     def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError if it is gone."""
         return self._call(self._client.ledger_metadata(ledger_id))
+
+    def registered_bookies(self) -> list[BookieInfo]:
+        """The bookies that are registered, for all that is known here: asks nobody."""
+        return self._client.registered_bookies()
 
     def list_bookies(self) -> list[BookieInfo]:
         """The bookies that are registered now."""

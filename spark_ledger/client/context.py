@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
 
+from spark_ledger.client.nearness import distances
 from spark_ledger.client.suspects import Suspects
 from spark_ledger.client.timer import Timer
 from spark_ledger.config import ClientConfig
@@ -88,6 +89,11 @@ class ClientContext:
         now = asyncio.get_running_loop().time()
         self.slow_bookies = {b: until for b, until in self.slow_bookies.items() if until > now}
         return frozenset(self.slow_bookies)
+
+    def distances(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
+        """How far bookies are from this process, as far as that is known."""
+        known = [self.directory.get(bookie_id) for bookie_id in bookies]
+        return distances([info for info in known if info is not None], self.directory.all())
 
     async def new_ensemble(self, count: int) -> tuple[BookieId, ...] | None:
         """Bookies for a new ledger: least loaded first, suspects only if they answer."""

@@ -35,6 +35,7 @@ from spark_ledger.types import (
     EntryId,
     LedgerId,
     LedgerMetadata,
+    ReplicaHint,
     Versioned,
 )
 from spark_ledger.wire.frame import Digest, open_run
@@ -50,7 +51,7 @@ class LaneReader:
         digest: Digest,
         wanted: LaneRange,
         *,
-        replica_hint: int,
+        replica_hint: ReplicaHint,
         access_key: bytes,
     ) -> None:
         self._context = context
@@ -66,6 +67,7 @@ class LaneReader:
             replica_hint,
             slow=context.slow_now(),
             gone=[b for b in wanted.bookies if directory.get(b) is None],
+            distances=context.distances(wanted.bookies),
         )
         self._machine = ReadMachine(
             ledger,

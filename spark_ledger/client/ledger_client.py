@@ -238,6 +238,10 @@ class LedgerClient:
         """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError if it is gone."""
         return (await self._context.ledgers.read(check_ledger_id(ledger_id))).value
 
+    def registered_bookies(self) -> list[BookieInfo]:
+        """The bookies that are registered, for all that this client knows."""
+        return self._context.directory.all()
+
     async def list_bookies(self) -> list[BookieInfo]:
         """The bookies that are registered now."""
         await self._context.directory.refresh(all_again=True)

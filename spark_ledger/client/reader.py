@@ -24,6 +24,7 @@ from spark_ledger.types import (
     Fragment,
     LedgerId,
     LedgerMetadata,
+    ReplicaHint,
     Versioned,
 )
 from spark_ledger.wire.frame import Digest
@@ -95,7 +96,7 @@ class LedgerReader:
     # -- reading -----------------------------------------------------------------------------------
 
     async def read(
-        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> AsyncIterator[Entry]:
         """The entries from ``first`` to ``last``, both included. See ``read_batches``."""
         async with aclosing(
@@ -106,13 +107,13 @@ class LedgerReader:
                     yield entry
 
     async def read_batches(
-        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> AsyncGenerator[list[Entry], None]:
         """The entries from ``first`` to ``last``, both included, in lists of about 1 MiB.
 
         ``unconfirmed`` skips the check against the last add confirmed: only for a caller who knows
         from elsewhere (a stream's commit) that the range was confirmed. ``replica_hint`` chooses
-        which replica is asked first, so that readers share the load.
+        which replica is asked first, by number or by name, so that readers share the load.
 
         Raises ReadBeyondConfirmedError before any bookie is asked, NoSuchEntryError if no replica
         holds an entry, BookieUnavailableError, DigestMismatchError. A hole is never skipped.
@@ -131,7 +132,7 @@ class LedgerReader:
                     raise
 
     async def _read_known(
-        self, first: int, last: int, hint: int
+        self, first: int, last: int, hint: ReplicaHint
     ) -> AsyncGenerator[list[Entry], None]:
         """The entries from the bookies that the metadata at hand name."""
         for low, high, fragment in fragment_ranges(self.metadata, first, last):
@@ -179,7 +180,7 @@ class LedgerReader:
         ):
             raise ConfigurationError(f"idle_timeout is seconds or None, not {idle_timeout!r}")
 
-    def _read_lane(self, wanted: LaneRange, hint: int) -> AsyncGenerator[list[Entry], None]:
+    def _read_lane(self, wanted: LaneRange, hint: ReplicaHint) -> AsyncGenerator[list[Entry], None]:
         reader = LaneReader(
             self._context,
             self._ledger,
@@ -191,7 +192,7 @@ class LedgerReader:
         return reader.chunks()
 
     async def _read_fragment(
-        self, fragment: Fragment, first: int, last: int, hint: int
+        self, fragment: Fragment, first: int, last: int, hint: ReplicaHint
     ) -> AsyncGenerator[list[Entry], None]:
         wanted = lane_ranges(self.metadata, fragment, first, last)
         stride = wanted[0].lane.stride

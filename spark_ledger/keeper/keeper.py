@@ -30,7 +30,6 @@ from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, encode, read_state
-from spark_ledger.keeper.sinks import forget_sinks
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
     DELETES_PER_S,
@@ -48,9 +47,8 @@ from spark_ledger.metadata.base import Delete, MetadataStore, Operation
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.owners import OWNERS_PATH, is_alive
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, Page, id_path, pages
-from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
-from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
+from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
@@ -111,7 +109,6 @@ class Keeper:
         self._client = client
         self._store: MetadataStore = client.store
         self._ledgers = LedgerStore(self._store)
-        self._streams = StreamCatalog(client)
         self._config = config or KeeperConfig()
         self._clock = clock or asyncio.get_running_loop().time
         self._election = Election(self._store)
@@ -119,8 +116,10 @@ class Keeper:
             client,
             lambda: self._election.check,
             clock=self._clock,
+            worked_s=self._worked_s,
             grace_s=self._config.dropped_grace_s,
             deletes_per_s=self._config.deletes_per_s,
+            sink_records_s=self._config.sink_records_s,
         )
         self._gone = self._new_count({})
         self._state: Versioned[KeeperState] | None = None
@@ -130,8 +129,9 @@ class Keeper:
         """Owners of the listed ledgers: an owner that lives costs no read."""
         self._locked: set[LedgerId] = set()
         self._failed: dict[LedgerId, _Failed] = {}
-        self._marked: set[str] = set()
-        """Streams that were marked as deleted at the last sweep, by id."""
+        self._worked_before_s = 0.0
+        """For how long keepers had worked when this one took over."""
+        self._began = self._clock()
         self._passes = 0
         self._last_error = ""
         self.found = Found()
@@ -196,6 +196,7 @@ class Keeper:
             before = Versioned(state, 0)
         self._state = before
         self._gone = self._new_count(before.value.gone_s)
+        self._worked_before_s, self._began = before.value.worked_s, self._clock()
         done = before.value.done
         self.done = Counter(
             recovered=done.recovered,
@@ -203,6 +204,10 @@ class Keeper:
             reclaimed=done.reclaimed,
             streams=done.streams_finished,
         )
+
+    def _worked_s(self) -> float:
+        """For how long this cluster has had a keeper at work (rule K8)."""
+        return self._worked_before_s + max(0.0, self._clock() - self._began)
 
     async def _save(self) -> None:
         """Write down what was done. Raises ConflictError if another keeper has."""
@@ -213,6 +218,7 @@ class Keeper:
             pid=me.pid,
             passes=self._state.value.passes + 1,
             time_ms=time.time_ns() // 1_000_000,
+            worked_s=round(self._worked_s(), 1),
             done=Done(
                 recovered=self.done["recovered"],
                 deleted=self.done["deleted"],
@@ -236,7 +242,7 @@ class Keeper:
     async def run_pass(self) -> list[tuple[Verdict, LedgerId]]:
         """Look at everything that is unsettled, and do what is due; what that was.
 
-        Raises what the store raises: then the rest is left to the next pass.
+        Raises what the store raises: then the rest is left to the next pass (rule K6).
         """
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)
@@ -249,12 +255,12 @@ class Keeper:
             if work.recoveries:
                 await asyncio.wait(work.recoveries)
         if self._passes % STREAM_SWEEP_PASSES == 0 and not self._config.dry_run:
-            await self._finish_deletions()
-            await self._stream_keeper.sweep()
-            self.done["reclaimed"] += self._stream_keeper.done.pop("reclaimed", 0)
+            try:
+                await self._stream_keeper.sweep()
+            finally:
+                for what in ("reclaimed", "streams"):
+                    self.done[what] += self._stream_keeper.done.pop(what, 0)
             self._last_error = self._stream_keeper.last_error or self._last_error
-            if self._config.sink_records_s:
-                await self._forget_sinks()
         self._passes += 1
         self._forget(work)
         self.found = Found(
@@ -437,38 +443,3 @@ class Keeper:
             self._failed.pop(ledger_id, None)
             self.done["recovered"] += 1
             logger.info("ledger %d is recovered: its writer is gone", ledger_id)
-
-    async def _forget_sinks(self) -> None:
-        for name in await self._streams.names():
-            with contextlib.suppress(NotFoundError):
-                stream = await self._streams.open(name)
-                try:
-                    await forget_sinks(
-                        self._store,
-                        stream,
-                        self._election.check,
-                        older_than_s=self._config.sink_records_s,
-                    )
-                finally:
-                    await stream.close()
-
-    async def _finish_deletions(self) -> None:
-        """Finish deletions of streams that were cut off: those that were found marked twice."""
-        marked: dict[str, str] = {}
-        for name in await self._store.children(STREAMS_ROOT):
-            with contextlib.suppress(NotFoundError):
-                config = (await StreamNodes(self._store, name).config()).value
-                if config.deleted:
-                    marked[config.stream_id] = name
-        for stream_id in self._marked & marked.keys():
-            try:
-                await self._streams.delete(marked[stream_id])
-            except NotFoundError:
-                continue  # whoever began has finished
-            except LedgerError as error:
-                self._last_error = f"stream {marked[stream_id]!r} is not deleted yet: {error}"
-                logger.warning("%s", self._last_error)
-            else:
-                self.done["streams"] += 1
-                logger.info("the deletion of stream %r is finished", marked[stream_id])
-        self._marked = set(marked)

@@ -7,6 +7,8 @@
 | keeper/state | format_version, host, pid, passes, time_ms, what was done and what waits, and for |
 | | how long owners were seen to be gone; written after each pass |
 | keeper/clock | format_version, time_ms: the time by which retention counted last |
+| keeper/dropped/<stream id> | format_version, name of the stream, and when it was seen to be |
+| | dropped up to which commit, in seconds of work; as long as the stream exists |
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ ELECTED_PATH: Final = "keeper/elected"
 EPOCH_PATH: Final = "keeper/epoch"
 STATE_PATH: Final = "keeper/state"
 CLOCK_PATH: Final = "keeper/clock"
+DROPPED_PATH: Final = "keeper/dropped"
 
 FORMAT_VERSION: Final = 1
 
@@ -73,6 +76,8 @@ class KeeperState(_Node, frozen=True, kw_only=True):
     pid: _Count
     passes: _Count = 0
     time_ms: _Count = 0
+    worked_s: _Seconds = 0.0
+    """For how long this cluster has had a keeper at work (rule K8)."""
     done: Done = Done()
     found: Found = Found()
     gone_s: dict[str, _Seconds] = {}
@@ -83,6 +88,13 @@ class KeeperClock(_Node, frozen=True, kw_only=True):
     """The time by which retention counted last (rule K7)."""
 
     time_ms: _Count
+
+
+class DroppedNode(_Node, frozen=True, kw_only=True):
+    """What keepers have seen one stream drop (rule K8)."""
+
+    name: str
+    looks: tuple[tuple[_Seconds, _Count], ...]
 
 
 N = TypeVar("N", bound=_Node)
@@ -143,3 +155,18 @@ async def write_clock(
         await store.create(CLOCK_PATH, data)
     else:
         await store.put(CLOCK_PATH, data, before.version)
+
+
+def dropped_path(stream_id: str) -> str:
+    """The node of what one stream was seen to drop."""
+    return f"{DROPPED_PATH}/{stream_id}"
+
+
+async def read_dropped(store: MetadataStore, stream_id: str) -> Versioned[DroppedNode] | None:
+    """What keepers have seen a stream drop, or None before they saw any."""
+    path = dropped_path(stream_id)
+    try:
+        node = await store.get_latest(path)
+    except NotFoundError:
+        return None
+    return Versioned(decode(DroppedNode, path, node.value), node.version)

@@ -1,33 +1,48 @@
 """The keeper's work on streams: drops what retention allows, and gives back what was dropped.
 
-All of it is by stream, and an error of one stream keeps no other from its turn. What was done is in
-the head and the root of each stream, so a keeper that is killed anywhere has nothing to remember:
-only how long ago rows were dropped the next one counts anew.
+All of it is by stream, in one visit to each, and an error of one stream keeps no other from its
+turn. What was done is in the head and the root of each stream, and since when rows are dropped in a
+node of the keeper (rule K8): so one that is killed anywhere has nothing to remember.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConflictError,
     LedgerError,
+    MetadataUnavailableError,
     NoSuchLedgerError,
     NoSuchStreamError,
     NotFoundError,
     OutcomeUnknownError,
 )
 from spark_ledger.keeper.clock import SteadyClock
-from spark_ledger.keeper.nodes import read_clock, write_clock
+from spark_ledger.keeper.dropped import DroppedRows, Looks
+from spark_ledger.keeper.nodes import (
+    DROPPED_PATH,
+    DroppedNode,
+    dropped_path,
+    encode,
+    read_clock,
+    read_dropped,
+    write_clock,
+)
+from spark_ledger.keeper.sinks import forget_sinks
 from spark_ledger.limits.keeper import RECLAIM_STEPS_MAX, SWEPT_STREAMS_MAX
-from spark_ledger.metadata.base import Check, Delete, Operation
+from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.model import StreamConfig
+from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
@@ -67,21 +82,16 @@ class _Deletions:
         return True
 
 
-class _Dropped:
-    """When it was first seen up to which commit a stream was dropped, by the monotonic clock."""
+@dataclass(slots=True)
+class _Swept:
+    """What the keeper knows of one stream from sweep to sweep."""
 
-    def __init__(self) -> None:
-        self.names = LiveNames()
-        self._seen: list[tuple[float, int]] = []
-
-    def before(self, earliest_commit: int, now: float, grace_s: float) -> int:
-        """Up to which commit it was dropped at least so long ago."""
-        if not self._seen or self._seen[-1][1] < earliest_commit:
-            self._seen.append((now, earliest_commit))
-        while len(self._seen) > 1 and now - self._seen[1][0] >= grace_s:
-            self._seen.pop(0)
-        since, commit = self._seen[0]
-        return commit if now - since >= grace_s else 0
+    names: LiveNames
+    dropped: DroppedRows
+    written: Looks
+    """What is written down of them."""
+    version: int | None
+    """Of the node where that is; None: there is none yet."""
 
 
 class StreamKeeper:
@@ -93,44 +103,77 @@ class StreamKeeper:
         guard: Callable[[], Check],
         *,
         clock: Callable[[], float],
+        worked_s: Callable[[], float],
         grace_s: float,
         deletes_per_s: float,
+        sink_records_s: float = 0.0,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._store = client.store
+        self._client = client
         self._streams = StreamCatalog(client)
+        self._guard = guard
+        self._worked_s = worked_s
+        self._sink_records_s = sink_records_s
         self._deletions = _Deletions(client, guard, deletes_per_s)
         self._clock = clock
         self._wall_ms = wall_ms
         self._grace_s = grace_s
         self._steady: SteadyClock | None = None
         self._has_warned = False
-        self._dropped: OrderedDict[str, _Dropped] = OrderedDict()
+        self._swept: OrderedDict[str, _Swept] = OrderedDict()
+        """By id, the streams of which something was dropped, the last ones swept."""
+        self._marked: dict[str, str] = {}
+        """Names of streams that were marked as deleted at the last sweep, by id."""
         self.done: Counter[str] = Counter()
-        """What was done: dropped (commits), reclaimed (ledgers), released (holds)."""
+        """What was done: dropped (commits), reclaimed (ledgers), released (holds), sinks, streams
+        (whose deletion was finished)."""
         self.last_error = ""
         """Of the last sweep."""
 
     async def sweep(self) -> None:
-        """One turn of each stream. Raises what the metadata store raises at the listing."""
+        """One visit to each stream, for all that there is to do. Raises what the metadata store
+        raises at the listing, and MetadataUnavailableError."""
         self.last_error = ""
         now_ms = await self._time()
         swept: set[str] = set()
-        for name in await self._streams.names():
+        marked: dict[str, str] = {}
+        for name in await self._store.children(STREAMS_ROOT):
             try:
-                stream = await self._streams.open(name)
-                swept.add(stream.config.stream_id)
-                try:
-                    await self._sweep_one(stream, now_ms)
-                finally:
-                    await stream.close()
+                config = await StreamNodes(self._store, name).config()
+                stream_id = config.value.stream_id
+                if config.value.deleted:
+                    marked[stream_id] = name
+                    if stream_id in self._marked:  # whoever marked it had a minute
+                        await self._finish_deletion(name)
+                else:
+                    swept.add(stream_id)
+                    await self._visit(name, config, now_ms)
             except NoSuchStreamError:
                 continue  # deleted meanwhile
+            except MetadataUnavailableError:
+                raise  # the others would wait as long for nothing (rule K6)
             except LedgerError as error:
                 self.last_error = f"stream {name!r}: {error}"
                 logger.warning("the space of stream %r is not given back yet: %s", name, error)
-        for stream_id in self._dropped.keys() - swept:
-            del self._dropped[stream_id]
+        self._marked = marked
+        await self._forget_all_but(swept)
+
+    async def _visit(self, name: str, config: Versioned[StreamConfig], now_ms: int) -> None:
+        stream = Stream(self._client, StreamNodes(self._store, name), config)
+        try:
+            await self._sweep_one(stream, now_ms)
+            if self._sink_records_s:
+                self.done["sinks"] += await forget_sinks(
+                    self._store, stream, self._guard(), older_than_s=self._sink_records_s
+                )
+        finally:
+            await stream.close()
+
+    async def _finish_deletion(self, name: str) -> None:
+        await self._streams.delete(name)
+        self.done["streams"] += 1
+        logger.info("the deletion of stream %r is finished", name)
 
     async def _time(self) -> int:
         """The time by which retention counts (rule K7), which is written down."""
@@ -161,14 +204,66 @@ class StreamKeeper:
         head = await stream.head()
         if head.earliest_commit == 0:
             return
-        known = self._dropped.setdefault(config.stream_id, _Dropped())
-        self._dropped.move_to_end(config.stream_id)
-        if len(self._dropped) > SWEPT_STREAMS_MAX:
-            self._dropped.popitem(last=False)
-        upto = known.before(head.earliest_commit, self._clock(), self._grace_s)
+        known = await self._known(stream)
+        upto = known.dropped.before(head.earliest_commit, self._worked_s(), self._grace_s)
+        await self._write_down(stream, known)
         reclaimer = retention.reclaimer(self._deletions, known.names)
         for _ in range(RECLAIM_STEPS_MAX):
             step = await reclaimer.step(upto)
             self.done["reclaimed"] += step.ledgers
             if step.is_done:
                 return
+
+    # -- since when rows are dropped (rule K8) -----------------------------------------------------
+
+    async def _known(self, stream: Stream) -> _Swept:
+        """What is known of a stream, to this keeper or from those before."""
+        stream_id = stream.config.stream_id
+        known = self._swept.get(stream_id)
+        if known is None:
+            saved = await read_dropped(self._store, stream_id)
+            looks = () if saved is None else saved.value.looks
+            version = None if saved is None else saved.version
+            known = _Swept(LiveNames(), DroppedRows(looks), looks, version)
+            self._swept[stream_id] = known
+        self._swept.move_to_end(stream_id)
+        if len(self._swept) > SWEPT_STREAMS_MAX:
+            self._swept.popitem(last=False)
+        return known
+
+    async def _write_down(self, stream: Stream, known: _Swept) -> None:
+        """Have the next keeper go on from here. Raises ConflictError if another one has."""
+        looks, stream_id = known.dropped.looks, stream.config.stream_id
+        if looks == known.written:
+            return
+        path = dropped_path(stream_id)
+        data = encode(DroppedNode(name=stream.name, looks=tuple(looks)))
+        try:
+            if known.version is None:
+                with contextlib.suppress(ConflictError):
+                    await self._store.create(DROPPED_PATH, b"")
+                await self._store.transaction([self._guard(), Create(path, data)])
+                known.version = 0
+            else:
+                await self._store.transaction([self._guard(), Put(path, data, known.version)])
+                known.version += 1
+        except LedgerError:
+            del self._swept[stream_id]  # it is read again
+            raise
+        known.written = looks
+
+    async def _forget_all_but(self, swept: Collection[str]) -> None:
+        """Forget what was known of streams that are gone."""
+        for stream_id in self._swept.keys() - swept:
+            del self._swept[stream_id]
+        for stream_id in set(await self._store.children(DROPPED_PATH)).difference(swept):
+            saved = await read_dropped(self._store, stream_id)
+            if saved is None:
+                continue
+            nodes = StreamNodes(self._store, saved.value.name)
+            try:  # it may only have failed, or a server lags
+                await self._store.get_latest(nodes.identity_path(stream_id))
+            except NotFoundError:
+                gone = Delete(dropped_path(stream_id), saved.version)
+                with contextlib.suppress(ConflictError, NotFoundError):
+                    await self._store.transaction([self._guard(), gone])

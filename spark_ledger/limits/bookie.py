@@ -179,7 +179,7 @@ BOOKIE_STRANGER_BURST_BYTES: Final = 24 * MIB
 """What they may send at once: the largest entry as the first of a client, and half of another."""
 
 BOOKIE_STRANGERS_AT_ONCE: Final = 4
-"""So many go on meanwhile for as long as they come further: each may be an honest client's first
+"""So many go on meanwhile while they make progress: each may be an honest client's first
 entry, which is there in some hundredths of a second."""
 
 BOOKIE_UNHEARD_S: Final = 2.0
@@ -239,7 +239,7 @@ JOURNAL_STALLED_S: Final = 2.0
 clients need not find out by silence; more than a disk that is only busy takes (rule S15)."""
 
 LEDGERS_STALLED_S: Final = 3.0
-"""A flush that adds wait for, and that has not come further for this long, stalls like a journal.
+"""A flush that adds wait for, and that has made no progress for this long, stalls like a journal.
 Longer than one commit of an index with a hundred thousand changed ledgers takes (rule S15)."""
 
 STALL_LOOK_S: Final = 0.25

@@ -15,7 +15,7 @@ DELETED_LEDGERS_AT_ONCE: Final = 1_000
 # -- compaction ------------------------------------------------------------------------------------
 
 COMPACTED_GARBAGE_SHARE: Final = 0.5
-"""A log with so much dead in it is copied and removed: a byte that is given back costs at most one
+"""A log with so much dead in it is copied and removed: each byte that is freed costs at most one
 byte that is copied."""
 
 DIRECTORY_GARBAGE_SHARE_MAX: Final = 0.25
@@ -23,7 +23,7 @@ DIRECTORY_GARBAGE_SHARE_MAX: Final = 0.25
 live, beside the logs that are being written."""
 
 COMPACTED_GARBAGE_SHARE_CROWDED: Final = 0.2
-"""The share from which on they are then: a byte that is given back costs at most four."""
+"""The share from which on they are then: each byte that is freed costs at most four."""
 
 COMPACTED_GARBAGE_SHARE_FULL: Final = 0.05
 """The share while a disk is above its high water mark: writers are refused, so copies may cost."""

@@ -37,7 +37,7 @@ TRUNCATE_TIMEOUT_S: Final = 60.0
 races for the head, or the metadata store cannot be reached; as long as a commit does."""
 
 DROPPED_PER_STEP: Final = 1000
-"""Dropped commits whose space is given back at a time: their ledgers are some thousands of ids."""
+"""Dropped commits whose space is freed at a time: their ledgers are some thousands of ids."""
 
 DROPPING_LEDGERS_MAX: Final = 500
 """Ledgers that the configuration lists as dropped at a time: 5 KB, which each writer reads once."""
@@ -54,3 +54,29 @@ query's plan keeps (``COMMITS_CACHED_BYTES_MAX``), a driver stays under 50 MB fo
 
 PAGES_KEPT_BYTES_MAX: Final = 8 * MIB
 """Pages that a handle keeps for later look-ups, as stored: those of some 100,000 commits."""
+
+# -- reading ---------------------------------------------------------------------------------------
+
+READ_WINDOW_BYTES_MIN: Final = 1 * MIB
+"""What a read fetches first where its segments lie in several ledgers: the first rows come soon."""
+
+READ_WINDOW_BYTES_MAX: Final = 8 * MIB
+"""What it fetches together after that. A reader holds at most two windows: one whose rows are being
+put into order, and one that comes in."""
+
+# -- planning reads --------------------------------------------------------------------------------
+
+READ_ONLY_BOOKIE_SHARE: Final = 0.5
+"""How much a read-only bookie is asked for, compared with a writable one. It takes no new entries,
+but its disks are full or failing, and it compacts."""
+
+PLAN_LEDGERS_MAX: Final = 512
+"""Ledgers whose metadata one plan looks up, 64 at once, each some 0.2 ms of ZooKeeper's time. The
+entries of others are read too: their readers turn by the number of the partition."""
+
+LEDGERS_LOCATED_MAX: Final = 2048
+"""Ledgers whose metadata a handle keeps for later plans: some 2 MB."""
+
+LOCATED_S: Final = 30.0
+"""For how long a plan takes the fragments of an open ledger as known. Older ones do no harm: only
+the bookie that is asked first may be one that was replaced."""

@@ -65,10 +65,10 @@ class LedgerStore:
     ) -> Versioned[LedgerMetadata]:
         """Make a ledger known. Nothing may be sent to a bookie before this returned.
 
-        With ``until_named`` it counts as unnamed until a transaction names it. A missing creation
-        token is added; after a lost reply it tells whether the node that is found is this ledger's
-        (rule P6). Raises ConflictError if the id is in use, OutcomeUnknownError if no attempt
-        brought a reply.
+        It is listed as open in the same transaction, and with ``until_named`` as unnamed, until a
+        transaction names it (rule K1). A missing creation token is added; after a lost reply it
+        tells whether the node that is found is this ledger's (rule P6). Raises ConflictError if the
+        id is in use, OutcomeUnknownError if no attempt brought a reply.
         """
         if not metadata.creation_token:
             metadata = metadata.with_changes(creation_token=uuid.uuid4().hex)

@@ -61,6 +61,11 @@ class Naming:
         """The parts of a transaction that fail with NotFoundError if one was deleted."""
         return [Check(ledger_path(each), ANY_VERSION) for each in ledger_ids]
 
+    def deletes(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
+        """The parts of a transaction that delete ledgers, which fail with NotFoundError if one was
+        deleted before: of closed ones that were named, so they have no other node."""
+        return [Delete(ledger_path(each)) for each in ledger_ids]
+
     def named(self, ledger_ids: Iterable[LedgerId]) -> None:
         """A transaction with the operations of these ledgers has succeeded."""
         for each in ledger_ids:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from spark_ledger.types import BookieId, BookieInfo, BookieState
+from spark_ledger.types import BookieId, BookieInfo, BookieState, ReplicaHint
 
 
 def choose_bookies(
@@ -60,23 +60,30 @@ def shortage(registered: Sequence[BookieInfo], count: int, *, silent: Collection
 def read_order(
     indexes: Sequence[int],
     bookies: Sequence[BookieId],
-    entry_hint: int,
+    hint: ReplicaHint,
     *,
     slow: Collection[BookieId],
     gone: Collection[BookieId],
+    distances: Mapping[BookieId, int] | None = None,
 ) -> list[int]:
     """The indexes of a lane in the order in which a reader should ask them.
 
-    ``entry_hint`` rotates the indexes, so that readers of different ranges share the replicas; pass
-    the range's first entry, or any number that differs between readers. Bookies that were overtaken
-    by a speculative read (``slow``) stand behind the others, unregistered ones (``gone``) last:
-    they are still asked, because a registration may lag behind the bookie, and an entry is missing
-    only if every replica says so (rule P19).
+    A number as ``hint`` rotates the indexes, so that readers of different ranges share the
+    replicas: pass the range's first entry, or any number that differs between readers. With names
+    as ``hint`` the first that holds the lane is asked first; bookies without a name stand behind.
+    Nearer bookies (``distances``) come before others. Those that were overtaken by a speculative
+    read (``slow``) stand behind the others, unregistered ones (``gone``) last: they are still
+    asked, because a registration may lag behind the bookie, and an entry is missing only if every
+    replica says so (rule P19).
     """
     assert indexes, "Every lane has a replica."
-    turn = entry_hint % len(indexes)
+    turn = hint % len(indexes) if isinstance(hint, int) else 0
     rotated = [*indexes[turn:], *indexes[:turn]]
-    return sorted(
-        rotated,
-        key=lambda bookie_index: (bookies[bookie_index] in gone, bookies[bookie_index] in slow),
-    )
+    named = () if isinstance(hint, int) else hint
+
+    def preference(bookie_index: int) -> tuple[bool, bool, int, int]:
+        bookie = bookies[bookie_index]
+        rank = named.index(bookie) if bookie in named else len(named)
+        return bookie in gone, bookie in slow, (distances or {}).get(bookie, 0), rank
+
+    return sorted(rotated, key=preference)

@@ -30,12 +30,13 @@ from spark_ledger.stream.model import (
     SinkRecord,
     StreamConfig,
 )
+from spark_ledger.stream.plan.locate import Located
 from spark_ledger.stream.positions import Position
 from spark_ledger.stream.retention.blocking import StreamRetention
 from spark_ledger.stream.segment_writer import SegmentWriter as AsyncSegmentWriter
 from spark_ledger.stream.segment_writer import as_batches
 from spark_ledger.stream.stream import Stream as AsyncStream
-from spark_ledger.types import Dlsn
+from spark_ledger.types import Dlsn, LedgerId, ReplicaHint
 
 T = TypeVar("T")
 
@@ -265,12 +266,16 @@ class Stream:
             )
         )
 
+    def locate(self, ledger_ids: Iterable[LedgerId]) -> Located:
+        """Where the entries of ledgers lie, as far as that can be looked up now."""
+        return self._call(self._stream.locator.locate(ledger_ids))
+
     def marks(self, first: int, end: int) -> list[CommitMark]:
         """Where every hundredth commit between two begins: see ``stream.Stream.marks``."""
         return self._call(self._stream.marks(first, end))
 
     def sealed_commits(self) -> int:
-        """How many commits are in manifests; those behind them are metadata nodes."""
+        """How many commits are in manifests; later ones are metadata nodes."""
         return self._call(self._stream.sealed_commits())
 
     def first_commit_since(self, time_ms: int) -> Commit | None:
@@ -317,7 +322,7 @@ class Stream:
         ranges: Iterable[SegmentRange],
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> Iterator[PositionedBatch]:
         """The rows of ranges that a planner made, each batch with its position."""
         chunks = self._stream.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
@@ -330,7 +335,7 @@ class Stream:
         end: Dlsn,
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> Iterator[PositionedBatch]:
         """The rows between two positions that are in these commits, each batch with its place."""
         chunks = self._stream.read_commit_chunks(

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from spark_ledger.client.timer import Timer
 from spark_ledger.metadata.base import MetadataStore, Operation
-from spark_ledger.types import Entry, EntryId, LedgerId, LedgerMetadata
+from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata, ReplicaHint
 
 TAG_STREAM_NAME: Final = "stream"
 TAG_STREAM_ID: Final = "stream_id"
@@ -50,7 +50,7 @@ class LedgerRange(Protocol):
     def is_closed(self) -> bool: ...
 
     def read_batches(
-        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> AsyncGenerator[list[Entry], None]:
         """Entries first .. last in order, in lists of about one MiB."""
 
@@ -66,6 +66,9 @@ class LedgerNaming(Protocol):
 
     def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
         """The parts of a transaction that fail with NotFoundError if one was deleted."""
+
+    def deletes(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
+        """The parts of a transaction that delete ledgers; it fails if one was deleted before."""
 
     def named(self, ledger_ids: Iterable[LedgerId]) -> None:
         """A transaction with these parts has succeeded."""
@@ -83,6 +86,9 @@ class Ledgers(Protocol):
 
     def has_bookies_for(self, ensemble_size: int) -> bool:
         """Whether a new ledger of this size could be made now, for all that is known here."""
+
+    def registered_bookies(self) -> Sequence[BookieInfo]:
+        """The bookies that are registered, for all that is known here."""
 
     @property
     def timer(self) -> Timer:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from spark_ledger.errors import ConfigurationError
@@ -420,6 +421,16 @@ class SegmentRange(NamedTuple):
         counts = self.segment.entry_rows
         whole = sum(counts[self.start[0] : self.end[0]])
         return whole - self.start[1] + self.end[1]
+
+    @property
+    def entry_bytes(self) -> list[int]:
+        """About how many payload bytes each entry of the range has, by its rows. An entry counts
+        whole, as it is read whole; those of a segment add up to its size."""
+        segment = self.segment
+        rows = accumulate(segment.entry_rows, initial=0)
+        ends = [segment.size_bytes * each // segment.rows for each in rows]
+        stop = self.end[0] + (self.end[1] > 0)
+        return [b - a for a, b in pairwise(ends[self.start[0] : stop + 1])]
 
     @property
     def size_bytes(self) -> int:

@@ -2,15 +2,20 @@
 
 A range carries the segment it belongs to, so a process that is given ranges needs no stream
 metadata but the schemas. Entries are read without asking for the last add confirmed, because a
-commit names only confirmed entries (rule T9). Neighbouring segments of one ledger are fetched as
-one range; small micro-batches would otherwise cost a request each.
+commit names only confirmed entries (rule T9).
+
+Where several tasks write, neighbouring segments lie in different ledgers, and to fetch one after
+the other would cost a request each. So small segments are fetched in windows (``windows``): what a
+window needs of one ledger is one request, the ledgers are read at the same time, and the rows are
+put into stream order again. A window is bounded in bytes, and the next one is fetched while rows of
+this one are decoded.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -25,8 +30,9 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits.stream import READ_WINDOW_BYTES_MAX, READ_WINDOW_BYTES_MIN
 from spark_ledger.stream.concurrency import prefetch, run_all
-from spark_ledger.stream.format.entries import decode_entry, read_header
+from spark_ledger.stream.format.entries import EntryDecoder, read_header
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.format.schema import Projection
 from spark_ledger.stream.ledgers import LedgerRange, Ledgers
@@ -37,7 +43,7 @@ from spark_ledger.stream.schema_registry import (
     STALE_READ_RETRIES,
     SchemaRegistry,
 )
-from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
+from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId, ReplicaHint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,13 +52,21 @@ T = TypeVar("T")
 Ranges: TypeAlias = AsyncIterator[SegmentRange] | Iterable[SegmentRange]
 """Ranges in stream order; those that are still to be looked up come as an iterator."""
 
-CHUNKS_AHEAD: Final = 4
-"""Lists of about one MiB that are fetched and decoded before they are asked for."""
+_Chunk: TypeAlias = list[tuple[SegmentRange, Entry]]
+"""Entries, each with the range it belongs to."""
+
+FETCHED_AHEAD: Final = 1
+DECODED_AHEAD: Final = 2
+"""Lists of about one MiB that wait to be decoded, and that were decoded before they are asked for,
+beside the one in work on each side."""
 
 GROUP_BYTES_MAX: Final = READ_REQUEST_BYTES_MAX
 """Neighbouring segments are joined up to the size that a bookie sends for one request."""
 
-GROUPS_AT_ONCE_MAX: Final = 32
+WINDOW_GROUPS_MAX: Final = 8192
+"""Ranges of a window, for commits of a few rows: their entries cost some 1 KB of memory each."""
+
+RUNS_AT_ONCE_MAX: Final = 32
 """Requests that one read has in flight at most."""
 
 DECODE_IN_THREAD_BYTES_MIN: Final = 256 * KIB
@@ -75,7 +89,7 @@ class _ReadOptions(NamedTuple):
 
     began_s: float
     """When the read began, by the loop's clock: what it reads was committed before."""
-    replica_hint: int
+    replica_hint: ReplicaHint
 
 
 class RangeReader:
@@ -88,7 +102,7 @@ class RangeReader:
         self._open: OrderedDict[LedgerId, _OpenLedger] = OrderedDict()
 
     def read(
-        self, ranges: Ranges, *, schema: pa.Schema, replica_hint: int = 0
+        self, ranges: Ranges, *, schema: pa.Schema, replica_hint: ReplicaHint = 0
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """The rows of the ranges, in order, cast to ``schema``, in lists of about one MiB.
 
@@ -96,31 +110,53 @@ class RangeReader:
         that readers share the load. Raises DataLossError if segments are gone, NoSuchStreamError
         if the stream is, CorruptionError, SchemaMismatchError, BookieUnavailableError.
         """
-        return prefetch(self._read(ranges, schema, replica_hint), CHUNKS_AHEAD)
+        return prefetch(self._read(ranges, schema, replica_hint), DECODED_AHEAD)
 
     async def _read(
-        self, ranges: Ranges, schema: pa.Schema, replica_hint: int
+        self, ranges: Ranges, schema: pa.Schema, replica_hint: ReplicaHint
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         options = _ReadOptions(asyncio.get_running_loop().time(), replica_hint)
         decoder = _Decoder(self._nodes.name, self._schemas, schema)
-        async for bundle in bundle_groups(group_neighbours(ranges)):
-            if len(bundle) > 1:
-                fetched = await run_all(self._fetch_all(group, options) for group in bundle)
-                yield await decoder.decode([pair for pairs in fetched for pair in pairs])
-                continue
-            parts = deque(bundle[0])
-            async with aclosing(self._fetch(bundle[0], options)) as batches:
-                async for entries in batches:
-                    yield await decoder.decode(_with_parts(entries, parts))
+        entries = prefetch(self._fetch_in_order(ranges, options), FETCHED_AHEAD)
+        async with aclosing(entries):
+            async for chunk in entries:
+                yield await decoder.decode(chunk)
 
-    async def _fetch_all(
-        self, group: list[SegmentRange], options: _ReadOptions
-    ) -> list[tuple[SegmentRange, Entry]]:
-        parts, result = deque(group), []
-        async with aclosing(self._fetch(group, options)) as batches:
-            async for entries in batches:
-                result += _with_parts(entries, parts)
-        return result
+    async def _fetch_in_order(
+        self, ranges: Ranges, options: _ReadOptions
+    ) -> AsyncGenerator[_Chunk, None]:
+        """All entries with their ranges, in stream order, in lists of about one MiB."""
+        async for window in windows(group_neighbours(ranges)):
+            if len(window) > 1:
+                try:
+                    chunks = await self._fetch_window(window, options)
+                except (DataLossError, DigestMismatchError):
+                    pass  # one after the other, so that all rows before what is lost are delivered
+                else:
+                    for chunk in chunks:
+                        yield chunk
+                    continue
+            for group in window:
+                parts = deque(group)
+                async with aclosing(self._fetch(group, options)) as batches:
+                    async for entries in batches:
+                        yield _with_parts(entries, parts)
+
+    async def _fetch_window(
+        self, window: list[list[SegmentRange]], options: _ReadOptions
+    ) -> list[_Chunk]:
+        """The entries of a window, each ledger's run of entries fetched by one request."""
+        calls = asyncio.Semaphore(RUNS_AT_ONCE_MAX)
+        fetched: dict[tuple[LedgerId, EntryId], Entry] = {}
+
+        async def fetch(run: list[SegmentRange]) -> None:
+            async with calls, aclosing(self._fetch(run, options)) as batches:
+                async for entries in batches:
+                    for entry in entries:
+                        fetched[entry.ledger_id, entry.entry_id] = entry
+
+        await run_all(fetch(run) for run in runs_of(window))
+        return in_stream_order(window, fetched)
 
     async def _fetch(
         self, group: list[SegmentRange], options: _ReadOptions
@@ -159,7 +195,7 @@ class RangeReader:
                 if not may_help and is_gone:
                     raise await self._why_missing(group, following, error) from error
                 if not may_help:
-                    raise
+                    raise self._with_place(group, following, error) from error
                 if is_fresh:
                     await asyncio.sleep(STALE_READ_DELAY_S)
 
@@ -184,6 +220,15 @@ class RangeReader:
         if len(self._open) > LEDGERS_OPEN_MAX:
             self._open.popitem(last=False)
         return ledger, True
+
+    def _with_place(
+        self, group: list[SegmentRange], entry_id: EntryId, cause: LedgerError
+    ) -> LedgerError:
+        """The same error, which also says which segment cannot be read."""
+        part = next(part for part in group if entry_id <= part.last_entry)
+        return type(cause)(
+            f"stream {self._nodes.name!r}: segment {part.segment.number} cannot be read: {cause}"
+        )
 
     async def _why_missing(
         self, group: list[SegmentRange], entry_id: EntryId, cause: LedgerError
@@ -213,6 +258,7 @@ class _Decoder:
         self._schemas = schemas
         self._target = target
         self._projections: dict[int, Projection] = {}
+        self._decoders: dict[int, EntryDecoder] = {}
 
     async def decode(self, entries: list[tuple[SegmentRange, Entry]]) -> list[PositionedBatch]:
         for part, _ in entries:
@@ -220,6 +266,7 @@ class _Decoder:
             if version not in self._projections:
                 source = await self._schemas.schema(version)
                 self._projections[version] = Projection(source, self._target)
+                self._decoders[version] = EntryDecoder(source)
         size_bytes = sum(len(entry.payload) for _, entry in entries)
         if size_bytes >= DECODE_IN_THREAD_BYTES_MIN:
             return await asyncio.to_thread(self._decode_all, entries)
@@ -243,8 +290,7 @@ class _Decoder:
                 f"{where}: schema version {header.schema_version} and {header.rows} rows, but the "
                 f"commit says {expected[0]} and {expected[1]}"
             )
-        projection = self._projections[segment.schema_version]
-        batch = decode_entry(entry.payload, projection.source, where)
+        batch = self._decoders[segment.schema_version].decode(entry.payload, where)
         first = part.start[1] if number == part.start[0] else 0
         end = part.end[1] if number == part.end[0] else header.rows
         if (first, end) != (0, header.rows):
@@ -254,7 +300,7 @@ class _Decoder:
             segment.ledger_id,
             part.commit,
             part.commit_time_ms,
-            projection.apply(batch),
+            self._projections[segment.schema_version].apply(batch),
         )
 
 
@@ -288,25 +334,64 @@ async def group_neighbours(ranges: Ranges) -> AsyncIterator[list[SegmentRange]]:
         yield group
 
 
-async def bundle_groups(
+async def windows(
     groups: AsyncIterator[list[SegmentRange]],
 ) -> AsyncIterator[list[list[SegmentRange]]]:
-    """Small groups in bundles of about one MiB, to be fetched at once; a large group is alone.
+    """Groups that are fetched together; one that is larger than a window is alone.
 
-    Where several sinks write, neighbouring segments lie in different ledgers: to fetch one after
-    the other would cost a round trip for each.
+    The first window is small, so that the first rows come soon, and each has twice the bytes of the
+    one before.
     """
-    bundle: list[list[SegmentRange]] = []
-    room_bytes = READ_CHUNK_BYTES_TARGET
+    window: list[list[SegmentRange]] = []
+    size, room_bytes, room_groups = READ_WINDOW_BYTES_MIN, READ_WINDOW_BYTES_MIN, WINDOW_GROUPS_MAX
     async for group in groups:
-        size_bytes = sum(part.segment.size_bytes for part in group)
-        if bundle and (size_bytes > room_bytes or len(bundle) == GROUPS_AT_ONCE_MAX):
-            yield bundle
-            bundle, room_bytes = [], READ_CHUNK_BYTES_TARGET
-        bundle.append(group)
+        size_bytes = sum([part.segment.size_bytes for part in group])
+        if window and (size_bytes > room_bytes or room_groups == 0):
+            yield window
+            size = min(2 * size, READ_WINDOW_BYTES_MAX)
+            window, room_bytes, room_groups = [], size, WINDOW_GROUPS_MAX
+        window.append(group)
         room_bytes -= size_bytes
-    if bundle:
-        yield bundle
+        room_groups -= 1
+    if window:
+        yield window
+
+
+def runs_of(window: Iterable[list[SegmentRange]]) -> list[list[SegmentRange]]:
+    """The ranges of a window by ledger, in the order of their entries, cut where entries that
+    nobody committed lie between."""
+    ledgers: dict[LedgerId, list[SegmentRange]] = {}
+    for group in window:
+        ledgers.setdefault(group[0].segment.ledger_id, []).extend(group)
+    runs: list[list[SegmentRange]] = []
+    for parts in ledgers.values():
+        parts.sort(key=lambda part: part.first_entry)
+        following = None
+        for part in parts:
+            if part.first_entry != following:
+                runs.append([])
+            runs[-1].append(part)
+            following = part.last_entry + 1
+    return runs
+
+
+def in_stream_order(
+    window: Iterable[list[SegmentRange]], fetched: Mapping[tuple[LedgerId, EntryId], Entry]
+) -> list[_Chunk]:
+    """The entries of a window with their ranges, in lists of about one MiB."""
+    chunks: list[_Chunk] = []
+    room_bytes = 0
+    for group in window:
+        ledger_id = group[0].segment.ledger_id
+        for part in group:
+            for entry_id in range(part.first_entry, part.last_entry + 1):
+                entry = fetched[ledger_id, EntryId(entry_id)]
+                if room_bytes <= 0:
+                    chunks.append([])
+                    room_bytes = READ_CHUNK_BYTES_TARGET
+                chunks[-1].append((part, entry))
+                room_bytes -= len(entry.payload)
+    return chunks
 
 
 async def _iterate(items: AsyncIterator[T] | Iterable[T]) -> AsyncIterator[T]:

@@ -34,6 +34,7 @@ from spark_ledger.stream.model import (
     ranges_between,
 )
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.plan.locate import Locator
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.retention.handle import StreamRetention
@@ -43,7 +44,7 @@ from spark_ledger.stream.schema_registry import (
     SchemaRegistry,
 )
 from spark_ledger.stream.segment_writer import PendingSegments, SegmentWriter
-from spark_ledger.types import Dlsn, Versioned
+from spark_ledger.types import Dlsn, ReplicaHint, Versioned
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class Stream:
         self._committer = Committer(ledgers, nodes, self._log, self._schemas)
         self._watch = HeadWatch(nodes, config.value.stream_id)
         self._reader = RangeReader(ledgers, nodes, self._schemas)
+        self.locator = Locator(ledgers)
         self.retention = StreamRetention(nodes, self._schemas, self._log)
         self._append_lock = asyncio.Lock()
         self._append_writer: SegmentWriter | None = None
@@ -279,7 +281,7 @@ class Stream:
         return await self._log.marks(first, end)
 
     async def sealed_commits(self) -> int:
-        """How many commits are in manifests; those behind them are metadata nodes (rule T11)."""
+        """How many commits are in manifests; later ones are metadata nodes (rule T11)."""
         return (await self._log.manifests.read_root()).sealed
 
     async def first_commit_since(self, time_ms: int) -> Commit | None:
@@ -336,7 +338,7 @@ class Stream:
         """As ``read``, in lists of about one MiB, for callers to whom each item costs time."""
         target = await self._target_schema(schema, columns)
         first, last = await self._resolve(start, end)
-        async with aclosing(self._chunks_between(first, last, target)) as chunks:
+        async with aclosing(self._reader.read(self._ranges(first, last), schema=target)) as chunks:
             async for chunk in chunks:
                 yield [positioned.batch for positioned in chunk]
 
@@ -353,7 +355,9 @@ class Stream:
         target = await self._target_schema(schema, columns)
         position, end = await self._resolve(start, "latest")
         while True:
-            async with aclosing(self._chunks_between(position, end, target)) as chunks:
+            async with aclosing(
+                self._reader.read(self._ranges(position, end), schema=target)
+            ) as chunks:
                 async for chunk in chunks:
                     for positioned in chunk:
                         yield positioned.batch
@@ -371,7 +375,7 @@ class Stream:
         ranges: Iterable[SegmentRange],
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> AsyncGenerator[PositionedBatch, None]:
         """The rows of ranges that a planner made, each batch with its position.
 
@@ -386,7 +390,7 @@ class Stream:
         ranges: Iterable[SegmentRange],
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """As ``read_ranges``, in lists of about one MiB, as each item costs some callers time."""
         target = self.schema if schema is None else schema
@@ -399,7 +403,7 @@ class Stream:
         end: Dlsn,
         *,
         schema: pa.Schema | None = None,
-        replica_hint: int = 0,
+        replica_hint: ReplicaHint = 0,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """The rows between two positions that are in these commits, which are looked up as it goes.
 
@@ -408,11 +412,6 @@ class Stream:
         target = self.schema if schema is None else schema
         ranges = self._ranges_of(commits, start, end)
         return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
-
-    def _chunks_between(
-        self, start: Dlsn, end: Dlsn, target: pa.Schema
-    ) -> AsyncGenerator[list[PositionedBatch], None]:
-        return self._reader.read(self._ranges(start, end), schema=target)
 
     async def _ranges(self, start: Dlsn, end: Dlsn) -> AsyncIterator[SegmentRange]:
         """The ranges between two positions, from commits that are looked up in growing steps."""

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, cast
 from google.protobuf.message import DecodeError
 
 from spark_ledger.errors import MalformedMessageError
+from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import (
     APPEND_MESSAGE_ADDS_MAX,
     ENTRY_FRAME_OVERHEAD_BYTES_MAX,
@@ -49,6 +50,10 @@ _RESPONSE_RUN: Final = 0x22
 _FIELDS_MAX: Final = 32
 """Of one add or run. Ours have five, and lists are packed into one each: a peer that sends more of
 them is newer, or wants us to be busy."""
+
+_SMALL_BYTES_MAX: Final = 16 * KIB
+"""An append request that protobuf may decode by itself: what a hostile one can make of so few bytes
+is no danger, and copies of them cost nothing."""
 
 _NUMBER_BYTES_MAX: Final = 10 + 5
 """An entry id and a size, of each frame."""
@@ -106,6 +111,10 @@ def decode_append_request(data: bytes) -> Iterator[ReceivedAdd]:
     Raises MalformedMessageError, where it comes to it, if the bytes are not an AppendRequest, or
     hold more adds than one may have.
     """
+    small = _decode_small(data) if len(data) <= _SMALL_BYTES_MAX else None
+    if small is not None:
+        yield from small
+        return
     try:
         for number, (key, start, end) in enumerate(_fields(data, 0, len(data))):
             if number == APPEND_MESSAGE_ADDS_MAX:
@@ -116,12 +125,32 @@ def decode_append_request(data: bytes) -> Iterator[ReceivedAdd]:
             if _length(rest) > ADD_FIELDS_BYTES_MAX:
                 raise ValueError("the fields of an add are too long")  # noqa: TRY301 - as below
             add = pb.AddRun.FromString(_joined(data, rest))
-            run, problem = _checked_run(data, *run_range)
+            run, problem = _checked(*_cut_frames(data, *run_range))
             yield ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem)
     except (DecodeError, IndexError, ValueError) as error:
         raise MalformedMessageError(
             f"an append request of {len(data)} bytes is malformed: {error}"
         ) from error
+
+
+def _decode_small(data: bytes) -> list[ReceivedAdd] | None:
+    """The adds of a message of a few entries, by protobuf alone: a lone append waits for this.
+
+    None if anything about it is unusual: then each field is looked at, and what is wrong is named.
+    """
+    try:
+        request = pb.AppendRequest.FromString(data)
+    except DecodeError:
+        return None
+    if not request.adds or request.ByteSize() != len(data):  # as with a field that is there twice
+        return None
+    received: list[ReceivedAdd] = []
+    for add in request.adds:
+        run, problem = _checked(add.run, add.run.frames)
+        if problem or len(add.access_key) > ADD_FIELDS_BYTES_MAX // 2:
+            return None
+        received.append(ReceivedAdd(add.tag, add.access_key, add.recovery, run, ""))
+    return received
 
 
 def encode_read_response(run: EntryRun) -> bytes:
@@ -164,13 +193,12 @@ def _decode_run(message: pb.EntryRun, frames: bytes) -> EntryRun:
     )
 
 
-def _checked_run(data: bytes, start: int, end: int) -> tuple[EntryRun, str]:
-    """The run encoded there, and why it is malformed, or "".
+def _checked(message: pb.EntryRun, frames: bytes) -> tuple[EntryRun, str]:
+    """The run of a message and its frames, and why it is malformed, or "".
 
     A run with impossible counts is refused before its lists are made: they would cost many times
     the size of a hostile message.
     """
-    message, frames = _cut_frames(data, start, end)
     count = len(message.sizes)
     problem: str | None = None
     if count * FRAME_BYTES_MIN > len(frames):

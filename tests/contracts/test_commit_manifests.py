@@ -180,6 +180,7 @@ def test_former_stream_is_moved_into_manifests_by_the_commits_that_follow(run: R
         stream = await session.stream()
         while len(await session.numbers()) > COMMITS_KEPT_AS_NODES + COMMITS_PER_LEAF:
             expected.append(await stream.commit_segments([loose(2)]))
+            await stream._committer.sealer.close()
             assert len(expected) < count + 5 * SEAL_EVERY, "it never ends"
         assert await session.store.children(session.nodes.commits_path) == ["0000001"]
         reader = await open_session()
@@ -200,7 +201,9 @@ def test_program_that_knows_no_manifests_refuses_the_stream_with_a_sentence(run:
         before = await session.nodes.config()
         node = await session.store.get(session.nodes.config_path)
         codec._decode(node.value, codec._ConfigNode, "p")
-        await (await session.stream()).commit_segments([loose(2)])
+        stream = await session.stream()
+        await stream.commit_segments([loose(2)])
+        await stream.close()
         after = await session.nodes.config()
         assert after.version == before.version + 1, "a commit of the former program is refused"
         node = await session.store.get(session.nodes.config_path)
@@ -230,6 +233,7 @@ def test_committers_and_readers_race_over_what_is_sealed(run: Run) -> None:
                         segments, sink_id=sink_id, transaction_id=transaction_id
                     )
                 )
+            await stream._committer.sealer.close()
 
         async def look(session: Session) -> None:
             stream = await session.stream()

@@ -6,6 +6,7 @@ import msgspec
 import pyarrow as pa
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.keeper import nodes as keeper
 from spark_ledger.metadata import codec as ledgers
 from spark_ledger.metadata.cookies import BookieCookie, decode_cookie, encode_cookie
 from spark_ledger.stream.format import codec as streams
@@ -40,7 +41,7 @@ PATH = "a/node"
 
 def metadata_targets() -> list[Target]:
     """All targets of this file."""
-    return [*_ledger_nodes(), *_stream_nodes()]
+    return [*_ledger_nodes(), *_stream_nodes(), *_keeper_nodes()]
 
 
 def _target(name: str, corpus: list[bytes], parse: Parse, share: int) -> Target:
@@ -148,4 +149,15 @@ def _manifests(commits: list[bytes]) -> list[Target]:
                only_what_was_written(indexes, index)),
         _target("root of manifests", [manifests.encode_root(root) for root in roots],
                 lambda d: manifests.decode_root(d, PATH), 20_000),
+    ]  # fmt: skip
+
+
+def _keeper_nodes() -> list[Target]:
+    state = keeper.KeeperState(host="h", pid=7, worked_s=8.5, gone_s={"ab": 30.0})
+    dropped = keeper.DroppedNode(name="orders", looks=((8.5, 3), (80.0, 9)))
+    return [
+        _target("state of the keeper", [keeper.encode(state)],
+                lambda d: keeper.decode(keeper.KeeperState, PATH, d), 10_000),
+        _target("dropped rows", [keeper.encode(dropped)],
+                lambda d: keeper.decode(keeper.DroppedNode, PATH, d), 10_000),
     ]  # fmt: skip

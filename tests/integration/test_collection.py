@@ -35,11 +35,18 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def held(uri: str, ledger_ids: Iterable[int]) -> set[tuple[str, int]]:
-    """Which bookies hold entries of which of these ledgers."""
+    """Which bookies hold entries of which of these ledgers, once all bookies are registered: after
+    a restore the registrations of the backup end first."""
+    deadline = time.monotonic() + WAIT_S
 
     async def ask() -> set[tuple[str, int]]:
         store = await open_store(uri)
-        addresses = {info.bookie_id: info.address for info in await BookieRegistry(store).list()}
+        registry = BookieRegistry(store)
+        addresses: dict[BookieId, str] = {}
+        while not addresses.keys() >= set(BOOKIES):
+            assert time.monotonic() < deadline, f"registered are only {sorted(addresses)}"
+            addresses = {info.bookie_id: info.address for info in await registry.list()}
+            await asyncio.sleep(0.1)
         transport = GrpcTransport(addresses.get)
         found: set[tuple[str, int]] = set()
         for bookie_id in BOOKIES:
@@ -68,9 +75,11 @@ def write(client: StreamConnection, count: int) -> list[int]:
     return ledger_ids
 
 
-def collect(shell: Shell, *options: str) -> list[dict[str, Any]]:
-    found = shell("bookies", "collect", "--json", *options).json()
-    return [each["collection"] for each in found]
+def all_passes(shell: Shell, condition: Callable[[dict[str, Any]], bool], *options: str) -> bool:
+    """Each bookie has made a pass, and of each it is true; false if one cannot be asked now."""
+    done = shell("bookies", "collect", "--json", *options)
+    passes = [each["collection"] for each in done.json()] if done.out else []
+    return len(passes) == len(BOOKIES) and all(map(condition, passes))
 
 
 def test_deleted_ledgers_leave_every_bookie_also_one_that_was_down() -> None:
@@ -83,9 +92,8 @@ def test_deleted_ledgers_leave_every_bookie_also_one_that_was_down() -> None:
         for each in gone:
             client.delete_ledger(each)
         cluster.start_bookie(2)
-        eventually(lambda: len(shell.ok("bookies", "collect", "--json").json()) == 3)
         eventually(  # what no flush has stored yet is not looked at
-            lambda: bool(collect(shell)) and not held(cluster.uri, gone)
+            lambda: all_passes(shell, lambda _: True) and not held(cluster.uri, gone)
         )
         assert held(cluster.uri, (*kept, *gone)) == {
             (bookie_id, each) for bookie_id in BOOKIES for each in kept
@@ -110,22 +118,19 @@ def test_ledgers_that_a_restored_zookeeper_lacks_stay_until_an_operator_says_so(
             backup(cluster, tmp_path / "backup")
         with spark_ledger.connect(cluster.uri) as client:
             lost = write(client, 3)
-        eventually(lambda: all(row["aborted"] == "" for row in collect(shell)))  # marks them
+        eventually(lambda: all_passes(shell, lambda row: row["aborted"] == ""))  # marks them
         restore(cluster, tmp_path / "backup")
         restored_command(cluster.uri)
-        eventually(lambda: len(collect(shell)) == 3)
-        eventually(
-            lambda: all("was restored from a backup" in row["aborted"] for row in collect(shell))
-        )
+        refused = "was restored from a backup"
+        eventually(lambda: all_passes(shell, lambda row: refused in row["aborted"]))
         everywhere = {(bookie_id, each) for bookie_id in BOOKIES for each in (*kept, *lost)}
         assert held(cluster.uri, (*kept, *lost)) == everywhere
         named = [word for bookie_id in BOOKIES for word in ("--bookie", bookie_id)]
         accept = (*named, "--accept-restored", "--share", "1")
-        eventually(
-            lambda: all(row["candidates"] == 3 for row in collect(shell, *accept, "--dry-run"))
-        )
+        would = (*accept, "--dry-run")
+        eventually(lambda: all_passes(shell, lambda row: row["candidates"] == 3, *would))
         assert held(cluster.uri, (*kept, *lost)) == everywhere
-        assert all(row["deleted"] == 3 for row in collect(shell, *accept))
+        assert all_passes(shell, lambda row: row["deleted"] == 3, *accept)
         assert held(cluster.uri, (*kept, *lost)) == {
             (bookie_id, each) for bookie_id in BOOKIES for each in kept
         }

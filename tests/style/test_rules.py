@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.style.diagrams import DOCUMENT, MACHINES, with_diagrams
-from tests.style.sources import ROOT
+from tests.style.sources import ROOT, product_sources
 from tests.style.test_documents import files
 
 RULEBOOKS = {
@@ -23,6 +24,10 @@ RULEBOOKS = {
 HEADING = re.compile(r"^### ([GKPST]\d+)\. \S", re.MULTILINE)
 REFERENCE = re.compile(r"\brules? ([GKPST]\d+(?:(?:, | and | to )[GKPST]\d+)*)")
 RULE = re.compile(r"[GKPST]\d+")
+ALL_OF_A_KIND = re.compile(r"\brules,? ([GKPST])1 to \1(\d+)")
+DESCRIBING = {"ARCHITECTURE.md", "README.md", "CONTRIBUTING.md"}
+WHERE = re.compile(r"^\*\*In the code\.\*\*(.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"`([A-Za-z_][\w.]*)`")
 
 # Names of notes that are not in the repository.
 FOREIGN = re.compile(
@@ -65,6 +70,49 @@ def test_rules_are_numbered_from_one_without_a_gap() -> None:
         assert numbers == list(range(1, len(numbers) + 1)) and numbers, (letter, numbers)
 
 
+def test_documents_that_name_all_rules_of_a_kind_name_the_last_one() -> None:
+    """As in "rules S1 to S20": such a range is forgotten when a rule is added."""
+    last = {letter: max(int(r[1:]) for r in rules() if r[0] == letter) for letter in RULEBOOKS}
+    outdated = [
+        f"{path}: {letter}1 to {letter}{number}"
+        for path, text in texts().items()
+        if path in DESCRIBING or path.endswith("__init__.py")
+        for letter, number in ALL_OF_A_KIND.findall(text)
+        if int(number) != last[letter]
+    ]
+    assert not outdated, "\n".join(outdated)
+
+
+@pytest.mark.parametrize("letter", RULEBOOKS)
+def test_every_rule_says_where_it_is_applied(letter: str) -> None:
+    """By names of functions, classes and files that product code has."""
+    text = texts()[RULEBOOKS[letter]]
+    sections = re.split(r"^(?=#{2,3} )", text, flags=re.MULTILINE)
+    missing, unknown = [], []
+    for section in sections:
+        heading = HEADING.match(section)
+        if heading is None:
+            continue
+        where = WHERE.search(section)
+        names = NAMED.findall(where[1]) if where else []
+        if not names:
+            missing.append(heading[1])
+        unknown += [f"{heading[1]}: {n}" for n in names if n not in defined() and "." not in n]
+    assert not missing and not unknown, (missing, unknown)
+
+
+@cache
+def defined() -> frozenset[str]:
+    """Functions and classes of the product; ``test_documents`` resolves methods and files."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return frozenset(
+        node.name
+        for source in product_sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, kinds)
+    )
+
+
 def test_references_to_rules_resolve() -> None:
     unknown = [
         f"{path}: rule {rule}"
@@ -80,7 +128,7 @@ def test_rules_are_applied_by_product_code() -> None:
         rule
         for path, text in texts().items()
         if path.endswith(".py") and path.startswith(("spark_ledger", "bookie_server", "connector"))
-        for rule in references(text)
+        for rule in references(re.sub(r"\brules [A-Z]\d+ to [A-Z]\d+", "", text))
     }
     assert not rules().keys() - applied, "no line of the product refers to these rules"
 

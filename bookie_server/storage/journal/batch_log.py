@@ -84,9 +84,12 @@ class BatchLog:
 
         A batch never crosses files. One that is larger than a file gets a file of its own.
         """
+        return self._needs_file(_room(records))
+
+    def _needs_file(self, room: int) -> bool:
         start = self._end
         is_begun = start.offset > FILE_HEADER_BYTES
-        return not self.has_file or (is_begun and start.offset + _room(records) > self.file_bytes)
+        return not self.has_file or (is_begun and start.offset + room > self.file_bytes)
 
     def write(self, records: Sequence[tuple[int, Block]]) -> WrittenBatch:
         """Write and sync a batch (rules S1 and S11).
@@ -94,9 +97,10 @@ class BatchLog:
         Raises NoRoomError if there is no space for it, and nothing was written; another OSError if
         the disk fails.
         """
-        start = self.roll() if self.needs_file(records) else self._end
+        room = _room(records)
+        start = self.roll() if self._needs_file(room) else self._end
         assert self._file is not None, "a roll leaves a file in use"
-        self._reserve(self._file, start.offset + _room(records))
+        self._reserve(self._file, start.offset + room)
         buffers, end = pack_batch(records, start, self._seed)
         self._file.pwritev(buffers, start.offset)
         before = self._clock()

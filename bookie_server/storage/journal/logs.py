@@ -178,15 +178,13 @@ class Logs:
     ) -> tuple[list[tuple[int, Block]], dict[int, int]]:
         """The records of a batch for a log, and what they tell of other logs for the first time."""
         told = self._told.get(number, {})
-        now = {JOURNAL_LOG: self.journal.end.sequence} | {
-            run_log_number(directory): run_log.log.end.sequence
-            for directory, run_log in enumerate(self._run_logs)
-        }
-        news = {
-            other: sequence
-            for other, sequence in now.items()
-            if other != number and sequence > told.get(other, 0)
-        }
+        news: dict[int, int] = {}
+        if number != JOURNAL_LOG and self.journal.end.sequence > told.get(JOURNAL_LOG, 0):
+            news[JOURNAL_LOG] = self.journal.end.sequence
+        for directory, run_log in enumerate(self._run_logs):
+            other, sequence = run_log_number(directory), run_log.log.end.sequence
+            if other != number and sequence > told.get(other, 0):
+                news[other] = sequence
         records: list[tuple[int, Block]] = [(each.record_type, each.body) for each in batch]
         if news:
             records.insert(0, (RecordType.WITNESS, witness_body(news)))

@@ -1,7 +1,7 @@
-"""Compactor: gives back what dead entries take, in all ledger directories, at a bounded rate.
+"""Compactor: frees what dead entries take, in all ledger directories, at a bounded rate.
 
-It looks at what is dead now and then, after a deletion, and more often while a disk is full. Which
-logs are worth it says ``core.compaction``, how it is done ``directory_space``.
+It looks at what is dead now and then, after a deletion, and more often while a disk is full.
+``core.compaction`` says which logs are worth copying, ``directory_space`` does it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the logs of one ledger directory take, and how it is given back (rules S19 and S20).
+"""What the logs of one ledger directory take, and how that is freed (rules S19 and S20).
 
 A log without rows is removed. One with few is copied first: its live blocks go to a new entry log,
 that is synced, the index moves the rows, and only a log that no row names any more is removed.

@@ -116,7 +116,7 @@ class DirectoryStore:
         self.space = DirectorySpace(
             file_system, directory, index, self._reader, self.logs, lambda: self.run_log_mark
         )
-        # When the flush that runs came further; its thread writes it, any thread reads it.
+        # When the flush that runs made progress; its thread writes it, any thread reads it.
         self.moved_at = 0.0
         self._frozen_mark: Mark | None = None
         self._frozen_run_log_mark: Mark | None = None
@@ -374,7 +374,7 @@ class DirectoryStore:
         self._leaving = frozenset()
 
     def moves(self) -> None:
-        """A flush begins, or comes further: its disk goes on (rule S15)."""
+        """A flush begins, or makes progress: its disk works (rule S15)."""
         self.moved_at = time.monotonic()
 
     def close(self) -> None:

@@ -19,8 +19,8 @@ _JOINED_BYTES_MAX: Final = 256 * KIB
 def joined(runs: Iterable[CachedRun]) -> Iterator[CachedRun]:
     """The runs in order; small ones become one, also over gaps.
 
-    Where an ensemble is larger than its write quorum a bookie has every so-manieth entry, and each
-    add would have a row of its own.
+    Where an ensemble is larger than its write quorum a bookie has only some of the entries, and
+    each add would have a row of its own.
     """
     group: list[CachedRun] = []
     group_bytes = 0

@@ -155,7 +155,7 @@ class LedgerStorage:
 
     @property
     def unmoved(self) -> tuple[str, float]:
-        """The directory that is being flushed, and for how long that has not come further; ""
+        """The directory that is being flushed, and for how long it has made no progress; ""
         and 0 while none is. Any thread."""
         store = self._flushing
         if store is None:

@@ -1,8 +1,9 @@
 """Seals commits: moves them from metadata nodes into manifests, after every fiftieth commit.
 
-Whoever made that commit does it, as far as it gets: a commit never fails for it, and waits only
-for a moment. One transaction replaces the root and deletes the nodes (rule T11), so a crash leaves
-at most a ledger that no root names. It has the purpose ``manifest`` and the id of its stream.
+Whoever made that commit does it in the background: a commit never fails for it, and waits only
+where too much is left undone. One transaction replaces the root and deletes the nodes and ledgers
+that it names no more (rules T11 and T12), so a crash leaves at most a ledger that no root has
+named. It has the purpose ``manifest`` and the id of its stream.
 """
 
 from __future__ import annotations
@@ -61,12 +62,19 @@ LEAVES_PER_SEAL_MAX: Final = 10
 SEAL_BUDGET_S: Final = 1.0
 """No step is begun after so long: a stream of the former format is sealed little by little."""
 
+UNSEALED_MAX: Final = 400
+"""With more commits that have nodes, a third of a megabyte, every fiftieth waits for the sealing.
+They are so many where writers are faster than it, or where processes end right behind a commit, as
+those that commit for Spark may: in those it would never get done."""
+
 SEAL_WAIT_S: Final = 0.5
-"""A commit waits so long for the sealing after it, which takes some 30 ms. Then it goes on alone:
-in a process that ends at once, as those that commit for Spark may, it would never get done."""
+"""So long does it wait. A leaf takes some 30 ms."""
 
 SEAL_CLOSE_S: Final = 2.0
 """How long the handle of a stream waits for it when it is closed."""
+
+_READS_AT_ONCE: Final = 4
+"""Leaves that are read at once to be merged: commits are made meanwhile, on the same loop."""
 
 _SENDS_MAX: Final = 3
 """How often a transaction is sent whose replies are lost."""
@@ -87,56 +95,73 @@ class Sealer:
         self._manifests = log.manifests
         self._schemas = schemas
         self._work: asyncio.Task[None] | None = None
+        self._wanted = 0
 
     async def after_commit(self, number: int) -> None:
-        """Seal what is to be sealed now that this commit was made. Never raises."""
+        """Have sealed what is to be sealed now that this commit was made. Never raises."""
         if (number + 1) % SEAL_EVERY:
             return
+        self._wanted = max(self._wanted, number + 1)
         if self._work is None or self._work.done():
-            self._work = asyncio.get_running_loop().create_task(self._seal_quietly(number + 1))
-        await asyncio.wait([self._work], timeout=SEAL_WAIT_S)
+            self._work = asyncio.get_running_loop().create_task(self._seal_quietly())
+        known = self._manifests.versioned
+        if number + 1 - (0 if known is None else known.value.sealed) > UNSEALED_MAX:
+            await asyncio.wait([self._work], timeout=SEAL_WAIT_S)
 
     async def close(self) -> None:
         """Wait for the sealing under way, for a moment."""
         if self._work is not None:
             await asyncio.wait([self._work], timeout=SEAL_CLOSE_S)
 
-    async def _seal_quietly(self, end: int) -> None:
-        try:
-            await self.seal(end)
-        except LedgerError as error:
-            logger.debug(
-                "stream %r: commits up to %d are left to the next that seals: %s",
-                self._nodes.name,
-                end - 1,
-                error,
-            )
+    async def _seal_quietly(self) -> None:
+        """Seal until nothing is left of what was wanted, also meanwhile; or until it fails."""
+        end = 0
+        while end < self._wanted:
+            end = self._wanted
+            try:
+                await self.seal(end)
+            except LedgerError as error:
+                logger.debug(
+                    "stream %r: commits up to %d are left to the next that seals: %s",
+                    self._nodes.name,
+                    end - 1,
+                    error,
+                )
+                return
 
     async def seal(self, end: int) -> None:
         """Seal commits below ``end``, of which all are made, in whole leaves.
 
-        Raises what the metadata and the bookies answer; then the commits stay where they are.
+        Raises what the metadata and the bookies answer; then the commits stay where they are. Pages
+        that cannot be merged, as one of them is lost, keep no commit from being sealed.
         """
         if not self._schemas.config.has_manifests and not await self._upgrade():
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SEAL_BUDGET_S
         await self._manifests.read_root()
+        failure: LedgerError | None = None
+        may_merge = True
         while loop.time() < deadline:
             before = self._manifests.versioned
             if before is None:
                 return  # this metadata server lags, or the stream is gone
             root = before.value
-            level = root.level_to_merge()
+            level = root.level_to_merge() if may_merge else None
             leaves = (end - COMMITS_KEPT_AS_NODES - root.sealed) // root.leaf_commits
             if level is not None:
-                done = await self._merge(before, level)
-            elif leaves > 0:
-                done = await self._seal_leaves(before, min(leaves, LEAVES_PER_SEAL_MAX))
-            else:
-                return
-            if not done:
-                return
+                try:
+                    may_merge = await self._merge(before, level)
+                except LedgerError as error:
+                    may_merge, failure = False, error
+                if not may_merge:
+                    await self._manifests.read_root()
+            elif leaves <= 0 or not await self._seal_leaves(
+                before, min(leaves, LEAVES_PER_SEAL_MAX)
+            ):
+                break
+        if failure is not None:
+            raise failure
 
     async def _upgrade(self) -> bool:
         """Give a stream of the former format manifests; whether it has them now (rule T13)."""
@@ -161,12 +186,12 @@ class Sealer:
         root, first = before.value, before.value.sealed
         numbers = range(first, first + leaves * root.leaf_commits)
         parts = [range(start, start + root.leaf_commits) for start in numbers[:: root.leaf_commits]]
-        nodes = dict(zip(numbers, await self._log.nodes(numbers), strict=True))
-        commits = {number: self._decoded(number, node) for number, node in nodes.items()}
+        stored = await self._log.stored(numbers)
+        commits = {number: each.commit for number, each in stored.items()}
         for number in numbers[1:]:
             self._check_order(commits[number - 1], commits[number])
         stream_id = root.stream_id
-        pages = [encode_leaf(stream_id, part[0], [nodes[n] for n in part]) for part in parts]
+        pages = [encode_leaf(stream_id, part[0], [stored[n].node for n in part]) for part in parts]
         ledger = await self._write(lambda _: pages)
         after = root.with_leaves(
             [
@@ -177,10 +202,10 @@ class Sealer:
         full = range(first // COMMITS_PER_BUCKET, after.sealed // COMMITS_PER_BUCKET)
         deletes = [Delete(self._nodes.commit_path(number)) for number in numbers]
         deletes += [Delete(self._nodes.bucket_path_of(bucket)) for bucket in full]
-        return await self._replace(before, after, deletes, made=ledger, holds=first)
-
-    def _decoded(self, number: int, node: bytes) -> Commit:
-        return codec.decode_commit(node, number, self._nodes.commit_path(number))[0]
+        if not await self._replace(before, after, deletes, made=ledger, holds=first):
+            return False
+        self._manifests.keep(ledger, pages)  # to be merged without being read
+        return True
 
     def _check_order(self, one: Commit, other: Commit) -> None:
         """Nothing damaged is sealed: its node, which says what is wrong, would be gone."""
@@ -204,8 +229,9 @@ class Sealer:
         pages = [page for page in root.pages() if page.level == level][: root.fan_out]
         leaves: list[bytes] = []
         if level == 0:
-            await run_all(self._manifests.nodes_of(root, page) for page in pages)  # not damaged
-            leaves = await run_all(self._manifests.page_bytes(page.pointer) for page in pages)
+            for start in range(0, len(pages), _READS_AT_ONCE):
+                some = pages[start : start + _READS_AT_ONCE]
+                leaves += await run_all(self._manifests.leaf_bytes(root, page) for page in some)
         named: list[PagePointer] = [page.pointer for page in pages]
 
         def written(ledger_id: LedgerId) -> list[bytes]:
@@ -216,11 +242,13 @@ class Sealer:
         ledger_id = await self._write(written)
         above = index_pointer(ledger_id, len(leaves), named)
         after = root.merged(level, above)
-        if not await self._replace(before, after, [], made=ledger_id, holds=pages[0].first):
-            return False
+        left: set[LedgerId] = set()
         if leaves:
-            free = {LedgerId(page.pointer.ledger_id) for page in pages} - after.ledgers()
-            await self._drop(sorted(free))
+            left = {LedgerId(page.pointer.ledger_id) for page in pages} - after.ledgers()
+        deletes = self._ledgers.naming.deletes(sorted(left))
+        if not await self._replace(before, after, deletes, made=ledger_id, holds=pages[0].first):
+            return False
+        self._manifests.forget(left)
         return True
 
     # -- ledgers and the root ----------------------------------------------------------------------

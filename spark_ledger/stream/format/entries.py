@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_ledger.errors import CorruptionError, EntryTooLargeError
-from spark_ledger.limits import MIB
+from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.format.arrow_types import concat_batches, map_type
 from spark_ledger.stream.format.ipc_message import check_record_batch_message
@@ -42,6 +42,11 @@ _CODES: Final = {Compression.NONE: 0, Compression.LZ4: 1, Compression.ZSTD: 2}
 
 DECODED_BYTES_MAX: Final = 256 * MIB
 """Arrow bytes of one entry after decompression, at most: a reader needs memory for them."""
+
+_DECODED_BY_THREADS_BYTES_MIN: Final = 64 * KIB
+"""From this size on Arrow may decompress columns at the same time."""
+
+_NO_THREADS: Final = pa.ipc.IpcReadOptions(use_threads=False)
 
 ENCODE_BYTES_AT_ONCE: Final = 8 * MIB
 """Arrow bytes a caller should hand over in one ``add`` (see ``in_pieces``)."""
@@ -226,34 +231,59 @@ def read_header(payload: bytes, where: str) -> EntryHeader:
 
 
 def decode_entry(payload: bytes, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """The batch in an entry; ``schema`` is that of its schema version.
+    """The batch in an entry; ``schema`` is that of its schema version. See ``EntryDecoder``."""
+    return EntryDecoder(schema).decode(payload, where)
+
+
+class EntryDecoder:
+    """Turns entries of one schema version into batches.
 
     All lengths and offsets are verified (a tenth of a millisecond per MiB), so no use of the batch
     reads outside of it. Text may be any bytes, as in Spark, which does not check the strings it
     makes of files or of ``CAST(binary AS string)``; Parquet and Kafka keep such strings too.
-    Raises CorruptionError if anything in the entry is damaged.
     """
-    header = read_header(payload, where)
-    message = pa.py_buffer(payload).slice(HEADER_BYTES)
-    reason = check_record_batch_message(
-        memoryview(message),
-        rows=header.rows,
-        compression=header.compression,
-        decoded_bytes_max=DECODED_BYTES_MAX,
-    )
-    if reason:
-        raise CorruptionError(f"{where}: {reason}")
-    try:
-        batch = pa.ipc.read_record_batch(message, schema)
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._prefix = schema.serialize().to_pybytes()
+
+    def decode(self, payload: bytes, where: str) -> pa.RecordBatch:
+        """The batch in an entry; ``where`` names it in errors.
+
+        Raises CorruptionError if anything in the entry is damaged.
+        """
+        header = read_header(payload, where)
+        message = pa.py_buffer(payload).slice(HEADER_BYTES)
+        reason = check_record_batch_message(
+            memoryview(message),
+            rows=header.rows,
+            compression=header.compression,
+            decoded_bytes_max=DECODED_BYTES_MAX,
+        )
+        if reason:
+            raise CorruptionError(f"{where}: {reason}")
         try:
-            batch.validate(full=True)
-        except pa.ArrowInvalid:  # then all but the encoding of text has to hold
-            pa.ipc.read_record_batch(message, _text_as_bytes(schema)).validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise CorruptionError(f"{where}: damaged Arrow data: {error}") from error
-    if batch.num_rows != header.rows:
-        raise CorruptionError(f"{where}: {batch.num_rows} rows, but the header says {header.rows}")
-    return batch
+            batch = self._read(message)
+            try:
+                batch.validate(full=True)
+            except pa.ArrowInvalid:  # then all but the encoding of text has to hold
+                as_bytes = _text_as_bytes(self.schema)
+                pa.ipc.read_record_batch(message, as_bytes).validate(full=True)
+        except (pa.ArrowException, OSError, ValueError, MemoryError, StopIteration) as error:
+            raise CorruptionError(f"{where}: damaged Arrow data: {error}") from error
+        if batch.num_rows != header.rows:
+            raise CorruptionError(
+                f"{where}: {batch.num_rows} rows, but the header says {header.rows}"
+            )
+        return batch
+
+    def _read(self, message: pa.Buffer) -> pa.RecordBatch:
+        """The batch of a message. Of a small one as a stream, whose reader can be told to start no
+        threads: to hand its columns to others costs more than to decompress them."""
+        if message.size >= _DECODED_BY_THREADS_BYTES_MIN:
+            return pa.ipc.read_record_batch(message, self.schema)
+        stream = pa.py_buffer(b"".join((self._prefix, message)))
+        return pa.ipc.open_stream(stream, options=_NO_THREADS).read_next_batch()
 
 
 def _text_as_bytes(schema: pa.Schema) -> pa.Schema:

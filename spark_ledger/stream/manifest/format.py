@@ -102,6 +102,14 @@ def decode_leaf(data: bytes, stream_id: str, first: int, where: str) -> tuple[by
     return nodes
 
 
+def leaf_count(data: bytes, stream_id: str, first: int, where: str) -> int:
+    """How many commits a leaf holds, whose checksum is right; nothing is decompressed.
+
+    Raises CorruptionError as ``decode_leaf``.
+    """
+    return _header(data, stream_id, 0, first, where)[0].count
+
+
 def decode_index(
     data: bytes, stream_id: str, level: int, first: int, where: str
 ) -> tuple[PagePointer, ...]:
@@ -116,9 +124,10 @@ def decode_index(
     return pointers
 
 
-def _decode(
+def _header(
     data: bytes, stream_id: str, level: int, first: int, where: str
 ) -> tuple[_Header, bytes]:
+    """The header, and what follows it as it is stored."""
     if len(data) < 4 or zlib.crc32(data[4:]).to_bytes(4, "big") != data[:4]:
         raise CorruptionError(f"{where}: its checksum is wrong")
     line, _, compressed = data[4:].partition(b"\n")
@@ -134,6 +143,13 @@ def _decode(
         )
     if not 0 <= header.bytes <= _BODY_BYTES_MAX:
         raise CorruptionError(f"{where}: a body of {header.bytes} bytes")
+    return header, compressed
+
+
+def _decode(
+    data: bytes, stream_id: str, level: int, first: int, where: str
+) -> tuple[_Header, bytes]:
+    header, compressed = _header(data, stream_id, level, first, where)
     try:
         body: bytes = pa.decompress(
             compressed, decompressed_size=header.bytes, codec=_CODEC, asbytes=True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -18,7 +18,7 @@ from spark_ledger.limits import KIB
 from spark_ledger.limits.stream import PAGES_KEPT_BYTES_MAX
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.ledgers import Ledgers
-from spark_ledger.stream.manifest.format import decode_index, decode_leaf, decode_root
+from spark_ledger.stream.manifest.format import decode_index, decode_leaf, decode_root, leaf_count
 from spark_ledger.stream.manifest.tree import ManifestRoot, Page, PagePointer, empty_root
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import EntryId, LedgerId, Versioned
@@ -171,9 +171,14 @@ class ManifestStore:
                 self._pointers.popitem(last=False)
         return known
 
-    async def page_bytes(self, pointer: PagePointer) -> bytes:
-        """A page as it is stored."""
-        return (await self._read(pointer))[1]
+    async def leaf_bytes(self, root: ManifestRoot, page: Page) -> bytes:
+        """A leaf as it is stored, to be copied: looked at no further than that it is that leaf, and
+        not damaged."""
+        where, data = await self._read(page.pointer)
+        count = leaf_count(data, self.stream_id, page.first, where)
+        if count != root.leaf_commits:
+            raise CorruptionError(f"{where}: {count} commits, not {root.leaf_commits}")
+        return data
 
     async def _read(self, pointer: PagePointer) -> tuple[str, bytes]:
         """Where a page is, and its bytes, which are confirmed (rules T6 and T9)."""
@@ -198,6 +203,16 @@ class ManifestStore:
         for entry_id, data in enumerate(found, first):
             self._keep((ledger_id, entry_id), data)
         return found
+
+    def keep(self, ledger_id: LedgerId, pages: Sequence[bytes]) -> None:
+        """Keep the pages of a ledger that was written here, and that the root names."""
+        for entry_id, data in enumerate(pages):
+            self._keep((ledger_id, entry_id), data)
+
+    def forget(self, ledger_ids: Collection[LedgerId]) -> None:
+        """Keep the pages of ledgers no longer that were deleted."""
+        for key in [each for each in self._pages if each[0] in ledger_ids]:
+            self._pages_bytes -= max(len(self._pages.pop(key)), _PAGE_BYTES_MIN)
 
     def _keep(self, key: tuple[int, int], data: bytes) -> None:
         if key in self._pages:

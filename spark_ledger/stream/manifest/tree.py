@@ -90,7 +90,7 @@ class ManifestRoot(NamedTuple):
 
     @property
     def sealed(self) -> int:
-        """One above the last sealed commit: this one and those behind it have metadata nodes."""
+        """One above the last sealed commit: this one and later ones have metadata nodes."""
         spans = (len(pages) * self.span(level) for level, pages in enumerate(self.levels))
         return self.first + sum(spans)
 

@@ -1,4 +1,4 @@
-"""Gives the space of dropped commits back: their ledgers, then manifests, then the root says so.
+"""Frees the space of dropped commits: their ledgers, then manifests, then the root says so.
 
 The order is that of rules T17 and T18. A step may be cut off anywhere, done twice, and begun by
 two at once: what it found is found again, and a deletion is a transaction that checks who may.
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from spark_ledger.errors import DataLossError, NotFoundError
+from spark_ledger.errors import ConflictError, DataLossError, NotFoundError
 from spark_ledger.limits.stream import DROPPED_PER_STEP, DROPPING_LEDGERS_MAX, LIVE_NAMES_MAX
 from spark_ledger.metadata.base import Check, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
@@ -105,8 +105,8 @@ class Reclaimer:
     async def step(self, upto: int) -> Reclaimed:
         """Give back the space of commits below ``upto``, which were dropped, or of some of them.
 
-        Raises ConflictError if the configuration or the root changed meanwhile, and what the
-        metadata store and bookies raise: a later step begins where this one did.
+        Raises ConflictError if the configuration, the root or a ledger changed meanwhile, and what
+        the metadata store and bookies raise: a later step begins where this one did.
         """
         self._deleted = 0
         await self._log.manifests.read_root(latest=True)
@@ -167,7 +167,7 @@ class Reclaimer:
         if not free:
             return left
         config = await self._listing([each.value.ledger_id for each in free])
-        # Commits that were made before the list are seen now; those behind it refuse these ledgers.
+        # Commits that were made before the list are seen now; later ones refuse these ledgers.
         ids = [each.value.ledger_id for each in free]
         newest = (await self._nodes.head(latest=True)).value.next_commit
         again = await self._names.named(self._log, ids, end, newest)
@@ -195,11 +195,19 @@ class Reclaimer:
         return done
 
     async def _delete_all(self, ledger_ids: Iterable[LedgerId]) -> None:
-        """Delete ledgers that nothing leads to any more but what is dropped with them."""
+        """Delete ledgers that nothing leads to any more but what is dropped with them.
+
+        Raises ConflictError if one is left: then what leads to it has to stay (rule T18).
+        """
         for ledger_id in sorted(ledger_ids):
             ledger = await self._ours(ledger_id)
-            if ledger is not None:
-                await self._delete(ledger)
+            if ledger is None or await self._delete(ledger):
+                continue
+            if await self._ours(ledger_id) is not None:
+                raise ConflictError(
+                    f"stream {self._nodes.name!r}: ledger {ledger_id} of dropped commits could "
+                    "not be deleted yet; the next sweep goes on there"
+                )
 
     async def _pages_below(self, root: ManifestRoot, dropped: int) -> list[set[LedgerId]]:
         """The ledgers of pages that lie wholly below a commit, by level: those of leaves first.

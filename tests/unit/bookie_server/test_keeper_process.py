@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bookie_server.config import parse
 from bookie_server.keeper_process import KeeperProcess, command, keeper_beside
+from spark_ledger.cli.keeper import run
 from spark_ledger.keeper.nodes import ELECTED_PATH
 from spark_ledger.metadata.memory import MemoryTree
 from tests.unit.bookie_server.test_config import PATH
@@ -95,3 +96,18 @@ def test_bookie_that_is_told_not_to_starts_no_keeper() -> None:
         await stop()
 
     asyncio.run(main())
+
+
+def test_every_setting_reaches_the_command() -> None:
+    said = (
+        "owner_grace_s = 1.5\ndropped_grace_s = 2.5\ninterval_s = 3.5\nsink_records_s = 2592000.0\n"
+    )
+    config = parse(CONFIG.format(enabled="true").replace("[storage]", said + "[storage]"), PATH)
+    argv = command(config)
+    found = run.make_context("run", argv[argv.index("run") + 1 :]).params
+    assert found["unless_elected"] and found["until_input_ends"]
+    assert (found["owner_grace"], found["unnamed_grace"]) == (1.5, 77.0)
+    assert (found["dropped_grace"], found["interval"]) == (2.5, 3.5)
+    assert found["sink_records"] == 30 * 86_400.0
+    never = command(parse(CONFIG.format(enabled="true"), PATH))
+    assert run.make_context("run", never[never.index("run") + 1 :]).params["sink_records"] is None

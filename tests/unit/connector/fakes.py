@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 
 from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.stream.plan.locate import Located
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 
@@ -75,6 +77,9 @@ class FakeStream:
             and commit.end_segment > first_segment
             and commit.first_segment < end_segment
         ]
+
+    def locate(self, ledger_ids: Iterable[LedgerId]) -> Located:
+        return Located({}, ())
 
     def position_at_timestamp(self, time_ms: int) -> Dlsn:
         for commit in self._commits:

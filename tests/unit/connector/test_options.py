@@ -14,7 +14,6 @@ from connector.option_parsers import PositionJson, Secret, parse_timestamp_ms
 from connector.option_table import OPTIONS
 from connector.options import (
     METADATA_ENVIRONMENT,
-    PlanLimits,
     ReadOptions,
     TriggerLimits,
     WriteOptions,
@@ -24,6 +23,7 @@ from connector.options import (
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.model import ENTRY_BYTES_MIN, Retention
+from spark_ledger.stream.plan.partitions import PlanLimits
 from spark_ledger.types import Dlsn, Quorums
 
 URI = "zk://127.0.0.1:2181/ledgers"

@@ -119,6 +119,7 @@ class SealCommits(OfAStream):
         await self.stream._committer.sealer.close()  # two that seal at once give way to each other
         for number in (4, 5):
             await self.healthy.append(rows(number), sink_id=f"q{number}", transaction_id=1)
+        await self.healthy._committer.sealer.close()
         await self.healthy._committer.sealer.seal((await self.healthy.head()).next_commit)
         reader = await StreamCatalog(client).open("s")
         assert await rows_of(reader) == [0, 1, 2, 3, 9, 4, 5]

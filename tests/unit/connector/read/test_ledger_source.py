@@ -11,9 +11,19 @@ from connector.read.offsets import OffsetJson
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
 from spark_ledger.limits import MIB
 from spark_ledger.limits.client import TAIL_METADATA_WAIT_S
-from spark_ledger.types import Entry, EntryId, LedgerId
+from spark_ledger.types import (
+    BookieId,
+    BookieInfo,
+    Entry,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    Quorums,
+)
 
 Source = LedgerSource
+BOOKIES = tuple(BookieId(f"b{n}") for n in range(4))
 
 
 class Ledger:
@@ -27,6 +37,15 @@ class Ledger:
         self.refreshes = 0
 
     metadata_away = False
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """Two fragments, the second from entry 12 on."""
+        return LedgerMetadata(
+            LedgerId(5),
+            Quorums(3, 3, 2),
+            (Fragment(EntryId(0), BOOKIES[:3]), Fragment(EntryId(12), BOOKIES[1:4])),
+        )
 
     def refresh(self) -> None:
         if self.metadata_away:
@@ -62,7 +81,8 @@ def source(ledger: Ledger, clock: Clock, *, streaming: bool = True, **options: s
     checked = read_options(
         {"metadata": "zk://h/l", "ledgerId": "5", **options}, streaming=streaming
     )
-    return LedgerSource(checked, ledger, clock=clock)  # type: ignore[arg-type]
+    bookies = [BookieInfo(bookie, "h:1") for bookie in BOOKIES]
+    return LedgerSource(checked, ledger, clock=clock, bookies=lambda: bookies)  # type: ignore[arg-type]
 
 
 def offset(entry: int) -> OffsetJson:
@@ -158,6 +178,15 @@ def test_plan_has_as_many_partitions_as_the_bytes_of_its_range_need(clock: Clock
     assert reader.plan(offset(7), offset(7)) == []
     (single,) = source(ledger, clock).plan(offset(19), offset(20))
     assert (single.first_entry, single.last_entry) == (19, 19)
+
+
+def test_plan_names_the_bookies_of_each_partition(clock: Clock) -> None:
+    ledger = Ledger(*[MIB] * 20)
+    reader = source(ledger, clock, maxBytesPerPartition="4m")
+    parts = reader.plan(offset(0), offset(20))
+    assert [part.reads.order[0] for part in parts] == ["b0", "b1", "b2", "b3", "b1"]
+    (across,) = source(ledger, clock).plan(offset(8), offset(20))
+    assert [read[1:] for read in across.reads.parts] == [(0, "b1", 4 * MIB), (12, "b1", 8 * MIB)]
 
 
 def test_checkpoint_of_another_ledger_is_refused(clock: Clock) -> None:

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from connector.options import PlanLimits
 from connector.read import stream_source
 from connector.read.partitions import StreamPartition, StreamSpan
-from connector.read.planner import Span, plan_spans
 from connector.read.readers import LedgerBatchReader
 from connector.read.stream_source import CommitCache
 from connector.read.task import read_partition
@@ -20,6 +18,8 @@ from spark_ledger.limits import MIB
 from spark_ledger.stream.blocking import Stream
 from spark_ledger.stream.commit import sealer
 from spark_ledger.stream.model import CommitMark
+from spark_ledger.stream.plan import read_plan
+from spark_ledger.stream.plan.partitions import PlanLimits, Span, plan_spans
 from spark_ledger.types import Dlsn
 from tests.unit.connector.fakes import FakeStream
 from tests.unit.connector.world import ROWS, Cluster, cluster, copied, table, to_read, values
@@ -79,7 +79,7 @@ __all__ = ["cluster"]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads are soon long, and leaves small."""
     small_manifests(monkeypatch, leaf=4, fan_out=3)
-    monkeypatch.setattr(stream_source, "SEGMENTS_PLANNED_MAX", 10)
+    monkeypatch.setattr(read_plan, "SEGMENTS_PLANNED_MAX", 10)
 
 
 def planned(**options: str) -> list[StreamSpan]:

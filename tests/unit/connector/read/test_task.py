@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -17,7 +17,6 @@ from connector import retry, sessions
 from connector.options import read_options
 from connector.read import task
 from connector.read.partitions import LedgerPartition, StreamPartition
-from connector.read.planner import Plan
 from connector.read.task import _resized, ranges_after, read_partition
 from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
 from spark_ledger.errors import BookieUnavailableError, DataLossError, NoSuchStreamError
@@ -25,7 +24,9 @@ from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.connector import RETRY_IN_TASK_S
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import SegmentRange
-from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId
+from spark_ledger.stream.plan.balance import FirstRead, FirstReads
+from spark_ledger.stream.plan.partitions import Plan
+from spark_ledger.types import BookieId, Dlsn, Entry, EntryId, LedgerId
 from tests.unit.connector.fakes import make_segment
 
 SCHEMA = StructType([StructField("a", LongType())])
@@ -95,6 +96,29 @@ def numbers(
 
 def test_read_partition_gives_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert numbers(monkeypatch, FakeStream()).column("a").to_pylist() == [0, 1, 2, 3]
+
+
+def test_task_asks_the_planned_bookies_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hinted(FakeStream):
+        hints: ClassVar[list[Any]] = []
+
+        def read_ranges(self, ranges: Any, **how: Any) -> Iterator[PositionedBatch]:
+            self.hints.append(how["replica_hint"])
+            return super().read_ranges(ranges, **how)
+
+    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: Hinted())
+    options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
+    ranges = (SegmentRange(make_segment(3, (1,)), (0, 0), (1, 0), 0, 0),)
+    order = (BookieId("b2"), BookieId("b1"))
+    reads = FirstReads(order, (FirstRead(LedgerId(1), EntryId(40), order[0], 77),))
+    with caplog.at_level(logging.INFO):
+        for plan in (Plan(ranges, 5, reads), Plan(ranges, 5)):
+            assert list(read_partition(options, SCHEMA, StreamPartition("id", plan)))
+    assert Hinted.hints == [order, 5]
+    assert "stream 's': partition 5 reads segments 3..3: 77 bytes of the fragment" in caplog.text
+    assert "ledger 1 from entry 40 on, from b2" in caplog.text and "places unknown" in caplog.text
 
 
 def test_metadata_column_is_where_it_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:

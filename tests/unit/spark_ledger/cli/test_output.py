@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.cli.ledgers import pieces
-from spark_ledger.cli.output import payload_fields, size_text, time_text
+from spark_ledger.cli.output import payload_fields, print_table, size_text, time_text
 from spark_ledger.cli.streams import print_rows
 from spark_ledger.stream.model import Head, Retention, StreamConfig
 from spark_ledger.stream.retention.handle import Extent
@@ -48,6 +49,28 @@ def test_sizes_change_their_unit_at_its_multiple(size: int, text: str) -> None:
 def test_payloads_are_text_or_base64() -> None:
     assert payload_fields("ü".encode()) == {"payload": "ü"}
     assert payload_fields(b"\xff") == {"payload_base64": "/w=="}
+
+
+WHY = "ZooKeeper does not hold the last note of this bookie, so nothing is collected"
+
+
+def test_table_on_a_narrow_terminal_puts_its_sentences_over_lines_and_cuts_no_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    print_table(("bookie", "outcome", "why..."), [("bookie-17", "ended early", WHY)])
+    out = capsys.readouterr().out
+    assert "bookie-17" in out and "ended early" in out and "…" not in out
+    body = out.splitlines()[1:]  # the title has escapes for bold letters
+    assert len(body) > 1 and max(map(len, body)) <= 60
+
+
+def test_table_in_a_file_has_each_row_in_one_line_whatever_its_length(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(("bookie", "why..."), [("bookie-17", WHY * 4)])
+    assert capsys.readouterr().out.splitlines()[1].rstrip() == f"bookie-17  {WHY * 4}"
 
 
 @pytest.mark.parametrize(("limit", "batches_asked"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])

@@ -96,6 +96,31 @@ def test_read_order(hint: int, slow: str, gone: str, order: list[int]) -> None:
     assert found == order
 
 
+@pytest.mark.parametrize(
+    ("hint", "slow", "gone", "far", "order"),
+    [
+        ("b1 b0 b2", "", "", "", [1, 0, 2]),
+        ("b1", "", "", "", [1, 2, 0]),
+        ("b9 b0", "", "", "", [0, 2, 1]),
+        ("b1 b0 b2", "b1", "", "", [0, 2, 1]),
+        ("b1 b0 b2", "", "b1", "b0", [2, 0, 1]),
+        ("b1 b0 b2", "b2", "", "b1 b0", [1, 0, 2]),
+    ],
+)
+def test_read_order_by_name_and_distance(
+    hint: str, slow: str, gone: str, far: str, order: list[int]
+) -> None:
+    found = read_order(
+        (2, 0, 1),
+        ids("b0 b1 b2"),
+        tuple(ids(hint)),
+        slow=ids(slow),
+        gone=ids(gone),
+        distances=dict.fromkeys(ids(far), 2),
+    )
+    assert found == order
+
+
 def test_readers_of_neighbouring_ranges_share_the_replicas() -> None:
     firsts = {read_order((0, 1, 2), ids("b0 b1 b2"), e, slow=(), gone=())[0] for e in range(3)}
     assert firsts == {0, 1, 2}

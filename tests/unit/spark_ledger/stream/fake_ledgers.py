@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
 from spark_ledger.client.timer import Timer
@@ -11,18 +12,22 @@ from spark_ledger.errors import (
     LedgerError,
     NoSuchEntryError,
     NoSuchLedgerError,
+    NotFoundError,
     ReadBeyondConfirmedError,
 )
-from spark_ledger.metadata.base import Operation
-from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.metadata.base import Create, Delete, Operation
+from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.types import (
     BookieId,
+    BookieInfo,
     Entry,
     EntryId,
     Fragment,
     LedgerId,
     LedgerMetadata,
     Quorums,
+    ReplicaHint,
 )
 
 
@@ -31,6 +36,8 @@ class FakeLedger:
         self.ledger_id = LedgerId(ledger_id)
         self.payloads: list[bytes] = []
         self.closed = False
+        self.tree: MemoryTree | None = None
+        self.path = ledger_path(self.ledger_id)
         bookies = tuple(BookieId(f"b{n}") for n in range(quorums.ensemble_size))
         self.metadata = LedgerMetadata(
             ledger_id=self.ledger_id,
@@ -79,6 +86,8 @@ class FakeWriter:
         """Confirm, or fail, everything that is held."""
         held, self._held = self._held, []
         for future, entry_id in held:
+            if future.done():
+                continue  # nobody waits any more
             if self._failed is not None:
                 future.set_exception(self._failed)
             else:
@@ -101,7 +110,7 @@ class FakeReader:
         self.is_closed = ledger.closed
 
     async def read_batches(
-        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: int = 0
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> AsyncGenerator[list[Entry], None]:
         if not unconfirmed and not self.is_closed:
             raise ReadBeyondConfirmedError(f"entry {last} is not confirmed")
@@ -134,6 +143,9 @@ class FakeNaming:
     def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
         return []
 
+    def deletes(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
+        return [Delete(ledger_path(each)) for each in ledger_ids]
+
     def named(self, ledger_ids: Iterable[LedgerId]) -> None:
         pass
 
@@ -143,7 +155,7 @@ class FakeLedgers:
 
     def __init__(self, store: MemoryMetadataStore | None = None) -> None:
         self.store = store or MemoryMetadataStore()
-        self.ledgers: dict[int, FakeLedger] = {}
+        self._ledgers: dict[int, FakeLedger] = {}
         self.writers: list[FakeWriter] = []
         self.appends = 0
         self.room_waits = 0
@@ -158,11 +170,33 @@ class FakeLedgers:
         self._timers: dict[asyncio.AbstractEventLoop, Timer] = {}
 
     @property
+    def ledgers(self) -> dict[int, FakeLedger]:
+        """Those that were not deleted, also by a transaction: then their nodes are gone."""
+        for ledger_id, ledger in list(self._ledgers.items()):
+            if ledger.tree and ledger.path not in ledger.tree._nodes:
+                del self._ledgers[ledger_id]
+                self.deleted.append(ledger_id)
+        return self._ledgers
+
+    @ledgers.setter
+    def ledgers(self, shared: dict[int, FakeLedger]) -> None:
+        self._ledgers = shared
+
+    @property
+    def _tree(self) -> MemoryTree | None:
+        """The metadata, where they are in memory: each ledger has a node there."""
+        tree: MemoryTree | None = getattr(self.store, "tree", None)
+        return tree
+
+    @property
     def naming(self) -> FakeNaming:
         return FakeNaming()
 
     def has_bookies_for(self, ensemble_size: int) -> bool:
         return self.bookies >= ensemble_size
+
+    def registered_bookies(self) -> list[BookieInfo]:
+        return []
 
     @property
     def timer(self) -> Timer:
@@ -182,7 +216,11 @@ class FakeLedgers:
     ) -> FakeWriter:
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         ledger = FakeLedger(len(self.writers) + 100, quorums, custom_metadata or {})
-        self.ledgers[ledger.ledger_id] = ledger
+        ledger.tree = self._tree
+        if ledger.tree is not None:
+            ledger.tree.make_parents(ledger.path)
+            ledger.tree.apply([Create(ledger.path, b"")])
+        self._ledgers[ledger.ledger_id] = ledger
         writer = FakeWriter(self, ledger)
         self.writers.append(writer)
         return writer
@@ -194,8 +232,13 @@ class FakeLedgers:
         return self._ledger(ledger_id).metadata
 
     async def delete_ledger(self, ledger_id: int) -> None:
+        path = ledger_path(LedgerId(ledger_id))
         self.deleted.append(ledger_id)
-        self.ledgers.pop(ledger_id, None)
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is not None and ledger.tree is self._tree is not None:
+            with contextlib.suppress(NotFoundError):
+                await self.store.delete(path)
+        self._ledgers.pop(ledger_id, None)
 
     def _ledger(self, ledger_id: int) -> FakeLedger:
         if ledger_id not in self.ledgers:

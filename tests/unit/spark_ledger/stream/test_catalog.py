@@ -209,6 +209,7 @@ def test_deletion_takes_every_page_of_the_manifests_and_may_break_off_anywhere(
         for n in range(9):
             stream = await another(ledgers)[1].create("s", SCHEMA, exist_ok=True)
             await stream.append(table(n))  # each into a ledger of its own
+            await stream.close()
         assert len(root_of(ledgers).levels) == 4
         other, streams = another(ledgers)
         deleted = 0

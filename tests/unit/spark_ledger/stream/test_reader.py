@@ -17,15 +17,13 @@ from spark_ledger.errors import (
     NoSuchStreamError,
 )
 from spark_ledger.limits import KIB
-from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.metadata_column import ledger_array, ledger_type
 from spark_ledger.stream.model import SegmentRange, ranges_between
 from spark_ledger.stream.reader import (
-    CHUNKS_AHEAD,
+    DECODED_AHEAD,
+    FETCHED_AHEAD,
     GROUP_BYTES_MAX,
-    GROUPS_AT_ONCE_MAX,
-    bundle_groups,
     group_neighbours,
 )
 from spark_ledger.stream.stream import Stream
@@ -88,20 +86,6 @@ def test_small_segments_of_one_ledger_are_fetched_together() -> None:
         stream = await build(ledgers, [1] * 50)
         assert await numbers(stream.read()) == list(range(50))
         assert ledgers.reads == [(100, 0, 49)]
-
-    run(scenario())
-
-
-def test_groups_fetched_at_the_same_time_are_bounded() -> None:
-    async def sizes(*parts: int) -> list[int]:
-        ranges = [whole(number, part, number) for number, part in enumerate(parts)]
-        return [len(bundle) async for bundle in bundle_groups(group_neighbours(ranges))]
-
-    async def scenario() -> None:
-        half, most = READ_CHUNK_BYTES_TARGET // 2, GROUPS_AT_ONCE_MAX
-        assert await sizes(half, half, half, half, 1) == [2, 2, 1]
-        assert await sizes(1, 4 * half, 1, 1) == [1, 1, 2]
-        assert await sizes(*[1] * (2 * most + 1)) == [most, most, 1]
 
     run(scenario())
 
@@ -190,7 +174,7 @@ def test_reading_is_ahead_of_the_consumer_but_not_without_bound() -> None:
         await anext(batches)
         for _ in range(200):
             await asyncio.sleep(0)
-        assert 1 < ledgers.chunks_read <= CHUNKS_AHEAD + 2
+        assert 1 < ledgers.chunks_read <= FETCHED_AHEAD + DECODED_AHEAD + 3
         await batches.aclose()
         read = ledgers.chunks_read
         for _ in range(50):
@@ -296,7 +280,9 @@ def test_read_refreshes_metadata_after_bookies_were_replaced(
         assert await numbers(stream.read()) == list(range(100))
         # with fresh metadata the same failure is real
         monkeypatch.setattr(FakeReader, "read_batches", failing)
-        with pytest.raises(BookieUnavailableError):
+        with pytest.raises(
+            BookieUnavailableError, match=r"stream 's': segment 0 cannot be read: all are gone"
+        ):
             await numbers((await another(ledgers)[1].open("s")).read())
 
     async def failing(self: FakeReader, first: int, last: int, **how: bool) -> object:

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
+from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
+from spark_ledger.metadata.base import Check, Delete, Operation
+from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import Fault, Interpose, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import sealer
@@ -18,7 +21,7 @@ from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot, Page
 from spark_ledger.stream.model import UNPLACED, Segment
 from spark_ledger.stream.stream import Stream
-from spark_ledger.types import EntryId, LedgerId
+from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 
 T = TypeVar("T")
@@ -86,6 +89,28 @@ class Faults:
 
     def count(self, name: str) -> int:
         return sum(1 for called, _ in self.calls if called == name)
+
+
+class Deletions:
+    """How a keeper deletes ledgers."""
+
+    def __init__(self, ledgers: FakeLedgers) -> None:
+        self.ledgers = ledgers
+
+    def guard(self) -> Operation:
+        return Check("keeper", -1)
+
+    async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
+        known = self.ledgers.ledgers.get(ledger_id)
+        return None if known is None else Versioned(known.metadata, 0)
+
+    async def delete(self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]) -> bool:
+        path = ledger_path(ledger.value.ledger_id)
+        try:
+            await self.ledgers.store.transaction([self.guard(), *checks, Delete(path)])
+        except (ConflictError, NotFoundError, OutcomeUnknownError):
+            return False
+        return True
 
 
 def small_manifests(

@@ -189,6 +189,38 @@ def test_message_of_too_much_is_refused_where_it_becomes_too_much(data: bytes, e
         list_of(data)
 
 
+@pytest.mark.parametrize("payload_bytes", [0, 100, 17_000])
+@pytest.mark.parametrize("ids", [None, [3, 5]])
+def test_small_and_large_requests_are_decoded_alike(
+    payload_bytes: int, ids: list[int] | None
+) -> None:
+    size = FRAME_BYTES_MIN + payload_bytes
+    frames = 2 * (HEADER.pack(1, 3, -1, 0) + bytes(size - HEADER.size))
+    run = EntryRun(LedgerId(1), EntryId(3), ids, [size, size], frames)
+    sent = [AddCommand(1, b"k" * 32, False, run), AddCommand(2, b"", True, run)]
+    found = list_of(encode_append_request(sent))
+    assert found == [(*command, "") for command in sent]
+    assert all(type(one.run.frames) is bytes and type(one.run.sizes) is list for one in found)
+
+
+def test_field_that_is_there_twice_in_a_good_run_is_refused() -> None:
+    """Protobuf takes the last one: what was checked must be what is stored."""
+    run = pb.EntryRun(sizes=[40], frames=FRAME).SerializeToString()
+    twice = pb.EntryRun(frames=b"g" * 40).SerializeToString() + run
+    add = b"\x0a" + bytes([len(twice)]) + twice
+    with pytest.raises(MalformedMessageError, match="twice"):
+        list_of(b"\x0a" + bytes([len(add)]) + add)
+
+
+def test_long_access_key_of_a_good_run_is_refused() -> None:
+    run = pb.EntryRun(sizes=[40], frames=FRAME)
+    adds = [pb.AddRun(run=run, access_key=bytes(600)), pb.AddRun(run=run, access_key=bytes(1100))]
+    received = decode_append_request(pb.AppendRequest(adds=adds).SerializeToString())
+    assert len(next(received).access_key) == 600
+    with pytest.raises(MalformedMessageError, match="long"):
+        next(received)
+
+
 def test_adds_before_a_malformed_one_are_decoded() -> None:
     run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
     adds = decode_append_request(encode_append_request([AddCommand(1, b"", False, run)]) + b"\xff")

@@ -20,7 +20,7 @@ from spark_ledger.stream.model import Commit, Head, SinkRecord
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Entry, EntryId, LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
-from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, run
+from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run
 
 SPANS = [COMMITS_PER_LEAF * FAN_OUT**level for level in range(3)]
 
@@ -84,9 +84,9 @@ async def grown(ledgers: FakeLedgers, commits: int) -> None:
         await ledgers.store.create(nodes.commit_path(number), codec.encode_commit(commit(number)))
 
 
-async def fresh(ledgers: FakeLedgers) -> tuple[Stream, list[int]]:
+async def fresh(ledgers: FakeLedgers, gets: Faults | None = None) -> tuple[Stream, list[int]]:
     """A new process, and the sizes of the pages that it reads."""
-    other, reads = another(ledgers)[0], list[int]()
+    other, reads = another(ledgers, gets)[0], list[int]()
     stream = await StreamCatalog(other).open("s")
 
     async def opened(ledger_id: int) -> Page:
@@ -96,7 +96,7 @@ async def fresh(ledgers: FakeLedgers) -> tuple[Stream, list[int]]:
     return stream, reads
 
 
-@pytest.mark.parametrize("commits", [100_000, 1_009_999])
+@pytest.mark.parametrize("commits", [1_000, 100_000, 1_009_999])
 def test_any_commit_of_a_long_stream_is_found_in_few_small_reads(commits: int) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
@@ -112,6 +112,18 @@ def test_any_commit_of_a_long_stream_is_found_in_few_small_reads(commits: int) -
             assert await stream.position_of("q", number) == (number, 0, 0)
             assert len(reads) <= 4, "two pages, and those before a border"
             assert max(reads) < 16_000
+        for number in (0, commits // 3, commits - 200, commits - 1):
+            for looked_up in ("transaction", "time", "segment"):
+                gets = Faults([])
+                stream, reads = await fresh(ledgers, gets)
+                gets.calls.clear()
+                if looked_up == "transaction":
+                    await stream.position_of("q", number)
+                elif looked_up == "time":
+                    await stream.position_at_timestamp(1000 * number - 5)
+                else:
+                    await stream.commit_at(number)
+                assert len(gets.calls) <= 12 and len(reads) <= 4, "whatever the length"
         stream, reads = await fresh(ledgers)
         marks = await stream.marks(0, commits)
         assert [mark.number for mark in marks] == list(range(100, commits, 100))

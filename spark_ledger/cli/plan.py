@@ -1,0 +1,164 @@
+"""``ledger streams plan``: the partitions that Spark makes of a stream, and whom they ask."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from spark_ledger.amounts import parse_size_bytes
+from spark_ledger.cli.amounts import Amount
+from spark_ledger.cli.output import print_json, print_table, size_text
+from spark_ledger.cli.positions import position, position_text
+from spark_ledger.cli.settings import Settings, common_options
+from spark_ledger.limits import KIB
+from spark_ledger.types import Dlsn
+
+if TYPE_CHECKING:
+    from spark_ledger.stream.blocking import Stream
+    from spark_ledger.stream.model import Head
+    from spark_ledger.stream.plan.balance import FirstRead
+    from spark_ledger.stream.plan.partitions import Plan, Span
+
+_SHOWN_MAX: Final = 4
+"""Fragments of a partition in the table; ``--json`` has all."""
+
+
+class _Row(NamedTuple):
+    """A partition as it is shown."""
+
+    start: Dlsn
+    commits: range
+    rows: int
+    size_bytes: int
+    reads: tuple[FirstRead, ...]
+
+
+@click.command()
+@click.argument("name")
+@click.option("--start", callback=position, default="earliest", show_default=True)
+@click.option("--end", callback=position, default="latest", show_default=True, help="Excluded.")
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    default=1,
+    help="The least number of partitions, as Spark's option minPartitions.",
+)
+@click.option(
+    "--max-bytes",
+    type=Amount("size", parse_size_bytes(64 * KIB)),
+    help="The most bytes of a partition, as Spark's option maxBytesPerPartition.",
+)
+@common_options
+@click.pass_obj
+def plan(
+    settings: Settings,
+    name: str,
+    start: str | Dlsn,
+    end: str | Dlsn,
+    partitions: int,
+    max_bytes: float | None,
+) -> None:
+    """Show the partitions that Spark makes of a stream: their rows, bytes, fragments and bookies.
+
+    A query makes the same ones. A fragment is named LEDGER:FIRST ENTRY. A task prefers a bookie on
+    its own host, and asks another where the planned one is slow or away.
+    """
+    from spark_ledger.stream.plan.partitions import PlanLimits
+    from spark_ledger.stream.plan.read_plan import plan_read
+
+    limits = PlanLimits(partitions, None if max_bytes is None else int(max_bytes))
+    with settings.connect_streams() as client, client.stream(name) as stream:
+        head = stream.head()
+        words = {"earliest": head.earliest, "latest": head.end}
+        first, last = (words[at] if isinstance(at, str) else at for at in (start, end))
+        rows = [_row(stream, head, each) for each in plan_read(stream, first, last, limits)]
+    if settings.as_json:
+        for number, row in enumerate(rows):
+            print_json(_fields(number, row))
+        return
+    print_table(
+        ("partition#", "from", "rows#", "size#", "fragments", "asks first"),
+        (
+            (
+                number,
+                position_text(row.start),
+                row.rows,
+                size_text(row.size_bytes),
+                _few(dict.fromkeys(f"{part.ledger_id}:{part.fragment}" for part in row.reads)),
+                _few(f"{b} {size_text(n)}" for b, n in _by_bookie([row]).most_common())
+                if row.reads
+                else f"found by the task, in commits {row.commits.start}..{row.commits[-1]}",
+            )
+            for number, row in enumerate(rows)
+        ),
+    )
+    click.echo()
+    print_table(
+        ("bookie", "size#"),
+        sorted((bookie, size_text(size)) for bookie, size in _by_bookie(rows).items()),
+    )
+
+
+def _row(stream: Stream, head: Head, planned: Plan | Span) -> _Row:
+    from spark_ledger.stream.plan.partitions import Plan
+
+    if isinstance(planned, Plan):
+        first, last = planned.ranges[0], planned.ranges[-1]
+        return _Row(
+            Dlsn(first.segment.number, *first.start),
+            range(first.commit, last.commit + 1),
+            planned.rows,
+            planned.size_bytes,
+            planned.reads.parts,
+        )
+    begin, end = stream.commit(planned.commits.start), planned.commits.stop
+    behind = stream.commit(end) if end < head.next_commit else None
+    rows = head.rows if behind is None else behind.rows_before
+    size_bytes = head.size_bytes if behind is None else behind.bytes_before
+    return _Row(
+        planned.start,
+        planned.commits,
+        rows - begin.rows_before,
+        size_bytes - begin.bytes_before,
+        (),
+    )
+
+
+def _fields(number: int, row: _Row) -> dict[str, object]:
+    """A partition for scripts."""
+    return {
+        "partition": number,
+        "start": row.start._asdict(),
+        "commits": [row.commits.start, row.commits[-1]],
+        "rows": row.rows,
+        "bytes": row.size_bytes,
+        "bookies": dict(_by_bookie([row]).most_common()),
+        "fragments": [
+            {
+                "ledger_id": part.ledger_id,
+                "first_entry": part.fragment,
+                "bookie_id": part.bookie_id,
+                "bytes": part.size_bytes,
+            }
+            for part in row.reads
+        ],
+    }
+
+
+def _by_bookie(rows: list[_Row]) -> Counter[str]:
+    """How many bytes each bookie is asked for."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        for part in row.reads:
+            found[part.bookie_id] += part.size_bytes
+    return found
+
+
+def _few(texts: Iterable[str]) -> str:
+    """Some texts on one line, and how many more there are."""
+    found = list(texts)
+    more = len(found) - _SHOWN_MAX
+    return ", ".join(found[:_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

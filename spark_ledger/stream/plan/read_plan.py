@@ -1,0 +1,83 @@
+"""The plan of a read: partitions of a stream, each with the bookies that it asks first.
+
+Spark's source and ``ledger streams plan`` make theirs here, so the command shows what a query does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_ledger.limits.connector import SEGMENTS_PLANNED_MAX
+from spark_ledger.stream.model import Commit, CommitMark, ranges_between
+from spark_ledger.stream.plan.balance import Balance, units_of, weights_of
+from spark_ledger.stream.plan.partitions import (
+    Plan,
+    PlanLimits,
+    Span,
+    plan_partitions,
+    plan_spans,
+)
+from spark_ledger.types import Dlsn
+
+if TYPE_CHECKING:
+    from spark_ledger.stream.blocking import Stream
+
+CommitsBetween = Callable[[int, int], Sequence[Commit]]
+
+
+def plan_read(
+    stream: Stream,
+    first: Dlsn,
+    last: Dlsn,
+    limits: PlanLimits,
+    commits_between: CommitsBetween | None = None,
+) -> list[Plan] | list[Span]:
+    """Partitions for the rows from ``first`` (inclusive) to ``last`` (exclusive).
+
+    Their rows depend on commits only (rule T5). A read of more than ``SEGMENTS_PLANNED_MAX``
+    segments becomes spans, for which the tasks look the commits up. Raises as
+    ``Stream.commits_between``.
+    """
+    if first >= last:
+        return []
+    # A plan that ends at the start of a segment needs no commit of that segment, which may not
+    # exist yet.
+    ends_within_segment = last > Dlsn(last.segment)
+    end_segment = last.segment + ends_within_segment
+    if end_segment - first.segment > SEGMENTS_PLANNED_MAX:
+        spans = _spans(stream, first, last, end_segment, limits)
+        if spans is not None:
+            return spans
+    commits = (commits_between or stream.commits_between)(first.segment, end_segment)
+    return with_bookies(stream, plan_partitions(ranges_between(commits, first, last), limits))
+
+
+def with_bookies(stream: Stream, plans: Sequence[Plan]) -> list[Plan]:
+    """The same partitions, each with the bookies that it asks first (rule T20)."""
+    ledger_ids = {part.segment.ledger_id: None for plan in plans for part in plan.ranges}
+    if not ledger_ids:
+        return list(plans)
+    located = stream.locate(ledger_ids)
+    balance = Balance(weights_of(located.bookies), turn=plans[0].ranges[0].segment.number)
+    return [
+        replace(plan, reads=balance.first_reads(units_of(plan.ranges, located.ledgers)))
+        for plan in plans
+    ]
+
+
+def _spans(
+    stream: Stream, first: Dlsn, last: Dlsn, end_segment: int, limits: PlanLimits
+) -> list[Span] | None:
+    """Partitions of a long read, for which the tasks look the commits up; or None."""
+    begin, final = stream.commit_at(first.segment), stream.commit_at(end_segment - 1)
+    behind = CommitMark(
+        final.number + 1,
+        final.end_segment,
+        final.rows_before + final.rows,
+        final.bytes_before + final.size_bytes,
+    )
+    marks = stream.marks(begin.number, behind.number)
+    start = CommitMark(begin.number, begin.first_segment, begin.rows_before, begin.bytes_before)
+    return plan_spans((start, behind), marks, (first, last), limits)

@@ -1,0 +1,193 @@
+"""Sealing beside the commits: what waits for it, what it reads, and what a lost page stops."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from spark_ledger.errors import DataLossError, NotFoundError
+from spark_ledger.metadata.memory import Fault, Outcome
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit import sealer
+from spark_ledger.stream.manifest.store import ManifestStore
+from spark_ledger.stream.manifest.tree import ManifestRoot
+from spark_ledger.stream.model import Commit
+from spark_ledger.stream.stream import Stream
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.world import (
+    SCHEMA,
+    another,
+    commit_nodes,
+    loose,
+    pages_of,
+    root_of,
+    run,
+    small_manifests,
+)
+
+
+async def committed(stream: Stream, count: int) -> list[Commit]:
+    return [await stream.commit_segments([loose(2)]) for _ in range(count)]
+
+
+def test_commit_does_not_wait_for_its_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_manifests(monkeypatch)
+    monkeypatch.setattr(sealer, "SEAL_WAIT_S", 1000.0)
+    monkeypatch.setattr(sealer, "SEAL_CLOSE_S", 30.0)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, 20)
+        assert root_of(ledgers).sealed == 0 and len(ledgers.writers) == 1
+        ledgers.hold = False
+        ledgers.writers[0].deliver()
+        await stream._committer.sealer.close()
+        assert root_of(ledgers).sealed == 18, "also what was made meanwhile"
+        assert await (await another(ledgers)[1].open("s")).commits(0, 20) == commits
+
+    run(scenario())
+
+
+def test_commit_waits_for_a_moment_where_too_many_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends right behind each of its commits would otherwise never seal any."""
+    small_manifests(monkeypatch)
+    monkeypatch.setattr(sealer, "UNSEALED_MAX", 6)
+    monkeypatch.setattr(sealer, "SEAL_WAIT_S", 0.05)
+    monkeypatch.setattr(sealer, "SEAL_CLOSE_S", 0.01)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        began = time.monotonic()
+        commits = await committed(stream, 9)
+        assert time.monotonic() - began >= 0.05, "the eighth has waited"
+        assert len(ledgers.writers) == 1, "one sealing at a time"
+        await stream.close()
+        assert root_of(ledgers).sealed == 0
+        ledgers.hold = False
+        for number in range(9, 20):
+            commits += await committed(await another(ledgers)[1].open("s"), 1)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()  # the process ends
+            assert len(commit_nodes(ledgers)) <= 8, number
+        assert await (await another(ledgers)[1].open("s")).commits(0, 20) == commits
+
+    run(scenario())
+
+
+def test_pages_that_were_sealed_here_are_merged_without_being_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_manifests(monkeypatch, leaf=2, fan_out=5)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, 50)
+        await stream._committer.sealer.close()
+        assert len(root_of(ledgers).levels) == 2
+        assert ledgers.reads == []
+        kept = stream._log.manifests._pages
+        assert {key[0] for key in kept} <= set(ledgers.ledgers), "nor are those kept that are gone"
+        assert stream._log.manifests.memory_bytes == 1024 * len(kept)
+        assert await (await another(ledgers)[1].open("s")).commits(0, 50) == commits
+
+    run(scenario())
+
+
+def test_sealing_that_dies_anywhere_leaves_no_ledger_that_a_root_has_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that no root has named is the keeper's (rule K4); of the others nobody would know."""
+    small_manifests(monkeypatch, leaf=1, fan_out=3, kept=1000)
+    named: set[int] = set()
+    wrote = ManifestStore.wrote
+
+    def noted(self: ManifestStore, root: ManifestRoot, version: int) -> None:
+        named.update(root.ledgers())
+        wrote(self, root, version)
+
+    monkeypatch.setattr(ManifestStore, "wrote", noted)
+
+    async def scenario(step: int) -> bool:
+        named.clear()
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await committed(stream, 8)
+        await stream.close()
+        monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1)
+        monkeypatch.setattr(sealer, "LEAVES_PER_SEAL_MAX", 1)
+        calls = 0
+
+        def interpose(name: str, path: str) -> Fault:
+            nonlocal calls
+            calls += 1
+            return Fault(Outcome.UNAVAILABLE if calls >= step else Outcome.NORMAL)
+
+        _, streams = another(ledgers)
+        dying = await streams.open("s")
+        dying._nodes.store.interpose = interpose  # type: ignore[attr-defined]
+        dying._committer.sealer._wanted = 8
+        await dying._committer.sealer._seal_quietly()
+        reader = await another(ledgers)[1].open("s")
+        now = {page.pointer.ledger_id for page in await pages_of(reader)}
+        assert set(ledgers.ledgers) & named <= now, step
+        assert len(await reader.commits(0, 8)) == 8
+        monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1000)
+        return calls >= step
+
+    step = 1
+    while run(scenario(step)):
+        step += 1
+    assert step > 10
+
+
+def test_refused_merge_keeps_no_commit_from_being_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a keeper has deleted a leaf that was dropped, and died before it wrote the root."""
+    small_manifests(monkeypatch, leaf=2, fan_out=3)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await committed(stream, 4)
+        await stream._committer.sealer.close()
+        (gone,) = root_of(ledgers).ledgers()
+        await ledgers.delete_ledger(gone)
+        await committed(stream, 20)  # it has kept the leaf
+        await stream._committer.sealer.close()
+        assert root_of(ledgers).sealed == 22
+        assert len(root_of(ledgers).levels) == 1
+        named = {page.pointer.ledger_id for page in await pages_of(stream)}
+        assert set(ledgers.ledgers) == named - {gone}, "what could not be named is deleted"
+
+    run(scenario())
+
+
+def test_lost_page_keeps_no_commit_from_being_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages beside it are merged no more, and the root names each leaf."""
+    small_manifests(monkeypatch, leaf=2, fan_out=3)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, 4)
+        await stream._committer.sealer.close()
+        (lost,) = root_of(ledgers).ledgers()
+        del ledgers.ledgers[lost]
+        later = await another(ledgers)[1].open("s")
+        commits += await committed(later, 20)
+        await later._committer.sealer.close()
+        assert root_of(ledgers).sealed == 22
+        with pytest.raises(NotFoundError):
+            await later._committer.sealer.seal(24)
+        reader = await another(ledgers)[1].open("s")
+        assert await reader.commits(2, 24) == commits[2:]
+        with pytest.raises(DataLossError, match="cannot be read"):
+            await reader.commit(0)
+
+    run(scenario())
