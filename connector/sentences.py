@@ -13,11 +13,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from spark_ledger.errors import LedgerError
 
 C = TypeVar("C", bound=type)
+P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +37,9 @@ def one_sentence(*names: str) -> Callable[[C], C]:
     return decorate
 
 
-def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(method: Callable[P, object]) -> Callable[P, object]:
     @functools.wraps(method)
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*given: P.args, **named: P.kwargs) -> object:
         try:
             result = method(*given, **named)
         except LedgerError:
@@ -49,7 +50,7 @@ def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _iterated(items: Iterator[Any]) -> Iterator[Any]:
+def _iterated(items: Iterator[object]) -> Iterator[object]:
     try:
         yield from items
     except LedgerError:

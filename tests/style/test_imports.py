@@ -20,6 +20,7 @@ CONNECTOR_COMMON = (
         f"spark_ledger.{name}"
         for name in ("types", "errors", "limits", "amounts", "client", "stream")
     ),
+    "connector.sentences",
     *(f"connector.{name}" for name in ("option_parsers", "options", "retry", "schema", "sessions")),
 )
 
