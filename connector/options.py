@@ -193,7 +193,7 @@ def _connection(values: ParsedOptions) -> ConnectionOptions:
     if not metadata:
         raise ConfigurationError(
             "option metadata is missing: give the cluster's URI, such as zk://host:2181/ledgers, "
-            f"or set the environment variable {METADATA_ENVIRONMENT}"
+            f"or set the environment variable {METADATA_ENVIRONMENT}. {TABLE_HINT}"
         )
     if "://" not in metadata:
         raise ConfigurationError(  # not quoted: it may hold a password

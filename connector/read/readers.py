@@ -28,12 +28,14 @@ from connector.read.offsets import OffsetJson, recreated_error
 from connector.read.source import Source, check_schema, open_source
 from connector.read.watched import read_watched
 from connector.retry import retry_transient
+from connector.sentences import one_sentence
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
 from spark_ledger.limits.connector import RETRY_AT_START_S
 
 T = TypeVar("T")
 
 
+@one_sentence("partitions", "read")
 class LedgerBatchReader(DataSourceReader):
     """Reads what is committed when the read is planned: a snapshot between two positions.
 
@@ -61,6 +63,15 @@ class LedgerBatchReader(DataSourceReader):
         return read_watched(self._options, self._schema, partition)
 
 
+@one_sentence(
+    "initialOffset",
+    "prepareForTriggerAvailableNow",
+    "latestOffset",
+    "reportLatestOffset",
+    "partitions",
+    "read",
+    "commit",
+)
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a stream, or a raw ledger up to its last add confirmed.
 

@@ -25,6 +25,7 @@ from connector import sessions
 from connector.options import WriteOptions
 from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
+from connector.sentences import one_sentence
 from connector.write.prepare import prepare_stream
 from connector.write.repeated import (
     MicroBatch,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@one_sentence("write", "commit")
 class LedgerBatchWriter(DataSourceArrowWriter):
     """Appends the rows of a DataFrame; with mode overwrite they replace what the stream holds.
 
@@ -154,6 +156,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         logger.warning("stream %r: a batch write was aborted", self._options.stream)
 
 
+@one_sentence("write", "commit")
 class LedgerStreamWriter(DataSourceStreamArrowWriter):
     """Appends the rows of each micro-batch exactly once.
 

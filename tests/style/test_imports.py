@@ -24,6 +24,7 @@ CONNECTOR_COMMON = (
         f"connector.{name}"
         for name in ("option_parsers", "options", "retry", "schema", "sessions", "task_report")
     ),
+    "connector.sentences",
 )
 
 # What a pure module would need in order to wait, to look at the world, or to be nondeterministic.
