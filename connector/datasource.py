@@ -13,12 +13,16 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from connector.options import read_options, write_options
+from connector.sentences import one_sentence
 
 if TYPE_CHECKING:
     from connector.read.readers import LedgerBatchReader, LedgerStreamReader
     from connector.write.writers import LedgerBatchWriter, LedgerStreamWriter
 
 
+# Not streamReader: Spark's source runner fails a second time if it gets no reader, and without the
+# traceback only that second error would be left.
+@one_sentence("schema", "reader", "writer", "streamWriter")
 class LedgerDataSource(DataSource):
     """Reads and writes streams, and reads raw ledgers. See ``connector.options`` for the options.
 

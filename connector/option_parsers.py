@@ -35,6 +35,12 @@ class PositionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slot: int = 0
     stream: str = ""
     """The stream's id; present if the position was copied from a query's progress."""
+    name: str = ""
+    """This and the next three stand beside the end of a stream in a query's progress. A position
+    that was copied from there has them; they mean nothing here."""
+    rows_behind: int = msgspec.field(default=0, name="rowsBehind")
+    bytes_behind: int = msgspec.field(default=0, name="bytesBehind")
+    millis_behind: int = msgspec.field(default=0, name="millisBehind")
 
     @property
     def dlsn(self) -> Dlsn:

@@ -59,6 +59,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("stream", parse_name("a stream name")),
     Option("ledgerId", parse_whole_number(0), READ),
     Option("path", parse_name("a stream name")),
+    Option("taskLog", parse_boolean),
     # reading
     Option("startingPosition", parse_position, READ),
     Option("startingTimestamp", parse_timestamp_ms, READ),
@@ -122,8 +123,8 @@ SPARK_KEYS: Final = frozenset({"paths", "checkpointlocation", "queryname"})
 """What Spark's own API adds to a data source's options."""
 
 TABLE_HINT: Final = (
-    "Spark does not hand the options of a table (CREATE TABLE, saveAsTable, toTable) to later "
-    "reads: use CREATE TEMPORARY VIEW ... USING ledger OPTIONS (...)"
+    "Spark does not hand the options of a table (CREATE TABLE, also AS SELECT, saveAsTable, "
+    "toTable) to its reads and writes: use CREATE TEMPORARY VIEW ... USING ledger OPTIONS (...)"
 )
 
 _REFUSED: Final = {

@@ -84,6 +84,7 @@ class ReadOptions:
     plan: PlanLimits = field(default_factory=PlanLimits)
     fail_on_data_loss: bool = True
     include_metadata: bool = False
+    task_log: bool = False
 
     @property
     def subject(self) -> str:
@@ -109,6 +110,7 @@ class WriteOptions:
     sink_id: str | None = None
     fail_on_data_loss: bool = True
     retention: Retention | None = None
+    task_log: bool = False
 
 
 def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -144,6 +146,7 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
         plan=PlanLimits(values.get_or("minPartitions", 1), values.get("maxBytesPerPartition", int)),
         fail_on_data_loss=values.get_or("failOnDataLoss", True),
         include_metadata=values.get_or("includeMetadata", False),
+        task_log=values.get_or("taskLog", False),
     )
 
 
@@ -181,6 +184,7 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         sink_id=values.get("sinkId", str),
         fail_on_data_loss=values.get_or("failOnDataLoss", True),
         retention=_retention(values),
+        task_log=values.get_or("taskLog", False),
     )
 
 
@@ -189,7 +193,7 @@ def _connection(values: ParsedOptions) -> ConnectionOptions:
     if not metadata:
         raise ConfigurationError(
             "option metadata is missing: give the cluster's URI, such as zk://host:2181/ledgers, "
-            f"or set the environment variable {METADATA_ENVIRONMENT}"
+            f"or set the environment variable {METADATA_ENVIRONMENT}. {TABLE_HINT}"
         )
     if "://" not in metadata:
         raise ConfigurationError(  # not quoted: it may hold a password

@@ -34,10 +34,12 @@ class RetryBudget:
         self._budget_s = budget_s
         self._deadline = 0.0
         self._failures = 0
+        self._logged = ""
 
     def reset(self) -> None:
         """The operation made progress: the next failure is a first one."""
         self._failures = 0
+        self._logged = ""
 
     def pause_or_raise(self, error: LedgerError) -> None:
         """Sleep before the next attempt; raise ``error`` unchanged once the budget is spent."""
@@ -47,7 +49,9 @@ class RetryBudget:
         self._failures += 1
         if time.monotonic() + pause_s > self._deadline:
             raise error
-        logger.warning("%s failed, trying again in %.1f s: %s", self._operation, pause_s, error)
+        is_new, self._logged = str(error) != self._logged, str(error)
+        level = logging.WARNING if is_new else logging.DEBUG  # one line for one reason
+        logger.log(level, "%s failed, trying again in %.1f s: %s", self._operation, pause_s, error)
         time.sleep(pause_s)
 
 

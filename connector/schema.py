@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import (
     to_arrow_type,
 )
 
+from connector.widening import WIDER, widens
 from spark_ledger.errors import SchemaMismatchError
 from spark_ledger.stream.format.arrow_types import ArrowField
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
@@ -137,37 +138,61 @@ def check_declared(
 ) -> None:
     """Refuse a schema that a user declared (``.schema(...)``) if the stream cannot deliver it.
 
-    Fewer columns, any order and types that Arrow can cast to are fine; a value that does not fit
-    the declared type fails the task that meets it.
+    Fewer columns, in any order, and wider types are fine (``widening``). Names match in any case.
 
     Raises SchemaMismatchError naming the column if it cannot be delivered.
     """
+    known = {field.name.lower(): _spark_field(field).dataType for field in stored}
     for field in declared.fields:
         if field.name == LEDGER_COLUMN and include_metadata:
-            if field.dataType != METADATA_TYPE:
+            if _nullable(field.dataType) != _nullable(METADATA_TYPE):
                 raise SchemaMismatchError(
                     f"{subject}: the declared type of {LEDGER_COLUMN!r} must be "
                     f"{METADATA_TYPE.simpleString()}"
                 )
             continue
-        index = stored.get_field_index(field.name)
-        if index < 0:
+        has = known.get(field.name.lower())
+        if has is None:
             columns = ", ".join(stored.names)
             raise SchemaMismatchError(
                 f"{subject} has no column {field.name!r}, which the declared schema names; "
                 f"its columns are {columns}"
             )
-        _check_widens(stored.field(index), field, subject)
+        _arrow_type(field)  # raises if Spark does not hand it to Python data sources
+        if not widens(has, field.dataType):
+            kept, wanted = has.simpleString(), field.dataType.simpleString()
+            raise SchemaMismatchError(
+                f"{subject}: column {field.name!r} is stored as {kept}, which cannot be declared "
+                f"as {wanted} without a loss or a guess: declare {kept}, and cast it after load(). "
+                f"A declared schema may widen {WIDER}"
+            )
 
 
-def _check_widens(stored: ArrowField, declared: spark.StructField, subject: str) -> None:
-    wanted = _arrow_type(declared)
-    if stored.type.equals(wanted, check_metadata=False):
-        return
-    try:
-        pa.nulls(0, stored.type).cast(wanted)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise SchemaMismatchError(
-            f"{subject}: column {declared.name!r} is stored as {stored.type}, which cannot be read "
-            f"as {declared.dataType.simpleString()}"
-        ) from error
+def why_refused(stored: spark.StructType, offered: spark.StructType, *, merge: bool) -> str | None:
+    """Why a stream of one schema does not take a DataFrame of the other, in Spark's types; None if
+    these do not say. With ``merge`` columns may be missing on either side."""
+    ours = {field.name.lower(): field for field in stored.fields}
+    theirs = {field.name.lower(): field for field in offered.fields}
+    for name, field in ours.items():
+        other = theirs.get(name)
+        if other is None:
+            if not merge or not field.nullable:
+                return (
+                    f"column {field.name!r} of type {field.dataType.simpleString()} is missing in "
+                    "the DataFrame" + ("" if field.nullable else ", and must not be null")
+                )
+        elif not isinstance(other.dataType, spark.NullType):
+            one, two = field.dataType.simpleString(), other.dataType.simpleString()
+            if one.lower() != two.lower():
+                advice = "; mergeSchema only adds columns" if merge else ""
+                return (
+                    f"column {field.name!r}: the stream has type {one}, the DataFrame has type "
+                    f"{two}; cast it{advice}"
+                )
+    for name, field in theirs.items():
+        if name not in ours and not merge:
+            return (
+                f"column {field.name!r} of type {field.dataType.simpleString()} is not in the "
+                "stream; set the option mergeSchema=true to add it"
+            )
+    return None

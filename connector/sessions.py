@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from connector.options import ConnectionOptions
+from spark_ledger.client.counters import ClientCounters
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ConfigurationError, NoSuchStreamError
 from spark_ledger.limits.connector import RAW_READERS_MAX, STREAM_HANDLES_MAX
@@ -102,6 +103,14 @@ def _session(options: ConnectionOptions) -> _Session:
 def connection(options: ConnectionOptions) -> StreamConnection:
     """The connection of this process to a cluster, made if there is none."""
     return _session(options).connection
+
+
+def counters(options: ConnectionOptions) -> ClientCounters:
+    """What the connection of this process has done so far. One that is yet to be made is not made
+    for that: it has done nothing."""
+    with _LOCK:
+        known = _SESSIONS.get(options) if _owner_pid == os.getpid() else None
+    return ClientCounters() if known is None else known.connection.counters
 
 
 def stream(options: ConnectionOptions, name: str, stream_id: str) -> Stream:

@@ -11,7 +11,7 @@ from spark_ledger.version import __version__
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from spark_ledger import aio, local
+    from spark_ledger import aio, local, spark
     from spark_ledger.stream.blocking import StreamConnection
 
 
@@ -28,11 +28,11 @@ def connect(uri: str, **options: object) -> StreamConnection:
     return StreamConnection.connect(uri, **options)
 
 
-_SUBMODULES = ("aio", "local")
+_SUBMODULES = ("aio", "local", "spark")
 
 
 def __getattr__(name: str) -> ModuleType:
-    """``spark_ledger.aio`` and ``spark_ledger.local`` without an import of their own, on use."""
+    """``spark_ledger.aio``, ``.local`` and ``.spark`` without an import of their own, on use."""
     if name in _SUBMODULES:
         from importlib import import_module
 
@@ -40,4 +40,4 @@ def __getattr__(name: str) -> ModuleType:
     raise AttributeError(f"module 'spark_ledger' has no attribute {name!r}")
 
 
-__all__ = ["Dlsn", "__version__", "aio", "connect", "errors", "local"]
+__all__ = ["Dlsn", "__version__", "aio", "connect", "errors", "local", "spark"]

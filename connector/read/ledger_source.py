@@ -54,6 +54,8 @@ class LedgerSource:
         self._target: EntryId | None = None
         self._entries_held_since = clock()
         self._metadata_away_since: float | None = None
+        self._batch_end: EntryId | None = None
+        """Where the newest micro-batch ends: the lag is reckoned from there."""
 
     def _end(self) -> EntryId:
         """The entry after the last confirmed one, as far as this reader knows."""
@@ -104,6 +106,11 @@ class LedgerSource:
         self._target = self._refreshed_end()
 
     def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
+        end = self._latest_offset(start, unlimited=unlimited)
+        self._batch_end = ledger_position(end, self._ledger_id)
+        return end
+
+    def _latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
         position = ledger_position(start, self._ledger_id)
         end = self._target if self._target is not None else self._grown_end(position)
         if end <= position:
@@ -128,7 +135,11 @@ class LedgerSource:
         return self._followed_end()
 
     def newest_offset(self) -> OffsetJson | None:
-        return ledger_offset(self._ledger_id, self._end())
+        end = self._end()
+        newest = ledger_offset(self._ledger_id, end)
+        if self._batch_end is None:
+            return newest
+        return {**newest, "rowsBehind": max(0, end - self._batch_end)}
 
     def plan(self, start: CheckpointOffset, end: CheckpointOffset) -> list[LedgerPartition]:
         """Partitions of equally many entries. Their number follows from the size in bytes."""

@@ -26,14 +26,16 @@ from connector import sessions
 from connector.options import ReadOptions
 from connector.read.offsets import OffsetJson, recreated_error
 from connector.read.source import Source, check_schema, open_source
-from connector.read.task import read_partition
+from connector.read.watched import read_watched
 from connector.retry import retry_transient
+from connector.sentences import one_sentence
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
 from spark_ledger.limits.connector import RETRY_AT_START_S
 
 T = TypeVar("T")
 
 
+@one_sentence("partitions", "read")
 class LedgerBatchReader(DataSourceReader):
     """Reads what is committed when the read is planned: a snapshot between two positions.
 
@@ -58,9 +60,18 @@ class LedgerBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition as Arrow batches; runs in a task."""
-        return read_partition(self._options, self._schema, partition)
+        return read_watched(self._options, self._schema, partition)
 
 
+@one_sentence(
+    "initialOffset",
+    "prepareForTriggerAvailableNow",
+    "latestOffset",
+    "reportLatestOffset",
+    "partitions",
+    "read",
+    "commit",
+)
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a stream, or a raw ledger up to its last add confirmed.
 
@@ -163,7 +174,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition as Arrow batches; runs in a task."""
-        return read_partition(self._options, self._schema, partition)
+        return read_watched(self._options, self._schema, partition)
 
     def commit(self, end: OffsetJson) -> None:
         """Rows before ``end`` are done with. Deletes nothing: retention is the stream's."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from connector.option_parsers import PositionJson, TransactionJson
 from connector.options import ReadOptions
+from connector.read.lag import NO_LAG, stream_lag, with_lag
 from connector.read.offsets import (
     CheckpointOffset,
     OffsetJson,
@@ -71,6 +72,8 @@ class StreamSource:
         self._has_warned = False
         self._warned_of: Dlsn | None = None
         self._earliest_seen: Dlsn | None = None
+        self._batch_end: Dlsn | None = None
+        """Where the newest micro-batch ends: the lag is reckoned from there."""
 
     # -- where to start and end ------------------------------------------------------------------
 
@@ -239,7 +242,9 @@ class StreamSource:
         self._target = self._stream.head().end
 
     def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
-        return self._beside_truncations(lambda: self._latest_offset(start, unlimited=unlimited))
+        end = self._beside_truncations(lambda: self._latest_offset(start, unlimited=unlimited))
+        self._batch_end = stream_position(end).position
+        return end
 
     def _beside_truncations(self, look: Callable[[], T]) -> T:
         """What ``look`` finds. It looks again if rows were truncated meanwhile, and these may be
@@ -286,7 +291,18 @@ class StreamSource:
             first = stop
 
     def newest_offset(self) -> OffsetJson | None:
-        return self._offset(self._stream.head().end)
+        head, position = self._stream.head(), self._batch_end
+        lag = NO_LAG
+        if position is None:
+            return self._offset(head.end)
+        position = max(position, head.earliest)
+        if position < head.end:
+            try:
+                (commit,) = self._commits.between(position.segment, position.segment + 1)
+            except DataLossError:  # truncated in this moment: the next trigger knows
+                return self._offset(head.end)
+            lag = stream_lag(head, position, commit, time.time_ns() // 1_000_000)
+        return with_lag(self._offset(head.end), self._options.stream or "", lag)
 
     # -- partitions --------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from spark_ledger.limits.connector import (
     SPARK_BATCH_BYTES_MAX,
     SPARK_BATCH_BYTES_TARGET,
 )
-from spark_ledger.stream.format.arrow_types import ArrowArray, concat_batches
+from spark_ledger.stream.format.arrow_types import ArrowArray, concat_batches, with_type
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN, PositionedBatch, ledger_array
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.types import Dlsn, Entry
@@ -232,7 +232,8 @@ def _with_metadata(
     if metadata_index < 0:
         return batch
     columns = list(batch.columns)
-    columns.insert(metadata_index, ledger_array(positioned))
+    type_ = wanted.field(metadata_index).type
+    columns.insert(metadata_index, with_type(ledger_array(positioned), type_))
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 

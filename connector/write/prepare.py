@@ -12,11 +12,21 @@ from pyspark.sql.types import StructType
 
 from connector import sessions
 from connector.options import WriteOptions
-from connector.retry import retry_transient
-from connector.schema import arrow_schema_of
-from spark_ledger.errors import ConflictError, NoSuchStreamError, SchemaMismatchError
-from spark_ledger.limits.connector import RETRY_AT_START_S, STREAM_CREATE_ATTEMPTS
+from connector.retry import RetryBudget, retry_transient
+from connector.schema import arrow_schema_of, spark_schema_of, why_refused
+from spark_ledger.errors import (
+    ConflictError,
+    NoSuchStreamError,
+    NotEnoughBookiesError,
+    SchemaMismatchError,
+)
+from spark_ledger.limits.connector import (
+    RETRY_AT_START_S,
+    RETRY_IN_TASK_S,
+    STREAM_CREATE_ATTEMPTS,
+)
 from spark_ledger.stream.model import ENTRY_BYTES_DEFAULT, Compression
+from spark_ledger.types import BookieState
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
@@ -42,7 +52,12 @@ def _prepare(options: WriteOptions, schema: StructType) -> str:
     try:
         offered = arrow_schema_of(schema)
         stream = _open_or_create(options, offered)
-        stream.check_schema(offered, merge_schema=options.merge_schema)
+        try:
+            stream.check_schema(offered, merge_schema=options.merge_schema)
+        except SchemaMismatchError as error:
+            kept = spark_schema_of(stream.schema, include_metadata=False)
+            reason = why_refused(kept, schema, merge=options.merge_schema)
+            raise SchemaMismatchError(f"{subject}{reason}" if reason else str(error)) from error
         return stream.config.stream_id
     except SchemaMismatchError as error:
         if str(error).startswith(subject):
@@ -61,11 +76,31 @@ def _open_or_create(options: WriteOptions, schema: pa.Schema) -> Stream:
                 raise NoSuchStreamError(
                     f"{error}; or let the write create it with createStream=true"
                 ) from error
+        _wait_for_bookies(options)
         try:
             _create(options, schema)
         except ConflictError:
             continue  # another writer created it first: open theirs
     return sessions.fresh_stream(options.connection, options.stream)
+
+
+def _wait_for_bookies(options: WriteOptions) -> None:
+    """Wait a little for as many bookies as a new stream needs: better than a task that finds none,
+    and its repetitions. Raises NotEnoughBookiesError."""
+    needed, subject = options.quorums.ensemble_size, f"stream {options.stream!r}"
+    budget = RetryBudget(f"{subject}: creating it", RETRY_IN_TASK_S)
+    while True:
+        bookies = sessions.connection(options.connection).list_bookies()
+        writable = sum(each.state is BookieState.WRITABLE for each in bookies)
+        if writable >= needed:
+            return
+        budget.pause_or_raise(
+            NotEnoughBookiesError(
+                f"{subject} is not created: with the options ensembleSize = {needed} and "
+                f"writeQuorum = {options.quorums.write_quorum} (given, or by default) it needs "
+                f"{needed} bookies, and {writable} take writes: start more, or lower both"
+            )
+        )
 
 
 def _create(options: WriteOptions, schema: pa.Schema) -> None:

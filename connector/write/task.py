@@ -17,6 +17,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 from connector import sessions
 from connector.options import WriteOptions
 from connector.retry import RetryBudget
+from connector.task_report import (
+    BATCH_ID_PROPERTY,
+    QUERY_ID_PROPERTY,
+    RUN_ID_PROPERTY,
+    TaskWatch,
+    log_task,
+)
 from spark_ledger.errors import (
     ConfigurationError,
     FencedError,
@@ -26,6 +33,7 @@ from spark_ledger.errors import (
     RetryableError,
 )
 from spark_ledger.limits.connector import RETRY_IN_TASK_S, TASK_KEPT_BYTES_MAX
+from spark_ledger.spark.reports import Report
 from spark_ledger.stream.model import Segment
 
 TRANSIENT_ERRORS: Final = (
@@ -37,12 +45,6 @@ TRANSIENT_ERRORS: Final = (
 )
 """Errors that a new attempt, which uses a new ledger, may not meet. It does not matter if entries
 of the failed attempt were stored after all: no commit names them."""
-
-QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
-BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
-RUN_ID_PROPERTY: Final = "spark.jobGroup.id"
-"""Local properties of the task context, by Spark's own names, which are undocumented and the same
-in 4.2 and 4.3. A streaming query runs its jobs in a job group named by its run id."""
 
 
 # -- who the task is -------------------------------------------------------------------------------
@@ -111,6 +113,8 @@ class TaskWritten(WriterCommitMessage):
     query_id: str = ""
     run_id: str = ""
     batch_id: int = -1
+    report: Report | None = None
+    """What the task did; of no meaning for the commit."""
 
 
 def written_by_tasks(messages: Iterable[WriterCommitMessage | None]) -> list[TaskWritten]:
@@ -128,7 +132,45 @@ def segments_by_partition(messages: Iterable[WriterCommitMessage | None]) -> tup
     return tuple(segment for message in written_by_tasks(messages) for segment in message.segments)
 
 
+def report_of_all(messages: Iterable[TaskWritten]) -> Report | None:
+    """What the tasks of a commit did, together."""
+    total: Report | None = None
+    for message in messages:
+        if message.report is not None:
+            total = message.report if total is None else total.plus(message.report)
+    return total
+
+
 # -- appending -------------------------------------------------------------------------------------
+
+
+class Written(NamedTuple):
+    """What a task appended, and its report."""
+
+    segments: tuple[Segment, ...]
+    report: Report
+
+
+def write_watched(
+    options: WriteOptions,
+    stream_id: str,
+    batches: Iterator[pa.RecordBatch],
+    new_columns: pa.Schema | None,
+) -> Written:
+    """``write_segments``, with a line in the log. Its time has the work of the query in it that
+    makes the rows."""
+    watch = TaskWatch(options.connection)
+    segments = write_segments(options, stream_id, batches, new_columns)
+    report = watch.report(
+        "write",
+        rows=sum(segment.rows for segment in segments),
+        entries=sum(segment.entries for segment in segments),
+        size_bytes=sum(segment.size_bytes for segment in segments),
+    )
+    ledgers = ", ".join(map(str, sorted({segment.ledger_id for segment in segments})))
+    where = f" to ledger {ledgers}" * bool(segments)
+    log_task(f"stream {options.stream!r}", where, report, to_stderr=options.task_log)
+    return Written(segments, report)
 
 
 def write_segments(

@@ -7,10 +7,12 @@ the planner process into the tasks, so they hold options, ids and flags, and no 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from msgspec import structs
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -23,6 +25,7 @@ from connector import sessions
 from connector.options import WriteOptions
 from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
+from connector.sentences import one_sentence
 from connector.write.prepare import prepare_stream
 from connector.write.repeated import (
     MicroBatch,
@@ -33,12 +36,14 @@ from connector.write.repeated import (
 )
 from connector.write.task import (
     TaskWritten,
+    report_of_all,
     segments_by_partition,
     streaming_task,
-    write_segments,
+    write_watched,
     written_by_tasks,
 )
 from spark_ledger.errors import ConfigurationError, ConflictError
+from spark_ledger.spark.reports import send
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@one_sentence("write", "commit")
 class LedgerBatchWriter(DataSourceArrowWriter):
     """Appends the rows of a DataFrame; with mode overwrite they replace what the stream holds.
 
@@ -99,7 +105,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         stream_id = self._stream_id
         segments: tuple[Segment, ...] = ()
         if not self._skipped:
-            segments = write_segments(self._options, stream_id, iterator, self._new_columns)
+            segments = write_watched(self._options, stream_id, iterator, self._new_columns).segments
         # A skipped write drains its input: Spark ends the Python process of a task that leaves
         # some of it.
         for _ in iterator:
@@ -150,6 +156,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         logger.warning("stream %r: a batch write was aborted", self._options.stream)
 
 
+@one_sentence("write", "commit")
 class LedgerStreamWriter(DataSourceStreamArrowWriter):
     """Appends the rows of each micro-batch exactly once.
 
@@ -173,7 +180,9 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
     ) -> TaskWritten:
         """Append a partition; runs in a task."""
         task = streaming_task(TaskContext.get())
-        segments = write_segments(self._options, self._stream_id, iterator, self._new_columns)
+        segments, report = write_watched(
+            self._options, self._stream_id, iterator, self._new_columns
+        )
         return TaskWritten(
             partition=task.partition,
             attempt=task.attempt,
@@ -182,6 +191,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
             query_id=task.query_id,
             run_id=task.run_id,
             batch_id=task.batch_id,
+            report=report,
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -207,7 +217,12 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
             batch_id=batchId,
             segments=segments_by_partition(messages),
         )
+        began = time.monotonic()
         self._commit(batch, first.stream_id)
+        report = report_of_all(written)
+        if report is not None:
+            took_s = time.monotonic() - began
+            send(first.run_id, structs.replace(report, commit_seconds=took_s))
 
     def _commit(self, batch: MicroBatch, stream_id: str) -> None:
         # The tasks' stream, not the one that has the name now: it may have been made again since,

@@ -13,9 +13,11 @@ client.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Self, TypeVar
 
 from spark_ledger.client.blocking_writer import BlockingWriter
+from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal, Work
 from spark_ledger.client.reader import LedgerReader
@@ -111,6 +113,11 @@ class LedgerConnection:
         """Connect to the cluster whose metadata are at ``uri``. See ``LedgerClient.connect``."""
         portal = BlockingPortal.get()
         return cls(portal, portal.call(LedgerClient.connect(uri, **options)))
+
+    @property
+    def counters(self) -> ClientCounters:
+        """What this connection has done so far: a copy."""
+        return replace(self._client.counters)
 
     def create_ledger(
         self,

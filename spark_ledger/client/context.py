@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
 
+from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.nearness import distances
 from spark_ledger.client.suspects import Suspects
 from spark_ledger.client.timer import Timer
@@ -68,6 +69,7 @@ class ClientContext:
     timer: Timer = field(default_factory=Timer)
     """Wakes whatever of this client waits for a time."""
     random: random.Random = field(default_factory=random.Random)
+    counters: ClientCounters = field(default_factory=ClientCounters)
     writers: WeakSet[OpenHandle] = field(default_factory=WeakSet)
     """The writers that are not closed."""
     suspects: Suspects = field(init=False)

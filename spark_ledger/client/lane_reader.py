@@ -79,6 +79,7 @@ class LaneReader:
             jitter=context.random.random(),
         )
         self._reads: dict[int, asyncio.Task[None]] = {}
+        self._asked_last: int | None = None
         self._fetched: dict[int, list[Entry]] = {}
         """What each replica brought last, until the machine says whether it is wanted."""
         self._ready: deque[list[Entry]] = deque()
@@ -126,6 +127,7 @@ class LaneReader:
     def _perform(self, command: Command) -> None:
         match command:
             case ReadEntries():
+                self._count(command.bookie_index)
                 self._reads[command.bookie_index] = self._machine_loop.spawn(self._read(command))
             case CancelRead():
                 task = self._reads.pop(command.bookie_index, None)
@@ -140,10 +142,24 @@ class LaneReader:
             case _:
                 raise AssertionError(f"not a command of a reader: {command!r}")
 
+    def _count(self, bookie_index: int) -> None:
+        """A replica is asked: as before, because another is slow, or because another failed."""
+        counters = self._context.counters
+        counters.read_requests += 1
+        if self._asked_last not in (None, bookie_index):
+            if self._reads.keys() - {bookie_index}:
+                counters.speculative_reads += 1
+            else:
+                counters.read_failovers += 1
+        self._asked_last = bookie_index
+
     def _deliver(self, command: DeliverEntries) -> None:
         entries = self._fetched[command.bookie_index]
         if entries[0].entry_id != command.first or entries[-1].entry_id != command.last:
             entries = [e for e in entries if command.first <= e.entry_id <= command.last]
+        counters = self._context.counters
+        counters.entries_read += len(entries)
+        counters.bytes_read += sum([len(entry.payload) for entry in entries])
         self._ready.append(entries)
         if len(self._ready) >= READ_CHUNKS_AHEAD_MAX:
             self._room.clear()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from spark_ledger.client.context import ClientContext
+from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.last_confirmed import read_last_confirmed
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.recovery import Recovery
@@ -113,6 +114,11 @@ class LedgerClient:
     def naming(self) -> Naming:
         """What a transaction that names ledgers has to contain."""
         return self._context.naming
+
+    @property
+    def counters(self) -> ClientCounters:
+        """What this connection has done so far."""
+        return self._context.counters
 
     def has_bookies_for(self, ensemble_size: int) -> bool:
         """Whether so many bookies are registered as writable, as last seen."""

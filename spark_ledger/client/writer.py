@@ -329,6 +329,7 @@ class LedgerWriter:
 
     async def _choose(self, command: ChooseBookies) -> Event:
         chosen = await self._context.replacements(command)
+        self._context.counters.ensemble_changes += bool(chosen.replacements)
         self._context.use(self._counted, -1)
         for bookie_index, bookie_id in chosen.replacements.items():
             self._counted[bookie_index] = bookie_id

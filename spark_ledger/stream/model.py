@@ -423,6 +423,11 @@ class SegmentRange(NamedTuple):
         return whole - self.start[1] + self.end[1]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it has all rows of its segment."""
+        return self.start == (0, 0) and self.end == (len(self.segment.entry_rows), 0)
+
+    @property
     def entry_bytes(self) -> list[int]:
         """About how many payload bytes each entry of the range has, by its rows. An entry counts
         whole, as it is read whole; those of a segment add up to its size."""

@@ -57,12 +57,14 @@ class FinalCommit:
 
 @dataclass(frozen=True, slots=True)
 class FinalStream:
-    """A stream after healing. ``values`` is one read of it from the beginning to its head."""
+    """A stream after healing. ``values`` is one read of it from the beginning to its head; commits
+    below ``first`` were dropped."""
 
     name: str
     commits: tuple[FinalCommit, ...] = ()
     values: tuple[str, ...] = ()
     unreadable: str = ""
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

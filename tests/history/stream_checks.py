@@ -31,6 +31,11 @@ class StreamFacts:
     def is_readable(self) -> bool:
         return self.last is not None and not self.last.unreadable
 
+    @property
+    def first(self) -> int:
+        """The first commit that was not dropped."""
+        return self.last.first if self.last is not None else 0
+
     def final_commits(self) -> tuple[FinalCommit, ...]:
         return self.last.commits if self.last is not None and self.is_readable else ()
 
@@ -62,17 +67,19 @@ def lost_commit(history: History, final: Final) -> list[Violation]:
             continue
         there = {(c.sink_id, c.transaction_id): c for c in stream.final_commits()}
         for operation in stream.commits:
-            why = _why_lost(operation, there.get(pair_of(operation)))
+            why = _why_lost(operation, there.get(pair_of(operation)), stream.first)
             if why:
                 text = f"stream {stream.name}, {_named(operation)}: {why}"
                 found.append(Violation("I14", "lost-commit", text, (operation.number,)))
     return found
 
 
-def _why_lost(operation: Operation, there: FinalCommit | None) -> str | None:
+def _why_lost(operation: Operation, there: FinalCommit | None, first: int) -> str | None:
     end = operation.end
     if not operation.ok or end is None:
         return None
+    if there is None and end.commit < first:
+        return None  # it was dropped
     if there is None:
         return f"acknowledged as commit {end.commit}, and not there"
     if there.number != end.commit:
@@ -152,7 +159,7 @@ def stream_order(history: History, final: Final) -> list[Violation]:
     for stream in stream_facts(history, final):
         newest: dict[str, int] = {}
         latest_ms = 0
-        for number, commit in enumerate(stream.final_commits()):
+        for number, commit in enumerate(stream.final_commits(), stream.first):
             if commit.number != number:
                 text = f"commit {commit.number} stands at step {number}"
                 found.append(_of(stream, "stream-order", text))

@@ -6,6 +6,7 @@ They die and come back, and there may be two: one that was paused, and the one e
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
@@ -23,9 +24,17 @@ CONFIG: Final = KeeperConfig(
     recoveries_per_s=100.0,
     deletes_per_s=500.0,
 )
+_GRACES_S: Final = (0.0, 0.0, 1.0)
 _CRASH: Final = 0.02
 _LOOK_S: Final = 0.05
 _AFTER_HEALING_S: Final = 2.0
+
+
+def config_of(world: World) -> KeeperConfig:
+    """The settings of the keepers of a schedule: rows that were dropped stay for so long, or go
+    while a commit is about to name their ledger again."""
+    grace_s = world.random_for("grace of dropped rows").choice(_GRACES_S)
+    return replace(CONFIG, dropped_grace_s=grace_s)
 
 
 class KeeperClient(Client):
@@ -55,7 +64,7 @@ class KeeperClient(Client):
 
     async def _run(self) -> None:
         world, stop = self.world, asyncio.Event()
-        keeper = Keeper(await self.connect(), CONFIG)
+        keeper = Keeper(await self.connect(), config_of(world))
         working = asyncio.get_running_loop().create_task(keeper.run(stop))
         while not world.healing:
             await asyncio.sleep(_LOOK_S)

@@ -140,6 +140,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether one bookie speaks of fences that are not there, and writers make more ledgers."""
     lonely_tails: bool = False
     """Whether clients that follow a ledger lose ZooKeeper, and nothing else goes wrong."""
+    drops: bool = False
+    """Whether rows of the stream are dropped and held, while others read and keepers give back."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -197,7 +199,12 @@ def draw_options(seed: int) -> Options:
         ledger_stalls=draw.random() < 0.12,
         false_fences=draw.random() < 0.04 and stream is None and not rot,
         lonely_tails=draw.random() < 0.04 and stream is None and not rot,
+        drops=draw.random() < 0.5 and stream is not None,
     )
+    if options.drops:  # keepers drop what retention allows
+        assert stream is not None, "there is something to drop"
+        more = msgspec.structs.replace(stream, transactions=2 * stream.transactions)
+        options = msgspec.structs.replace(options, stream=more, keepers=max(1, options.keepers))
     if options.ledger_stalls:  # else the write cache is hardly ever full
         options = msgspec.structs.replace(options, write_cache_bytes=8192)
     if options.false_fences or options.lonely_tails:

@@ -7,6 +7,7 @@ import gc
 import hashlib
 import itertools
 import logging
+import random
 import secrets
 import sys
 import time
@@ -16,13 +17,16 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
+from spark_ledger.keeper import keeper
 from spark_ledger.stream import nodes
 from spark_ledger.stream.commit import commit_nodes, committer, sealer
 from spark_ledger.stream.manifest import tree
+from spark_ledger.stream.retention import handle
 from spark_ledger.types import LedgerId, Quorums
 from spark_ledger.wire import frame
 from tests.history.checkers import check_all
@@ -31,6 +35,7 @@ from tests.history.final import FinalLedger, FinalStream
 from tests.history.violation import Violation
 from tests.sim.base import Step
 from tests.sim.clients import Client, read_all
+from tests.sim.dropping import LastKeeper
 from tests.sim.loop import Deadlock, current_process
 from tests.sim.nemesis import Nemesis
 from tests.sim.options import Options, options_of
@@ -125,6 +130,7 @@ class _Run:
             )
             nemesis.heal()
             self._end_all()
+            self._give_back_all()
             self._collect_all()
             self._read_all()
             self._judge()
@@ -144,6 +150,22 @@ class _Run:
         )
         if not done and not world.is_beyond_tolerance:
             world.violate("I13", "hangs", f"after healing: {self._who_waits()} not done")
+
+    def _give_back_all(self) -> None:
+        """Have a last keeper give back what was dropped of the stream (rule T18)."""
+        world = self.world
+        if world.options.stream is None or world.drops is None:
+            return
+        for client in world.clients:
+            client.crash()  # a ledger that its writer gave up is left to it as long as it lives
+        last = LastKeeper(world, "keeper-at-last", world.options.stream)
+        done = world.loop.run(
+            lambda: last.is_done,
+            until_s=world.loop.now + HEAL_S,
+            callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
+        )
+        if not done:
+            world.violate("I13", "hangs", "the last keeper does not end")
 
     def _collect_all(self) -> None:
         """Have each bookie collect its garbage to the end, if they collect at all."""
@@ -303,9 +325,11 @@ def _adjusted(options: Options) -> Iterator[None]:
             "COMMITS_KEPT_AS_NODES": 1,
             "SEAL_EVERY": bucket // 3,
         }
+    if options.drops:
+        values["STREAM_SWEEP_PASSES"] = 2
     places = [
         (module, name)
-        for module in (commit_nodes, committer, frame, nodes, sealer, tree)
+        for module in (commit_nodes, committer, frame, keeper, nodes, sealer, tree)
         for name in values
         if hasattr(module, name)
     ]
@@ -341,6 +365,8 @@ def _determined(world: World) -> Iterator[None]:
     secrets.randbits = draw.getrandbits  # type: ignore[assignment]
     time.time_ns = wall_ns
     sys.unraisablehook = lambda unraisable: None
+    jitter = world.random_for("jitter of retention")
+    setattr(handle, "random", SimpleNamespace(Random=lambda: jitter))  # noqa: B010 - a module
     _collect_garbage(first=True)
     try:
         with warnings.catch_warnings():
@@ -351,3 +377,4 @@ def _determined(world: World) -> Iterator[None]:
         gc.enable()
         (uuid.uuid4, secrets.token_hex, secrets.randbits, time.time_ns) = saved[:4]
         sys.unraisablehook = saved[4]
+        setattr(handle, "random", random)  # noqa: B010 - a module

@@ -103,6 +103,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("ledger_stalls", False),
         ("false_fences", False),
         ("lonely_tails", False),
+        ("drops", False),
         ("flush_s", 30.0),
         ("chunk_bytes", 1 << 20),
         ("write_cache_bytes", 65536),

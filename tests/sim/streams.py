@@ -26,6 +26,7 @@ from tests.sim.clients import Client
 from tests.sim.options import StreamPlan
 
 if TYPE_CHECKING:
+    from tests.sim.dropping import Drops
     from tests.sim.world import World
 
 NAME: Final = "stream"
@@ -49,6 +50,12 @@ class StreamClient(Client):
         super().__init__(world, name)
         self.plan = plan
         self._counter = 0
+
+    @property
+    def drops(self) -> Drops:
+        """What watches over the beginning of the stream, in a schedule that drops rows."""
+        assert self.world.drops is not None, "this schedule drops rows"
+        return self.world.drops
 
     async def open_stream(self) -> Stream:
         """Connect and open the stream; the first process creates it."""
@@ -83,6 +90,8 @@ class StreamClient(Client):
 
     def begin(self, sink_id: str, transaction_id: int, values: tuple[str, ...]) -> int:
         """Record that a commit is attempted."""
+        if self.world.drops is not None:
+            self.world.drops.attempted((sink_id, transaction_id), values)
         return self.invoke(
             "commit", stream=NAME, sink_id=sink_id, transaction_id=transaction_id, values=values
         )
@@ -170,6 +179,8 @@ class SinkClient(StreamClient):
         await self._step()
         segments = await writer.finish()
         await self._step()
+        if self.world.drops is not None and self.draw.random() < 0.3:
+            await asyncio.sleep(self.draw.uniform(0.0, 1.5))  # what is before it may be dropped
         operation = self.begin(sink_id, number, values)
         commit_s = self.draw.uniform(0.0, 0.1) if self.draw.random() < self.plan.crash else None
         try:
@@ -252,12 +263,13 @@ async def judge_stream(client: LedgerClient) -> FinalStream:
     try:
         stream = await StreamCatalog(client).open(NAME)
         head = await stream.head()
-        commits = await stream.commits(0, head.next_commit)
+        commits = await stream.commits(head.earliest_commit, head.next_commit)
         found = [await _judge_commit(stream, commit) for commit in commits]
         misplaced = await _misplaced(client, head.next_commit)
         if misplaced:
             return FinalStream(NAME, unreadable=misplaced)
-        return FinalStream(NAME, tuple(found), await read_stream(stream))
+        values = await read_stream(stream)
+        return FinalStream(NAME, tuple(found), values, first=head.earliest_commit)
     except NotFoundError:
         return FinalStream(NAME)
     except LedgerError as error:

@@ -17,6 +17,7 @@ from tests.sim.clients import (
     WriterClient,
 )
 from tests.sim.collecting import Collections
+from tests.sim.dropping import DropClient, DropReaderClient, Drops
 from tests.sim.invariants import Invariants
 from tests.sim.keepers import start_keeper
 from tests.sim.misbehaving import Misbehaviour
@@ -42,13 +43,14 @@ class World(SimBase):
         self.invariants = Invariants(self, self.nodes)
         if options.restores:
             self.invariants.owners = Owners()
+        self.drops = Drops(self) if options.drops else None
         self.network = Network(self)
         self.zookeeper = SimZookeeper(
             self,
             self.random_for("zookeeper"),
             faults=options.metadata_faults,
             stale_reads=options.stale_reads,
-            observe=self.invariants.observe,
+            observe=self._observe,
         )
         self.misbehaviour = Misbehaviour(self)
         self.collections: Collections | None = None
@@ -100,7 +102,18 @@ class World(SimBase):
         if plan.appends:
             self.clients.append(AppendClient(self, "appender", plan))
         for number in range(plan.readers):
-            self.clients.append(StreamReaderClient(self, f"stream-reader{number}", plan))
+            if self.drops is None:
+                self.clients.append(StreamReaderClient(self, f"stream-reader{number}", plan))
+        if self.drops is not None:
+            self.clients.append(DropClient(self, "dropper", plan))
+            for number in range(plan.readers + 1):
+                self.clients.append(DropReaderClient(self, f"stream-reader{number}", plan))
+
+    def _observe(self, path: str, data: bytes | None) -> None:
+        """A metadata node has changed."""
+        self.invariants.observe(path, data)
+        if self.drops is not None:
+            self.drops.observe(path, data)
 
     def start_sink(self, checkpoint: Checkpoint, plan: StreamPlan) -> None:
         """Start one more driver of a sink."""

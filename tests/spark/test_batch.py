@@ -107,6 +107,18 @@ def test_a_declared_schema_picks_and_widens(lab: Lab) -> None:
     assert [tuple(row) for row in given.collect()] == [("x", 0), ("x", 1), ("x", 2)]
     with pytest.raises(Exception, match="no column 'c', which the declared schema names"):
         lab._given(lab.spark.read, {}).schema("c long").load().collect()
+    with pytest.raises(Exception, match=r"'a' is stored as int, .* as boolean") as told:
+        lab._given(lab.spark.read, {}).schema("a boolean").load().collect()
+    first = str(told.value).splitlines()[0]
+    assert "SchemaMismatchError: stream" in first and "Traceback" not in str(told.value)
+    fields = "segment bigint, entry bigint, slot bigint, ledger_id bigint, commit bigint"
+    text = f"_ledger struct<{fields.replace(' ', ':').replace(',:', ',')},commit_time:timestamp>"
+    positioned = lab._given(lab.spark.read, {"includeMetadata": True}).schema(f"{text}, A bigint")
+    assert [(row.A, row._ledger.commit) for row in positioned.load().collect()] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+    ]
 
 
 def test_a_sql_view_reads_and_writes(lab: Lab) -> None:
@@ -139,6 +151,8 @@ def test_catalog_table_is_refused_with_what_to_use(lab: Lab) -> None:
     options = f"OPTIONS (metadata '{lab.cluster.uri}', stream '{lab.name}')"
     with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW"):
         lab.spark.sql(f"CREATE TABLE t_{lab.name} USING ledger {options}")
+    with pytest.raises(Exception, match=r"option metadata is missing.*CREATE TEMPORARY VIEW"):
+        lab.spark.sql(f"CREATE TABLE c_{lab.name} USING ledger {options} AS SELECT 1L AS id")
     lab.spark.sql(f"CREATE TABLE u_{lab.name} (id bigint) USING ledger {options}")
     with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW"):
         lab.spark.table(f"u_{lab.name}").collect()
@@ -171,7 +185,7 @@ def test_create_stream_uses_its_options(lab: Lab) -> None:
 
 def test_a_wrong_schema_names_the_field(lab: Lab) -> None:
     lab.numbers(0, 3)
-    with pytest.raises(Exception, match=r"field 'id'.*int64.*string"):
+    with pytest.raises(Exception, match=r"column 'id'.*bigint.*string"):
         lab.append(lab.spark.range(3).select(sql.col("id").cast("string").alias("id")))
     with pytest.raises(Exception, match=r"'extra'.*mergeSchema"):
         lab.append(lab.spark.range(3).withColumn("extra", sql.lit(1)))

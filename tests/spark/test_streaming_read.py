@@ -27,7 +27,13 @@ def test_available_now_in_limited_batches(lab: Lab) -> None:
     stream_id = lab.client.stream(lab.name).config.stream_id
     assert ends(progress) == [{"entry": 0, "segment": n, "stream": stream_id} for n in (2, 4, 6)]
     newest = json.loads(progress[0]["sources"][0]["latestOffset"])
-    assert newest == {"entry": 0, "segment": 6, "stream": stream_id}
+    waited_ms = newest.pop("millisBehind")
+    assert waited_ms > 0
+    assert newest.pop("bytesBehind") == sum(
+        commit.size_bytes for commit in lab.client.stream(lab.name).commits(2, 6)
+    )
+    end = {"entry": 0, "segment": 6, "stream": stream_id}
+    assert newest == {**end, "name": lab.name, "rowsBehind": 40}
     from_here = lab.read(startingPosition=json.dumps(ends(progress)[1]))
     assert sorted(row.id for row in from_here.collect()) == list(range(40, 60))
 

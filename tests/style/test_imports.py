@@ -18,9 +18,13 @@ INTERFACE = "spark_ledger.metadata.base"
 CONNECTOR_COMMON = (
     *(
         f"spark_ledger.{name}"
-        for name in ("types", "errors", "limits", "amounts", "client", "stream")
+        for name in ("types", "errors", "limits", "amounts", "client", "stream", "spark.reports")
     ),
-    *(f"connector.{name}" for name in ("option_parsers", "options", "retry", "schema", "sessions")),
+    *(
+        f"connector.{name}"
+        for name in ("option_parsers", "options", "retry", "schema", "sessions", "task_report")
+    ),
+    "connector.sentences",
 )
 
 # What a pure module would need in order to wait, to look at the world, or to be nondeterministic.
@@ -108,16 +112,24 @@ RULES = {
         "spark_ledger.metadata",
         libraries="msgspec",
     ),
+    # the watching of Spark's queries; reports are sent from the connector's tasks too
+    "spark_ledger.spark": rule(
+        "spark_ledger.types",
+        "spark_ledger.errors",
+        "spark_ledger.limits",
+        libraries="pyspark msgspec",
+    ),
     "spark_ledger.cli": rule("spark_ledger", libraries="click rich msgspec pyarrow"),
     # spark_ledger/__init__.py, aio.py, and local/, which starts processes: all of the library
     "spark_ledger": rule("spark_ledger", libraries="msgspec"),
     # the connector sees the blocking client and streams; its read and write sides do not meet
     "connector.read": rule(*CONNECTOR_COMMON, libraries="pyspark pyarrow"),
-    "connector.write": rule(*CONNECTOR_COMMON, libraries="pyspark pyarrow"),
+    "connector.write": rule(*CONNECTOR_COMMON, libraries="pyspark pyarrow msgspec"),
     "connector": rule(
         *PUBLIC,
         "spark_ledger.client",
         "spark_ledger.stream",
+        "spark_ledger.spark.reports",
         "spark_ledger.connect",
         libraries="pyspark pyarrow msgspec",
     ),

@@ -11,7 +11,7 @@ import spark_ledger
 from tests.style.sources import ROOT
 
 HEAVY = ("grpc", "kazoo", "pyspark", "pyarrow", "google.protobuf", "click", "rich", "pandas")
-PUBLIC_NAMES = {"Dlsn", "__version__", "aio", "connect", "errors", "local"}
+PUBLIC_NAMES = {"Dlsn", "__version__", "aio", "connect", "errors", "local", "spark"}
 TYPING_NAMES = {"TYPE_CHECKING", "Any", "annotations"}
 IMPORT_TIME_MS_MAX = 100.0
 

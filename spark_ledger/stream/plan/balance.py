@@ -72,10 +72,16 @@ def units_of(
         metadata = ledgers.get(ledger_id)
         if metadata is None:
             continue
+        size_bytes = part.segment.size_bytes if part.is_whole else part.size_bytes
+        if len(metadata.fragments) == 1 and metadata.quorums.write_quorum == len(
+            metadata.fragments[0].bookies
+        ):  # nearly all: thousands of small segments are planned in a trigger
+            sizes[ledger_id, EntryId(0), tuple(metadata.fragments[0].bookies)] += size_bytes
+            continue
         first, last = part.first_entry, part.last_entry
         entries = last - first + 1
         for fragment, count, bookies in copies_of(metadata, first, last):
-            size = part.size_bytes if count == entries else part.size_bytes * count // entries
+            size = size_bytes if count == entries else size_bytes * count // entries
             sizes[ledger_id, fragment, bookies] += size
     return [Unit(*key[:2], size, key[2]) for key, size in sizes.items()]
 

@@ -77,7 +77,7 @@ class _Piece(NamedTuple):
 
 def _size_bytes(part: SegmentRange) -> int:
     """Payload bytes; for a whole segment, the usual case, without a sum over its entries."""
-    if part.start == (0, 0) and part.end == (len(part.segment.entry_rows), 0):
+    if part.is_whole:
         return part.segment.size_bytes
     return sum(part.entry_bytes)
 

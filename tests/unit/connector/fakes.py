@@ -47,12 +47,16 @@ class FakeStream:
             segments=segments,
             sink_id="s",
             transaction_id=len(self._commits),
+            rows_before=self._head.rows,
+            bytes_before=self._head.size_bytes,
         )
         self._commits.append(commit)
         self._head = replace(
             self._head,
             next_commit=commit.number + 1,
             next_segment=commit.end_segment,
+            rows=self._head.rows + commit.rows,
+            size_bytes=self._head.size_bytes + commit.size_bytes,
             time_ms=commit.time_ms,
         )
 

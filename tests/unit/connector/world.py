@@ -15,12 +15,13 @@ from pyspark.sql.types import LongType, StructField, StructType
 from connector import retry, sessions
 from connector.options import ReadOptions, WriteOptions, read_options, write_options
 from connector.read import stream_source
+from connector.task_report import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY, RUN_ID_PROPERTY
 from connector.write import repeated, writers
-from connector.write.task import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY, RUN_ID_PROPERTY
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.stream.blocking import Stream, StreamConnection
+from spark_ledger.types import BookieId, BookieInfo
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 
 T = TypeVar("T")
@@ -53,6 +54,9 @@ class _Client(FakeLedgers):
     async def close(self) -> None:
         await self.store.close()
 
+    async def list_bookies(self) -> list[BookieInfo]:
+        return [BookieInfo(BookieId(f"b{n}"), f"b{n}:1") for n in range(self.bookies)]
+
 
 class Cluster:
     """One cluster. ``connections`` are those that the connector has made, in order."""
@@ -65,6 +69,7 @@ class Cluster:
         self.faults: list[tuple[str, Outcome]] = []
         """What happens to the connector's next operations: (name, outcome), in this order."""
         self.clock = Clock()
+        self.bookies = 3
         self.outside = self._connect(MemoryMetadataStore(self._tree))
         """The connection of somebody else."""
 
@@ -76,6 +81,7 @@ class Cluster:
 
     def _connect(self, store: MemoryMetadataStore) -> StreamConnection:
         client = _Client(store)
+        client.bookies = self.bookies
         client.ledgers, client.writers = self._ledgers.ledgers, self._ledgers.writers
         return StreamConnection(BlockingPortal.get(), cast(LedgerClient, client))
 

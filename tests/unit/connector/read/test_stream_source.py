@@ -156,7 +156,10 @@ def test_latest_offset_after_pin_target_stops_there(stream: FakeStream) -> None:
     stream.grow((7,))
     assert drain(reader, offset(0))[-1] == offset(3)
     assert stream.waits == 0
-    assert reader.newest_offset() == offset(4)
+    newest = reader.newest_offset()
+    assert newest is not None
+    assert offset(4) == {key: newest[key] for key in offset(4)}
+    assert newest["rowsBehind"] == 7
 
 
 def test_latest_offset_with_minimum_rows_waits_for_rows_or_the_delay(stream: FakeStream) -> None:

@@ -7,15 +7,24 @@ import logging
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
-from pyspark.sql.types import LongType, NullType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    DataType,
+    LongType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from connector.write import prepare, writers
 from spark_ledger.errors import (
     ConflictError,
     NoSuchStreamError,
+    NotEnoughBookiesError,
     OutcomeUnknownError,
     SchemaMismatchError,
 )
+from spark_ledger.limits.connector import RETRY_IN_TASK_S
 from spark_ledger.stream.blocking import StreamConnection
 from tests.unit.connector.world import (
     ROWS,
@@ -174,6 +183,7 @@ def test_batch_write_to_stream_made_again_meanwhile_is_refused(
 def test_write_creates_the_stream_with_the_options(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cluster.bookies = 5
     options = {"ensembleSize": "5", "writeQuorum": "4", "ackQuorum": "3", "compression": "zstd"}
     batch_write(monkeypatch, [1], options={**options, "entryBytes": "2048"})
     config = cluster.stream().config
@@ -317,3 +327,45 @@ def test_preparation_with_lost_reply_is_repeated(
     batch_write(monkeypatch, [1])
     assert cluster.rows() == [1]
     assert pa.types.is_int64(cluster.stream().schema.field("a").type)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "options", "message"),
+    [
+        (StringType(), {}, "'a': the stream has type bigint, the DataFrame has type string"),
+        (StringType(), MERGE, "has type string; cast it; mergeSchema only adds columns"),
+    ],
+)
+def test_refused_type_is_named_as_spark_does(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    data_type: DataType,
+    options: dict[str, str],
+    message: str,
+) -> None:
+    cluster.create(1)
+    schema = StructType([StructField("A", data_type)])
+    with pytest.raises(SchemaMismatchError, match=f"^stream 's': column .*{message}"):
+        batch_write(monkeypatch, schema=schema, options=options)
+
+
+def test_missing_and_unknown_columns_are_named_as_spark_does(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(1)
+    with pytest.raises(
+        SchemaMismatchError, match=r"'b' of type bigint is not in the .*mergeSchema"
+    ):
+        batch_write(monkeypatch, schema=WIDER)
+    with pytest.raises(SchemaMismatchError, match="'a' of type bigint is missing in the DataFrame"):
+        batch_write(monkeypatch, schema=StructType([StructField("b", LongType())]))
+
+
+def test_stream_for_more_bookies_than_there_are_is_not_created(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(NotEnoughBookiesError, match="ensembleSize = 5 and writeQuorum = 5") as told:
+        batch_write(monkeypatch, [1], options={"writeQuorum": "5"})
+    assert "needs 5 bookies, and 3 take writes" in str(told.value)
+    assert len(caplog.records) == 1 and sum(cluster.clock.pauses) <= RETRY_IN_TASK_S
+    assert cluster.outside.list_streams() == []

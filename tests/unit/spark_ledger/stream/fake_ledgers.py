@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
+from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import (
     LedgerClosedError,
@@ -158,6 +159,7 @@ class FakeLedgers:
         self._ledgers: dict[int, FakeLedger] = {}
         self.writers: list[FakeWriter] = []
         self.appends = 0
+        self.counters = ClientCounters()
         self.room_waits = 0
         self.hold = False
         self.fail_append_at = -1

@@ -1,0 +1,47 @@
+"""A partition's rows as ``task.read_partition`` gives them, and at their end the task's report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from connector.options import ReadOptions
+from connector.read.partitions import LedgerPartition, StreamPartition, StreamSpan
+from connector.read.task import read_partition
+from connector.task_report import TaskWatch, log_task, send_from_task
+
+
+def read_watched(
+    options: ReadOptions, schema: StructType, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition. A task that is ended early, as by a limit, reports what it read."""
+    watch = TaskWatch(options.connection)
+    rows = 0
+    try:
+        for batch in read_partition(options, schema, partition):
+            rows += batch.num_rows
+            yield batch
+    finally:
+        report = watch.report("read", rows=rows)
+        send_from_task(report)
+        log_task(options.subject, where(partition), report, to_stderr=options.task_log)
+
+
+def where(partition: InputPartition) -> str:
+    """Which part of the stream or ledger it is, for the log."""
+    if isinstance(partition, StreamPartition):
+        first, last = partition.plan.ranges[0], partition.plan.ranges[-1]
+        ledgers = sorted({each.segment.ledger_id for each in partition.plan.ranges})
+        shown = ", ".join(map(str, ledgers[:3])) + ", ..." * (len(ledgers) > 3)
+        return (
+            f" from {(first.segment.number, *first.start)} to {(last.segment.number, *last.end)}, "
+            f"ledger {shown}"
+        )
+    if isinstance(partition, StreamSpan):
+        return f" from {tuple(partition.span.start)} to {tuple(partition.span.end)}"
+    if isinstance(partition, LedgerPartition):
+        return f", entries {partition.first_entry} to {partition.last_entry}"
+    return ""

@@ -1,0 +1,389 @@
+"""Truncation, retention and holds of a stream, and what must hold at each step of them.
+
+Every change of the stream's nodes passes through ``Drops``, which knows all commits that were ever
+made. It judges each head that drops rows (rules T14 to T16), each deletion of a ledger (T17), the
+keeper's clock (K7), what a reader got (T14), and at the end that nothing dropped is left (T18).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_ledger.errors import DataLossError, LedgerError, NotFoundError
+from spark_ledger.keeper.keeper import Keeper
+from spark_ledger.keeper.nodes import CLOCK_PATH, KeeperClock, decode
+from spark_ledger.limits.keeper import CLOCK_CATCH_UP
+from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.format.codec import decode_commit, decode_config, decode_head
+from spark_ledger.stream.manifest.format import decode_root
+from spark_ledger.stream.model import Commit, Head, Retention
+from spark_ledger.stream.retention.format import decode_holds
+from spark_ledger.stream.retention.rules import Hold
+from spark_ledger.stream.stream import Stream
+from spark_ledger.types import Dlsn, LedgerId
+from tests.sim.keepers import config_of
+from tests.sim.loop import current_process
+from tests.sim.streams import NAME, StreamClient
+
+if TYPE_CHECKING:
+    from tests.sim.options import StreamPlan
+    from tests.sim.world import World
+
+_COMMIT_PATH: Final = re.compile(rf"streams/{NAME}/commits/\d+/(\d+)")
+_LEDGER_PATH: Final = re.compile(r"ledgers/(\d{2})/(\d{4})/L(\d{4})")
+_FASTEST_CLOCK: Final = 1.25
+_SETTLES_S: Final = 60.0
+
+Pair = tuple[str, int]
+
+
+class Drops:
+    """What is known of the stream, and the judgement of what is done to its beginning."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        grace_s = config_of(world).dropped_grace_s
+        self._surely_there_s = grace_s / (CLOCK_CATCH_UP * _FASTEST_CLOCK)
+        """For so long after a truncation its rows are there, by whatever clock a keeper counts."""
+        self.commits: dict[int, Commit] = {}
+        """All that were ever made."""
+        self.head: Head | None = None
+        self.ignoring: set[str] = set()
+        """Processes that truncate in spite of holds just now."""
+        self._ignored_to = 0
+        self._given_back = 0
+        self._dropped_at: list[tuple[float, int]] = []
+        self._limits: list[Retention] = []
+        self._holds: tuple[Hold, ...] = ()
+        self._attempts: dict[str, tuple[Pair, tuple[str, ...]]] = {}
+        self._read: dict[int, tuple[str, ...]] = {}
+        self._clocks: list[tuple[float, int]] = []
+        self._clock_of: dict[str, int] = {}
+
+    @property
+    def earliest(self) -> int:
+        """The first commit that is not dropped."""
+        return 0 if self.head is None else self.head.earliest_commit
+
+    def attempted(self, pair: Pair, values: tuple[str, ...]) -> None:
+        """A commit of these values begins."""
+        self._attempts[values[0]] = (pair, values)
+
+    def observe(self, path: str, data: bytes | None) -> None:
+        """A metadata node has changed."""
+        if found := _LEDGER_PATH.fullmatch(path):
+            if data is None:
+                self._check_deletion(LedgerId(int("".join(found.groups()))))
+        elif data is None:
+            return
+        elif found := _COMMIT_PATH.fullmatch(path):
+            number = int(found[1])
+            self.commits.setdefault(number, decode_commit(data, number, path)[0])
+        elif path == f"streams/{NAME}/head":
+            old, self.head = self.head, decode_head(data, path)
+            if old is not None and old.earliest != self.head.earliest:
+                self._check_drop(old, self.head)
+        elif path == f"streams/{NAME}/manifests":
+            self._check_given_back(decode_root(data, path).dropped)
+        elif path == f"streams/{NAME}/config":
+            self._limits.append(decode_config(data, path).retention)
+        elif path == f"streams/{NAME}/holds":
+            self._holds = decode_holds(data, path)
+        elif path == CLOCK_PATH:
+            self._check_clock(decode(KeeperClock, path, data).time_ms)
+
+    # -- each step ---------------------------------------------------------------------------------
+
+    def _violate(self, rule: str, text: str) -> None:
+        self._world.violate("retention", rule, text)
+
+    def _check_drop(self, old: Head, new: Head) -> None:
+        """Rule T14: a truncation moves the beginning to that of a later commit, and nothing else.
+        Rules T15, T16: the keeper drops what a limit allows, and nobody what is held."""
+        number, process = new.earliest_commit, current_process()
+        self._world.counts["truncations"] += 1
+        self._world.say(f"{process} drops up to commit {number} of {new.next_commit}")
+        self._dropped_at.append((self._world.loop.now, number))
+        if number < old.earliest_commit or new.earliest < old.earliest:
+            self._violate("T14", f"commits from {number} on are back, {old.earliest_commit} began")
+        later = self.commits.get(number)
+        begin = Dlsn(new.next_segment if later is None else later.first_segment)
+        if (new.earliest, new.next_commit) != (begin, old.next_commit):
+            self._violate("T14", f"commit {number} does not begin at {tuple(new.earliest)}")
+        if process is None:
+            return  # a write of the dead: whose it is nobody can tell here
+        if process.name in self.ignoring:
+            self._ignored_to = max(self._ignored_to, number)
+            return
+        now_ms = self._clock_of.get(process.name)
+        by_keeper = process.name.startswith("keeper")
+        for hold in self._holds:
+            over = by_keeper and (now_ms is None or hold.is_void(old, now_ms))
+            if hold.commit < number and not over:
+                self._violate("T16", f"{process} drops commit {hold.commit}, held by {hold.name}")
+        if by_keeper and now_ms is not None:
+            self._world.counts["drops by limits"] += 1
+            most = max((self._may_drop(old, each, now_ms) for each in self._limits), default=0)
+            if number > max(most, old.earliest_commit):
+                self._violate("T15", f"{process} drops up to {number}, {most} are allowed")
+
+    def _may_drop(self, head: Head, limits: Retention, now_ms: int) -> int:
+        """Up to which commit a retention allows to drop: rule T15, commit by commit."""
+        newest = head.next_commit - 1
+        there = [self.commits[each] for each in range(head.earliest_commit, newest)]
+        most = head.earliest_commit
+        if limits.age_s is not None:
+            cutoff_ms = min(now_ms, head.time_ms) - int(limits.age_s * 1000)
+            young = [each.number for each in there if cutoff_ms <= each.time_ms <= now_ms]
+            most = max(most, min(young, default=newest))
+        for each in there:
+            rows = head.rows - each.rows_before - each.rows
+            size = head.size_bytes - each.bytes_before - each.size_bytes
+            by_rows = limits.rows is not None and rows >= limits.rows
+            if by_rows or (limits.size_bytes is not None and size >= limits.size_bytes):
+                most = max(most, each.number + 1)
+        return most
+
+    def _check_deletion(self, ledger_id: LedgerId) -> None:
+        """Rule T17: no commit that is there names a ledger that is deleted."""
+        for number in range(self.earliest, 0 if self.head is None else self.head.next_commit):
+            if any(each.ledger_id == ledger_id for each in self.commits[number].segments):
+                self._violate("T17", f"ledger {ledger_id} of commit {number} is deleted")
+        self._world.counts["ledgers of streams deleted"] += 1
+
+    def _check_given_back(self, dropped: int) -> None:
+        """Rule T18: of commits below this number nothing is left, says the root."""
+        if dropped == self._given_back:
+            return
+        self._given_back = dropped
+        live: set[int] = set()
+        gone: set[int] = set()
+        for number, commit in self.commits.items():
+            named = {each.ledger_id for each in commit.segments}
+            (live if number >= dropped else gone).update(named)
+        for ledger_id in sorted(gone - live):
+            try:
+                self._world.zookeeper.tree.get(ledger_path(LedgerId(ledger_id)))
+            except NotFoundError:
+                continue
+            self._violate("T18", f"ledger {ledger_id} is there, of commits below {dropped} only")
+
+    def _check_clock(self, time_ms: int) -> None:
+        """Rule K7: the keeper's clock cannot jump ahead."""
+        now, process = self._world.loop.now, current_process()
+        rate = CLOCK_CATCH_UP * _FASTEST_CLOCK * 1000
+        most = max((was + rate * (now - at) for at, was in self._clocks), default=float(time_ms))
+        if time_ms > most + 1:
+            self._violate("K7", f"{process}: the clock jumped by {time_ms - most:.0f} ms")
+        self._clocks.append((now, time_ms))
+        if process is not None:
+            self._clock_of[process.name] = time_ms
+
+    def check_hold(self, hold: Hold) -> None:
+        """Rule T16: a hold that was granted holds."""
+        self._world.counts["holds granted"] += 1
+        latest_ms = max((was for _, was in self._clocks), default=0)
+        if hold not in self._holds or self.head is None or hold.is_void(self.head, latest_ms):
+            return
+        if max(hold.commit, self._ignored_to) < self.earliest:
+            self._violate("T16", f"{hold.name} holds commit {hold.commit}, which is dropped")
+
+    # -- what readers get --------------------------------------------------------------------------
+
+    def check_read(self, who: str, values: Sequence[str], since: int, until: int | None) -> None:
+        """Rule T14: whole commits, none left out, from the beginning as it was at some time of the
+        read (``since``: when it began) up to a commit that was the end then (None: any)."""
+        numbers = {(c.sink_id, c.transaction_id): n for n, c in self.commits.items()}
+        place, before = 0, -1
+        while place < len(values):
+            pair, whole = self._attempts.get(values[place], (("", 0), ()))
+            number = numbers.get(pair, -1)
+            if not whole or number < 0 or tuple(values[place : place + len(whole)]) != whole:
+                self._violate("T14", f"{who} reads a part of commit {number}, at row {place}")
+                return
+            if before >= 0 and number != before + 1:
+                self._violate("T14", f"{who} reads commit {number} after {before}")
+            if before < 0 and not since <= number <= max(since, self.earliest):
+                self._violate("T14", f"{who} begins at {number}: {since} .. {self.earliest} began")
+            if self._read.setdefault(number, whole) != whole:
+                self._violate("T14", f"{who} reads other rows in commit {number}")
+            place, before = place + len(whole), number
+        if until is not None and max(before + 1, self.earliest) < until:
+            self._violate("T14", f"{who} reads up to commit {before}, {until} were there")
+        self._world.counts["commits read beside truncations"] += before >= 0
+
+    def check_missing(self, who: str, first: int, error: LedgerError, *, planned: bool) -> None:
+        """A reader of commits from one on was told that rows are gone: some must be."""
+        cut = [at for at, number in self._dropped_at if number > first]
+        if not cut:
+            self._violate("T17", f"{who} cannot read commit {first}, which is there: {error}")
+        elif planned and self._world.loop.now - cut[0] < self._surely_there_s:
+            self._violate("T17", f"{who} planned commit {first}, and its rows went: {error}")
+        self._world.counts["reads of dropped rows"] += 1
+
+
+class DropClient(StreamClient):
+    """Somebody who truncates, changes what is kept, and holds rows, in any order."""
+
+    def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
+        super().__init__(world, name, plan)
+        self.start(self._run())
+
+    async def _run(self) -> None:
+        stream = await self.open_stream()
+        while not self.world.healing:
+            await asyncio.sleep(self.draw.uniform(0.05, 0.4))
+            work = self.draw.choice([_truncate, _truncate, _keep, _keep, _hold, _hold, _release])
+            if work is _truncate:
+                self.world.fault("truncation", self.name)
+            try:
+                await work(self, stream)
+            except LedgerError as error:
+                self.world.say(f"{self.name} {work.__name__}: {type(error).__name__}: {error}")
+        await stream.close()
+
+
+async def _truncate(client: DropClient, stream: Stream) -> None:
+    drops = client.drops
+    if not drops.commits:
+        return
+    commit = drops.commits[client.draw.choice(sorted(drops.commits))]
+    ignores = client.draw.random() < 0.3
+    if ignores:
+        drops.ignoring.add(client.process.name)
+    try:
+        if client.draw.random() < 0.3:
+            await stream.retention.truncate(before_ms=commit.time_ms, ignore_holds=ignores)
+        else:
+            entry = client.draw.choice([0, 0, 1])
+            before = Dlsn(commit.first_segment, entry)
+            await stream.retention.truncate(before, ignore_holds=ignores)
+    finally:
+        drops.ignoring.discard(client.process.name)
+
+
+async def _keep(client: DropClient, stream: Stream) -> None:
+    draw = client.draw
+    limits = [
+        Retention(),
+        Retention(age_s=draw.choice([1.0, 2.0, 3600.0])),
+        Retention(rows=draw.choice([1, 20, 60])),
+        Retention(size_bytes=draw.choice([1, 500, 4000])),
+    ]
+    await stream.retention.set_limits(draw.choice(limits))
+
+
+async def _hold(client: DropClient, stream: Stream) -> None:
+    draw, known = client.draw, client.drops.commits
+    places: list[Any] = ["earliest", "latest"]
+    places += [Dlsn(known[number].first_segment) for number in sorted(known)]
+    hold = await stream.retention.hold(
+        draw.choice(["a", "b"]),
+        draw.choice(places),
+        for_s=draw.choice([0.3, 2.0, 3600.0]),
+        size_bytes_max=draw.choice([None, None, 2000]),
+    )
+    client.drops.check_hold(hold)
+
+
+async def _release(client: DropClient, stream: Stream) -> None:
+    await stream.retention.release(client.draw.choice(["a", "b"]))
+
+
+class DropReaderClient(StreamClient):
+    """Reads the stream while its beginning moves: at once, or by a plan that it made before."""
+
+    def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
+        super().__init__(world, name, plan)
+        self.start(self._run())
+
+    async def _run(self) -> None:
+        stream = await self.open_stream()
+        for _ in range(self.draw.randint(4, 10)):
+            await asyncio.sleep(self.draw.uniform(0.05, 0.4))
+            try:
+                await (self._read if self.draw.random() < 0.5 else self._plan)(stream)
+            except LedgerError as error:
+                self.world.say(f"{self.name}: {type(error).__name__}: {error}")
+        await stream.close()
+
+    async def _read(self, stream: Stream) -> None:
+        """From the beginning to the end, as both are found."""
+        drops, lags = self.drops, self.world.options.stale_reads
+        if drops.head is None:
+            return
+        since, until = drops.earliest, drops.head.next_commit
+        began = 0 if lags else since, None if lags else until
+        await self._judge(stream.read(), *began, since, planned=False)
+
+    async def _plan(self, stream: Stream) -> None:
+        """Commits that were looked up, a moment later."""
+        head = await stream.head()
+        first, end = head.earliest_commit, head.next_commit
+        await asyncio.sleep(self.draw.choice([0.0, 0.05, 0.5]))
+        chunks = stream.read_commit_chunks(range(first, end), head.earliest, head.end)
+
+        async def batches() -> Any:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    for positioned in chunk:
+                        yield positioned.batch
+
+        await self._judge(batches(), first, end, first, planned=True)
+
+    async def _judge(
+        self, batches: Any, since: int, until: int | None, first: int, *, planned: bool
+    ) -> None:
+        texts: list[str] = []
+        try:
+            async with aclosing(batches):
+                async for batch in batches:
+                    texts += [str(text) for text in batch.column("v").to_pylist()]
+        except LedgerError as error:
+            says_gone = isinstance(error, DataLossError | NotFoundError)
+            options = self.world.options
+            if says_gone and not (options.stale_reads or self.world.is_beyond_tolerance):
+                self.drops.check_missing(self.name, first, error, planned=planned)
+            raise
+        self.drops.check_read(self.name, texts, since, until)
+
+
+class LastKeeper(StreamClient):
+    """A keeper that comes when all is quiet, and gives back whatever was dropped."""
+
+    def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
+        super().__init__(world, name, plan)
+        self.start(self._run())
+
+    async def _run(self) -> None:
+        client, stop = await self.connect(), asyncio.Event()
+        keeper = Keeper(client, config_of(self.world))
+        working = asyncio.get_running_loop().create_task(keeper.run(stop))
+        loop, left = asyncio.get_running_loop(), "it did not come that far"
+        until_s = loop.time() + _SETTLES_S
+        while left and loop.time() < until_s:
+            await asyncio.sleep(0.5)
+            left = await self._left(StreamCatalog(client))
+        stop.set()
+        await working
+        if left and not self.world.is_beyond_tolerance:
+            text = f"dropped rows are there after {_SETTLES_S:.0f} s: {left}"
+            self.world.violate("retention", "T18", text)
+
+    async def _left(self, streams: StreamCatalog) -> str:
+        """What is still to do; "" for nothing."""
+        try:
+            stream = await streams.open(NAME)
+            extent = await stream.retention.extent()
+            await stream.close()
+        except NotFoundError:
+            return ""  # nobody could make it
+        except LedgerError as error:
+            return f"{type(error).__name__}: {error}"
+        dropped, earliest = extent.dropped_commits, extent.head.earliest_commit
+        return "" if dropped >= earliest else f"{dropped} of {earliest} commits are given back"

@@ -1,0 +1,139 @@
+"""Which types a declared schema may name: those that have every value of the stored one."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as spark
+
+from connector.schema import METADATA_TYPE, check_declared, read_schema, spark_schema_of
+from connector.widening import widens
+from spark_ledger.errors import SchemaMismatchError
+from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
+
+SAME_OR_WIDER = [
+    ("tinyint", "smallint"),
+    ("int", "bigint"),
+    ("int", "double"),
+    ("smallint", "float"),
+    ("float", "double"),
+    ("int", "decimal(10,0)"),
+    ("bigint", "decimal(21,2)"),
+    ("decimal(10,2)", "decimal(12,3)"),
+    ("date", "timestamp_ntz"),
+    ("string", "binary"),
+    ("string", "string collate UNICODE_CI"),
+    ("void", "timestamp"),
+    ("interval day", "interval day to second"),
+    ("time(6)", "time(3)"),
+    ("array<int>", "array<bigint>"),
+    ("map<string,int>", "map<string,bigint>"),
+    ("struct<a:int,b:string>", "struct<A:bigint,b:string>"),
+    ("timestamp", "timestamp"),
+    ("variant", "variant"),
+]
+
+NOT_WIDER = [
+    ("date", "timestamp"),
+    ("timestamp", "timestamp_ntz"),
+    ("timestamp_ntz", "timestamp"),
+    ("timestamp", "date"),
+    ("timestamp", "bigint"),
+    ("timestamp", "string"),
+    ("int", "boolean"),
+    ("boolean", "int"),
+    ("int", "string"),
+    ("string", "int"),
+    ("binary", "string"),
+    ("bigint", "int"),
+    ("bigint", "double"),
+    ("int", "float"),
+    ("double", "float"),
+    ("double", "decimal(38,18)"),
+    ("int", "decimal(9,0)"),
+    ("int", "decimal(11,2)"),
+    ("decimal(10,2)", "decimal(12,1)"),
+    ("decimal(10,2)", "double"),
+    ("bigint", "timestamp"),
+    ("interval day", "bigint"),
+    ("map<int,string>", "map<bigint,string>"),
+    ("array<date>", "array<timestamp>"),
+    ("struct<a:int,b:string>", "struct<b:string,a:int>"),
+    ("struct<a:int>", "struct<a:boolean>"),
+    ("struct<a:int>", "int"),
+]
+
+
+def type_of(text: str) -> spark.DataType:
+    if text == "string collate UNICODE_CI":
+        return spark.StringType("UNICODE_CI")
+    nested = {
+        "array<int>": spark.ArrayType(spark.IntegerType(), False),
+        "array<bigint>": spark.ArrayType(spark.LongType()),
+    }
+    if text in nested:
+        return nested[text]
+    return parse(text)
+
+
+def parse(text: str) -> spark.DataType:
+    """The types above, without a session (Spark's own parser needs one)."""
+    simple: dict[str, spark.DataType] = {
+        "tinyint": spark.ByteType(),
+        "smallint": spark.ShortType(),
+        "int": spark.IntegerType(),
+        "bigint": spark.LongType(),
+        "float": spark.FloatType(),
+        "double": spark.DoubleType(),
+        "boolean": spark.BooleanType(),
+        "string": spark.StringType(),
+        "binary": spark.BinaryType(),
+        "date": spark.DateType(),
+        "timestamp": spark.TimestampType(),
+        "timestamp_ntz": spark.TimestampNTZType(),
+        "void": spark.NullType(),
+        "variant": spark.VariantType(),
+        "interval day": spark.DayTimeIntervalType(0, 0),
+        "interval day to second": spark.DayTimeIntervalType(0, 3),
+        "time(6)": spark.TimeType(6),
+        "time(3)": spark.TimeType(3),
+    }
+    if text in simple:
+        return simple[text]
+    kind, _, inner = text.rstrip(">)").partition("(" if text.startswith("decimal") else "<")
+    if kind == "decimal":
+        precision, scale = inner.split(",")
+        return spark.DecimalType(int(precision), int(scale))
+    if kind == "array":
+        return spark.ArrayType(parse(inner))
+    if kind == "map":
+        key, value = inner.split(",")
+        return spark.MapType(parse(key), parse(value))
+    pairs = [part.split(":") for part in inner.split(",")]
+    return spark.StructType([spark.StructField(name, parse(each)) for name, each in pairs])
+
+
+@pytest.mark.parametrize(("stored", "declared"), SAME_OR_WIDER)
+def test_type_is_widened(stored: str, declared: str) -> None:
+    assert widens(type_of(stored), type_of(declared))
+
+
+@pytest.mark.parametrize(("stored", "declared"), NOT_WIDER)
+def test_type_that_loses_or_guesses_is_refused(stored: str, declared: str) -> None:
+    assert not widens(type_of(stored), type_of(declared))
+
+
+def test_declared_type_that_is_not_wider_is_named() -> None:
+    stored = pa.schema([("day", pa.date32())])
+    declared = spark.StructType([spark.StructField("Day", spark.TimestampType())])
+    with pytest.raises(SchemaMismatchError, match=r"'Day' is stored as date, .* as timestamp with"):
+        check_declared(declared, stored, include_metadata=False, subject="stream 's'")
+
+
+def test_metadata_column_may_be_declared_as_text() -> None:
+    """All of a schema from text is nullable."""
+    stored = pa.schema([("a", pa.int64())])
+    text = spark.StructType([spark.StructField(f.name, f.dataType) for f in METADATA_TYPE.fields])
+    declared = spark.StructType([spark.StructField(LEDGER_COLUMN, text)])
+    check_declared(declared, stored, include_metadata=True, subject="stream 's'")
+    assert read_schema(declared) != read_schema(spark_schema_of(stored, include_metadata=True))
