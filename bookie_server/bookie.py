@@ -39,9 +39,9 @@ from bookie_server.reads import list_entries, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.disks import DiskWatch
 from bookie_server.storage.fs.vfs import Lock
+from bookie_server.storage.index.base import HeldLedger
 from bookie_server.storage.journal.changes import encode_change
 from bookie_server.storage.journal.journal import Journal, Post
-from bookie_server.storage.ledgers.index import HeldLedger
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import RecordType

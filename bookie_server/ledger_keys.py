@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from bookie_server.first_contact import Answer, not_in_the_metadata
-from bookie_server.service.log_bound import LogBound
+from bookie_server.service.guard.log_bound import LogBound
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
 from spark_ledger.limits.bookie import (

@@ -22,14 +22,14 @@ from bookie_server.storage.cookie import INDEX_NAME, check_cookies, lock_directo
 from bookie_server.storage.disks import DiskWatch, ask_disk
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import FileSystem, is_no_space
+from bookie_server.storage.index.base import Index
+from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.journal.batch_log import BatchLog
 from bookie_server.storage.journal.journal import Journal, Post
 from bookie_server.storage.journal.logs import RUN_LOG_FILE_BYTES_MAX, DurableMarks, RunLog
 from bookie_server.storage.journal.replay import replay
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
-from bookie_server.storage.ledgers.index import Index
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
 

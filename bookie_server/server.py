@@ -46,7 +46,7 @@ from bookie_server.report import Report
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService
-from bookie_server.service.memory import MemoryGuard
+from bookie_server.service.guard.memory import MemoryGuard
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.stall_watch import StallWatch
 from bookie_server.storage.cookie import Cookie

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from bookie_server.service.log_bound import LogBound
+from bookie_server.service.guard.log_bound import LogBound
 from bookie_server.service.paced import Paced
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.bookie import BOOKIE_ADMIN_CONNECTION_S, BOOKIE_ADMIN_CONNECTIONS_MAX

@@ -25,10 +25,10 @@ import grpc
 import grpc.aio
 
 from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
-from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
+from bookie_server.service.guard.connections import Connections
+from bookie_server.service.guard.nonsense import Nonsense
 from bookie_server.service.metrics import ServiceMetrics
-from bookie_server.service.nonsense import Nonsense
 from spark_ledger.bookie_api import BookieApi, Refusal
 from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits.bookie import (

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
-from bookie_server.service.hanging_up import Why
+from bookie_server.service.guard.hanging_up import Why
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.limits.bookie import (
     BOOKIE_APPEND_STREAMS_MAX,

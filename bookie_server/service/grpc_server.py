@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from bookie_server.service.grpc_service import BookieService
+from bookie_server.service.guard.log_bound import LogBound
 from bookie_server.service.interceptors import MetricsInterceptor
-from bookie_server.service.log_bound import LogBound
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.bookie import (

@@ -21,15 +21,15 @@ import grpc.aio
 from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
 from bookie_server.service.append_session import AppendSession
 from bookie_server.service.calls import AnswerRoom, CallLimits, Kind
-from bookie_server.service.client_watch import ClientWatch
-from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
-from bookie_server.service.hanging_up import HangUp, Why
+from bookie_server.service.guard.client_watch import ClientWatch
+from bookie_server.service.guard.connections import Connections
+from bookie_server.service.guard.hanging_up import HangUp, Why
+from bookie_server.service.guard.nonsense import Nonsense
+from bookie_server.service.guard.sockets import Sockets
 from bookie_server.service.metrics import ServiceMetrics
-from bookie_server.service.nonsense import Nonsense
 from bookie_server.service.read_path import RangeRead, read_request_error
 from bookie_server.service.requests import Requests
-from bookie_server.service.sockets import Sockets
 from spark_ledger.bookie_api import BookieApi, Done, LedgerEnd, Refusal, refuse_reader
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.bookie import (

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from bookie_server.core.collection import Cause as CollectionCause
 from bookie_server.core.collection import CollectionStats
 from bookie_server.core.read_only import Cause
-from bookie_server.service.memory import anonymous_bytes
+from bookie_server.service.guard.memory import anonymous_bytes
 from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.storage.stats import StorageStats
 from spark_ledger.types import BookieStatus

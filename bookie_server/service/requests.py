@@ -15,9 +15,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from bookie_server.service.calls import CallLimits
-from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
-from bookie_server.service.nonsense import Nonsense
+from bookie_server.service.guard.connections import Connections
+from bookie_server.service.guard.nonsense import Nonsense
 from spark_ledger.limits.bookie import BOOKIE_RECEIVE_S
 from spark_ledger.limits.entries import REQUEST_BYTES_MAX
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from spark_ledger.cli.settings import Settings, common_options
+from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.errors import (
     BookieUnavailableError,
     ConfigurationError,

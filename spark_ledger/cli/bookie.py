@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import click
 
-from spark_ledger.cli.output import print_json, print_table, size_text
-from spark_ledger.cli.settings import Command, Settings, common_options
+from spark_ledger.cli.arguments.settings import Command, Settings, common_options
+from spark_ledger.cli.show.output import print_json, print_table, size_text
 
 
 def config_option(command: Command) -> Command:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.output import age_text, print_json, print_table, size_text
-from spark_ledger.cli.settings import Settings, common_options
+from spark_ledger.cli.arguments.settings import Settings, common_options
+from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from spark_ledger.cli.inspection import BookieRow

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.output import print_json, print_table, progress, size_text
-from spark_ledger.cli.settings import Settings, common_options
+from spark_ledger.cli.arguments.settings import Settings, common_options
+from spark_ledger.cli.show.output import print_json, print_table, progress, size_text
 
 if TYPE_CHECKING:
     from spark_ledger.cli.usage import Held, Usage

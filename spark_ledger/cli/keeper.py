@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.amounts import DURATION_S
-from spark_ledger.cli.output import age_text, print_json, print_table, time_text
-from spark_ledger.cli.settings import Settings, common_options
+from spark_ledger.cli.arguments.amounts import DURATION_S
+from spark_ledger.cli.arguments.settings import Settings, common_options
+from spark_ledger.cli.show.output import age_text, print_json, print_table, time_text
 from spark_ledger.limits.keeper import (
     DROPPED_GRACE_S,
     KEEPER_PASS_S,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
-from spark_ledger.cli.output import (
+from spark_ledger.cli.arguments.settings import Command, Settings, common_options, password_option
+from spark_ledger.cli.show.output import (
     age_text,
     payload_fields,
     print_json,
@@ -19,7 +20,6 @@ from spark_ledger.cli.output import (
     size_text,
     time_text,
 )
-from spark_ledger.cli.settings import Command, Settings, common_options, password_option
 from spark_ledger.limits import KIB
 from spark_ledger.stream.ledgers import purpose_of, stream_of
 from spark_ledger.types import Entry, LedgerMetadata
@@ -137,8 +137,8 @@ def owner_text(owner: str, *, lives: bool) -> str:
 @click.pass_obj
 def show(settings: Settings, ledger_id: int) -> None:
     """Draw the fragments of a ledger and how safe its entries are."""
-    from spark_ledger.cli.drawing import draw_ledger, ledger_fields
     from spark_ledger.cli.inspection import inspect_ledger
+    from spark_ledger.cli.show.drawing import draw_ledger, ledger_fields
 
     picture = inspect_ledger(settings.uri(), ledger_id)
     if settings.as_json:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from spark_ledger.cli.amounts import size_of
-from spark_ledger.cli.output import print_json, print_table, progress
-from spark_ledger.cli.settings import METADATA_VARIABLE, Command, Settings, common_options
+from spark_ledger.cli.arguments.amounts import size_of
+from spark_ledger.cli.arguments.settings import METADATA_VARIABLE, Command, Settings, common_options
+from spark_ledger.cli.show.output import print_json, print_table, progress
 from spark_ledger.limits import MIB
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from spark_ledger.amounts import parse_size_bytes
-from spark_ledger.cli.amounts import Amount
-from spark_ledger.cli.output import print_json, print_table, size_text
-from spark_ledger.cli.positions import position, position_text
-from spark_ledger.cli.settings import Settings, common_options
+from spark_ledger.cli.arguments.amounts import Amount
+from spark_ledger.cli.arguments.positions import position, position_text
+from spark_ledger.cli.arguments.settings import Settings, common_options
+from spark_ledger.cli.show.output import print_json, print_table, size_text
 from spark_ledger.limits import KIB
 from spark_ledger.types import Dlsn
 

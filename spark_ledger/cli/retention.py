@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.amounts import DURATION_S, size_of
+from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
+from spark_ledger.cli.arguments.positions import position, position_or_time, position_text
+from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.ledgers import confirm
-from spark_ledger.cli.output import print_json, print_table, size_text, time_text
-from spark_ledger.cli.positions import position, position_or_time, position_text
-from spark_ledger.cli.settings import Settings, common_options
+from spark_ledger.cli.show.output import print_json, print_table, size_text, time_text
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.cells import json_value, print_cells, rows_of
-from spark_ledger.cli.ddl import parse_columns
-from spark_ledger.cli.extent import facts as extent_facts
-from spark_ledger.cli.extent import fields as extent_fields
-from spark_ledger.cli.extent import line as extent_line
+from spark_ledger.cli.arguments.ddl import parse_columns
+from spark_ledger.cli.arguments.positions import position, position_text
+from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.ledgers import confirm
-from spark_ledger.cli.output import (
+from spark_ledger.cli.plan import plan
+from spark_ledger.cli.retention import hold, limit_options, limits_of, retention, truncate
+from spark_ledger.cli.show.cells import json_value, print_cells, rows_of
+from spark_ledger.cli.show.extent import facts as extent_facts
+from spark_ledger.cli.show.extent import fields as extent_fields
+from spark_ledger.cli.show.extent import line as extent_line
+from spark_ledger.cli.show.output import (
     print_json,
     print_table,
     progress,
     size_text,
     time_text,
 )
-from spark_ledger.cli.plan import plan
-from spark_ledger.cli.positions import position, position_text
-from spark_ledger.cli.retention import hold, limit_options, limits_of, retention, truncate
-from spark_ledger.cli.settings import Settings, common_options
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bookie_server.storage.cookie import INDEX_NAME, format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
+from bookie_server.storage.index.lmdb_index import LmdbIndex
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import LedgerId

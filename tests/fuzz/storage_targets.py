@@ -9,6 +9,16 @@ from bookie_server.storage import records
 from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
 from bookie_server.storage.cookie import COOKIE_NAME, read_cookie
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.index.base import BlockLocation
+from bookie_server.storage.index.lmdb_tables import (
+    KEY,
+    LEDGER_KEY,
+    LEDGER_RECORD,
+    ROW,
+    read_ledger_record,
+    read_row,
+)
+from bookie_server.storage.index.row_proofs import sealed
 from bookie_server.storage.journal.changes import (
     access_key_body,
     decode_change,
@@ -20,16 +30,6 @@ from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.journal.mark import Mark, pack_mark, unpack_mark
 from bookie_server.storage.journal.replay import START_OF_JOURNAL
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_path
-from bookie_server.storage.ledgers.index import BlockLocation
-from bookie_server.storage.ledgers.lmdb_tables import (
-    KEY,
-    LEDGER_KEY,
-    LEDGER_RECORD,
-    ROW,
-    read_ledger_record,
-    read_row,
-)
-from bookie_server.storage.ledgers.row_proofs import sealed
 from bookie_server.storage.records import RecordType
 from bookie_server.storage.start_record import RECORD_NAME, read_start, write_start
 from spark_ledger.errors import ConfigurationError, CorruptionError, DigestMismatchError

@@ -18,8 +18,8 @@ from connector.read.offsets import (
     stream_position,
 )
 from spark_ledger import amounts
-from spark_ledger.cli.ddl import parse_columns
-from spark_ledger.cli.positions import position as parse_cli_position
+from spark_ledger.cli.arguments.ddl import parse_columns
+from spark_ledger.cli.arguments.positions import position as parse_cli_position
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.uri import parse_uri
 from spark_ledger.stream.model import check_stream_name

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
-from bookie_server.storage.ledgers.memory_index import MemoryIndex
+from bookie_server.storage.index.memory_index import MemoryIndex
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId

@@ -18,7 +18,7 @@ from bookie_server.collection.collecting import CollectionConfig
 from bookie_server.collection.collector import CollectorConfig, LedgerCollector
 from bookie_server.collection.mark import HistoryMark
 from bookie_server.core.collection import Cause
-from bookie_server.storage.ledgers.index import HeldLedger
+from bookie_server.storage.index.base import HeldLedger
 from spark_ledger.errors import NotFoundError
 from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.ledgers import ledger_path

@@ -16,9 +16,9 @@ from bookie_server.core.disk_space import Space
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, failure
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.index.base import BlockLocation
 from bookie_server.storage.journal.files import journal_numbers, journal_path
 from bookie_server.storage.ledgers.entry_log import block_path
-from bookie_server.storage.ledgers.index import BlockLocation
 from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.types import BookieId
 from tests.sim.base import SimBase

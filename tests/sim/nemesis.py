@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from itertools import permutations
 
-from bookie_server.storage.ledgers.index import IndexRow
+from bookie_server.storage.index.base import IndexRow
 from tests.sim.clients import Client, WriterClient
 from tests.sim.copies import Copier
 from tests.sim.node import BookieNode

@@ -16,10 +16,10 @@ from bookie_server.bookie import Bookie
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.index.base import IndexRow
+from bookie_server.storage.index.memory_index import MemoryIndex
 from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
-from bookie_server.storage.ledgers.index import IndexRow
-from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from spark_ledger.bookie_api import Done, Refusal, refuse_reader
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits import KIB

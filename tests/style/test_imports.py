@@ -256,7 +256,7 @@ def test_table_refuses(module: str, imported: str) -> None:
         ("spark_ledger.protocol.append", "spark_ledger.protocol.quorum.write_set"),
         ("spark_ledger.protocol.append", "spark_ledger.runs.EntryRun"),
         ("spark_ledger.client.machine_loop", "spark_ledger.transport.base"),
-        ("bookie_server.storage.ledgers.index", "bookie_server.core.ledger_record"),
+        ("bookie_server.storage.index.base", "bookie_server.core.ledger_record"),
     ],
 )
 def test_table_allows(module: str, imported: str) -> None:

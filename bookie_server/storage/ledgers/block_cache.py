@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from threading import Lock
 
-from bookie_server.storage.ledgers.index import BlockLocation
+from bookie_server.storage.index.base import BlockLocation
 from spark_ledger.runs import EntryRun
 
 

@@ -15,12 +15,7 @@ from typing import NamedTuple
 
 from bookie_server.core.compaction import LogState
 from bookie_server.storage.fs.vfs import FileSystem
-from bookie_server.storage.journal.files import file_size, journal_numbers
-from bookie_server.storage.journal.mark import Mark
-from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, block_path
-from bookie_server.storage.ledgers.entry_log import log_ids as entry_log_ids
-from bookie_server.storage.ledgers.entry_logs import EntryLogs
-from bookie_server.storage.ledgers.index import (
+from bookie_server.storage.index.base import (
     BlockLocation,
     Index,
     IndexRow,
@@ -28,6 +23,11 @@ from bookie_server.storage.ledgers.index import (
     NotCommittedError,
     run_log_id,
 )
+from bookie_server.storage.journal.files import file_size, journal_numbers
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, block_path
+from bookie_server.storage.ledgers.entry_log import log_ids as entry_log_ids
+from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.log_scan import scan_blocks
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.storage import COMPACTION_ROWS_AT_ONCE

@@ -18,13 +18,7 @@ from typing import Final
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.fs.vfs import FileSystem
-from bookie_server.storage.journal.files import remove_unfinished
-from bookie_server.storage.journal.mark import Mark
-from bookie_server.storage.ledgers.block_cache import BlockCache
-from bookie_server.storage.ledgers.directory_space import DirectorySpace
-from bookie_server.storage.ledgers.entry_log import EntryLogReader, MissingLogError
-from bookie_server.storage.ledgers.entry_logs import EntryLogs
-from bookie_server.storage.ledgers.index import (
+from bookie_server.storage.index.base import (
     Index,
     IndexRow,
     IndexUpdate,
@@ -32,7 +26,13 @@ from bookie_server.storage.ledgers.index import (
     NotCommittedError,
     run_log_location,
 )
-from bookie_server.storage.ledgers.intervals import StoredRow, plan_insert
+from bookie_server.storage.index.intervals import StoredRow, plan_insert
+from bookie_server.storage.journal.files import remove_unfinished
+from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.block_cache import BlockCache
+from bookie_server.storage.ledgers.directory_space import DirectorySpace
+from bookie_server.storage.ledgers.entry_log import EntryLogReader, MissingLogError
+from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.joining import joined
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.stretches import merge, stretches

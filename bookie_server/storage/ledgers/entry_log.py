@@ -44,8 +44,8 @@ from bookie_server.storage.blocks import (
     decode_run,
 )
 from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, TEMPORARY_SUFFIX, File, FileSystem
+from bookie_server.storage.index.base import BlockLocation
 from bookie_server.storage.journal.files import journal_path, read_file_header
-from bookie_server.storage.ledgers.index import BlockLocation
 from bookie_server.storage.records import (
     BODY_BYTES_MAX,
     RECORD_HEADER_BYTES,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.index.base import BlockLocation
 from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, EntryLogWriter, log_ids
-from bookie_server.storage.ledgers.index import BlockLocation
 from spark_ledger.types import LedgerId
 
 logger = logging.getLogger(__name__)

@@ -20,11 +20,11 @@ from typing import NamedTuple
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import is_no_space
+from bookie_server.storage.index.base import HeldLedger
 from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.compaction import CompactionStats, Compactor
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
-from bookie_server.storage.ledgers.index import HeldLedger
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import GIB

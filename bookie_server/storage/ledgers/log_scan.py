@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bookie_server.storage.blocks import HEADER_BYTES, BlockFormatError, decode_header
 from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, File
-from bookie_server.storage.ledgers.index import BlockLocation
+from bookie_server.storage.index.base import BlockLocation
 from bookie_server.storage.records import RECORD_HEADER_BYTES, RecordType, parse_header
 from spark_ledger.limits.storage import SCAN_WINDOW_BYTES
 from spark_ledger.types import EntryId, LedgerId

@@ -23,11 +23,11 @@ from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.index.base import IndexUpdate
+from bookie_server.storage.index.memory_index import MemoryIndex
 from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.entry_log import EntryLogWriter
-from bookie_server.storage.ledgers.index import IndexUpdate
-from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from bookie_server.storage.ledgers.write_cache import WriteCache
 from spark_ledger.limits import MIB
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId

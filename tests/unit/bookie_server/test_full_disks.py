@@ -12,7 +12,7 @@ import pytest
 
 from bookie_server.opening import open_bookie
 from bookie_server.storage.fs.memory_fs import MemoryDisk, MemoryFileSystem
-from bookie_server.storage.ledgers.memory_index import MemoryIndex
+from bookie_server.storage.index.memory_index import MemoryIndex
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId

@@ -12,7 +12,7 @@ import pytest
 from bookie_server.core.disk_space import DirectoryState, Space
 from bookie_server.core.read_only import Cause
 from bookie_server.service import admin
-from bookie_server.service.log_bound import LogBound
+from bookie_server.service.guard.log_bound import LogBound
 from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.service.prometheus import exposition
 from bookie_server.storage.disks import DiskStates

@@ -13,10 +13,10 @@ import pytest
 from bookie_server.service import append_session
 from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
 from bookie_server.service.append_session import AppendSession
-from bookie_server.service.connections import Connections
 from bookie_server.service.context import CallContext
+from bookie_server.service.guard.connections import Connections
+from bookie_server.service.guard.nonsense import Nonsense
 from bookie_server.service.metrics import ServiceMetrics
-from bookie_server.service.nonsense import Nonsense
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.limits.bookie import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
 from spark_ledger.runs import EntryRun

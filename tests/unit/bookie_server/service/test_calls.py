@@ -10,7 +10,7 @@ import pytest
 
 from bookie_server.service import calls
 from bookie_server.service.calls import BOUNDS, AnswerRoom, CallLimits, HangsUp, Kind
-from bookie_server.service.hanging_up import Why
+from bookie_server.service.guard.hanging_up import Why
 from spark_ledger.limits.bookie import BOOKIE_CALLS_MAX, BOOKIE_RECEIVING_MAX
 from spark_ledger.types import BookieStatus
 from tests.unit.virtual_time import run_in_virtual_time

@@ -12,8 +12,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from bookie_server.service import client_watch, grpc_service, requests
+from bookie_server.service import grpc_service, requests
 from bookie_server.service.calls import BOUNDS, Kind
+from bookie_server.service.guard import client_watch
 from spark_ledger.limits.bookie import BOOKIE_MALFORMED_ADDS_MAX
 from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX
 from spark_ledger.types import LedgerId

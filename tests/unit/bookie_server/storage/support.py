@@ -13,7 +13,7 @@ from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.vfs import FileSystem
-from bookie_server.storage.ledgers.memory_index import MemoryIndex
+from bookie_server.storage.index.memory_index import MemoryIndex
 from spark_ledger.limits import KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId

@@ -13,7 +13,7 @@ import pytest
 
 from spark_ledger.cli import ledgers
 from spark_ledger.cli.ledgers import owner_text, summary
-from spark_ledger.cli.output import age_text
+from spark_ledger.cli.show.output import age_text
 from spark_ledger.client.blocking_writer import BlockingWriter
 from spark_ledger.errors import NotEnoughBookiesError
 from spark_ledger.stream.ledgers import ledger_tags

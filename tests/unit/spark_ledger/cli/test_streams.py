@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from spark_ledger.cli.cells import CELL_CHARS_MAX, cell_text
+from spark_ledger.cli.show.cells import CELL_CHARS_MAX, cell_text
 from spark_ledger.cli.streams import print_rows
 from tests.unit.spark_ledger.cli.conftest import Run
 from tests.unit.spark_ledger.cli.fakes import FakeClient, FakeStream

@@ -16,7 +16,7 @@ import pytest
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, write_file_durably
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
+from bookie_server.storage.index.lmdb_index import LmdbIndex
 from spark_ledger.limits import MIB
 from spark_ledger.types import LedgerId
 

@@ -9,9 +9,9 @@ import pytest
 
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.index.base import run_log_location
 from bookie_server.storage.journal.files import journal_numbers, journal_path
 from bookie_server.storage.journal.witness import decode_witness
-from bookie_server.storage.ledgers.index import run_log_location
 from bookie_server.storage.records import FILE_HEADER_BYTES
 from spark_ledger.bookie_api import LedgerEnd
 from spark_ledger.errors import CorruptionError

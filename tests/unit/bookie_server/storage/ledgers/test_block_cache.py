@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bookie_server.storage.index.base import BlockLocation
 from bookie_server.storage.ledgers.block_cache import BlockCache
-from bookie_server.storage.ledgers.index import BlockLocation
 from tests.unit.bookie_server.storage.support import make_run
 
 

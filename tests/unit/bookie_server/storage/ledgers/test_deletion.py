@@ -12,8 +12,7 @@ import pytest
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
-from bookie_server.storage.ledgers import directory_store
-from bookie_server.storage.ledgers.index import (
+from bookie_server.storage.index.base import (
     BlockLocation,
     HeldLedger,
     Index,
@@ -21,8 +20,9 @@ from bookie_server.storage.ledgers.index import (
     LogUse,
     run_log_location,
 )
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
-from bookie_server.storage.ledgers.memory_index import MemoryIndex
+from bookie_server.storage.index.lmdb_index import LmdbIndex
+from bookie_server.storage.index.memory_index import MemoryIndex
+from bookie_server.storage.ledgers import directory_store
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId

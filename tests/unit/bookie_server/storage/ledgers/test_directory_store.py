@@ -17,12 +17,12 @@ from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.index.base import Index
+from bookie_server.storage.index.lmdb_index import LmdbIndex
+from bookie_server.storage.index.memory_index import MemoryIndex
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.entry_log import log_ids
-from bookie_server.storage.ledgers.index import Index
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
-from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from bookie_server.storage.ledgers.write_cache import CachedRun, Generation
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import GIB, MIB

@@ -13,6 +13,7 @@ from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem
 from bookie_server.storage.fs.memory_fs import MemoryFile, MemoryFileSystem
 from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT
+from bookie_server.storage.index.base import BlockLocation
 from bookie_server.storage.ledgers.entry_log import (
     LOG_HEADER_BYTES,
     EntryLogReader,
@@ -20,7 +21,6 @@ from bookie_server.storage.ledgers.entry_log import (
     log_ids,
     log_path,
 )
-from bookie_server.storage.ledgers.index import BlockLocation
 from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB

@@ -14,9 +14,9 @@ from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
-from bookie_server.storage.ledgers import lmdb_update
-from bookie_server.storage.ledgers.index import BlockLocation, IndexRow, NotCommittedError
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
+from bookie_server.storage.index import lmdb_update
+from bookie_server.storage.index.base import BlockLocation, IndexRow, NotCommittedError
+from bookie_server.storage.index.lmdb_index import LmdbIndex
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import KnownKeys, make_run

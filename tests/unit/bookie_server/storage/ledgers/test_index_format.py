@@ -11,9 +11,9 @@ import lmdb
 from google_crc32c import value as crc32c_value
 
 from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.index.base import BlockLocation, IndexRow
+from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.journal.mark import Mark
-from bookie_server.storage.ledgers.index import BlockLocation, IndexRow
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
 from spark_ledger.limits import MIB
 from spark_ledger.types import EntryId, LedgerId
 

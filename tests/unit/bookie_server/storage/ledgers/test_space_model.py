@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
-from bookie_server.storage.ledgers.memory_index import MemoryIndex
+from bookie_server.storage.index.lmdb_index import LmdbIndex
+from bookie_server.storage.index.memory_index import MemoryIndex
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, LedgerId
 from tests.unit.bookie_server.storage.ledgers.test_compaction import compact, delete, files_of

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from bookie_server.service import client_watch, strangers
 from bookie_server.service.calls import CallLimits
-from bookie_server.service.client_watch import ClientWatch
-from bookie_server.service.connections import Connections
-from bookie_server.service.hanging_up import HangUp, Why
-from bookie_server.service.sockets import Sockets, open_file_count
+from bookie_server.service.guard import client_watch, strangers
+from bookie_server.service.guard.client_watch import ClientWatch
+from bookie_server.service.guard.connections import Connections
+from bookie_server.service.guard.hanging_up import HangUp, Why
+from bookie_server.service.guard.sockets import Sockets, open_file_count
 from spark_ledger.limits import MIB
 
 

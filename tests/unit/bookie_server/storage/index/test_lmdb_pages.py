@@ -14,9 +14,9 @@ from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import INDEX_NAME, format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
-from bookie_server.storage.ledgers.index import BlockLocation, IndexRow
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
-from bookie_server.storage.ledgers.lmdb_pages import check_pages
+from bookie_server.storage.index.base import BlockLocation, IndexRow
+from bookie_server.storage.index.lmdb_index import LmdbIndex
+from bookie_server.storage.index.lmdb_pages import check_pages
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.types import BookieId, EntryId, LedgerId

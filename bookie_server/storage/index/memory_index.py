@@ -17,8 +17,7 @@ from google_crc32c import value as crc32c_value
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
-from bookie_server.storage.journal.mark import Mark
-from bookie_server.storage.ledgers.index import (
+from bookie_server.storage.index.base import (
     BlockLocation,
     HeldLedger,
     IndexRow,
@@ -26,6 +25,7 @@ from bookie_server.storage.ledgers.index import (
     LogUse,
     RowsInRange,
 )
+from bookie_server.storage.journal.mark import Mark
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import GIB
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId

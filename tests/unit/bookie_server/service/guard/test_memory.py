@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
-from bookie_server.service import memory
-from bookie_server.service.connections import Connections
-from bookie_server.service.memory import MemoryGuard, anonymous_bytes, trim
+from bookie_server.service.guard import memory
+from bookie_server.service.guard.connections import Connections
+from bookie_server.service.guard.memory import MemoryGuard, anonymous_bytes, trim
 from spark_ledger.limits import MIB
 
 BUDGET = 100 * MIB

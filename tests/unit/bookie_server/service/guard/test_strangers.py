@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from bookie_server.service import nonsense
-from bookie_server.service.nonsense import Nonsense
-from bookie_server.service.strangers import Strangers
+from bookie_server.service.guard import nonsense
+from bookie_server.service.guard.nonsense import Nonsense
+from bookie_server.service.guard.strangers import Strangers
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import (
     BOOKIE_NONSENSE_BYTES_S,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from bookie_server.core.ledger_record import KEY_HASH_BYTES, LedgerRecord
-from bookie_server.storage.journal.mark import Mark, pack_mark
-from bookie_server.storage.ledgers.index import BlockLocation, IndexRow, LogUse, RowsInRange
-from bookie_server.storage.ledgers.lmdb_commit import commit_now
-from bookie_server.storage.ledgers.lmdb_errors import translated
-from bookie_server.storage.ledgers.lmdb_logs import LogUses
-from bookie_server.storage.ledgers.lmdb_tables import (
+from bookie_server.storage.index.base import BlockLocation, IndexRow, LogUse, RowsInRange
+from bookie_server.storage.index.lmdb_commit import commit_now
+from bookie_server.storage.index.lmdb_errors import translated
+from bookie_server.storage.index.lmdb_logs import LogUses
+from bookie_server.storage.index.lmdb_tables import (
     DELETED_KEY,
     FENCED,
     HAS_KEY,
@@ -32,7 +31,8 @@ from bookie_server.storage.ledgers.lmdb_tables import (
     row_at_or_below,
     stored_row,
 )  # fmt: skip
-from bookie_server.storage.ledgers.row_proofs import Proof, sealed
+from bookie_server.storage.index.row_proofs import Proof, sealed
+from bookie_server.storage.journal.mark import Mark, pack_mark
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_ledger.cli.ddl import parse_columns
+from spark_ledger.cli.arguments.ddl import parse_columns
 from spark_ledger.errors import ConfigurationError
 
 

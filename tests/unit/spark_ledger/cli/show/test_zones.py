@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spark_ledger.cli.zones import Safety, Zone, fragments_with_ends, safety_zones
+from spark_ledger.cli.show.zones import Safety, Zone, fragments_with_ends, safety_zones
 from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums
 
 

@@ -17,18 +17,17 @@ from typing import Any, Final
 import lmdb
 
 from bookie_server.core.ledger_record import LedgerRecord
-from bookie_server.storage.journal.mark import MARK_BYTES, Mark, unpack_mark
-from bookie_server.storage.ledgers.index import (
+from bookie_server.storage.index.base import (
     BlockLocation,
     HeldLedger,
     IndexRow,
     IndexUpdate,
     LogUse,
 )
-from bookie_server.storage.ledgers.lmdb_errors import translated
-from bookie_server.storage.ledgers.lmdb_logs import read_highest_log, read_log_uses
-from bookie_server.storage.ledgers.lmdb_pages import check_pages
-from bookie_server.storage.ledgers.lmdb_tables import (
+from bookie_server.storage.index.lmdb_errors import translated
+from bookie_server.storage.index.lmdb_logs import read_highest_log, read_log_uses
+from bookie_server.storage.index.lmdb_pages import check_pages
+from bookie_server.storage.index.lmdb_tables import (
     KEY,
     LEDGER_KEY,
     LEDGERS_KEY,
@@ -44,8 +43,9 @@ from bookie_server.storage.ledgers.lmdb_tables import (
     read_row,
     row_at_or_below,
 )  # fmt: skip
-from bookie_server.storage.ledgers.lmdb_update import LmdbUpdate
-from bookie_server.storage.ledgers.row_proofs import Proof, VerifiedRows, checksum
+from bookie_server.storage.index.lmdb_update import LmdbUpdate
+from bookie_server.storage.index.row_proofs import Proof, VerifiedRows, checksum
+from bookie_server.storage.journal.mark import MARK_BYTES, Mark, unpack_mark
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.index.base import BlockLocation, Index, IndexRow
+from bookie_server.storage.index.lmdb_index import LmdbIndex
+from bookie_server.storage.index.memory_index import MemoryIndex
 from bookie_server.storage.journal.mark import Mark
-from bookie_server.storage.ledgers.index import BlockLocation, Index, IndexRow
-from bookie_server.storage.ledgers.lmdb_index import LmdbIndex
-from bookie_server.storage.ledgers.memory_index import MemoryIndex
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId

@@ -8,7 +8,7 @@ from typing import Any
 
 import lmdb
 
-from bookie_server.storage.ledgers.index import NotCommittedError
+from bookie_server.storage.index.base import NotCommittedError
 
 
 def commit_now(environment: Any, transaction: Any, path: Path) -> None:

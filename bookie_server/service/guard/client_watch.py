@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from bookie_server.service.calls import CallLimits
-from bookie_server.service.connections import Connections
-from bookie_server.service.hanging_up import HangUp, Why
-from bookie_server.service.sockets import Sockets, open_file_count
-from bookie_server.service.strangers import Orders, Strangers
+from bookie_server.service.guard.connections import Connections
+from bookie_server.service.guard.hanging_up import HangUp, Why
+from bookie_server.service.guard.sockets import Sockets, open_file_count
+from bookie_server.service.guard.strangers import Orders, Strangers
 from spark_ledger.limits.bookie import (
     BOOKIE_CONNECTION_IDLE_S,
     BOOKIE_CONNECTION_LOOK_S,

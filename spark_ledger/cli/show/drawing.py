@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.cli.inspection import Holding, LedgerPicture
-from spark_ledger.cli.output import age_text, print_rich, print_table, size_text, time_text
-from spark_ledger.cli.zones import Safety, Zone, fragments_with_ends, safety_zones
+from spark_ledger.cli.show.output import age_text, print_rich, print_table, size_text, time_text
+from spark_ledger.cli.show.zones import Safety, Zone, fragments_with_ends, safety_zones
 from spark_ledger.stream.ledgers import purpose_of, stream_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bookie_server.service.sockets import Sockets
+from bookie_server.service.guard.sockets import Sockets
 
 HOSTS = {"ipv4": "127.0.0.1", "ipv6": "::1"}
 

@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_server.storage.ledgers.id_set import LedgerIdSet
+from bookie_server.storage.index.id_set import LedgerIdSet
 from spark_ledger.types import LedgerId
 
 IDS = st.integers(0, 40) | st.integers(1020, 1030) | st.integers(0, 2**62)

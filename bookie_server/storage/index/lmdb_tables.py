@@ -44,9 +44,9 @@ from typing import Any, Final
 from google_crc32c import value as crc32c_value
 
 from bookie_server.core.ledger_record import LedgerRecord
-from bookie_server.storage.ledgers.id_set import LedgerIdSet
-from bookie_server.storage.ledgers.index import BlockLocation, IndexRow
-from bookie_server.storage.ledgers.row_proofs import CHECKSUM, Proof, checksum, sealed
+from bookie_server.storage.index.base import BlockLocation, IndexRow
+from bookie_server.storage.index.id_set import LedgerIdSet
+from bookie_server.storage.index.row_proofs import CHECKSUM, Proof, checksum, sealed
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import EntryId, LedgerId
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from bookie_server.storage.ledgers.index import IndexRow, LogUse
-from bookie_server.storage.ledgers.lmdb_tables import (
+from bookie_server.storage.index.base import IndexRow, LogUse
+from bookie_server.storage.index.lmdb_tables import (
     LOG_KEY,
     LOG_USE,
     LOGS,
@@ -22,7 +22,7 @@ from bookie_server.storage.ledgers.lmdb_tables import (
     put_all,
     read_row,
 )  # fmt: skip
-from bookie_server.storage.ledgers.row_proofs import Proof, sealed
+from bookie_server.storage.index.row_proofs import Proof, sealed
 from spark_ledger.errors import CorruptionError
 
 logger = logging.getLogger(__name__)

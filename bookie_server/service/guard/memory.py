@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Final
 
-from bookie_server.service.log_bound import LogBound
+from bookie_server.service.guard.log_bound import LogBound
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import (
     BOOKIE_MEMORY_BYTES_PER_S,

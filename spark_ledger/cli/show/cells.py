@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import click
 
-from spark_ledger.cli.output import payload_fields
+from spark_ledger.cli.show.output import payload_fields
 
 if TYPE_CHECKING:
     import pyarrow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_server.storage.ledgers.intervals import Piece, StoredRow, plan_insert
+from bookie_server.storage.index.intervals import Piece, StoredRow, plan_insert
 
 
 class RowModel:

@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
-from bookie_server.storage.ledgers import row_proofs
-from bookie_server.storage.ledgers.row_proofs import Proof, VerifiedRows
+from bookie_server.storage.index import row_proofs
+from bookie_server.storage.index.row_proofs import Proof, VerifiedRows
 from spark_ledger.types import EntryId, LedgerId
 
 BOUND = 100_000

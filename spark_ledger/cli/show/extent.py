@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from spark_ledger.cli.output import age_text, size_text, time_text
-from spark_ledger.cli.positions import position_text
+from spark_ledger.cli.arguments.positions import position_text
 from spark_ledger.cli.retention import hold_fields, limit_fields, limits_text, span_text
+from spark_ledger.cli.show.output import age_text, size_text, time_text
 
 if TYPE_CHECKING:
     from spark_ledger.stream.retention.handle import Extent

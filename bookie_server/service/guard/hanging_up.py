@@ -12,8 +12,8 @@ import logging
 from collections import Counter
 from enum import Enum
 
-from bookie_server.service.log_bound import LogBound
-from bookie_server.service.sockets import Sockets
+from bookie_server.service.guard.log_bound import LogBound
+from bookie_server.service.guard.sockets import Sockets
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogBound())  # any client can cause a line

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.cli.ledgers import pieces
-from spark_ledger.cli.output import payload_fields, print_table, size_text, time_text
+from spark_ledger.cli.show.output import payload_fields, print_table, size_text, time_text
 from spark_ledger.cli.streams import print_rows
 from spark_ledger.stream.model import Head, Retention, StreamConfig
 from spark_ledger.stream.retention.handle import Extent

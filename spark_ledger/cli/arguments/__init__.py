@@ -1,0 +1,1 @@
+"""What commands take: options of all, positions, amounts, columns."""
