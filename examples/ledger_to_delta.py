@@ -24,6 +24,7 @@ import spark_ledger
 from spark_ledger.local import LocalCluster
 
 STREAM = "orders"
+COLUMNS: list[tuple[str, pa.DataType]] = [("id", pa.int64()), ("status", pa.string())]
 CHANGES = [[(1, "new"), (2, "new"), (1, "paid")], [(2, "paid"), (3, "new"), (1, "sent")]]
 
 
@@ -70,7 +71,7 @@ def crash(checkpoint: Path) -> None:
 
 def run(spark: SparkSession, uri: str, folder: Path) -> None:
     with spark_ledger.connect(uri) as client:
-        schema = pa.schema([pa.field("id", pa.int64()), pa.field("status", pa.string())])
+        schema = pa.schema(COLUMNS)
         stream = client.create_stream(STREAM, schema)
         for rows in CHANGES:
             stream.append(pa.Table.from_pylist([{"id": i, "status": s} for i, s in rows], schema))
