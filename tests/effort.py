@@ -76,6 +76,8 @@ the sources and was found once is looked at for all of them in both."""
 
 ONLY_IN_PROOF: Final = (
     "tests/integration/test_demo.py::test_demo_in_small",
+    "tests/integration/test_examples.py::test_delta_to_ledger_has_each_row_once_after_a_crash",
+    "tests/integration/test_examples.py::test_ledger_to_delta_has_each_row_once_after_a_crash",
     "tests/integration/test_examples.py::test_word_of_the_day",
     "tests/integration/test_local_zookeeper_heap.py::"
     "test_zookeeper_with_a_full_heap_ends_says_so_and_has_its_data_with_a_larger_one",
