@@ -12,6 +12,7 @@ from typing import Self
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.last_confirmed import read_last_confirmed
+from spark_ledger.client.left_open import LeftOpen
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.recovery import Recovery
 from spark_ledger.client.timer import Timer
@@ -46,6 +47,7 @@ class LedgerClient:
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
+        self._left_open = LeftOpen(self._recover)
 
     @classmethod
     async def connect(cls, uri: str, **options: object) -> Self:
@@ -232,6 +234,13 @@ class LedgerClient:
             last_add_confirmed=NO_ENTRY,
         )
 
+    def close_later(self, ledger_id: LedgerId) -> None:
+        """Close a ledger of this connection whose writer has ended and could not close it."""
+        self._left_open.add(ledger_id)
+
+    async def _recover(self, ledger_id: LedgerId) -> None:
+        await self.open_ledger(ledger_id, recover=True)
+
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger's metadata: nobody can open it any more. Idempotent."""
         await self._context.ledgers.delete(check_ledger_id(ledger_id))
@@ -259,6 +268,7 @@ class LedgerClient:
         What they have in flight fails with AddOutcomeUnknownError, what comes later with
         LedgerClosedError.
         """
+        await self._left_open.close()
         for writer in list(self._context.writers):
             await writer.abandon()
         await self._context.suspects.close()

@@ -119,6 +119,18 @@ restart of all ZooKeeper servers, and an error before a human would wonder."""
 TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
+# -- ledgers that could not be closed --------------------------------------------------------------
+
+LEFT_OPEN_DELAY_S: Final = 1.0
+"""Before a ledger that could not be closed is recovered, and between two of them: they are in
+nobody's way, and after an outage of ZooKeeper all processes have some."""
+
+LEFT_OPEN_DELAY_S_MAX: Final = 60.0
+"""The longest pause, while ZooKeeper or the bookies do not answer."""
+
+LEFT_OPEN_MAX: Final = 1_000
+"""Ledgers of one connection that wait to be closed; any more are left to the keeper."""
+
 # -- the loop --------------------------------------------------------------------------------------
 
 TIMER_STEP_S: Final = 0.005

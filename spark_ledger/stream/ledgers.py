@@ -116,6 +116,9 @@ class Ledgers(Protocol):
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         """What the metadata store has of a ledger. Raises NoSuchLedgerError."""
 
+    def close_later(self, ledger_id: LedgerId) -> None:
+        """Close a ledger whose ``OpenLedger.close`` has failed, when that becomes possible."""
+
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger; one that is gone already is no error."""
 

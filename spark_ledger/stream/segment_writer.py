@@ -22,6 +22,8 @@ import pyarrow as pa
 from spark_ledger.client.timer import Alarm
 from spark_ledger.errors import (
     ConfigurationError,
+    FencedError,
+    LedgerClosedError,
     LedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -401,13 +403,17 @@ class SegmentWriter:
         ledger, self._ledger = self._ledger, None
         if ledger is None:
             return
-        task = asyncio.get_running_loop().create_task(_close(ledger, self._last_push))
+        task = asyncio.get_running_loop().create_task(
+            _close(self._ledgers, ledger, self._last_push)
+        )
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
 
-async def _close(ledger: OpenLedger, last_push: asyncio.Future[int] | None) -> None:
-    """Close a ledger that is no longer used. If that fails it is left open for recovery to close:
+async def _close(
+    ledgers: Ledgers, ledger: OpenLedger, last_push: asyncio.Future[int] | None
+) -> None:
+    """Close a ledger that is no longer used. If that fails the connection closes it by recovery:
     what a commit names is confirmed in either case (rule T9)."""
     if last_push is not None:
         await asyncio.wait([last_push])
@@ -417,5 +423,8 @@ async def _close(ledger: OpenLedger, last_push: asyncio.Future[int] | None) -> N
         logger.info(
             "ledger %d was deleted, with its stream, before it was closed", ledger.ledger_id
         )
-    except LedgerError as error:
+    except (FencedError, LedgerClosedError) as error:
         logger.warning("ledger %d of a stream is left open: %s", ledger.ledger_id, error)
+    except LedgerError as error:
+        logger.warning("ledger %d of a stream is closed later: %s", ledger.ledger_id, error)
+        ledgers.close_later(ledger.ledger_id)

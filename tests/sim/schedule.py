@@ -40,7 +40,7 @@ from tests.sim.loop import Deadlock, current_process
 from tests.sim.nemesis import Nemesis
 from tests.sim.options import Options, options_of
 from tests.sim.restoring import check_disturbed, without
-from tests.sim.streams import judge_stream
+from tests.sim.streams import AppendClient, judge_stream
 from tests.sim.world import World
 
 HEAL_S: Final = 240.0
@@ -157,7 +157,8 @@ class _Run:
         if world.options.stream is None or world.drops is None:
             return
         for client in world.clients:
-            client.crash()  # a ledger that its writer gave up is left to it as long as it lives
+            if not isinstance(client, AppendClient):  # those go on living, and own what they opened
+                client.crash()
         last = LastKeeper(world, "keeper-at-last", world.options.stream)
         done = world.loop.run(
             lambda: last.is_done,

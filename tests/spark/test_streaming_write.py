@@ -154,7 +154,7 @@ def test_two_sinks_on_one_stream_both_commit(source: Lab) -> None:
 def test_a_wrong_schema_fails_before_any_task(source: Lab) -> None:
     copy = source.another()
     copy.append(copy.spark.range(1).select(sql.lit("x").alias("id")))
-    with pytest.raises(Exception, match=r"field 'id'.*string.*int64"):
+    with pytest.raises(Exception, match=r"column 'id'.*string.*bigint"):
         copy_all(source, copy)
     assert copy.client.stream(copy.name).head().rows == 1
 

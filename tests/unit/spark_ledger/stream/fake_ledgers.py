@@ -168,6 +168,7 @@ class FakeLedgers:
         self.reads: list[tuple[int, int, int]] = []
         self.chunks_read = 0
         self.deleted: list[int] = []
+        self.closed_later: list[int] = []
         self.bookies = 3
         self._timers: dict[asyncio.AbstractEventLoop, Timer] = {}
 
@@ -232,6 +233,9 @@ class FakeLedgers:
 
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         return self._ledger(ledger_id).metadata
+
+    def close_later(self, ledger_id: LedgerId) -> None:
+        self.closed_later.append(ledger_id)
 
     async def delete_ledger(self, ledger_id: int) -> None:
         path = ledger_path(LedgerId(ledger_id))

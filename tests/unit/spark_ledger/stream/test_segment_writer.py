@@ -15,6 +15,7 @@ from spark_ledger.errors import (
     FencedError,
     LedgerClosedError,
     LedgerError,
+    MetadataUnavailableError,
     NotEnoughBookiesError,
     OutcomeUnknownError,
 )
@@ -247,20 +248,29 @@ def test_data_of_other_kinds_are_refused() -> None:
             list(as_batches(data))
 
 
-def test_closing_survives_a_ledger_that_cannot_be_closed(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("error", "is_closed_later"),
+    [
+        (MetadataUnavailableError("no ZooKeeper"), True),
+        (OutcomeUnknownError("no reply"), True),
+        (FencedError("another client has it"), False),
+        (LedgerClosedError("the connection is closed"), False),
+    ],
+)
+def test_ledger_that_cannot_be_closed_is_closed_later_unless_that_is_up_to_others(
+    error: LedgerError, is_closed_later: bool
 ) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         writer = (await new_stream(ledgers)).writer()
         await writer.write(table(0))
         assert await writer.finish()
-        ledgers.writers[0]._failed = LedgerError("no metadata store")
+        ledgers.writers[0]._failed = error
         await writer.close()
         await writer.close()
+        assert ledgers.closed_later == [ledgers.writers[0].ledger_id] * is_closed_later
 
     run(scenario())
-    assert "left open: no metadata store" in caplog.text
 
 
 def test_a_ledger_is_filled_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:

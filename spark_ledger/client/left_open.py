@@ -1,0 +1,68 @@
+"""Ledgers that a connection could not close: closed by recovery once ZooKeeper answers again.
+
+While their owner lives the keeper leaves them alone (rule K3), and an open ledger is never deleted.
+So a process that runs for months would leave one open ledger for each outage of ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from spark_ledger.errors import LedgerClosedError, LedgerError, NotFoundError
+from spark_ledger.limits.client import LEFT_OPEN_DELAY_S, LEFT_OPEN_DELAY_S_MAX, LEFT_OPEN_MAX
+from spark_ledger.types import LedgerId
+
+logger = logging.getLogger(__name__)
+
+
+class LeftOpen:
+    """Closes ledgers whose writer has ended, one after the other. Belongs to one loop."""
+
+    def __init__(self, recover: Callable[[LedgerId], Awaitable[object]]) -> None:
+        self._recover = recover
+        self._waiting: deque[LedgerId] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ledger_ids(self) -> list[LedgerId]:
+        """Those that are still to be closed, the one that is next first."""
+        return list(self._waiting)
+
+    def add(self, ledger_id: LedgerId) -> None:
+        """Close a ledger later. Its writer must have ended: recovery fences it."""
+        if len(self._waiting) == LEFT_OPEN_MAX:
+            logger.warning(
+                "ledger %d is left open until this process ends: %d others wait to be closed",
+                self._waiting.popleft(),
+                LEFT_OPEN_MAX,
+            )
+        self._waiting.append(ledger_id)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._close_all())
+
+    async def close(self) -> None:
+        """The connection ends: what is still open is the keeper's (rule K3)."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _close_all(self) -> None:
+        delay_s = LEFT_OPEN_DELAY_S
+        while self._waiting:
+            await asyncio.sleep(delay_s)
+            ledger_id = self._waiting.popleft()
+            try:
+                await self._recover(ledger_id)
+            except NotFoundError:
+                logger.info("ledger %d was deleted before it was closed", ledger_id)
+            except LedgerClosedError:
+                return  # the connection is closed
+            except LedgerError as error:
+                logger.debug("ledger %d cannot be closed yet: %s", ledger_id, error)
+                self._waiting.append(ledger_id)
+                delay_s = min(2 * delay_s, LEFT_OPEN_DELAY_S_MAX)
+                continue
+            delay_s = LEFT_OPEN_DELAY_S
