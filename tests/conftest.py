@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 from collections.abc import Iterator
@@ -61,6 +62,14 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """How tests are spread when there are several processes (-n)."""
     return _ByFile(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """What earlier files left is not looked through again: with it a full collection takes a
+    second, and some tests need one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -223,13 +223,19 @@ class Life:
         assert root.dropped <= self.earliest
         self.named |= root.ledgers()
 
-    async def settled(self) -> None:
-        """All is done that is to be done: what is there beside what never was named is named."""
-        stream = await self.healthy()
-        await stream._committer.sealer.seal(len(self.commits))
+    async def _reclaimed(self, stream: Stream) -> None:
         reclaimer = stream.retention.reclaimer(Deletions(self.ledgers), LiveNames())
         while not (await reclaimer.step(self.earliest)).is_done:
             pass
+
+    async def settled(self) -> None:
+        """All is done that is to be done: what is there beside what never was named is named."""
+        stream = await self.healthy()
+        # A keeper that died between deleting leaves and writing the root is followed by another:
+        # what the root still names of dropped commits cannot be merged (rule T18).
+        await self._reclaimed(stream)
+        await stream._committer.sealer.seal(len(self.commits))
+        await self._reclaimed(stream)
         await self.check()
         root = root_of(self.ledgers)
         assert root.dropped == self.earliest
