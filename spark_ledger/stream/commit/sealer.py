@@ -184,6 +184,10 @@ class Sealer:
     async def _seal_leaves(self, before: Versioned[ManifestRoot], leaves: int) -> bool:
         """Move the oldest commits that have nodes into so many leaves; whether it was done."""
         root, first = before.value, before.value.sealed
+        gone = min(leaves, root.dropped_leaves())
+        if gone:
+            after = root.without_leaves(gone)
+            return await self._replace(before, after, self._node_deletes(first, after.sealed))
         numbers = range(first, first + leaves * root.leaf_commits)
         parts = [range(start, start + root.leaf_commits) for start in numbers[:: root.leaf_commits]]
         stored = await self._log.stored(numbers)
@@ -199,13 +203,17 @@ class Sealer:
                 for entry, part in enumerate(parts)
             ]
         )
-        full = range(first // COMMITS_PER_BUCKET, after.sealed // COMMITS_PER_BUCKET)
-        deletes = [Delete(self._nodes.commit_path(number)) for number in numbers]
-        deletes += [Delete(self._nodes.bucket_path_of(bucket)) for bucket in full]
+        deletes = self._node_deletes(first, after.sealed)
         if not await self._replace(before, after, deletes, made=ledger, holds=first):
             return False
         self._manifests.keep(ledger, pages)  # to be merged without being read
         return True
+
+    def _node_deletes(self, first: int, end: int) -> list[Operation]:
+        """The nodes of these commits go, and the buckets that are empty then."""
+        full = range(first // COMMITS_PER_BUCKET, end // COMMITS_PER_BUCKET)
+        commits = [Delete(self._nodes.commit_path(number)) for number in range(first, end)]
+        return [*commits, *(Delete(self._nodes.bucket_path_of(bucket)) for bucket in full)]
 
     def _check_order(self, one: Commit, other: Commit) -> None:
         """Nothing damaged is sealed: its node, which says what is wrong, would be gone."""
@@ -297,13 +305,13 @@ class Sealer:
         after: ManifestRoot,
         deletes: Sequence[Operation],
         *,
-        made: LedgerId,
-        holds: int,
+        made: LedgerId | None = None,
+        holds: int = 0,
     ) -> bool:
         """Replace the root in the version that was read, and delete the nodes; whether it was done.
 
-        ``made`` is the ledger with the new pages, and ``holds`` a commit behind them. If the
-        transaction can take no effect any more the ledger is deleted (rule T12).
+        ``made`` is the ledger with the new pages, if there are any, and ``holds`` a commit behind
+        them. If the transaction can take no effect any more the ledger is deleted (rule T12).
         """
         nodes = self._nodes
         operations = [
@@ -311,7 +319,7 @@ class Sealer:
             Check(nodes.config_path, self._schemas.versioned.version),
             Put(nodes.manifests_path, encode_root(after), before.version),
             *deletes,
-            *await self._ledgers.naming.operations([made]),
+            *await self._ledgers.naming.operations([] if made is None else [made]),
         ]
         is_undecided = False
         for _ in range(_SENDS_MAX):
@@ -321,7 +329,7 @@ class Sealer:
                 is_undecided = True
             except (ConflictError, NotFoundError):
                 if not is_undecided:
-                    await self._drop([made])
+                    await self._drop_made(made)
                     await self._schemas.refresh()
                     return False
             else:
@@ -333,21 +341,26 @@ class Sealer:
         return False  # it may still arrive, so the ledger stays
 
     async def _find(
-        self, before: Versioned[ManifestRoot], made: LedgerId, holds: int
+        self, before: Versioned[ManifestRoot], made: LedgerId | None, holds: int
     ) -> bool | None:
         """Whether a transaction whose reply was lost was applied; None while it may still be."""
         try:
             await self._manifests.read_root(latest=True)
         except NoSuchStreamError:
-            await self._drop([made])
+            await self._drop_made(made)
             raise
         newest = self._manifests.versioned
         if newest is None or newest.version == before.version:
             return None
+        if made is None:
+            return True  # of whoever replaced it: the next look says what is left to do
         if await self._manifests.search(lambda root: self._names(root, made, holds)):
             return True
-        await self._drop([made])
+        await self._drop_made(made)
         return False
+
+    async def _drop_made(self, made: LedgerId | None) -> None:
+        await self._drop([] if made is None else [made])
 
     async def _names(self, root: ManifestRoot, ledger_id: LedgerId, commit: int) -> bool:
         """Whether a page behind which a commit lies is in a ledger."""

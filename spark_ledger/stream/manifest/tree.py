@@ -129,6 +129,18 @@ class ManifestRoot(NamedTuple):
         lowest, higher = (self.levels or ((),))[0], self.levels[1:]
         return self._replace(levels=((*lowest, *leaves), *higher))
 
+    def dropped_leaves(self) -> int:
+        """How many leaves the next commits would fill of which nothing is left: they get no page,
+        for nobody would ever delete it (rule T18)."""
+        gone = max(0, self.dropped - self.sealed) // self.leaf_commits
+        assert not gone or not any(self.levels), "every page before them went with what it names"
+        return gone
+
+    def without_leaves(self, count: int) -> ManifestRoot:
+        """The root when the next commits, all dropped, are counted as sealed and have no page."""
+        assert 0 < count <= self.dropped_leaves(), (count, self.dropped, self.sealed)
+        return self._replace(first=self.first + count * self.leaf_commits)
+
     def level_to_merge(self) -> int | None:
         """The lowest level with enough pages for a page above, or None."""
         full = (n for n, pages in enumerate(self.levels) if len(pages) >= self.fan_out)
