@@ -25,6 +25,7 @@ class LeftOpen:
         self._recover = recover
         self._waiting: deque[LedgerId] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @property
     def ledger_ids(self) -> list[LedgerId]:
@@ -33,6 +34,8 @@ class LeftOpen:
 
     def add(self, ledger_id: LedgerId) -> None:
         """Close a ledger later. Its writer must have ended: recovery fences it."""
+        if self._is_closed:
+            return
         if len(self._waiting) == LEFT_OPEN_MAX:
             logger.warning(
                 "ledger %d is left open until this process ends: %d others wait to be closed",
@@ -45,6 +48,7 @@ class LeftOpen:
 
     async def close(self) -> None:
         """The connection ends: what is still open is the keeper's (rule K3)."""
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -155,6 +155,13 @@ class LedgerWriter:
         """Whether nothing more can be appended."""
         return self._closing is not None or self._machine.error is not None
 
+    @property
+    def is_left_open(self) -> bool:
+        """Whether the ledger is open though its writer has ended, and nobody else took it over: its
+        metadata could not be written."""
+        taken_over = isinstance(self._machine.error, FencedError)
+        return self._outcome.done() and not (self.metadata.is_closed or taken_over)
+
     # -- appending ---------------------------------------------------------------------------------
 
     async def append(self, payload: bytes) -> EntryId:

@@ -33,6 +33,10 @@ class OpenLedger(Protocol):
     @property
     def is_closed(self) -> bool: ...
 
+    @property
+    def is_left_open(self) -> bool:
+        """Whether the ledger is open though its writer has ended, and nobody else took it over."""
+
     def append_nowait(self, payload: bytes) -> asyncio.Future[int]:
         """Push an entry; the future gives its id once it is confirmed. Ids are consecutive."""
 

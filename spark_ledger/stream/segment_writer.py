@@ -22,8 +22,6 @@ import pyarrow as pa
 from spark_ledger.client.timer import Alarm
 from spark_ledger.errors import (
     ConfigurationError,
-    FencedError,
-    LedgerClosedError,
     LedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -423,8 +421,7 @@ async def _close(
         logger.info(
             "ledger %d was deleted, with its stream, before it was closed", ledger.ledger_id
         )
-    except (FencedError, LedgerClosedError) as error:
-        logger.warning("ledger %d of a stream is left open: %s", ledger.ledger_id, error)
     except LedgerError as error:
-        logger.warning("ledger %d of a stream is closed later: %s", ledger.ledger_id, error)
+        logger.warning("ledger %d of a stream is not closed: %s", ledger.ledger_id, error)
+    if ledger.is_left_open:
         ledgers.close_later(ledger.ledger_id)

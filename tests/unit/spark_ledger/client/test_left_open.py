@@ -122,6 +122,7 @@ def test_closed_connection_ends_the_attempts() -> None:
         assert len(recoveries.calls) == 1
         left.add(LedgerId(1))
         await left.close()
+        left.add(LedgerId(2))
         await asyncio.sleep(2 * LEFT_OPEN_DELAY_S_MAX)
         assert len(recoveries.calls) == 1
 

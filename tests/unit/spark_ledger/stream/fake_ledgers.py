@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import (
+    FencedError,
     LedgerClosedError,
     LedgerError,
     NoSuchEntryError,
@@ -66,6 +67,11 @@ class FakeWriter:
     @property
     def is_closed(self) -> bool:
         return self._ledger.closed or self._failed is not None
+
+    @property
+    def is_left_open(self) -> bool:
+        taken_over = isinstance(self._failed, FencedError)
+        return self._failed is not None and not taken_over
 
     def append_nowait(self, payload: bytes) -> asyncio.Future[int]:
         if self._failed is not None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import (
+    AddOutcomeUnknownError,
     ConfigurationError,
     EntryTooLargeError,
     FencedError,
@@ -254,7 +255,7 @@ def test_data_of_other_kinds_are_refused() -> None:
         (MetadataUnavailableError("no ZooKeeper"), True),
         (OutcomeUnknownError("no reply"), True),
         (FencedError("another client has it"), False),
-        (LedgerClosedError("the connection is closed"), False),
+        (AddOutcomeUnknownError("metadata put refused"), True),
     ],
 )
 def test_ledger_that_cannot_be_closed_is_closed_later_unless_that_is_up_to_others(
