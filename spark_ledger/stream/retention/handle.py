@@ -211,9 +211,12 @@ class StreamRetention:
                 f"stream {self._nodes.name!r}: position {tuple(dlsn)} lies behind the end, "
                 f"{tuple(value.end)}"
             )
+        if dlsn <= value.earliest:  # also at the end, where the newest commits have no rows
+            has_commits = value.earliest_commit < value.next_commit
+            return await self._log.get(value.earliest_commit) if has_commits else None
         if dlsn == value.end:
             return None
-        return await self._log.at_segment(value, max(dlsn, value.earliest).segment)
+        return await self._log.at_segment(value, dlsn.segment)
 
     async def _commit_since(self, head: Versioned[Head], time_ms: int) -> Commit | None:
         now_ms = self._clock_ms()

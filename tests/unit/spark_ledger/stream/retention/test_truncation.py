@@ -82,6 +82,19 @@ def test_truncate_within_commit_keeps_the_whole_commit() -> None:
     run(scenario())
 
 
+def test_truncate_of_stream_whose_newest_commit_has_no_rows_drops_nothing_more() -> None:
+    async def scenario() -> None:
+        _, stream = await stream_of(3)
+        await stream.commit_segments([], sink_id="a", transaction_id=0, overwrite=True)
+        head = await stream.head()
+        assert head.earliest == head.end == Dlsn(3), "no rows are left, and one commit"
+        assert await stream.retention.truncate((1,)) == Dlsn(3)
+        assert await stream.retention.truncate("earliest") == Dlsn(3)
+        assert (await stream.head()).earliest_commit == 3
+
+    run(scenario())
+
+
 def test_truncate_latest_drops_all_and_stream_goes_on() -> None:
     async def scenario() -> None:
         stream = (await stream_of(3))[1]
