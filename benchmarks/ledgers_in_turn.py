@@ -58,10 +58,12 @@ async def _measure(cluster: LocalCluster, ledgers: int, in_flight: int, seconds:
                 _bookies_s(cluster),
             )
             entries = await _append(writers, in_flight, seconds)
+            seconds_taken, used = time.perf_counter() - began, time.process_time() - used
+            used_there = (_bookies_s(cluster) - used_there) / _BOOKIES
             print(
-                f"  {entries / (time.perf_counter() - began):9,.0f} entries/s, "
-                f"{1e6 * (time.process_time() - used) / entries:6.1f} us of the client each, "
-                f"{1e6 * (_bookies_s(cluster) - used_there) / entries / _BOOKIES:6.1f} us of a bookie"
+                f"  {entries / seconds_taken:9,.0f} entries/s, "
+                f"{1e6 * used / entries:6.1f} us of the client each, "
+                f"{1e6 * used_there / entries:6.1f} us of a bookie"
             )
 
 
