@@ -15,7 +15,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 
-from bookie_server.config import BookieConfig
+from bookie_server.config import AutorecoverySettings, BookieConfig
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper.nodes import ELECTED_PATH
 from spark_ledger.limits.keeper import KEEPER_LOOK_S, KEEPER_STOP_S
@@ -35,6 +35,17 @@ def command(config: BookieConfig) -> list[str]:
         *("--dropped-grace", str(keeper.dropped_grace_s)),
         *("--interval", str(keeper.interval_s)),
         *(["--sink-records", f"{keeper.sink_records_s}s"] if keeper.sink_records_s else []),
+        *_autorecovery(config.autorecovery),
+    ]
+
+
+def _autorecovery(settings: AutorecoverySettings) -> list[str]:
+    if not settings.enabled:
+        return ["--no-autorecovery"]
+    return [
+        *("--lost-bookie-delay", f"{settings.lost_bookie_delay_s}s"),
+        *("--open-ledger-grace", f"{settings.open_ledger_grace_s}s"),
+        *("--repair-rate", str(settings.bytes_per_s)),
     ]
 
 

@@ -12,6 +12,7 @@ import click
 
 from spark_ledger.cli.arguments.amounts import DURATION_S
 from spark_ledger.cli.arguments.settings import Settings, common_options
+from spark_ledger.cli.autorecovery import repair_config, repair_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, time_text
 from spark_ledger.limits.keeper import (
     DROPPED_GRACE_S,
@@ -21,8 +22,10 @@ from spark_ledger.limits.keeper import (
 )
 
 if TYPE_CHECKING:
-    from spark_ledger.keeper.keeper import KeeperConfig
+    from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.keeper.keeper import Keeper, KeeperConfig
     from spark_ledger.keeper.nodes import Elected, KeeperState
+    from spark_ledger.repair.service import RepairConfig
 
 
 @click.group()
@@ -79,6 +82,13 @@ def group() -> None:
     help="Remove records of sinks that have committed nothing for so long of their stream's time, "
     "such as 30d. Default: never.",
 )
+@click.option(
+    "--autorecovery/--no-autorecovery",
+    default=True,
+    show_default=True,
+    help="Also make the copies of lost bookies again.",
+)
+@repair_options
 @common_options
 @click.pass_obj
 def run(
@@ -91,6 +101,10 @@ def run(
     dropped_grace: float,
     interval: float,
     sink_records: float | None,
+    autorecovery: bool,
+    lost_bookie_delay: float,
+    open_ledger_grace: float,
+    repair_rate: float,
 ) -> None:
     """Run as the keeper of the cluster until SIGTERM; wait while another one runs.
 
@@ -117,8 +131,15 @@ def run(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
+    repair = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
     asyncio.run(
-        _serve(uri, config, unless_elected=unless_elected, until_input_ends=until_input_ends)
+        _serve(
+            uri,
+            config,
+            repair if autorecovery else None,
+            unless_elected=unless_elected,
+            until_input_ends=until_input_ends,
+        )
     )
 
 
@@ -131,7 +152,12 @@ async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
 
 
 async def _serve(
-    uri: str, config: KeeperConfig, *, unless_elected: bool, until_input_ends: bool
+    uri: str,
+    config: KeeperConfig,
+    repair: RepairConfig | None,
+    *,
+    unless_elected: bool,
+    until_input_ends: bool,
 ) -> None:
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.keeper.keeper import Keeper
@@ -145,7 +171,7 @@ async def _serve(
         keeper = Keeper(client, config)
         if unless_elected and not await keeper.elect():
             return  # of two that look at the same time, too, one is elected and the other ends
-        working = loop.create_task(keeper.run(stop))
+        working = loop.create_task(_work(client, keeper, repair, stop))
         stopping = loop.create_task(stop.wait())
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -154,6 +180,23 @@ async def _serve(
         (outcome,) = await asyncio.gather(working, return_exceptions=True)
         if isinstance(outcome, Exception):
             raise outcome
+
+
+async def _work(
+    client: LedgerClient, keeper: Keeper, repair: RepairConfig | None, stop: asyncio.Event
+) -> None:
+    if repair is None:
+        return await keeper.run(stop)
+    from spark_ledger.repair.service import run_repair
+
+    repairing = asyncio.get_running_loop().create_task(
+        run_repair(client, repair, stop, lambda: keeper.is_elected)
+    )
+    try:
+        await keeper.run(stop)
+    finally:
+        repairing.cancel()
+        await asyncio.gather(repairing, return_exceptions=True)
 
 
 @group.command()
