@@ -11,9 +11,11 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import FencedError, LedgerError
 from spark_ledger.metadata.unsettled import id_path
-from spark_ledger.repair.nodes import DONE_PATH, FAILED_PATH, FailedRepair, RepairDone, read
-from spark_ledger.types import BookieId, LedgerId
-from tests.unit.spark_ledger.client.world import World, run_virtually
+from spark_ledger.repair.copying import Copier
+from spark_ledger.repair.nodes import DONE_PATH, FAILED_PATH, FailedRepair, RepairDone, mark, read
+from spark_ledger.repair.status import look
+from spark_ledger.types import BookieId, BookieStatus, LedgerId
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.repair.world import (
     contents,
     crew,
@@ -44,7 +46,7 @@ def test_lost_bookies_copies_are_made_again_after_the_delay(sizes: tuple[int, in
         e, wq, aq = sizes
         options = {"ensemble_size": e, "write_quorum": wq, "ack_quorum": aq}
         ledgers = []
-        for _ in range(12):
+        for _ in range(4):
             writer = await filled(client, **options)
             await writer.close()
             ledgers.append(writer.ledger_id)
@@ -209,7 +211,8 @@ def test_damaged_copy_is_not_copied() -> None:
         client = await world.client()
         writer = await filled(client)
         await writer.close()
-        lost, rotten, good = sorted(await names(client, writer.ledger_id))
+        # the rotten one is the first that is asked
+        lost, rotten, good = writer.metadata.fragments[0].bookies
         entries = world.bookies[BookieId(rotten)].ledgers[writer.ledger_id].entries
         entries.update({n: frame[:-1] + b"!" for n, frame in entries.items()})
         await lose(world, lost)
@@ -281,3 +284,131 @@ def test_two_workers_at_once_leave_one_new_bookie() -> None:
             assert await lacking(world, client, ledger_id) == []
 
     run_virtually(test, bookies=5)
+
+
+def test_writers_and_repairs_changes_at_the_same_time_both_survive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        first, second, _ = sorted(await names(client, writer.ledger_id))
+        cared = await crew(world)
+        await lose(world, first)
+        await writer.append(b"20")
+        copy, changes = Copier.copy, [second]
+
+        async def copy_while_the_writer_changes(*args: Any) -> None:
+            await copy(*args)
+            if changes:
+                world.kill(changes.pop())
+                await writer.append(b"21")
+
+        monkeypatch.setattr(Copier, "copy", copy_while_the_writer_changes)
+        await cared.passes(120)
+        assert not changes
+        metadata = await client.ledger_metadata(writer.ledger_id)
+        assert [fragment.first_entry for fragment in metadata.fragments] == [0, 20, 21]
+        assert first not in await names(client, writer.ledger_id), "repair's change"
+        assert second not in metadata.last_fragment.bookies, "the writer's change"
+        await writer.append(b"22")
+        await writer.close()
+        assert len(await contents(client, writer.ledger_id)) == 23
+
+    run_virtually(test, bookies=6)
+
+
+def test_ledger_that_is_marked_again_meanwhile_keeps_its_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        first, second, _ = sorted(await names(client, writer.ledger_id))
+        await lose(world, first)
+        store = client.store
+        await mark(store, writer.ledger_id, frozenset([BookieId(first)]), 2)
+        copy, losses = Copier.copy, [second]
+
+        async def copy_while_another_is_lost(*args: Any) -> None:
+            await copy(*args)
+            if losses:
+                await mark(store, writer.ledger_id, frozenset([BookieId(losses[0])]), 2)
+                await lose(world, losses.pop())
+
+        monkeypatch.setattr(Copier, "copy", copy_while_another_is_lost)
+        cared = await crew(world)
+        await cared.worker.run_pass()
+        assert await marked(world) == {writer.ledger_id: 2}
+        await cared.worker.run_pass()
+        assert await marked(world) == {}
+        assert not {first, second} & await names(client, writer.ledger_id)
+        assert await lacking(world, client, writer.ledger_id) == []
+
+    run_virtually(test, bookies=6)
+
+
+def test_bookie_that_does_not_store_is_not_named() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        members = await names(client, writer.ledger_id)
+        for name in set(world.bookies) - members - {"b5"}:
+            world.bookies[BookieId(name)].refuse_next = (BookieStatus.IO_ERROR, "no")
+        await lose(world, min(members))
+        await (await crew(world)).passes(120)
+        assert await lacking(world, client, writer.ledger_id) == []
+
+    run_virtually(test, bookies=6)
+
+
+def test_busy_bookie_is_asked_again() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        members = await names(client, writer.ledger_id)
+        (spare,) = set(world.bookies) - members
+        world.bookies[BookieId(spare)].refuse_next = (BookieStatus.TOO_MANY_REQUESTS, "busy")
+        await lose(world, min(members))
+        await (await crew(world)).passes(120)
+        assert spare in await names(client, writer.ledger_id)
+        assert await lacking(world, client, writer.ledger_id) == []
+
+    run_virtually(test, bookies=4)
+
+
+def test_deleted_ledger_loses_its_mark() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        await mark(client.store, writer.ledger_id, frozenset([BookieId("b0")]), 2)
+        await client.delete_ledger(writer.ledger_id)
+        await (await crew(world)).worker.run_pass()
+        assert await marked(world) == {}
+
+    run_virtually(test)
+
+
+def test_ledger_with_a_password_is_left_and_says_so() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client, password=b"secret")
+        await writer.close()
+        await lose(world, "b0")
+        await (await crew(world)).passes(120)
+        found = await look(client.store)
+        assert found.marked == {2: 1} and found.failing == 1 and found.bytes_left > 0
+        assert "it has a password" in found.failed[0][1].reason
+        assert found.audit.gone_s.keys() == {"b0"}
+
+    run(test)  # keys are derived in a thread
