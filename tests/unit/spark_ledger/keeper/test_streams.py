@@ -9,6 +9,7 @@ import pytest
 
 from spark_ledger.errors import DataLossError, NoSuchLedgerError
 from spark_ledger.keeper.keeper import Keeper
+from spark_ledger.keeper.nodes import SweptNode, read_swept
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
@@ -105,6 +106,28 @@ def test_ledgers_of_truncated_commits_are_deleted_after_the_grace(
         await StreamCatalog(await world.client()).delete("s")
         assert await ledgers(world) == set()
         assert await cared._store.children("streams") == []
+
+    run(test)
+
+
+def test_keeper_writes_down_what_is_not_given_back_yet() -> None:
+    async def test(world: World) -> None:
+        stream = await new_stream(await world.client())
+        await closed_commits(world, stream, 5)
+        clock = Clock()
+        cared = await elected(world, clock)
+        await stream.retention.truncate((3,))
+        await passes(cared, clock, 10)
+        waits = await read_swept(cared._store)
+        extent = await stream.retention.extent()
+        assert waits is not None and extent.reclaimable_bytes > 0
+        assert (waits.value.reclaimable_commits, waits.value.reclaimable_bytes) == (
+            3,
+            extent.reclaimable_bytes,
+        )
+        await passes(cared, clock, 180)
+        waits = await read_swept(cared._store)
+        assert waits is not None and waits.value == SweptNode()
 
     run(test)
 
