@@ -110,6 +110,34 @@ def test_ledgers_of_truncated_commits_are_deleted_after_the_grace(
     run(test)
 
 
+@pytest.mark.parametrize("manifests", [False, True])
+def test_ledgers_of_a_stream_are_counted_by_what_needs_them(
+    manifests: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if manifests:
+        small_manifests(monkeypatch)
+
+    async def test(world: World) -> None:
+        stream = await new_stream(await world.client())
+        await closed_commits(world, stream, 8)
+        pages = len(await live_ledgers(stream)) - 8
+        assert bool(pages) is manifests
+        assert await stream.retention.ledgers() == (8 + pages, 0, 0)
+        await stream.retention.truncate((2,))
+        assert (await stream.retention.ledgers())[1:] == (0, 2)
+        await stream.retention.hold("slow", for_s=3600.0)
+        await stream.retention.set_limits(Retention(rows=3))
+        live, held, reclaimable = await stream.retention.ledgers()
+        assert (held, reclaimable) == (3, 2)
+        clock = Clock()
+        cared = await elected(world, clock)
+        await passes(cared, clock, 180)
+        assert await stream.retention.ledgers() == (len(await ledgers(world)), 3, 0)
+        assert live == 6 + pages
+
+    run(test)
+
+
 def test_keeper_writes_down_what_is_not_given_back_yet() -> None:
     async def test(world: World) -> None:
         stream = await new_stream(await world.client())
