@@ -66,7 +66,7 @@ class Drops:
         """The times that keepers have written down, each with when its keeper read its clocks."""
         self._clock_of: dict[str, int] = {}
         self._looked_at: dict[Process, float] = {}
-        """When each keeper has last read its clocks, which is where it asks what is written down."""
+        """When each keeper has last read its clocks: there it asks what is written down."""
         self._counts_from: dict[Process, tuple[float, int | None]] = {}
         """When it first did so, and what it found."""
 
