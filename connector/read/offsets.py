@@ -22,7 +22,7 @@ from spark_ledger.types import Dlsn, EntryId, LedgerId
 OffsetJson: TypeAlias = dict[str, int | str]
 """An offset for Spark. Spark calls for a plain ``dict``."""
 
-CheckpointOffset: TypeAlias = Mapping[str, int | str]
+CheckpointOffset: TypeAlias = Mapping[str, object]
 """An offset that came back from Spark. It may be of another source: nothing is checked yet."""
 
 
@@ -38,6 +38,11 @@ class StreamPosition(NamedTuple):
 
     position: Dlsn
     stream_id: str
+
+
+def unchanged(offset: CheckpointOffset) -> OffsetJson:
+    """The offset of one stream or ledger as it came from Spark: nothing is new."""
+    return cast(OffsetJson, dict(offset))
 
 
 def stream_offset(position: Dlsn, stream_id: str) -> OffsetJson:
@@ -70,13 +75,13 @@ def several_offset(offsets: Mapping[str, OffsetJson]) -> SeveralOffset:
     return {"streams": {name: dict(offsets[name]) for name in sorted(offsets)}}
 
 
-def offsets_by_stream(offset: Mapping[str, object]) -> dict[str, OffsetJson] | None:
+def offsets_by_stream(offset: CheckpointOffset) -> dict[str, OffsetJson] | None:
     """The offsets in one of several streams that came back from Spark; None if it is of one.
 
     Raises ConfigurationError if it is neither.
     """
     if set(offset) != {"streams"}:
-        stream_position(cast(CheckpointOffset, offset))
+        stream_position(offset)
         return None
     streams = offset["streams"]
     if not isinstance(streams, Mapping) or not all(
@@ -125,7 +130,7 @@ def ledger_position(offset: CheckpointOffset, ledger_id: LedgerId) -> EntryId:
     return EntryId(entry)
 
 
-def _foreign_offset_error(offset: Mapping[str, object], wanted: str) -> ConfigurationError:
+def _foreign_offset_error(offset: CheckpointOffset, wanted: str) -> ConfigurationError:
     streams = offset.get("streams")
     if isinstance(streams, Mapping):
         return ConfigurationError(

@@ -1,7 +1,7 @@
 """SeveralSource: positions, triggers and plans of several streams, each of which is a StreamSource.
 
 An offset has the position of each stream by its name, so a replay has the same rows of the same
-streams, whatever streams there are by then (rule T25). Streams may join and go while a query runs.
+streams, whatever streams there are by then (rule T21). Streams may join and go while a query runs.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.types import StructType
 
 from connector import sessions
 from connector.options import ReadOptions
 from connector.read.offsets import (
+    CheckpointOffset,
     OffsetJson,
     SeveralOffset,
     offsets_by_stream,
     several_offset,
     stream_position,
+    unchanged,
 )
 from connector.read.partitions import SeveralPartition
 from connector.read.planner import Backlog, rows_after, shared_ends
@@ -169,7 +171,7 @@ class SeveralSource:
             self._lost.add(name)
             logger.warning("%s; its rows stay unread, because failOnDataLoss=false", left)
 
-    def _by_stream(self, offset: Mapping[str, Any]) -> dict[str, OffsetJson]:
+    def _by_stream(self, offset: CheckpointOffset) -> dict[str, OffsetJson]:
         """The positions in an offset of the streams that are read.
 
         That of a query which read one stream until now is known by the stream's id (rule T7).
@@ -179,9 +181,7 @@ class SeveralSource:
             for name in [each for each in found if not self._several.takes(each)]:
                 self._leave(name, found.pop(name))
             return found
-        single: OffsetJson = {
-            key: value for key, value in offset.items() if isinstance(value, int | str)
-        }
+        single = unchanged(offset)
         stream_id = stream_position(single).stream_id
         for name, source in self._sources.items():
             if source.stream_id == stream_id:
@@ -209,7 +209,7 @@ class SeveralSource:
 
     # -- triggers ----------------------------------------------------------------------------------
 
-    def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> SeveralOffset:
+    def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> SeveralOffset:
         for _ in range(LOOKS_BESIDE_TRUNCATIONS):
             try:
                 return self._latest_offset(start, unlimited=unlimited)
@@ -218,7 +218,7 @@ class SeveralSource:
                     raise
         return self._latest_offset(start, unlimited=unlimited)
 
-    def _latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> SeveralOffset:
+    def _latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> SeveralOffset:
         self._look_for_new()
         positions = self._by_stream(start)
         joining = [name for name in self._sources if name not in positions]
@@ -230,7 +230,7 @@ class SeveralSource:
         offsets = {name: self._ended_at(name, found[name].start, end) for name, end in ends.items()}
         for name in joining:
             # It begins with the next micro-batch: what one of them holds lies between two positions
-            # of the checkpoint, and this stream has only one so far (rule T25).
+            # of the checkpoint, and this stream has only one so far (rule T21).
             offset = self._ask(name, lambda source: source.earliest_offset())
             if offset is not None:
                 offsets[name] = offset
@@ -303,8 +303,8 @@ class SeveralSource:
 
     # -- partitions --------------------------------------------------------------------------------
 
-    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SeveralPartition]:
-        """The partitions of a micro-batch: rows of streams that both offsets have (rule T25)."""
+    def plan(self, start: CheckpointOffset, end: CheckpointOffset) -> list[SeveralPartition]:
+        """The partitions of a micro-batch: rows of streams that both offsets have (rule T21)."""
         first, last = self._by_stream(start), self._by_stream(end)
         names = sorted(name for name in set(first) & set(last) if first[name] != last[name])
         wanted = self._options.plan
@@ -317,7 +317,7 @@ class SeveralSource:
     ) -> Sequence[Part]:
         return self._ask(name, lambda source: source.plan(start, end, limits)) or ()
 
-    def forget(self, end: Mapping[str, Any]) -> None:
+    def forget(self, end: CheckpointOffset) -> None:
         for name, offset in (offsets_by_stream(end) or {}).items():
             if name in self._sources:
                 self._sources[name].forget(offset)

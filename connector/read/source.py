@@ -5,8 +5,8 @@ Everything here runs in the source and planner processes beside Spark's driver, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.options import ReadOptions
 from connector.read.ledger_source import LedgerSource
-from connector.read.offsets import AnyOffset
+from connector.read.offsets import AnyOffset, CheckpointOffset
 from connector.read.several_source import SeveralSource
 from connector.read.stream_source import StreamSource
 from connector.schema import (
@@ -57,7 +57,7 @@ class Source(Protocol):
     def pin_target(self) -> None:
         """Read nothing that arrives from now on (trigger availableNow)."""
 
-    def latest_offset(self, start: Mapping[str, Any], *, unlimited: bool) -> AnyOffset:
+    def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> AnyOffset:
         """Where the next micro-batch ends; ``start`` itself if there is nothing to do."""
 
     def newest_offset(self) -> AnyOffset | None:
@@ -66,10 +66,10 @@ class Source(Protocol):
     def final_offset(self) -> AnyOffset:
         """Where a batch read ends."""
 
-    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+    def plan(self, start: CheckpointOffset, end: CheckpointOffset) -> Sequence[InputPartition]:
         """The partitions between two offsets: the same for the same offsets."""
 
-    def forget(self, end: Mapping[str, Any]) -> None:
+    def forget(self, end: CheckpointOffset) -> None:
         """Everything before ``end`` has been processed; caches of it may go."""
 
 

@@ -23,6 +23,7 @@ from connector.read.offsets import (
     recreated_message,
     stream_offset,
     stream_position,
+    unchanged,
 )
 from connector.read.partitions import StreamPartition, StreamSpan
 from connector.read.planner import Backlog, has_rows, trigger_end
@@ -267,7 +268,7 @@ class StreamSource:
         head = self._head_reaching(position)
         end = head.end if self._target is None else self._target
         if end <= position:
-            return dict(start)
+            return unchanged(start)
         self._readable(head, position, _CHECKPOINT)
         limits = self._options.trigger
         if unlimited or limits.unlimited:
@@ -277,7 +278,7 @@ class StreamSource:
             enough = has_rows(self._backlog(position, end), position, limits.min_rows)
             if not enough and waited_s < limits.max_delay_s:
                 self._sleep(min(POLL_WAIT_S, limits.max_delay_s - waited_s))
-                return dict(start)
+                return unchanged(start)
         return self._advance(min(end, trigger_end(self._backlog(position, end), position, limits)))
 
     def _advance(self, end: Dlsn) -> OffsetJson:
