@@ -34,6 +34,7 @@ def command(config: BookieConfig) -> list[str]:
         *("--unnamed-grace", str(keeper.unnamed_grace_s)),
         *("--dropped-grace", str(keeper.dropped_grace_s)),
         *("--interval", str(keeper.interval_s)),
+        *("--audit-interval", str(keeper.audit_s)),
         *(["--sink-records", f"{keeper.sink_records_s}s"] if keeper.sink_records_s else []),
     ]
 

@@ -50,10 +50,11 @@ from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 logger = logging.getLogger(__name__)
 
 
-class _Deletions:
+class LedgerDeletions:
     """Deletes ledgers that nothing live names, as the elected keeper (rules T17, K5)."""
 
     def __init__(self, client: LedgerClient, guard: Callable[[], Check], per_s: float) -> None:
+        self._client = client
         self._store = client.store
         self._ledgers = LedgerStore(client.store)
         self._guard = guard
@@ -77,9 +78,15 @@ class _Deletions:
         except (ConflictError, NotFoundError, OutcomeUnknownError) as error:
             logger.info("ledger %d is left for the next sweep: %s", ledger_id, error)
             return False
-        logger.info("ledger %d is deleted: all commits that named it were dropped", ledger_id)
+        logger.info("ledger %d is deleted: no commit that is left names it", ledger_id)
         await asyncio.sleep(1.0 / self._per_s)
         return True
+
+    async def recover(self, ledger_id: LedgerId) -> None:
+        try:
+            await self._client.open_ledger(ledger_id, recover=True)
+        except LedgerError as error:
+            logger.warning("ledger %d of a former version is not closed: %s", ledger_id, error)
 
 
 @dataclass(slots=True)
@@ -115,7 +122,7 @@ class StreamKeeper:
         self._guard = guard
         self._worked_s = worked_s
         self._sink_records_s = sink_records_s
-        self._deletions = _Deletions(client, guard, deletes_per_s)
+        self._deletions = LedgerDeletions(client, guard, deletes_per_s)
         self._clock = clock
         self._wall_ms = wall_ms
         self._grace_s = grace_s
@@ -205,6 +212,8 @@ class StreamKeeper:
                 logger.info("hold %r of stream %r is over", hold.name, stream.name)
             if not config.retention.is_for_ever:
                 self.done["dropped"] += await retention.apply(now_ms)
+        if config.dropping:  # of a keeper that was killed: commits refuse these ledgers
+            await retention.reclaimer(self._deletions, LiveNames()).withdraw()
         head = await stream.head()
         if head.earliest_commit == 0:
             return
