@@ -208,7 +208,11 @@ class StreamKeeper:
         if self._steady is None:
             self._steady = SteadyClock(wall_ms, now, None if saved is None else saved.value.time_ms)
         now_ms = self._steady.read(wall_ms, now)
-        await write_clock(self._store, now_ms, saved)
+        try:
+            await write_clock(self._store, now_ms, saved)
+        except ConflictError:
+            self._steady = None  # another keeper has: the next sweep goes on from what that wrote
+            raise
         if self._steady.has_jumped and not self._has_warned:
             logger.warning(
                 "the clock of this host is %d s ahead of what keepers have seen pass: it jumped, "
