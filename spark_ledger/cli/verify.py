@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from spark_ledger.errors import LedgerError, NotFoundError
-from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import decode_ledger
@@ -26,6 +25,13 @@ from spark_ledger.wire.frame import derive_keys, digest_for, open_run
 
 ANSWER_TIMEOUT_S: Final = 10.0
 """A bookie that does not answer within this counts as silent, and is asked no more."""
+
+BUSY_PAUSE_S: Final = 0.1
+BUSY_ATTEMPTS_MAX: Final = 300
+"""A bookie that is busy decides nothing: it is asked again, for half a minute."""
+
+QUESTIONS_AT_ONCE: Final = 8
+"""To one bookie, whether it holds a ledger: it serves others as well."""
 
 LEDGERS_AT_ONCE: Final = 4
 """Ledgers whose copies are read at once: reads of others go on beside it."""
@@ -108,7 +114,7 @@ class _Comparison:
                 await asyncio.gather(*map(self._compare, part))
                 self._advance(len(part))
         others = [LedgerId(each) for each in range(self._end) if each not in named]
-        for part in _parts(others, METADATA_READS_IN_FLIGHT_MAX):
+        for part in _parts(others, QUESTIONS_AT_ONCE):
             for bookie_id in self._asked():
                 await asyncio.gather(*(self._look_for(bookie_id, each) for each in part))
         return self._found
@@ -197,9 +203,13 @@ class _Comparison:
         self, bookie_id: BookieId, ledger_id: LedgerId
     ) -> Sequence[tuple[EntryId, EntryId]] | None:
         """What a bookie holds of a ledger; None if it does not say: then it is asked no more."""
-        status, ranges = await self._transport.list_entries(
-            bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S
-        )
+        for _ in range(BUSY_ATTEMPTS_MAX):
+            status, ranges = await self._transport.list_entries(
+                bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S
+            )
+            if status is not BookieStatus.TOO_MANY_REQUESTS:
+                break
+            await asyncio.sleep(BUSY_PAUSE_S)
         if status is BookieStatus.OK or status.is_denial:
             return ranges
         self._found.bookies[bookie_id].silent = f"it answered {status.name.lower()}"
@@ -225,7 +235,7 @@ class _Comparison:
             copies.damaged += 1
             faults.append(f"ledger {ledger.ledger_id} entry {entry_id} on {bookie_id}: {why}")
 
-        before = first - 1
+        before, refused = first - 1, 0
         while before < first <= last:
             before = first
             chunks = self._transport.read(
@@ -237,6 +247,10 @@ class _Comparison:
                 timeout_s=ANSWER_TIMEOUT_S,
             )
             async for chunk in chunks:
+                if chunk.status is BookieStatus.TOO_MANY_REQUESTS and refused < BUSY_ATTEMPTS_MAX:
+                    refused, before = refused + 1, first - 1
+                    await asyncio.sleep(BUSY_PAUSE_S)
+                    break
                 if chunk.run is None:
                     damaged(chunk.entry_id, f"{chunk.status.name.lower()} {chunk.message}".strip())
                     first = chunk.entry_id + 1

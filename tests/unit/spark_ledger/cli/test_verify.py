@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -12,8 +13,9 @@ from spark_ledger.cli.verify import BookieCopies, Verified, verify
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.transport.base import ReadChunk, Transport
 from spark_ledger.transport.memory import MemoryTransport
-from spark_ledger.types import BookieId, LedgerId
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.spark_ledger.cli.conftest import Run
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.client.world import run as run_in_world
@@ -119,6 +121,44 @@ def test_silent_bookie_is_told_and_asked_no_more() -> None:
         assert not verified.is_well
         assert verified.bookies[B2].silent
         assert verified.bookies[B0].user_bytes == verified.bookies[B1].user_bytes == 1
+
+    run_virtually(test)
+
+
+def test_busy_bookie_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_ledger.cli.verify.BUSY_ATTEMPTS_MAX", 5)
+
+    async def test(world: World) -> None:
+        await (await written(world, b"a", b"b")).close()
+        transport = MemoryTransport(world.alive)
+        refusals = [3, 3]
+
+        class Busy:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(transport, name)
+
+            async def list_entries(self, *words: Any, **more: Any) -> Any:
+                refusals[0] -= 1
+                if refusals[0] >= 0:
+                    return BookieStatus.TOO_MANY_REQUESTS, []
+                return await transport.list_entries(*words, **more)
+
+            async def read(self, *words: Any, **more: Any) -> Any:
+                refusals[1] -= 1
+                if refusals[1] >= 0:
+                    yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, EntryId(0))
+                    return
+                async for chunk in transport.read(*words, **more):
+                    yield chunk
+
+        store = MemoryMetadataStore(world.tree)
+        verified = await verify(store, cast(Transport, Busy()), lambda _: None)
+        assert verified.is_well, verified
+        assert [each.user_bytes for each in verified.bookies.values()] == [2, 2, 2]
+        refusals[:] = [10**6, 0]
+        verified = await verify(store, cast(Transport, Busy()), lambda _: None)
+        assert "too_many_requests" in verified.bookies[B0].silent
+        await transport.close()
 
     run_virtually(test)
 
