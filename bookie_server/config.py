@@ -27,6 +27,7 @@ from spark_ledger.limits.collection import (
     COLLECTION_SHARE_MAX,
 )
 from spark_ledger.limits.keeper import (
+    AUDIT_S,
     DROPPED_GRACE_S,
     KEEPER_PASS_S,
     OWNER_GRACE_S,
@@ -76,6 +77,8 @@ class KeeperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     interval_s: Annotated[float, msgspec.Meta(ge=0.1)] = KEEPER_PASS_S
     sink_records_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """0: records of sinks are never removed."""
+
+    audit_s: Annotated[float, msgspec.Meta(ge=0)] = AUDIT_S
 
 
 class AutorecoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -142,6 +142,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether clients that follow a ledger lose ZooKeeper, and nothing else goes wrong."""
     drops: bool = False
     """Whether rows of the stream are dropped and held, while others read and keepers give back."""
+    audits: bool = False
+    """Whether keepers audit all the time, and each commit of several ledgers names them ahead."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -200,7 +202,10 @@ def draw_options(seed: int) -> Options:
         false_fences=draw.random() < 0.04 and stream is None and not rot,
         lonely_tails=draw.random() < 0.04 and stream is None and not rot,
         drops=draw.random() < 0.5 and stream is not None,
+        audits=draw.random() < 0.5 and stream is not None,
     )
+    if options.audits:
+        options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
     if options.drops:  # keepers drop what retention allows
         assert stream is not None, "there is something to drop"
         more = msgspec.structs.replace(stream, transactions=2 * stream.transactions)

@@ -326,8 +326,10 @@ def _adjusted(options: Options) -> Iterator[None]:
             "COMMITS_KEPT_AS_NODES": 1,
             "SEAL_EVERY": bucket // 3,
         }
-    if options.drops:
+    if options.drops or options.audits:
         values["STREAM_SWEEP_PASSES"] = 2
+    if options.audits:
+        values["LEDGERS_NAMED_BY_COMMIT_MAX"] = 1
     places = [
         (module, name)
         for module in (commit_nodes, committer, frame, keeper, nodes, sealer, tree)

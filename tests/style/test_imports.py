@@ -25,6 +25,7 @@ CONNECTOR_COMMON = (
         for name in ("option_parsers", "options", "retry", "schema", "sessions", "task_report")
     ),
     "connector.sentences",
+    "connector.several",
 )
 
 # What a pure module would need in order to wait, to look at the world, or to be nondeterministic.

@@ -20,6 +20,7 @@ from spark_ledger.stream.manifest.format import encode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot
 from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.retention.names import names_of
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ class Deletions(Protocol):
 
     async def delete(self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]) -> bool:
         """Delete a ledger as it was read, if the checks hold; whether that was done."""
+
+    async def recover(self, ledger_id: LedgerId) -> None:
+        """Close an open ledger of a version of before, which named no owner; an error is logged."""
 
 
 class LiveNames:
@@ -162,22 +166,65 @@ class Reclaimer:
                 continue
             if ledger.value.is_closed and len(free) < DROPPING_LEDGERS_MAX:
                 free.append(ledger)
-            else:
-                left.add(ledger_id)
-        if not free:
-            return left
-        config = await self._listing([each.value.ledger_id for each in free])
-        # Commits that were made before the list are seen now; later ones refuse these ledgers.
-        ids = [each.value.ledger_id for each in free]
+                continue
+            left.add(ledger_id)
+            if not ledger.value.is_closed and not ledger.value.owner:
+                await self._deletions.recover(ledger_id)  # it is in no index: nobody else would
+        if free:
+            left |= await self._delete_listed(free, lambda ids: self._named_since(ids, end))
+        return left
+
+    async def _named_since(self, ledger_ids: Collection[LedgerId], end: int) -> set[LedgerId]:
         newest = (await self._nodes.head(latest=True)).value.next_commit
-        again = await self._names.named(self._log, ids, end, newest)
+        return await self._names.named(self._log, ledger_ids, end, newest)
+
+    async def _delete_listed(
+        self,
+        free: Sequence[Versioned[LedgerMetadata]],
+        named: Callable[[Collection[LedgerId]], Awaitable[Collection[LedgerId]]],
+    ) -> set[LedgerId]:
+        """Delete closed ledgers while no commit may name them, except those that are named at the
+        second look (rule T17); those that could not be deleted."""
+        ids = [each.value.ledger_id for each in free]
+        config = await self._listing(ids)
+        # Commits that were made before the list are seen now; later ones refuse these ledgers.
+        again = await named(ids)
         checks = [Check(self._nodes.config_path, config.version)]
+        left: set[LedgerId] = set()
         for ledger in free:
             ledger_id = ledger.value.ledger_id
             if ledger_id not in again and not await self._delete(ledger, checks):
                 left.add(ledger_id)
         await self._listing(())
         return left
+
+    async def delete_unlisted(self, ledger_ids: Sequence[LedgerId], end: int) -> int:
+        """Delete those of the ledgers that nothing names; how many (rule K9). ``end``: nothing that
+        was there before this commit was made names them.
+
+        Raises as ``step``, and DataLossError if what the stream names cannot be read.
+        """
+        self._deleted = 0
+        free = []
+        for ledger_id in ledger_ids:
+            ledger = await self._ours(ledger_id)
+            if ledger is not None and ledger.value.is_closed:
+                free.append(ledger)
+
+        async def named(_: Collection[LedgerId]) -> set[LedgerId]:
+            head = (await self._nodes.head(latest=True)).value
+            found: set[LedgerId] = set()
+            async for each in names_of(self._nodes, self._log, head, end):
+                found |= each
+            return found
+
+        if free:
+            await self._delete_listed(free, named)
+        return self._deleted
+
+    async def withdraw(self) -> None:
+        """Take back the list that somebody who died has left in the configuration."""
+        await self._listing(())
 
     async def _ours(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
         """A ledger that was made for this stream, or None. Another's is that one's to delete."""
