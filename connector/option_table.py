@@ -18,13 +18,16 @@ from typing import Final, NamedTuple, TypeVar
 from connector.option_parsers import (
     Position,
     PositionJson,
+    PositionsByStream,
     Secret,
     parse_boolean,
     parse_name,
+    parse_names,
     parse_one_of,
     parse_path,
-    parse_position,
-    parse_timestamp_ms,
+    parse_pattern,
+    parse_positions,
+    parse_times_ms,
     parse_transaction,
     parse_whole_number,
 )
@@ -59,13 +62,15 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("stream", parse_name("a stream name")),
     Option("ledgerId", parse_whole_number(0), READ),
     Option("path", parse_name("a stream name")),
+    Option("streams", parse_names, READ),
+    Option("streamPattern", parse_pattern, READ),
     Option("taskLog", parse_boolean),
     # reading
-    Option("startingPosition", parse_position, READ),
-    Option("startingTimestamp", parse_timestamp_ms, READ),
+    Option("startingPosition", parse_positions, READ),
+    Option("startingTimestamp", parse_times_ms, READ),
     Option("startingTransaction", parse_transaction, READ),
-    Option("endingPosition", parse_position, READ, BATCH, "a streaming query has no end"),
-    Option("endingTimestamp", parse_timestamp_ms, READ, BATCH, "a streaming query has no end"),
+    Option("endingPosition", parse_positions, READ, BATCH, "a streaming query has no end"),
+    Option("endingTimestamp", parse_times_ms, READ, BATCH, "a streaming query has no end"),
     Option("maxRowsPerTrigger", _ROWS, READ, STREAM, "a batch read has no trigger"),
     Option("maxBytesPerTrigger", _BYTES, READ, STREAM, "a batch read has no trigger"),
     Option("minRowsPerTrigger", _ROWS, READ, STREAM, "a batch read has no trigger"),
@@ -159,9 +164,9 @@ class ParsedOptions:
         return default if value is None else value
 
     def position_or(self, name: str, default: Position) -> Position:
-        """A position as its parser makes it: a word or a PositionJson."""
+        """A position as its parser makes it: a word or a PositionJson; not one by stream."""
         value = self.get(name, object)
-        if value is None:
+        if value is None or isinstance(value, PositionsByStream):
             return default
         assert value == "earliest" or value == "latest" or isinstance(value, PositionJson)
         return value

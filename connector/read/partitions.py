@@ -96,6 +96,15 @@ class StreamSpan(InputPartition):
         self.span = span
 
 
+class SeveralPartition(InputPartition):
+    """Parts of several streams, by the name of each: one after the other in one task. A part is a
+    ``StreamPartition`` or a ``StreamSpan``."""
+
+    def __init__(self, parts: tuple[tuple[str, StreamPartition | StreamSpan], ...]) -> None:
+        super().__init__(None)
+        self.parts = parts
+
+
 class LedgerPartition(InputPartition):
     """Entries ``first_entry`` .. ``last_entry`` of a raw ledger, both included."""
 

@@ -151,7 +151,7 @@ class _StreamRead:
                 for positioned in stream.read_ranges(
                     self._ranges, schema=stored, replica_hint=plan.reads.order or plan.replica_hint
                 ):
-                    yield _with_metadata(positioned, wanted, metadata_index)
+                    yield _with_metadata(positioned, wanted, metadata_index, options)
                     self._ranges = ranges_after(
                         self._ranges, positioned.position, positioned.batch.num_rows
                     )
@@ -188,7 +188,7 @@ class _SpanRead:
                 for positioned in stream.read_commits(
                     commits, start, end, schema=stored, replica_hint=replica_hint
                 ):
-                    yield _with_metadata(positioned, wanted, metadata_index)
+                    yield _with_metadata(positioned, wanted, metadata_index, options)
                     segment, entry, slot = positioned.position
                     self._span = self._span._replace(
                         commits=range(positioned.commit, commits.stop),
@@ -226,14 +226,15 @@ def ranges_after(
 
 
 def _with_metadata(
-    positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int
+    positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int, options: ReadOptions
 ) -> pa.RecordBatch:
     batch = positioned.batch
     if metadata_index < 0:
         return batch
     columns = list(batch.columns)
     type_ = wanted.field(metadata_index).type
-    columns.insert(metadata_index, with_type(ledger_array(positioned), type_))
+    of_several = None if options.several is None else options.stream
+    columns.insert(metadata_index, with_type(ledger_array(positioned, of_several), type_))
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 

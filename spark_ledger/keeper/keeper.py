@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -173,6 +174,7 @@ class Keeper:
             try:
                 if not await self._election.is_won():
                     logger.warning("this keeper is not the elected one any more")
+                    self._state = None
                     return
                 if self._state is None:
                     await self._take_over()
@@ -186,6 +188,11 @@ class Keeper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.pass_s):
                     await stop.wait()
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether this one is at work as the elected keeper, for all that it knows."""
+        return self._state is not None
 
     async def elect(self) -> bool:
         """Be elected if nobody is, and take over what the one before knew."""
@@ -240,7 +247,7 @@ class Keeper:
             pid=me.pid,
             passes=self._state.value.passes + 1,
             time_ms=time.time_ns() // 1_000_000,
-            worked_s=round(self._worked_s(), 1),
+            worked_s=math.floor(self._worked_s() * 10) / 10,  # never more than was worked
             done=Done(
                 recovered=self.done["recovered"],
                 deleted=self.done["deleted"],

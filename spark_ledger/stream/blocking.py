@@ -98,6 +98,16 @@ class StreamConnection(LedgerConnection):
         """Open a stream. Raises NoSuchStreamError."""
         return self._handle(self._call(self._streams.open(name)))
 
+    def wait_for_any(self, after: Iterable[tuple[Stream, int]], timeout_s: float) -> None:
+        """Wait until one of several streams has a segment above the number given for it, is gone,
+        or the time is over."""
+        self._call(_wait_for_any([(each._stream, n) for each, n in after], timeout_s))
+
+    def stream_names(self) -> list[str]:
+        """The names in use, sorted, in one metadata read: also those of streams that are just being
+        created or deleted, which cannot be opened."""
+        return self._call(self._streams.names_in_use())
+
     def list_streams(self) -> list[str]:
         """The names of all streams, sorted."""
         return self._call(self._streams.names())
@@ -366,6 +376,19 @@ def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
             yield from chunk
     finally:
         chunks.close()  # type: ignore[attr-defined]  # it is a generator of the portal
+
+
+async def _wait_for_any(after: Sequence[tuple[AsyncStream, int]], timeout_s: float) -> None:
+    waits = [
+        asyncio.ensure_future(each.wait_for_commit(after_segment=number, timeout_s=timeout_s))
+        for each, number in after
+    ]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)  # the next question meets the error
 
 
 async def _batches_in_thread(data: Rows) -> AsyncGenerator[pa.RecordBatch, None]:

@@ -165,6 +165,10 @@ class StreamCatalog:
             raise nodes.no_such_stream()
         return Stream(self._ledgers, nodes, config)
 
+    async def names_in_use(self) -> list[str]:
+        """The names of all streams, and of those that are just being created or deleted."""
+        return sorted(await self._store.children(STREAMS_ROOT))
+
     async def names(self) -> list[str]:
         """The names of all streams, sorted."""
         names = await self._store.children(STREAMS_ROOT)

@@ -28,10 +28,12 @@ class PositionedBatch(NamedTuple):
     batch: pa.RecordBatch
 
 
-def ledger_type() -> pa.StructType:
-    """The Arrow type of the column: a struct, none of whose fields is ever null."""
+def ledger_type(*, names_stream: bool = False) -> pa.StructType:
+    """The Arrow type of the column: a struct, none of whose fields is ever null. With
+    ``names_stream`` it says which of several streams a row is of."""
     return pa.struct(
         [
+            *([pa.field("stream", pa.string(), nullable=False)] if names_stream else []),
             pa.field("segment", pa.int64(), nullable=False),
             pa.field("entry", pa.int64(), nullable=False),
             pa.field("slot", pa.int64(), nullable=False),
@@ -42,13 +44,15 @@ def ledger_type() -> pa.StructType:
     )
 
 
-def ledger_array(positioned: PositionedBatch) -> pa.StructArray:
-    """The column's values for a batch."""
+def ledger_array(positioned: PositionedBatch, stream: str | None = None) -> pa.StructArray:
+    """The column's values for a batch; with the name of its stream where there are several."""
     rows, position = positioned.batch.num_rows, positioned.position
-    type_ = ledger_type()
-    time_us = pa.scalar(positioned.commit_time_ms * 1000, pa.int64()).cast(type_.field(5).type)
+    type_ = ledger_type(names_stream=stream is not None)
+    time_type = type_.field("commit_time").type
+    time_us = pa.scalar(positioned.commit_time_ms * 1000, pa.int64()).cast(time_type)
     return pa.StructArray.from_arrays(
         [
+            *([] if stream is None else [pa.repeat(pa.scalar(stream), rows)]),
             pa.repeat(pa.scalar(position.segment, pa.int64()), rows),
             pa.repeat(pa.scalar(position.entry, pa.int64()), rows),
             _numbers(position.slot, position.slot + rows),
