@@ -25,9 +25,11 @@ async def names_of(
     root = await log.manifests.read_root(latest=True)
     start = max(first, root.dropped)
     while start < head.next_commit:
-        behind = min(start - start % COMMITS_PER_BUCKET + COMMITS_PER_BUCKET, head.next_commit)
-        if start < head.earliest_commit:
-            behind = min(behind, head.earliest_commit)
+        # Of dropped commits a page at a time: one that is gone says nothing of those behind it.
+        is_dropped = start < head.earliest_commit
+        step = root.leaf_commits if is_dropped else COMMITS_PER_BUCKET
+        behind = start - start % step + step
+        behind = min(behind, head.earliest_commit if is_dropped else head.next_commit)
         yield await _named_by(nodes, log, range(start, behind))
         start = behind
     await log.manifests.read_root(latest=True)
