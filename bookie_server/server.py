@@ -226,7 +226,7 @@ class BookieServer:
             admin_server = await self._serve_admin(listener)
             if admin_server is not None:
                 closing.push_async_callback(admin_server.stop)
-            closing.push_async_callback(keeper_beside(self._config, store))
+            closing.push_async_callback(keeper_beside(self._config, store, self._metrics))
             self._collect(closing, store, keys)
             await self._stop.wait()
             logger.info("stopping: %s", self._replaced or self._fatal or "asked to")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -240,7 +241,7 @@ class Keeper:
             pid=me.pid,
             passes=self._state.value.passes + 1,
             time_ms=time.time_ns() // 1_000_000,
-            worked_s=round(self._worked_s(), 1),
+            worked_s=math.floor(self._worked_s() * 10) / 10,  # never more than was worked
             done=Done(
                 recovered=self.done["recovered"],
                 deleted=self.done["deleted"],

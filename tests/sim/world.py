@@ -52,6 +52,7 @@ class World(SimBase):
             stale_reads=options.stale_reads,
             observe=self._observe,
         )
+        self.zookeeper.looks = self.drops
         self.misbehaviour = Misbehaviour(self)
         self.collections: Collections | None = None
         self.clients: list[Client] = []

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+from spark_ledger.errors import ConflictError
+from spark_ledger.keeper import streams
 from spark_ledger.keeper.clock import SteadyClock
+from spark_ledger.keeper.nodes import read_clock, write_clock
+from spark_ledger.keeper.streams import StreamKeeper
+from spark_ledger.metadata.base import Check, MetadataStore
+from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.keeper.world import Clock
 
 HOUR_MS = 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS
@@ -41,3 +50,32 @@ def test_monotonic_clock_that_stands_still_adds_nothing() -> None:
     clock = SteadyClock(0, 100.0)
     assert clock.read(YEAR_MS, 50.0) == 0
     assert clock.read(YEAR_MS, 100.0) == 0
+
+
+def test_keeper_that_another_one_overtook_goes_on_from_what_that_has_written() -> None:
+    async def test(world: World) -> None:
+        client, clock = await world.client(), Clock()
+        cared = StreamKeeper(
+            client,
+            lambda: Check("", -1),
+            clock=clock,
+            worked_s=clock,
+            grace_s=0.0,
+            deletes_per_s=1.0,
+            wall_ms=lambda: YEAR_MS,
+        )
+        await write_clock(client.store, 1000, None)
+        with pytest.MonkeyPatch.context() as patch:  # it looked before that was written
+            patch.setattr(streams, "read_clock", _nothing)
+            with pytest.raises(ConflictError):
+                await cared.sweep()
+        clock.now += 10.0
+        await cared.sweep()
+        written = await read_clock(client.store)
+        assert written is not None and written.value.time_ms <= 101_000
+
+    run(test)
+
+
+async def _nothing(_: MetadataStore) -> None:
+    return None
