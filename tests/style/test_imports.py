@@ -114,6 +114,18 @@ RULES = {
         "spark_ledger.metadata",
         libraries="msgspec",
     ),
+    "spark_ledger.repair.plan": rule(*VALUES, "spark_ledger.protocol", banned=IMPURE),
+    "spark_ledger.repair.lost": rule(*VALUES, banned=IMPURE),
+    "spark_ledger.repair": rule(
+        *PUBLIC,
+        "spark_ledger.client",
+        "spark_ledger.protocol",
+        "spark_ledger.wire",
+        "spark_ledger.transport",
+        "spark_ledger.metadata",
+        "spark_ledger.keeper.gone",
+        libraries="msgspec",
+    ),
     # the watching of Spark's queries; reports are sent from the connector's tasks too
     "spark_ledger.spark": rule(
         "spark_ledger.types",
