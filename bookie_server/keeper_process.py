@@ -17,7 +17,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from bookie_server.config import BookieConfig
+from bookie_server.config import AutorecoverySettings, BookieConfig
 from bookie_server.service.metrics import KeeperFigures, ServiceMetrics
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper.nodes import (
@@ -52,6 +52,17 @@ def command(config: BookieConfig) -> list[str]:
         *("--interval", str(keeper.interval_s)),
         *("--audit-interval", str(keeper.audit_s)),
         *(["--sink-records", f"{keeper.sink_records_s}s"] if keeper.sink_records_s else []),
+        *_autorecovery(config.autorecovery),
+    ]
+
+
+def _autorecovery(settings: AutorecoverySettings) -> list[str]:
+    if not settings.enabled:
+        return ["--no-autorecovery"]
+    return [
+        *("--lost-bookie-delay", f"{settings.lost_bookie_delay_s}s"),
+        *("--open-ledger-grace", f"{settings.open_ledger_grace_s}s"),
+        *("--repair-rate", str(settings.bytes_per_s)),
     ]
 
 

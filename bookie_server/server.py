@@ -208,7 +208,14 @@ class BookieServer:
             closing.callback(service.close)
             stalls.start()
             closing.callback(stalls.stop)
-            guard = MemoryGuard(self._config.memory_bytes, service.relieve, service.memory_is_short)
+            connections = service.connections
+            guard = MemoryGuard(
+                self._config.memory_bytes,
+                service.relieve,
+                service.memory_is_short,
+                calls=lambda: connections.calls,
+            )
+            connections.on_sign = guard.sign
             guard.start()
             closing.callback(guard.stop)
             server = GrpcServer(

@@ -216,7 +216,7 @@ def test_the_bookies_configuration_shows_every_key_with_its_default(tmp_path: Pa
     config = load(tmp_path / "as_is.toml")
     assert load(tmp_path / "shown.toml") == config
     keys = tomllib.loads(shown)
-    for section in (None, "listen", "admin", "keeper", "collection", "storage"):
+    for section in (None, "listen", "admin", "keeper", "autorecovery", "collection", "storage"):
         part = config if section is None else getattr(config, section)
         given = keys if section is None else keys[section]
         assert {field.name for field in msgspec.structs.fields(part)} <= set(given)
