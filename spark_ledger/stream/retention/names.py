@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from spark_ledger.errors import DataLossError, NotFoundError
 from spark_ledger.stream.commit.commit_log import CommitLog
@@ -23,17 +24,55 @@ async def names_of(
     What dropped commits name, as far as they can be read.
     """
     root = await log.manifests.read_root(latest=True)
-    start = max(first, root.dropped)
-    while start < head.next_commit:
-        # Of dropped commits a page at a time: one that is gone says nothing of those behind it.
-        is_dropped = start < head.earliest_commit
-        step = root.leaf_commits if is_dropped else COMMITS_PER_BUCKET
-        behind = start - start % step + step
-        behind = min(behind, head.earliest_commit if is_dropped else head.next_commit)
-        yield await _named_by(nodes, log, range(start, behind))
-        start = behind
+    for numbers in _parts(root, max(first, root.dropped), head.next_commit, head.earliest_commit):
+        yield await _named_by(nodes, log, numbers)
     await log.manifests.read_root(latest=True)
     yield await _pages(nodes, log)
+
+
+class LedgerCounts(NamedTuple):
+    """How many ledgers a stream has, each counted once."""
+
+    live: int
+    """Of rows that are not dropped, and of segment lists and manifests."""
+    held: int
+    """Of these, such as are there only because a hold keeps rows that the limits would drop."""
+    reclaimable: int
+    """Of dropped commits only, and not deleted yet."""
+
+
+async def count_ledgers(
+    nodes: StreamNodes, log: CommitLog, head: Head, first_kept: int
+) -> LedgerCounts:
+    """Count what a stream names; ``first_kept`` is the first commit that its limits keep."""
+    root = await log.manifests.read_root(latest=True)
+    dropped: set[LedgerId] = set()
+    held: set[LedgerId] = set()
+    kept: set[LedgerId] = set()
+    begin, first_kept = head.earliest_commit, max(first_kept, head.earliest_commit)
+    for found, first, end in (
+        (dropped, root.dropped, begin),
+        (held, begin, first_kept),
+        (kept, first_kept, head.next_commit),
+    ):
+        for numbers in _parts(root, first, end, begin):
+            found |= await _named_by(nodes, log, numbers)
+    kept |= await _pages(nodes, log)
+    return LedgerCounts(
+        live=len(held | kept), held=len(held - kept), reclaimable=len(dropped - held - kept)
+    )
+
+
+def _parts(root: ManifestRoot, first: int, end: int, earliest: int) -> Iterator[range]:
+    """Ranges of commits that lie in one bucket each. Of dropped commits a page each: one that is
+    gone says nothing of those behind it."""
+    start = first
+    while start < end:
+        is_dropped = start < earliest
+        step = root.leaf_commits if is_dropped else COMMITS_PER_BUCKET
+        behind = min(start - start % step + step, earliest if is_dropped else end, end)
+        yield range(start, behind)
+        start = behind
 
 
 async def _named_by(nodes: StreamNodes, log: CommitLog, numbers: Sequence[int]) -> set[LedgerId]:
