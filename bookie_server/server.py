@@ -208,7 +208,14 @@ class BookieServer:
             closing.callback(service.close)
             stalls.start()
             closing.callback(stalls.stop)
-            guard = MemoryGuard(self._config.memory_bytes, service.relieve, service.memory_is_short)
+            connections = service.connections
+            guard = MemoryGuard(
+                self._config.memory_bytes,
+                service.relieve,
+                service.memory_is_short,
+                calls=lambda: connections.calls,
+            )
+            connections.on_sign = guard.sign
             guard.start()
             closing.callback(guard.stop)
             server = GrpcServer(
@@ -226,7 +233,7 @@ class BookieServer:
             admin_server = await self._serve_admin(listener)
             if admin_server is not None:
                 closing.push_async_callback(admin_server.stop)
-            closing.push_async_callback(keeper_beside(self._config, store))
+            closing.push_async_callback(keeper_beside(self._config, store, self._metrics))
             self._collect(closing, store, keys)
             await self._stop.wait()
             logger.info("stopping: %s", self._replaced or self._fatal or "asked to")

@@ -90,7 +90,8 @@ class BookieService:
         self._sockets = Sockets()
         self.hang_up = HangUp(self._sockets, metrics.connections_ended)
         self._limits = CallLimits(self.hang_up, metrics.calls_refused)
-        self._connections = Connections()
+        self.connections = self._connections = Connections()
+        """What the clients have begun and sent."""
         self._nonsense = Nonsense()
         self._requests = Requests(self._limits, self._connections, self._nonsense)
         self._answers = AnswerRoom(

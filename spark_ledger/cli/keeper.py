@@ -13,6 +13,7 @@ import click
 from spark_ledger.cli.arguments.amounts import DURATION_S
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.audit import audit, audit_fields, audit_lines
+from spark_ledger.cli.autorecovery import repair_config, repair_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, time_text
 from spark_ledger.limits.keeper import (
     AUDIT_S,
@@ -23,8 +24,10 @@ from spark_ledger.limits.keeper import (
 )
 
 if TYPE_CHECKING:
-    from spark_ledger.keeper.keeper import KeeperConfig
+    from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.keeper.keeper import Keeper, KeeperConfig
     from spark_ledger.keeper.nodes import AuditState, Elected, KeeperState
+    from spark_ledger.repair.service import RepairConfig
 
 
 @click.group()
@@ -85,6 +88,13 @@ group.add_command(audit)
     "such as 30d. Default: never.",
 )
 @click.option(
+    "--autorecovery/--no-autorecovery",
+    default=True,
+    show_default=True,
+    help="Also make the copies of lost bookies again.",
+)
+@repair_options
+@click.option(
     "--audit-interval",
     type=click.FloatRange(min=0),
     default=AUDIT_S,
@@ -104,6 +114,10 @@ def run(
     dropped_grace: float,
     interval: float,
     sink_records: float | None,
+    autorecovery: bool,
+    lost_bookie_delay: float,
+    open_ledger_grace: float,
+    repair_rate: float,
     audit_interval: float,
 ) -> None:
     """Run as the keeper of the cluster until SIGTERM; wait while another one runs.
@@ -132,8 +146,15 @@ def run(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
+    repair = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
     asyncio.run(
-        _serve(uri, config, unless_elected=unless_elected, until_input_ends=until_input_ends)
+        _serve(
+            uri,
+            config,
+            repair if autorecovery else None,
+            unless_elected=unless_elected,
+            until_input_ends=until_input_ends,
+        )
     )
 
 
@@ -146,7 +167,12 @@ async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
 
 
 async def _serve(
-    uri: str, config: KeeperConfig, *, unless_elected: bool, until_input_ends: bool
+    uri: str,
+    config: KeeperConfig,
+    repair: RepairConfig | None,
+    *,
+    unless_elected: bool,
+    until_input_ends: bool,
 ) -> None:
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.keeper.keeper import Keeper
@@ -160,7 +186,7 @@ async def _serve(
         keeper = Keeper(client, config)
         if unless_elected and not await keeper.elect():
             return  # of two that look at the same time, too, one is elected and the other ends
-        working = loop.create_task(keeper.run(stop))
+        working = loop.create_task(_work(client, keeper, repair, stop))
         stopping = loop.create_task(stop.wait())
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -169,6 +195,23 @@ async def _serve(
         (outcome,) = await asyncio.gather(working, return_exceptions=True)
         if isinstance(outcome, Exception):
             raise outcome
+
+
+async def _work(
+    client: LedgerClient, keeper: Keeper, repair: RepairConfig | None, stop: asyncio.Event
+) -> None:
+    if repair is None:
+        return await keeper.run(stop)
+    from spark_ledger.repair.service import run_repair
+
+    repairing = asyncio.get_running_loop().create_task(
+        run_repair(client, repair, stop, lambda: keeper.is_elected)
+    )
+    try:
+        await keeper.run(stop)
+    finally:
+        repairing.cancel()
+        await asyncio.gather(repairing, return_exceptions=True)
 
 
 @group.command()

@@ -174,6 +174,7 @@ class Keeper:
             try:
                 if not await self._election.is_won():
                     logger.warning("this keeper is not the elected one any more")
+                    self._state = None
                     return
                 if self._state is None:
                     await self._take_over()
@@ -187,6 +188,11 @@ class Keeper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.pass_s):
                     await stop.wait()
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether this one is at work as the elected keeper, for all that it knows."""
+        return self._state is not None
 
     async def elect(self) -> bool:
         """Be elected if nobody is, and take over what the one before knew."""

@@ -9,6 +9,8 @@
 | keeper/clock | format_version, time_ms: the time by which retention counted last |
 | keeper/dropped/<stream id> | format_version, name of the stream, and when it was seen to be |
 | | dropped up to which commit, in seconds of work; as long as the stream exists |
+| keeper/swept | format_version, how many commits and bytes of all streams were dropped and not |
+| | given back at the last sweep; written when that changes |
 | keeper/audit | format_version, how far the audit of now is, and what the last one found |
 | keeper/audit/<page> | format_version, and since when which ledgers of ten thousand ids are |
 | | noted, in seconds of work |
@@ -30,6 +32,7 @@ EPOCH_PATH: Final = "keeper/epoch"
 STATE_PATH: Final = "keeper/state"
 CLOCK_PATH: Final = "keeper/clock"
 DROPPED_PATH: Final = "keeper/dropped"
+SWEPT_PATH: Final = "keeper/swept"
 AUDIT_PATH: Final = "keeper/audit"
 
 FORMAT_VERSION: Final = 1
@@ -99,6 +102,14 @@ class DroppedNode(_Node, frozen=True, kw_only=True):
 
     name: str
     looks: tuple[tuple[_Seconds, _Count], ...]
+
+
+class SweptNode(_Node, frozen=True, kw_only=True):
+    """What is dropped of all streams, and waits to be given back."""
+
+    reclaimable_commits: _Count = 0
+    reclaimable_bytes: _Count = 0
+    """User data of theirs."""
 
 
 class Unlisted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -198,6 +209,15 @@ async def write_clock(
         await store.create(CLOCK_PATH, data)
     else:
         await store.put(CLOCK_PATH, data, before.version)
+
+
+async def read_swept(store: MetadataStore) -> Versioned[SweptNode] | None:
+    """What waited to be given back at the last sweep, or None before any was written down."""
+    try:
+        node = await store.get_latest(SWEPT_PATH)
+    except NotFoundError:
+        return None
+    return Versioned(decode(SweptNode, SWEPT_PATH, node.value), node.version)
 
 
 def dropped_path(stream_id: str) -> str:

@@ -29,11 +29,14 @@ from spark_ledger.keeper.clock import SteadyClock
 from spark_ledger.keeper.dropped import DroppedRows, Looks
 from spark_ledger.keeper.nodes import (
     DROPPED_PATH,
+    SWEPT_PATH,
     DroppedNode,
+    SweptNode,
     dropped_path,
     encode,
     read_clock,
     read_dropped,
+    read_swept,
     write_clock,
 )
 from spark_ledger.keeper.sinks import forget_sinks
@@ -130,6 +133,8 @@ class StreamKeeper:
         self._has_warned = False
         self._swept: OrderedDict[str, _Swept] = OrderedDict()
         """By id, the streams of which something was dropped, the last ones swept."""
+        self._waiting = SweptNode()
+        """What is dropped of the streams of this sweep so far, and not given back."""
         self._marked: dict[str, str] = {}
         """Names of streams that were marked as deleted at the last sweep, by id."""
         self.done: Counter[str] = Counter()
@@ -142,6 +147,7 @@ class StreamKeeper:
         """One visit to each stream, for all that there is to do. Raises what the metadata store
         raises at the listing, and MetadataUnavailableError."""
         self.last_error = ""
+        self._waiting = SweptNode()
         now_ms = await self._time()
         swept: set[str] = set()
         marked: dict[str, str] = {}
@@ -165,6 +171,19 @@ class StreamKeeper:
                 logger.warning("the space of stream %r is not given back yet: %s", name, error)
         self._marked = marked
         await self._forget_all_but(swept)
+        await self._say_what_waits()
+
+    async def _say_what_waits(self) -> None:
+        """Write down how much is to be given back, for those who watch the cluster."""
+        before = await read_swept(self._store)
+        if before is not None and before.value == self._waiting:
+            return
+        data = encode(self._waiting)
+        if before is None:
+            await self._store.create(SWEPT_PATH, data)
+        else:
+            change = Put(SWEPT_PATH, data, before.version)
+            await self._store.transaction([self._guard(), change])
 
     async def _visit(self, name: str, config: Versioned[StreamConfig], now_ms: int) -> None:
         stream = Stream(self._client, StreamNodes(self._store, name), config)
@@ -221,11 +240,25 @@ class StreamKeeper:
         upto = known.dropped.before(head.earliest_commit, self._worked_s(), self._grace_s)
         await self._write_down(stream, known)
         reclaimer = retention.reclaimer(self._deletions, known.names)
-        for _ in range(RECLAIM_STEPS_MAX):
-            step = await reclaimer.step(upto)
-            self.done["reclaimed"] += step.ledgers
-            if step.is_done:
-                return
+        try:
+            for _ in range(RECLAIM_STEPS_MAX):
+                step = await reclaimer.step(upto)
+                self.done["reclaimed"] += step.ledgers
+                if step.is_done:
+                    break
+        finally:
+            await self._add_what_waits(stream)
+
+    async def _add_what_waits(self, stream: Stream) -> None:
+        with contextlib.suppress(LedgerError):  # it is only shown
+            extent = await stream.retention.extent()
+            waiting = self._waiting
+            self._waiting = SweptNode(
+                reclaimable_commits=waiting.reclaimable_commits
+                + extent.head.earliest_commit
+                - extent.dropped_commits,
+                reclaimable_bytes=waiting.reclaimable_bytes + extent.reclaimable_bytes,
+            )
 
     # -- since when rows are dropped (rule K8) -----------------------------------------------------
 

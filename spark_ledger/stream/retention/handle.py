@@ -27,6 +27,7 @@ from spark_ledger.stream.model import Commit, Head, Retention, StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.retention.format import decode_holds, encode_holds
+from spark_ledger.stream.retention.names import LedgerCounts, count_ledgers
 from spark_ledger.stream.retention.reclaim import Deletions, LiveNames, Reclaimer
 from spark_ledger.stream.retention.rules import Hold, first_held, truncated
 from spark_ledger.stream.retention.search import first_kept, first_not_before
@@ -378,6 +379,13 @@ class StreamRetention:
             reclaimable_bytes=first[1] - left[1],
             since_ms=first[2],
         )
+
+    async def ledgers(self) -> LedgerCounts:
+        """How many ledgers the stream has. Reads all commits that are not given back."""
+        config, head = await self._schemas.refresh(), (await self._head()).value
+        kept = await first_kept(self._log, head, config.retention, self._clock_ms())
+        number = head.earliest_commit if kept is None else kept.number
+        return await count_ledgers(self._nodes, self._log, head, number)
 
     async def _begin(self, head: Head, number: int) -> tuple[int, int, int]:
         """Rows and bytes before a commit, and its time; the totals at the end."""

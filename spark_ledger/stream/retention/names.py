@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from spark_ledger.errors import DataLossError, NotFoundError
 from spark_ledger.stream.commit.commit_log import CommitLog
@@ -23,15 +24,55 @@ async def names_of(
     What dropped commits name, as far as they can be read.
     """
     root = await log.manifests.read_root(latest=True)
-    start = max(first, root.dropped)
-    while start < head.next_commit:
-        behind = min(start - start % COMMITS_PER_BUCKET + COMMITS_PER_BUCKET, head.next_commit)
-        if start < head.earliest_commit:
-            behind = min(behind, head.earliest_commit)
-        yield await _named_by(nodes, log, range(start, behind))
-        start = behind
+    parts = _parts(max(first, root.dropped), head.next_commit, head.earliest_commit)
+    for numbers in parts:
+        yield await _named_by(nodes, log, numbers)
     await log.manifests.read_root(latest=True)
     yield await _pages(nodes, log)
+
+
+class LedgerCounts(NamedTuple):
+    """How many ledgers a stream has, each counted once."""
+
+    live: int
+    """Of rows that are not dropped, and of segment lists and manifests."""
+    held: int
+    """Of these, such as are there only because a hold keeps rows that the limits would drop."""
+    reclaimable: int
+    """Of dropped commits only, and not deleted yet."""
+
+
+async def count_ledgers(
+    nodes: StreamNodes, log: CommitLog, head: Head, first_kept: int
+) -> LedgerCounts:
+    """Count what a stream names; ``first_kept`` is the first commit that its limits keep."""
+    root = await log.manifests.read_root(latest=True)
+    dropped: set[LedgerId] = set()
+    held: set[LedgerId] = set()
+    kept: set[LedgerId] = set()
+    begin, first_kept = head.earliest_commit, max(first_kept, head.earliest_commit)
+    for found, first, end in (
+        (dropped, root.dropped, begin),
+        (held, begin, first_kept),
+        (kept, first_kept, head.next_commit),
+    ):
+        for numbers in _parts(first, end, begin):
+            found |= await _named_by(nodes, log, numbers)
+    kept |= await _pages(nodes, log)
+    return LedgerCounts(
+        live=len(held | kept), held=len(held - kept), reclaimable=len(dropped - held - kept)
+    )
+
+
+def _parts(first: int, end: int, border: int) -> Iterator[range]:
+    """Ranges of commits that lie in one bucket each, and on one side of a border."""
+    start = first
+    while start < end:
+        behind = min(start - start % COMMITS_PER_BUCKET + COMMITS_PER_BUCKET, end)
+        if start < border:
+            behind = min(behind, border)
+        yield range(start, behind)
+        start = behind
 
 
 async def _named_by(nodes: StreamNodes, log: CommitLog, numbers: Sequence[int]) -> set[LedgerId]:

@@ -18,6 +18,7 @@ from spark_ledger.errors import (
 from spark_ledger.keeper.decisions import Verdict
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import AUDIT_PATH, AuditState, ask_for_audit, read_audit
+from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.codec import encode_ledger
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
@@ -63,9 +64,8 @@ async def audited(cared: Keeper) -> AuditState:
     return found.value
 
 
-async def of_a_former_version(world: World, ledger_ids: Sequence[int]) -> None:
+async def of_a_former_version(store: MetadataStore, ledger_ids: Sequence[int]) -> None:
     """Have ledgers name no owner, and stand in no index."""
-    store = MemoryMetadataStore(world.tree)
     for each in ledger_ids:
         ledger_id = LedgerId(each)
         before = await LedgerStore(store).read(ledger_id)
@@ -83,7 +83,7 @@ def ids(segments: Sequence[Segment]) -> list[int]:
 async def left(world: World, *numbers: int, closes: bool = True) -> list[Segment]:
     """Rows that a task of a former version wrote, and that no commit names."""
     segments = await task(world, *numbers, closes=closes)
-    await of_a_former_version(world, ids(segments))
+    await of_a_former_version(MemoryMetadataStore(world.tree), ids(segments))
     return segments
 
 
@@ -98,7 +98,7 @@ async def stream_of_three(world: World) -> Stream:
     raw = await client.create_ledger()
     await raw.append(b"0")
     await raw.close()
-    await of_a_former_version(world, [raw.ledger_id])
+    await of_a_former_version(MemoryMetadataStore(world.tree), [raw.ledger_id])
     return stream
 
 
