@@ -97,7 +97,8 @@ ONLY_IN_PROOF: Final = (
     "tests/integration/test_examples.py::test_ledger_to_delta_has_each_row_once_after_a_crash",
     "tests/integration/test_examples.py::test_quickstart",
     "tests/integration/test_examples.py::test_word_of_the_day",
-    "tests/integration/test_hung_bookies.py::test_bookie_whose_disk_hangs_says_so_and_writers_go_on",
+    "tests/integration/test_hung_bookies.py::"
+    "test_bookie_whose_disk_hangs_says_so_and_writers_go_on",
     "tests/integration/test_hung_bookies.py::test_writer_waits_for_bookies_whose_disks_all_hang",
     "tests/integration/test_local_zookeeper_heap.py::"
     "test_zookeeper_with_a_full_heap_ends_says_so_and_has_its_data_with_a_larger_one",
