@@ -21,6 +21,7 @@ from connector.option_parsers import (
     PositionsByStream,
     Secret,
     parse_boolean,
+    parse_metadata,
     parse_name,
     parse_names,
     parse_one_of,
@@ -78,7 +79,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("minPartitions", parse_whole_number(1, 10_000), READ),
     Option("maxBytesPerPartition", parse_size_bytes(64 * KIB), READ),
     Option("failOnDataLoss", parse_boolean),
-    Option("includeMetadata", parse_boolean, READ),
+    Option("includeMetadata", parse_metadata, READ),
+    Option("includeHeaders", parse_boolean, READ),
     Option("readTimeout", parse_duration_s, READ),
     Option("speculativeReadDelay", parse_duration_s, READ),
     # writing
