@@ -89,7 +89,7 @@ class LedgerReader:
             self._last_add_confirmed = max(self._last_add_confirmed, newest)
 
     async def _refresh_metadata(self) -> None:
-        ledger = await self._context.ledgers.read(self.ledger_id)
+        ledger = await self._context.ledgers.read_latest(self.ledger_id)
         if ledger.version >= self._ledger.version:
             self._ledger = ledger
 

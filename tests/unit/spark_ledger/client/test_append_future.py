@@ -184,10 +184,12 @@ def test_wait_for_all_ends_with_the_last_however_the_threads_meet(make: Make) ->
 def test_as_completed_gives_each_once(make: Make) -> None:
     futures = [make() for _ in range(4)]
     futures[1].set_result(1)
+    completed = concurrent.futures.as_completed(futures, 60)
+    assert next(completed) is futures[1]
     thread = later(*(partial(future.set_result, 0) for future in (*futures[2:], futures[0])))
-    found = list(concurrent.futures.as_completed(futures, 60))
+    found = list(completed)
     thread.join()
-    assert found[0] is futures[1] and set(found) == set(futures) and len(found) == 4
+    assert set(found) == {futures[0], *futures[2:]} and len(found) == 3
     with pytest.raises(TimeoutError):
         list(concurrent.futures.as_completed([make()], 0.001))
 
@@ -216,8 +218,11 @@ def test_control_c_ends_the_wait_and_not_the_future(future: Future[int]) -> None
     assert main is not None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
+    is_next = threading.Event()
+
     def interrupt() -> None:
-        # Before the test waits it would end the whole run.
+        # Before the test waits it would end the whole run; to start a thread waits in the same code.
+        is_next.wait()
         while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
             time.sleep(0.001)
         signal.pthread_kill(main, signal.SIGINT)
@@ -225,6 +230,7 @@ def test_control_c_ends_the_wait_and_not_the_future(future: Future[int]) -> None
     thread = later(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
+            is_next.set()
             future.result(60)
     finally:
         thread.join()

@@ -366,13 +366,13 @@ def test_recovery_with_older_metadata_reads_the_length_from_the_right_fragment()
 
         other = await world.client()
         ledgers = other._context.ledgers
-        read = ledgers.read
+        read = ledgers.read_latest
 
         async def stale_once(_ledger_id: int) -> Versioned[LedgerMetadata]:
-            ledgers.read = read  # type: ignore[method-assign]
+            ledgers.read_latest = read  # type: ignore[method-assign]
             return older
 
-        ledgers.read = stale_once  # type: ignore[method-assign, assignment]
+        ledgers.read_latest = stale_once  # type: ignore[method-assign, assignment]
         reader = await other.open_ledger(writer.ledger_id, recover=True)
         assert reader.last_add_confirmed == 1
         assert reader.metadata.length == len(b"0elsewhere")

@@ -43,14 +43,14 @@ def test_ledger_is_closed_once_zookeeper_answers_again() -> None:
         writer = await client.create_ledger()
         assert await writer.append(b"x") == 0
         await writer.abandon()
-        read, outage = client._context.ledgers.read, [True]
+        read, outage = client._context.ledgers.read_latest, [True]
 
         async def away(ledger_id: LedgerId) -> object:
             if outage:
                 raise MetadataUnavailableError("no ZooKeeper server answers")
             return await read(ledger_id)
 
-        client._context.ledgers.read = away  # type: ignore[method-assign, assignment]
+        client._context.ledgers.read_latest = away  # type: ignore[method-assign, assignment]
         client.close_later(writer.ledger_id)
         await asyncio.sleep(3)
         assert client._left_open.ledger_ids == [writer.ledger_id]

@@ -82,10 +82,37 @@ def test_older_metadata_do_not_open_a_closed_ledger_again() -> None:
             assert ledger_id == before.value.ledger_id
             return before
 
-        ledgers.read = lags  # type: ignore[method-assign]
+        ledgers.read_latest = lags  # type: ignore[method-assign]
         await reader.refresh()
         assert reader.is_closed
         assert reader.last_add_confirmed == 0
+
+    run(test)
+
+
+def test_ledger_opened_where_a_server_lags_behind_an_ensemble_change_shows_what_was_confirmed() -> (
+    None
+):
+    """The bookies that older metadata name know nothing of what was confirmed since (rule P5)."""
+
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=60)
+        writer = await client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1)
+        early = await client.open_ledger(writer.ledger_id)
+        older = await client._context.ledgers.read(writer.ledger_id)
+        (first,) = writer.metadata.last_fragment.bookies
+        world.kill(first)
+        await writer.append(b"0")
+        await writer.append(b"carries that 0 is confirmed")
+        world.revive(first)
+
+        async def lags(_ledger_id: int) -> Versioned[LedgerMetadata]:
+            return older
+
+        client._context.ledgers.read = lags  # type: ignore[method-assign, assignment]
+        assert (await client.open_ledger(writer.ledger_id)).last_add_confirmed >= 0
+        await early.refresh()
+        assert early.last_add_confirmed >= 0
 
     run(test)
 
