@@ -144,6 +144,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether rows of the stream are dropped and held, while others read and keepers give back."""
     audits: bool = False
     """Whether keepers audit all the time, and each commit of several ledgers names them ahead."""
+    repairers: int = 0
+    """How many make the copies of bookies again that were gone for a moment."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -203,6 +205,7 @@ def draw_options(seed: int) -> Options:
         lonely_tails=draw.random() < 0.04 and stream is None and not rot,
         drops=draw.random() < 0.5 and stream is not None,
         audits=draw.random() < 0.5 and stream is not None,
+        repairers=draw.choice([0, 0, 0, 0, 0, 0, 0, 0, 1, 2]),
     )
     if options.audits:
         options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
@@ -259,6 +262,7 @@ def _all_well(options: Options) -> Options:
         compacts=False,
         busy=0.0,
         lies="",
+        repairers=0,
         false_fences=options.false_fences and not options.lonely_tails,
     )
 
