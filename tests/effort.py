@@ -105,6 +105,7 @@ ONLY_IN_PROOF: Final = (
     "tests/integration/test_restored_zookeeper.py::"
     "test_restored_zookeeper_changes_no_ledger_and_gives_no_id_again",
     "tests/spark/test_crashes.py::test_slow_driver_cannot_commit_after_a_second_one",
+    "tests/spark/test_migrate.py::test_migration_copies_each_record_once_and_proves_it",
     "tests/spark/test_several.py::test_pattern_is_followed_over_new_streams_and_a_restart",
     "tests/spark/test_spark_submit.py::test_executor_and_driver_killed_and_submitted_again",
     "tests/spark/test_streaming_read.py::"
