@@ -12,6 +12,7 @@ from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.events import Command, Event, Tick
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.virtual_time import run_in_virtual_time
 
 
 def test_alarms_ring_in_the_order_of_their_times_and_never_early() -> None:
@@ -48,7 +49,7 @@ def test_alarm_that_is_set_for_an_earlier_time_rings_then_and_once() -> None:
         await asyncio.sleep(0.05)
         assert len(rung) == 2, "it can be set again"
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_alarm_set_from_its_own_call_or_from_another_rings_again() -> None:
