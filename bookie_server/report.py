@@ -97,4 +97,5 @@ class Report:
     def _read_only(self) -> dict[Cause, str]:
         """Why it is READ_ONLY, by cause."""
         bookie = self._bookie
-        return why_read_only(bookie.failure, bookie.disks.states.reason, self._stalls.stall)
+        full, stall = bookie.disks.states.reason, self._stalls.stall
+        return why_read_only(bookie.failure, full, stall, bookie.leaving)

@@ -100,6 +100,9 @@ class Secret:
 NO_SECRET: Final = Secret("")
 """No secret was given."""
 
+KAFKA: Final = "kafka"
+"""The value of ``includeMetadata`` that gives the columns of Spark's Kafka source."""
+
 
 def parse_whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """A parser of whole numbers from ``low`` to ``high``, both included."""
@@ -122,6 +125,16 @@ def parse_boolean(text: str) -> bool:
     if value is None:
         raise ValueError("needs true or false")
     return value
+
+
+def parse_metadata(text: str) -> bool | Literal["kafka"]:
+    """``true``, ``false``, or the word for the columns of Spark's Kafka source."""
+    if text.strip().lower() == KAFKA:
+        return KAFKA
+    try:
+        return parse_boolean(text)
+    except ValueError:
+        raise ValueError("needs true, false or kafka") from None
 
 
 def parse_one_of(*allowed: str) -> Callable[[str], str]:

@@ -15,12 +15,14 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
+from connector.foreign_options import instead_of
 from connector.option_parsers import (
     Position,
     PositionJson,
     PositionsByStream,
     Secret,
     parse_boolean,
+    parse_metadata,
     parse_name,
     parse_names,
     parse_one_of,
@@ -78,7 +80,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("minPartitions", parse_whole_number(1, 10_000), READ),
     Option("maxBytesPerPartition", parse_size_bytes(64 * KIB), READ),
     Option("failOnDataLoss", parse_boolean),
-    Option("includeMetadata", parse_boolean, READ),
+    Option("includeMetadata", parse_metadata, READ),
+    Option("includeHeaders", parse_boolean, READ),
     Option("readTimeout", parse_duration_s, READ),
     Option("speculativeReadDelay", parse_duration_s, READ),
     # writing
@@ -140,11 +143,6 @@ _REFUSED: Final = {
         "asynchronous progress tracking repeats batches with other boundaries, which would break "
         "exactly-once; remove the option"
     ),
-    "startingoffsets": "the option of this source is startingPosition",
-    "endingoffsets": "the option of this source is endingPosition",
-    "maxoffsetspertrigger": "the option of this source is maxRowsPerTrigger",
-    "minoffsetspertrigger": "the option of this source is minRowsPerTrigger",
-    "kafka.bootstrap.servers": "the option of this source is metadata, such as zk://host:2181/ledgers",
 }
 
 
@@ -193,7 +191,7 @@ def parse_options(raw: Mapping[str, str], direction: str, mode: str) -> ParsedOp
     """
     values: dict[str, object] = {}
     for given in raw:
-        if given.lower() in _REFUSED:
+        if given.lower() in _REFUSED or instead_of(given) is not None:
             raise _unknown(given)
     for given, text in raw.items():
         key = given.lower()
@@ -226,7 +224,7 @@ def _parse_one(option: Option, text: str) -> object:
 
 
 def _unknown(given: str) -> ConfigurationError:
-    reason = _REFUSED.get(given.lower())
+    reason = _REFUSED.get(given.lower()) or instead_of(given)
     if reason is not None:
         return ConfigurationError(f"option {given} is not supported: {reason}")
     near = difflib.get_close_matches(given.lower(), _BY_KEY, n=1, cutoff=0.6)

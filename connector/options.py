@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from connector.option_parsers import (
+    KAFKA,
     NO_SECRET,
     Position,
     PositionsByStream,
@@ -95,6 +96,8 @@ class ReadOptions:
     plan: PlanLimits = field(default_factory=PlanLimits)
     fail_on_data_loss: bool = True
     include_metadata: bool = False
+    kafka_columns: bool = False
+    kafka_headers: bool = False
     task_log: bool = False
     several: Several | None = None
 
@@ -191,10 +194,22 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
         trigger=_trigger_limits(values),
         plan=PlanLimits(values.get_or("minPartitions", 1), values.get("maxBytesPerPartition", int)),
         fail_on_data_loss=values.get_or("failOnDataLoss", True),
-        include_metadata=values.get_or("includeMetadata", False),
+        include_metadata=values.get("includeMetadata", object) is True,
+        kafka_columns=_kafka_columns(values),
+        kafka_headers=values.get_or("includeHeaders", False),
         task_log=values.get_or("taskLog", False),
         several=several,
     )
+
+
+def _kafka_columns(values: ParsedOptions) -> bool:
+    wanted = values.get("includeMetadata", object) == KAFKA
+    if values.get("includeHeaders", bool) and not wanted:
+        raise ConfigurationError(
+            "option includeHeaders needs includeMetadata=kafka: without it a column of headers is "
+            "read as any other"
+        )
+    return wanted
 
 
 def _several(values: ParsedOptions) -> Several | None:

@@ -29,6 +29,7 @@ _FlatRange: TypeAlias = tuple[
     tuple[int, int],
     int,
     int,
+    int,
 ]
 """The fields of a Segment, then those of its SegmentRange."""
 
@@ -63,6 +64,7 @@ class StreamPartition(InputPartition):
                 part.end,
                 part.commit,
                 part.commit_time_ms,
+                part.segment_row,
             )
             for part in self.plan.ranges
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql.types import StructType
 
 from connector import sessions
+from connector.kafka_columns import check_kafka
 from connector.options import ReadOptions
 from connector.read.offsets import (
     CheckpointOffset,
@@ -102,7 +103,9 @@ class SeveralSource:
         except NoSuchStreamError:
             return False
         options = self._options.of_stream(name)
-        if self._declared is not None:
+        if self._declared is not None and options.kafka_columns:
+            check_kafka(self._declared, {name: stream.schema}, headers=options.kafka_headers)
+        elif self._declared is not None:
             check_declared_of_several(
                 self._declared,
                 {name: stream.schema},

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from connector import sessions
+from connector.kafka_columns import check_kafka, kafka_schema
 from connector.options import ReadOptions
 from connector.read.ledger_source import LedgerSource
 from connector.read.offsets import AnyOffset, CheckpointOffset
@@ -29,10 +30,12 @@ from spark_ledger.errors import NoSuchStreamError, SchemaMismatchError
 
 
 def _schemas(options: ReadOptions) -> dict[str, pa.Schema]:
-    """The schemas of several streams. Raises NoSuchStreamError if one that is named does not exist
-    and failOnDataLoss is true."""
+    """The schemas of the streams. Raises NoSuchStreamError if the only one does not exist, or one
+    of several that are named and failOnDataLoss is true."""
     several = options.several
-    assert several is not None, "the options name several streams"
+    if several is None:
+        assert options.stream is not None, "the options name a stream"
+        return {options.stream: sessions.fresh_stream(options.connection, options.stream).schema}
     connection = sessions.connection(options.connection)
     names = several.names or [n for n in connection.stream_names() if several.takes(n)]
     found = {}
@@ -95,6 +98,10 @@ def stored_schema(options: ReadOptions) -> StructType:
     """The Spark schema of what is read, for a read for which the user declared none."""
     if options.ledger_id is not None:
         return LEDGER_SCHEMA
+    if options.kafka_columns:
+        schema = kafka_schema(headers=options.kafka_headers)
+        check_schema(options, schema)
+        return schema
     if options.several is not None:
         return widest_schema(
             _schemas(options),
@@ -117,6 +124,9 @@ def check_schema(options: ReadOptions, declared: StructType) -> None:
                 f"{options.subject}: a raw ledger has the schema {LEDGER_SCHEMA.simpleString()}; "
                 "declare no other, or some of its columns"
             )
+        return
+    if options.kafka_columns:
+        check_kafka(declared, _schemas(options), headers=options.kafka_headers)
         return
     if options.several is not None:
         check_declared_of_several(

@@ -6,7 +6,7 @@
 | keeper/epoch | random letters; its version grows with each election, and deletions check it |
 | keeper/state | format_version, host, pid, passes, time_ms, what was done and what waits, and for |
 | | how long owners were seen to be gone; written after each pass |
-| keeper/clock | format_version, time_ms: the time by which retention counted last |
+| keeper/clock | format_version, time_ms: up to where the clocks of keepers were believed last |
 | keeper/dropped/<stream id> | format_version, name of the stream, and when it was seen to be |
 | | dropped up to which commit, in seconds of work; as long as the stream exists |
 | keeper/swept | format_version, how many commits and bytes of all streams were dropped and not |

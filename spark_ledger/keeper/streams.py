@@ -209,7 +209,7 @@ class StreamKeeper:
             self._steady = SteadyClock(wall_ms, now, None if saved is None else saved.value.time_ms)
         now_ms = self._steady.read(wall_ms, now)
         try:
-            await write_clock(self._store, now_ms, saved)
+            await write_clock(self._store, self._steady.reached_ms, saved)
         except ConflictError:
             self._steady = None  # another keeper has: the next sweep goes on from what that wrote
             raise

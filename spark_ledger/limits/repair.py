@@ -33,6 +33,9 @@ REPAIR_FAILED_AGAIN_S: Final = 10.0
 REPAIR_FAILED_AGAIN_S_MAX: Final = 3600.0
 """Longest of these pauses: its bookies may be gone for days, and it must not hold up others."""
 
+LEAVING_LOOK_S: Final = 30.0
+"""A bookie looks this often whether an operator takes it out; a watch tells it sooner."""
+
 AUDIT_READS_PER_S: Final = 2_000.0
 """Metadata of ledgers that an audit reads. ZooKeeper answers ten times as many, also to others."""
 

@@ -20,13 +20,13 @@ from msgspec import Meta
 
 from spark_ledger.errors import ConfigurationError, ConflictError, CorruptionError, NotFoundError
 from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.cookies import LEAVING_PATH
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.types import BookieId, LedgerId, Versioned
 
 MARKED_PATH: Final = "repair/marked"
 LOCKS_PATH: Final = "repair/locks"
 FAILED_PATH: Final = "repair/failed"
-LEAVING_PATH: Final = "repair/leaving"
 STATE_PATH: Final = "repair/state"
 DONE_PATH: Final = "repair/done"
 

@@ -403,6 +403,8 @@ class SegmentRange(NamedTuple):
     end: RowInSegment
     commit: int
     commit_time_ms: int
+    segment_row: int = 0
+    """How many rows of the stream come before the first of the segment."""
 
     @property
     def first_entry(self) -> EntryId:
@@ -476,7 +478,7 @@ def ranges_between(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[Se
     """
     ranges: list[SegmentRange] = []
     for commit in commits:
-        number, time_ms = commit.number, commit.time_ms
+        number, time_ms, row = commit.number, commit.time_ms, commit.rows_before
         for segment in commit.segments:
             if start.segment < segment.number < end.segment:  # nearly all; cut would cost more
                 bounds: tuple[RowInSegment, RowInSegment] | None
@@ -484,5 +486,6 @@ def ranges_between(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[Se
             else:
                 bounds = cut(segment, start, end)
             if bounds is not None:
-                ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms))
+                ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms, row))
+            row += segment.rows
     return ranges

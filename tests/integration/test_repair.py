@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -63,3 +65,30 @@ def test_killed_bookies_copies_are_made_again_and_the_others_may_go_then() -> No
                 assert entry.payload == b"%d" % number * 1000
         rows = [n for batch in stream.read() for n in batch.column("n").to_pylist()]
         assert rows == list(range(30))
+
+
+def test_decommission_of_a_living_bookie_moves_its_copies_and_its_writers() -> None:
+    with LocalCluster(bookies=4) as cluster, spark_ledger.connect(cluster.uri) as client:
+        shell = Shell(cluster.uri)
+        writers = [client.create_ledger() for _ in range(6)]
+        for number, writer in enumerate(writers):
+            writer.append(b"%d" % number)
+        for writer in writers[:3]:
+            writer.close()
+        with subprocess.Popen(
+            [*(sys.executable, "-m", "spark_ledger.cli"), "bookies", "decommission", "bookie-1"],
+            env=shell.environment,
+        ) as process:
+            while process.poll() is None:
+                for writer in writers[3:]:
+                    writer.append(b"more")
+                time.sleep(0.1)
+        assert process.returncode == 0
+        for writer in writers:
+            metadata = client.ledger_metadata(writer.ledger_id)
+            assert all("bookie-1" not in each.bookies for each in metadata.fragments)
+            assert metadata.is_closed == (writer in writers[:3]), "who adds is never ended"
+        cluster.stop_bookie(1)
+        assert "bookie-1" not in shell("bookies", "list").out
+        for writer in writers[3:]:
+            writer.close()

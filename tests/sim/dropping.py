@@ -28,6 +28,7 @@ from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn, LedgerId
 from tests.sim.keepers import config_of
 from tests.sim.loop import Process, current_process
+from tests.sim.racing import Listings
 from tests.sim.streams import NAME, StreamClient
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Drops:
         self._surely_there_s = config_of(world).dropped_grace_s / _FASTEST_CLOCK
         """For so long after a truncation its rows are there: the grace of rule K8, by the fastest
         of the monotonic clocks that keepers count by."""
+        self.listings = Listings(world)
         self.commits: dict[int, Commit] = {}
         """All that were ever made."""
         self.head: Head | None = None
@@ -96,7 +98,9 @@ class Drops:
         elif path == f"streams/{NAME}/manifests":
             self._check_given_back(decode_root(data, path).dropped)
         elif path == f"streams/{NAME}/config":
-            self._limits.append(decode_config(data, path).retention)
+            config = decode_config(data, path)
+            self._limits.append(config.retention)
+            self.listings.listed(config.dropping, current_process())
         elif path == f"streams/{NAME}/holds":
             self._holds = decode_holds(data, path)
         elif path == CLOCK_PATH:
@@ -166,8 +170,13 @@ class Drops:
     def _check_deletion(self, ledger_id: LedgerId) -> None:
         """Rule T17: no commit that is there names a ledger that is deleted."""
         for number in range(self.earliest, 0 if self.head is None else self.head.next_commit):
-            if any(each.ledger_id == ledger_id for each in self.commits[number].segments):
+            if _names(self.commits[number], ledger_id):
                 self._violate("T17", f"ledger {ledger_id} of commit {number} is deleted")
+        naming = [n for n, each in self.commits.items() if _names(each, ledger_id)]
+        after = [at for at, number in self._dropped_at if number > max(naming, default=-1)]
+        if naming and after and self._world.loop.now - after[0] < self._surely_there_s:
+            passed_s = self._world.loop.now - after[0]
+            self._violate("K8", f"ledger {ledger_id} is deleted {passed_s:.3f} s after its rows")
         self._world.counts["ledgers of streams deleted"] += 1
 
     def _check_given_back(self, dropped: int) -> None:
@@ -245,6 +254,10 @@ class Drops:
         elif planned and self._world.loop.now - cut[0] < self._surely_there_s:
             self._violate("T17", f"{who} planned commit {first}, and its rows went: {error}")
         self._world.counts["reads of dropped rows"] += 1
+
+
+def _names(commit: Commit, ledger_id: LedgerId) -> bool:
+    return any(each.ledger_id == ledger_id for each in commit.segments)
 
 
 def _time_of(data: bytes) -> int:

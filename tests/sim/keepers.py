@@ -25,6 +25,7 @@ CONFIG: Final = KeeperConfig(
     deletes_per_s=500.0,
 )
 _GRACES_S: Final = (0.0, 0.0, 1.0)
+_GRACES_OF_RACES_S: Final = (0.0, 1.0)
 _AUDIT_S: Final = 0.2
 _CRASH: Final = 0.02
 _LOOK_S: Final = 0.05
@@ -34,7 +35,8 @@ _AFTER_HEALING_S: Final = 2.0
 def config_of(world: World) -> KeeperConfig:
     """The settings of the keepers of a schedule: rows that were dropped stay for so long, or go
     while a commit is about to name their ledger again."""
-    grace_s = world.random_for("grace of dropped rows").choice(_GRACES_S)
+    graces_s = _GRACES_OF_RACES_S if world.options.races else _GRACES_S
+    grace_s = world.random_for("grace of dropped rows").choice(graces_s)
     audit_s = _AUDIT_S if world.options.audits else 0.0
     return replace(CONFIG, dropped_grace_s=grace_s, audit_s=audit_s)
 

@@ -109,6 +109,11 @@ class SimTree(MemoryTree):
             return values[0][1]
         raise NotFoundError(f"metadata node {path!r} does not exist")
 
+    def changed_since(self, path: str, zxid: int) -> bool:
+        """Whether a node was changed after change ``zxid``."""
+        values = self.past.get(path, [])
+        return bool(values) and values[-1][0] > zxid
+
     def _changed(self, path: str, value: Versioned[bytes] | None) -> None:
         values = self.past.setdefault(path, [])
         values.append((self.zxid, value))
@@ -238,6 +243,8 @@ class SimStore(MemoryMetadataStore):
         tree, draw = self.changes, self.zookeeper.draw
         if self.zookeeper.stale_reads and draw.random() < 0.2 and self.seen < tree.zxid:
             self.seen = draw.randint(self.seen, tree.zxid)
+            if tree.changed_since(path, self.seen):
+                self.zookeeper.lagged.append((self.world.loop.now, self.process.name, path))
             return tree.at(path, self.seen)
         self.seen = tree.zxid
         return tree.get(path)
@@ -362,6 +369,8 @@ class SimZookeeper:
         self.faults = faults
         self.stale_reads = stale_reads
         self.looks: Looks | None = None
+        self.lagged: list[tuple[float, str, str]] = []
+        """When which process was told what a node had been before."""
         self.writer: Process | None = None
         """Whose write is being applied; it may be dead."""
         self.timeout_s = 1.0

@@ -26,6 +26,8 @@ class PositionedBatch(NamedTuple):
     commit: int
     commit_time_ms: int
     batch: pa.RecordBatch
+    row: int = 0
+    """How many rows of the stream come before the first of these."""
 
 
 def ledger_type(*, names_stream: bool = False) -> pa.StructType:
@@ -55,7 +57,7 @@ def ledger_array(positioned: PositionedBatch, stream: str | None = None) -> pa.S
             *([] if stream is None else [pa.repeat(pa.scalar(stream), rows)]),
             pa.repeat(pa.scalar(position.segment, pa.int64()), rows),
             pa.repeat(pa.scalar(position.entry, pa.int64()), rows),
-            _numbers(position.slot, position.slot + rows),
+            numbers(position.slot, position.slot + rows),
             pa.repeat(pa.scalar(positioned.ledger_id, pa.int64()), rows),
             pa.repeat(pa.scalar(positioned.commit, pa.int64()), rows),
             pa.repeat(time_us, rows),
@@ -64,7 +66,7 @@ def ledger_array(positioned: PositionedBatch, stream: str | None = None) -> pa.S
     )
 
 
-def _numbers(first: int, end: int) -> pa.Int64Array:
+def numbers(first: int, end: int) -> pa.Int64Array:
     """The integers ``first`` .. ``end - 1``: a slice of one array that is kept, because to make it
     costs more than the rest of the column."""
     global _kept

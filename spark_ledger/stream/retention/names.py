@@ -24,8 +24,7 @@ async def names_of(
     What dropped commits name, as far as they can be read.
     """
     root = await log.manifests.read_root(latest=True)
-    parts = _parts(max(first, root.dropped), head.next_commit, head.earliest_commit)
-    for numbers in parts:
+    for numbers in _parts(root, max(first, root.dropped), head.next_commit, head.earliest_commit):
         yield await _named_by(nodes, log, numbers)
     await log.manifests.read_root(latest=True)
     yield await _pages(nodes, log)
@@ -56,7 +55,7 @@ async def count_ledgers(
         (held, begin, first_kept),
         (kept, first_kept, head.next_commit),
     ):
-        for numbers in _parts(first, end, begin):
+        for numbers in _parts(root, first, end, begin):
             found |= await _named_by(nodes, log, numbers)
     kept |= await _pages(nodes, log)
     return LedgerCounts(
@@ -64,13 +63,14 @@ async def count_ledgers(
     )
 
 
-def _parts(first: int, end: int, border: int) -> Iterator[range]:
-    """Ranges of commits that lie in one bucket each, and on one side of a border."""
+def _parts(root: ManifestRoot, first: int, end: int, earliest: int) -> Iterator[range]:
+    """Ranges of commits that lie in one bucket each. Of dropped commits a page each: one that is
+    gone says nothing of those behind it."""
     start = first
     while start < end:
-        behind = min(start - start % COMMITS_PER_BUCKET + COMMITS_PER_BUCKET, end)
-        if start < border:
-            behind = min(behind, border)
+        is_dropped = start < earliest
+        step = root.leaf_commits if is_dropped else COMMITS_PER_BUCKET
+        behind = min(start - start % step + step, earliest if is_dropped else end, end)
         yield range(start, behind)
         start = behind
 

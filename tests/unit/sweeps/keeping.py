@@ -19,10 +19,9 @@ from spark_ledger.keeper.keeper import Keeper, KeeperConfig
 from spark_ledger.keeper.nodes import read_state
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import read_cluster
-from spark_ledger.metadata.cookies import BookieCookie, cookie_path, encode_cookie
+from spark_ledger.metadata.cookies import BookieCookie, cookie_path, encode_cookie, leaving_path
 from spark_ledger.metadata.owners import is_alive
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
-from spark_ledger.repair.nodes import LEAVING_PATH
 from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.status import look
 from spark_ledger.repair.worker import Worker, WorkerConfig
@@ -182,7 +181,7 @@ class RepairALedger(Operation):
         self.ledger_id = writer.ledger_id
         self.lost = writer.metadata.fragments[0].bookies[0]
         self.world.kill(self.lost)
-        await client.store.create(f"{LEAVING_PATH}/{self.lost}", b"")
+        await client.store.create(leaving_path(self.lost), b"")
 
     async def act(self, client: LedgerClient) -> Any:
         await Auditor(client, AuditorConfig(lost_bookie_delay_s=0.0)).run_pass()

@@ -36,7 +36,22 @@ def test_clock_that_jumps_is_followed_at_ten_times_its_pace() -> None:
 def test_clock_that_is_set_back_is_followed_at_once() -> None:
     clock = SteadyClock(YEAR_MS, 0.0)
     assert clock.read(5, 10.0) == 5
-    assert clock.read(YEAR_MS, 20.0) == 100_005
+
+
+def test_clock_that_was_set_back_and_right_again_is_behind_by_ten_times_that_time() -> None:
+    clock = SteadyClock(YEAR_MS, 0.0)
+    assert clock.read(5, 60.0) == 5
+    assert SteadyClock(5, 60.0, saved_ms=clock.reached_ms).read(5, 120.0) == 5
+    assert clock.read(YEAR_MS + 61_000, 61.0) == YEAR_MS - 590_000
+    assert clock.behind_ms == 651_000 and not clock.has_jumped
+    assert clock.read(YEAR_MS + 140_000, 140.0) == YEAR_MS + 140_000
+
+
+def test_first_keeper_whose_clock_is_ahead_is_believed_no_longer_than_it_takes() -> None:
+    clock = SteadyClock(YEAR_MS, 0.0)
+    assert clock.read(HOUR_MS, 1.0) == HOUR_MS
+    assert clock.read(2 * HOUR_MS, YEAR_MS / 10_000) == 2 * HOUR_MS  # five weeks later
+    assert clock.read(YEAR_MS, YEAR_MS / 10_000 + 1.0) == 2 * HOUR_MS + 10_000
 
 
 def test_next_keeper_goes_on_where_the_last_one_was() -> None:
