@@ -47,7 +47,8 @@ def test_lost_reply_of_several_streams_is_found_out_for_all(run: Run, takes_effe
     async def scenario(open_session: Open) -> None:
         session = await open_session()
         streams = await made(session, 3)
-        send, lost = session.store.transaction, []
+        send = session.store.transaction
+        lost: list[bool] = []
 
         async def lose_once(operations: Any) -> None:
             if not lost:
