@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from connector import sessions
 from connector.options import WriteOptions
-from connector.retry import retry_transient
+from connector.retry import RetryBudget, retry_transient
 from connector.schema import arrow_schema_of
 from connector.sentences import one_sentence
 from connector.write.repeated import (
@@ -36,7 +36,8 @@ from connector.write.repeated import (
 )
 from connector.write.routed_task import Part, TaskRouted, route_of, write_routed
 from connector.write.task import report_of_all, streaming_task, written_by_tasks
-from spark_ledger.errors import ConfigurationError, ConflictError
+from spark_ledger.errors import ConfigurationError, ConflictError, NoSuchStreamError
+from spark_ledger.limits.connector import METADATA_LAG_S
 from spark_ledger.spark.reports import send
 from spark_ledger.stream.model import Segment
 
@@ -66,10 +67,22 @@ def parts_by_stream(messages: Sequence[WriterCommitMessage | None]) -> list[Part
 
 
 def open_parts(options: WriteOptions, parts: Sequence[Part]) -> list[tuple[Stream, Part]]:
-    """The handles of the streams that the tasks wrote to, and of no later ones (rule T7)."""
-    return [
-        (sessions.stream(options.connection, part.name, part.stream_id), part) for part in parts
-    ]
+    """The handles of the streams that the tasks wrote to, and of no later ones (rule T7).
+
+    A task may have made a stream just now, and the metadata server that answers here lags: so one
+    that is not there is looked for again. Raises NoSuchStreamError.
+    """
+    budget = RetryBudget(f"{options.subject}: opening them", METADATA_LAG_S)
+    opened: list[tuple[Stream, Part]] = []
+    while len(opened) < len(parts):
+        part = parts[len(opened)]
+        try:
+            stream = sessions.stream(options.connection, part.name, part.stream_id)
+        except NoSuchStreamError as error:
+            budget.pause_or_raise(error)
+        else:
+            opened.append((stream, part))
+    return opened
 
 
 @one_sentence("write", "commit")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from connector import sessions
 from connector.options import WriteOptions, write_options
 from connector.write import routed
 from connector.write.routed import RoutedBatchWriter, RoutedStreamWriter
@@ -122,6 +124,25 @@ def test_stream_made_again_while_rows_are_written_is_refused(
     with pytest.raises(NoSuchStreamError):
         writer.commit(list(messages[1:]), 0)
     assert cluster.rows("x") == []
+
+
+def test_stream_that_a_lagging_server_does_not_know_yet_is_looked_for_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RoutedStreamWriter(options(), ROUTED, overwrite=False)
+    monkeypatch.setattr(routed, "TaskContext", Task())
+    message = writer.write(iter(batches([("x", 1)])))
+    found, missing = sessions.stream, [True]
+
+    def lagging(*wanted: Any) -> Any:
+        if missing:
+            missing.clear()
+            raise NoSuchStreamError("stream 'x' does not exist")
+        return found(*wanted)
+
+    monkeypatch.setattr(sessions, "stream", lagging)
+    writer.commit([message], 0)
+    assert cluster.rows("x") == [1]
 
 
 def test_batch_write_with_a_version_happens_once(
