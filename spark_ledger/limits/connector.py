@@ -58,7 +58,7 @@ RAW_ENTRIES_PER_BATCH: Final = 4096
 """Raw entries of a few bytes are given to Spark in Arrow batches of at most this many."""
 
 READS_LOGGED_MAX: Final = 20
-"""Fragments that the log line of a task names: a line that people can read."""
+"""Bookies that the log line of a task names: a line that people can read."""
 
 SEGMENTS_PER_FETCH: Final = 1024
 """Commits are read in steps of this many segments while a limited trigger looks for its end."""
@@ -85,6 +85,10 @@ offset of the checkpoint."""
 STREAMS_LISTED_S: Final = 1.0
 """How often a running query looks for new streams that fit its pattern: a list of names, one
 metadata read."""
+
+LEDGER_LOOKED_S: Final = 10.0
+"""How often a running query looks whether its closed raw ledger is still there: nothing else would
+tell it. A deletion is no hurry, and a look is a metadata read."""
 
 LOOKS_BESIDE_TRUNCATIONS: Final = 5
 """How often a trigger over several streams looks again because rows were truncated between two of
