@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -70,9 +69,7 @@ def where(partition: InputPartition) -> str:
 
 def _planned(reads: FirstReads) -> str:
     """Which bookies the plan has the task ask first, and for how much. It may know better."""
-    sizes: Counter[str] = Counter()
-    for part in reads.parts:
-        sizes[part.bookie_id] += part.size_bytes
-    shown = [f"{size} bytes from {name}" for name, size in sizes.most_common(READS_LOGGED_MAX)]
+    sizes = reads.bytes_by_bookie
+    shown = [f"{size} bytes from {name}" for name, size in sizes.items()][:READS_LOGGED_MAX]
     more = ["..."] * (len(sizes) > READS_LOGGED_MAX)
     return f", planned {', '.join([*shown, *more])}" if shown else ""
