@@ -136,4 +136,4 @@ def test_optimize_says_what_would_be_packed_then_what_was_then_that_nothing_is_l
     assert "nothing to pack" in run(*ask).out
     assert json.loads(run(*ask, "--json").out) == []
     refused = run("streams", "optimize", "s", "--entry-bytes", "1m", "--pack-bytes", "64k")
-    assert refused.status == 1 and "pack_bytes 65536 must be at least" in refused.err
+    assert refused.status == 2 and "pack_bytes 65536 must be at least" in refused.err

@@ -125,7 +125,7 @@ def test_reader_in_the_middle_of_a_former_ledger_goes_on_where_it_was() -> None:
         ledgers = FakeLedgers()
         await ledgers.store.create("keeper", b"")
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
-        for n in range(9):
+        for n in range(40):
             await stream.append(table(n))
         await stream.close()
         await optimize(stream)
@@ -136,7 +136,7 @@ def test_reader_in_the_middle_of_a_former_ledger_goes_on_where_it_was() -> None:
         found = await anext(chunks)
         await freed(stream, ledgers)
         found += [each async for chunk in chunks for each in chunk]
-        assert values(found) == list(range(9))
+        assert values(found) == list(range(40))
 
     run(scenario())
 
@@ -241,6 +241,27 @@ def test_commits_of_two_schema_versions_are_packed_into_entries_of_one_each() ->
             44,
             None,
         ]
+
+    run(scenario())
+
+
+def test_segments_of_several_entries_keep_the_positions_of_their_rows() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await ledgers.store.create("keeper", b"")
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA, entry_bytes=1024)
+        for n in range(3):
+            await stream.append(table(200 * n, 200))
+        ranges = await planned(stream)
+        ranges[0] = ranges[0]._replace(start=(1, 3))
+        ranges[-1] = ranges[-1]._replace(end=(2, 5))
+        before = await read(stream, ranges)
+        assert max(each.position.entry for each in before) > 2
+        run_of = stream.optimizer.run(entry_bytes=1 << 16, entries_min=1)
+        assert [each.pack and each.pack.entries async for each in run_of] == [1]
+        after = await read(await another(ledgers)[1].open("s"), ranges)
+        assert [each[:-1] for each in after] == [each[:-1] for each in before]
+        assert values(after) == values(before)
 
     run(scenario())
 
