@@ -69,6 +69,8 @@ class _Add(NamedTuple):
 class Bookie:
     """One bookie's data. Methods belong to the service thread unless they say "any thread"."""
 
+    leaving = ""  # why an operator takes it out: then it takes no adds of writers; any thread
+
     def __init__(
         self,
         journal: Journal,
@@ -96,8 +98,7 @@ class Bookie:
         self._refused_fences: set[LedgerId] = set()  # in memory, and refused
         self._watchers = Watchers()
         self._first_contacts = FirstContacts(keys)
-        # The thread that closes, when no other is left.
-        self._locks = tuple(locks)
+        self._locks = tuple(locks)  # the thread that closes, when no other is left
 
     def start(self) -> None:
         """Commit and flush on threads of their own from now on."""
@@ -138,7 +139,7 @@ class Bookie:
     def _admit(self, add: _Add) -> None:
         admission = admit(
             recovery=add.recovery,
-            disk_full=self._disks.reason(add.run.ledger_id),
+            disk_full=self.leaving or self._disks.reason(add.run.ledger_id),
             is_full=self._storage.is_full(add.run.ledger_id),
             others_wait=bool(self._waiting),
             waiting_bytes=self._waiting_bytes,

@@ -27,11 +27,13 @@ from spark_ledger.limits.collection import (
     COLLECTION_SHARE_MAX,
 )
 from spark_ledger.limits.keeper import (
+    AUDIT_S,
     DROPPED_GRACE_S,
     KEEPER_PASS_S,
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
 )
+from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S, REPAIR_BYTES_PER_S
 from spark_ledger.types import BookieId
 
 _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, checked by msgspec
@@ -76,6 +78,17 @@ class KeeperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sink_records_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """0: records of sinks are never removed."""
 
+    audit_s: Annotated[float, msgspec.Meta(ge=0)] = AUDIT_S
+
+
+class AutorecoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Repair: copies of lost bookies are made again, by the keeper's process."""
+
+    enabled: bool = True
+    lost_bookie_delay_s: Annotated[float, msgspec.Meta(ge=0)] = LOST_BOOKIE_DELAY_S
+    open_ledger_grace_s: Annotated[float, msgspec.Meta(ge=0)] = OPEN_LEDGER_GRACE_S
+    bytes_per_s: Annotated[int, msgspec.Meta(ge=1024)] = REPAIR_BYTES_PER_S
+
 
 class CollectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The garbage collection: ledgers that were deleted in the metadata leave the bookie."""
@@ -119,6 +132,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen: ListenConfig = ListenConfig()
     admin: AdminConfig = AdminConfig()
     keeper: KeeperSettings = KeeperSettings()
+    autorecovery: AutorecoverySettings = AutorecoverySettings()
     collection: CollectionSettings = CollectionSettings()
     bookie_id: str = ""
     """Name to format this bookie under; empty: a random one. Later it must be the formatted one."""
@@ -159,7 +173,14 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return tuple(map(Path, self.storage.ledger_directories))
 
 
-_SECTIONS: Final = (StorageSettings, ListenConfig, AdminConfig, KeeperSettings, CollectionSettings)
+_SECTIONS: Final = (
+    StorageSettings,
+    ListenConfig,
+    AdminConfig,
+    KeeperSettings,
+    AutorecoverySettings,
+    CollectionSettings,
+)
 
 
 def load(path: Path) -> BookieConfig:

@@ -11,17 +11,33 @@ import contextlib
 import logging
 import os
 import random
+import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
-from bookie_server.config import BookieConfig
+from bookie_server.config import AutorecoverySettings, BookieConfig
+from bookie_server.service.metrics import KeeperFigures, ServiceMetrics
 from spark_ledger.errors import LedgerError, NotFoundError
-from spark_ledger.keeper.nodes import ELECTED_PATH
+from spark_ledger.keeper.nodes import (
+    ELECTED_PATH,
+    AuditState,
+    Done,
+    Elected,
+    Found,
+    SweptNode,
+    read_audit,
+    read_elected,
+    read_state,
+    read_swept,
+)
 from spark_ledger.limits.keeper import KEEPER_LOOK_S, KEEPER_STOP_S
 from spark_ledger.metadata.base import MetadataStore
 
 logger = logging.getLogger(__name__)
+
+HOST: Final = socket.gethostname()
 
 
 def command(config: BookieConfig) -> list[str]:
@@ -34,7 +50,19 @@ def command(config: BookieConfig) -> list[str]:
         *("--unnamed-grace", str(keeper.unnamed_grace_s)),
         *("--dropped-grace", str(keeper.dropped_grace_s)),
         *("--interval", str(keeper.interval_s)),
+        *("--audit-interval", str(keeper.audit_s)),
         *(["--sink-records", f"{keeper.sink_records_s}s"] if keeper.sink_records_s else []),
+        *_autorecovery(config.autorecovery),
+    ]
+
+
+def _autorecovery(settings: AutorecoverySettings) -> list[str]:
+    if not settings.enabled:
+        return ["--no-autorecovery"]
+    return [
+        *("--lost-bookie-delay", f"{settings.lost_bookie_delay_s}s"),
+        *("--open-ledger-grace", f"{settings.open_ledger_grace_s}s"),
+        *("--repair-rate", str(settings.bytes_per_s)),
     ]
 
 
@@ -53,7 +81,13 @@ class KeeperProcess:
         self._argv = argv
         self._environment = environment
         self._look_s = look_s
+        self._pid: int | None = None
+        """Of the process that runs here, which may or may not be elected."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def is_here(self, elected: Elected | None) -> bool:
+        """Whether the one that is elected is the process beside this bookie."""
+        return elected is not None and (elected.host, elected.pid) == (HOST, self._pid)
 
     async def stop(self) -> None:
         """End the keeper, if it is this bookie's."""
@@ -83,10 +117,12 @@ class KeeperProcess:
             *self._argv, stdin=PIPE, stdout=DEVNULL, env={**os.environ, **self._environment}
         )
         logger.info("started a keeper, process %d", process.pid)
+        self._pid = process.pid
         try:
             code = await process.wait()
             logger.info("the keeper of this bookie ended with %d", code)
         finally:
+            self._pid = None
             if process.returncode is None:
                 await asyncio.shield(_end(process))
 
@@ -102,12 +138,73 @@ async def _end(process: Process) -> None:
             process.kill()
 
 
-def keeper_beside(config: BookieConfig, store: MetadataStore) -> Callable[[], Awaitable[None]]:
+class Watched:
+    """What the keeper of the cluster has written down, read again now and then, for the metrics.
+
+    Of the cluster's keeper, wherever it runs: it has no port of its own.
+    """
+
+    def __init__(
+        self, store: MetadataStore, process: KeeperProcess, *, look_s: float = KEEPER_LOOK_S
+    ) -> None:
+        self._store = store
+        self._process = process
+        self._look_s = look_s
+        self.figures: KeeperFigures | None = None
+        """None before the first look."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._process.stop()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self.figures = await self._look()
+            except LedgerError as error:  # the numbers stay as they were, and their time says so
+                logger.info("the keeper's numbers were not read: %s", error)
+            await asyncio.sleep(self._look_s)
+
+    async def _look(self) -> KeeperFigures:
+        elected, state = await read_elected(self._store), await read_state(self._store)
+        swept, audited = await read_swept(self._store), await read_audit(self._store)
+        done, found = (state.value.done, state.value.found) if state else (Done(), Found())
+        waits = swept.value if swept else SweptNode()
+        audit = audited.value if audited else AuditState()
+        return KeeperFigures(
+            elected=elected is not None,
+            here=self._process.is_here(elected),
+            passed_at=state.value.time_ms / 1000 if state else 0.0,
+            open=found.open,
+            open_of_the_dead=found.open_of_the_dead,
+            unnamed=found.unnamed,
+            unnamed_of_the_dead=found.unnamed_of_the_dead,
+            locked=found.locked,
+            failing=found.failing,
+            reclaimable_commits=waits.reclaimable_commits,
+            reclaimable_bytes=waits.reclaimable_bytes,
+            unlisted=audit.last.ledgers,
+            audited_at=audit.ended_ms / 1000,
+            recovered=done.recovered,
+            deleted=done.deleted,
+            reclaimed=done.reclaimed,
+            streams_finished=done.streams_finished,
+            audit_deleted=audit.deleted,
+        )
+
+
+def keeper_beside(
+    config: BookieConfig, store: MetadataStore, metrics: ServiceMetrics
+) -> Callable[[], Awaitable[None]]:
     """Begin to see to it that the cluster has a keeper, if the bookie is told to; how to stop."""
     if not config.keeper.enabled:
         return _nothing
     environment = {"SPARK_LEDGER_METADATA": config.metadata}
-    return KeeperProcess(store, command(config), environment).stop
+    watched = Watched(store, KeeperProcess(store, command(config), environment))
+    metrics.keeper = lambda: watched.figures
+    return watched.stop
 
 
 async def _nothing() -> None:

@@ -32,7 +32,13 @@ from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry, check_bookie_id
 from spark_ledger.metadata.cluster import ensure_cluster, read_cluster
-from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cookie, encode_cookie
+from spark_ledger.metadata.cookies import (
+    BookieCookie,
+    cookie_path,
+    decode_cookie,
+    encode_cookie,
+    leaving_path,
+)
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
 logger = logging.getLogger(__name__)
@@ -81,6 +87,8 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     )
     try:
         await registry.create_cookie(bookie_id, encode_cookie(cookie))
+        with contextlib.suppress(NotFoundError):
+            await store.delete(leaving_path(bookie_id))  # of a bookie of this name, which has left
     except ConflictError as error:
         raise ConfigurationError(
             f"bookie id {bookie_id!r} is taken in this cluster: choose another bookie_id"

@@ -68,6 +68,7 @@ class Report:
     def status(self) -> dict[str, object]:
         """For ``/status``."""
         storage: StorageStats = self._bookie.stats()
+        keeper = self._metrics.keeper()
         return {
             "bookie_id": self._cookie.bookie_id,
             "rack": self._config.rack,
@@ -81,6 +82,7 @@ class Report:
             "metadata_restored": self._metrics.metadata_restored(),
             "read_only": self.why_read_only(),
             "collection": self._metrics.collection()._asdict(),
+            "keeper": None if keeper is None else keeper._asdict(),
             "directories": storage.disks.status(storage.directories),
         }
 
@@ -95,4 +97,5 @@ class Report:
     def _read_only(self) -> dict[Cause, str]:
         """Why it is READ_ONLY, by cause."""
         bookie = self._bookie
-        return why_read_only(bookie.failure, bookie.disks.states.reason, self._stalls.stall)
+        full, stall = bookie.disks.states.reason, self._stalls.stall
+        return why_read_only(bookie.failure, full, stall, bookie.leaving)

@@ -32,6 +32,7 @@ from bookie_server.garbage import Collector
 from bookie_server.held_ids import pass_over_held_ids
 from bookie_server.identity import Identity
 from bookie_server.keeper_process import keeper_beside
+from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
 from bookie_server.registration import (
@@ -208,7 +209,14 @@ class BookieServer:
             closing.callback(service.close)
             stalls.start()
             closing.callback(stalls.stop)
-            guard = MemoryGuard(self._config.memory_bytes, service.relieve, service.memory_is_short)
+            connections = service.connections
+            guard = MemoryGuard(
+                self._config.memory_bytes,
+                service.relieve,
+                service.memory_is_short,
+                calls=lambda: connections.calls,
+            )
+            connections.on_sign = guard.sign
             guard.start()
             closing.callback(guard.stop)
             server = GrpcServer(
@@ -226,7 +234,9 @@ class BookieServer:
             admin_server = await self._serve_admin(listener)
             if admin_server is not None:
                 closing.push_async_callback(admin_server.stop)
-            closing.push_async_callback(keeper_beside(self._config, store))
+            closing.push_async_callback(keeper_beside(self._config, store, self._metrics))
+            leaving = LeavingWatch(store, BookieId(self._cookie.bookie_id), self._on_leaving)
+            closing.push_async_callback(leaving.stop)
             self._collect(closing, store, keys)
             await self._stop.wait()
             logger.info("stopping: %s", self._replaced or self._fatal or "asked to")
@@ -410,6 +420,11 @@ class BookieServer:
         """A disk became full or stalls, or not any more: what is registered follows at once."""
         if self._announced is not None:
             self._announced.refresh_soon()
+
+    def _on_leaving(self, reason: str) -> None:
+        """An operator takes this bookie out: writers go on with others; or not any more."""
+        self._bookie.leaving = reason
+        self._on_state_changed()
 
     def _on_stall(self, reason: str) -> None:
         self._service.disks_stall(reason)

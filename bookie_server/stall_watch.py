@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from bookie_server.core.read_only import Stall
+from bookie_server.service.guard.beat import call_on_beat
 from spark_ledger.limits.bookie import STALL_LOOK_S
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class StallWatch:
 
     def start(self) -> None:
         """Look now, and at the cadence from now on."""
-        self._timer = asyncio.get_running_loop().call_later(STALL_LOOK_S, self.start)
+        self._timer = call_on_beat(STALL_LOOK_S, self.start)
         self.look()
 
     def stop(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,11 +36,12 @@ class PositionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream: str = ""
     """The stream's id; present if the position was copied from a query's progress."""
     name: str = ""
-    """This and the next three stand beside the end of a stream in a query's progress. A position
+    """This and the next four stand beside the end of a stream in a query's progress. A position
     that was copied from there has them; they mean nothing here."""
     rows_behind: int = msgspec.field(default=0, name="rowsBehind")
     bytes_behind: int = msgspec.field(default=0, name="bytesBehind")
     millis_behind: int = msgspec.field(default=0, name="millisBehind")
+    batch_rows: int = msgspec.field(default=0, name="batchRows")
 
     @property
     def dlsn(self) -> Dlsn:
@@ -50,6 +51,14 @@ class PositionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Position = Literal["earliest", "latest"] | PositionJson
+
+
+class PositionsByStream(dict[str, Position]):
+    """Positions by the names of streams, for a read of several."""
+
+
+class TimesByStream(dict[str, int]):
+    """Times by the names of streams, in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,9 @@ class Secret:
 NO_SECRET: Final = Secret("")
 """No secret was given."""
 
+KAFKA: Final = "kafka"
+"""The value of ``includeMetadata`` that gives the columns of Spark's Kafka source."""
+
 
 def parse_whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """A parser of whole numbers from ``low`` to ``high``, both included."""
@@ -113,6 +125,16 @@ def parse_boolean(text: str) -> bool:
     if value is None:
         raise ValueError("needs true or false")
     return value
+
+
+def parse_metadata(text: str) -> bool | Literal["kafka"]:
+    """``true``, ``false``, or the word for the columns of Spark's Kafka source."""
+    if text.strip().lower() == KAFKA:
+        return KAFKA
+    try:
+        return parse_boolean(text)
+    except ValueError:
+        raise ValueError("needs true, false or kafka") from None
 
 
 def parse_one_of(*allowed: str) -> Callable[[str], str]:
@@ -175,6 +197,61 @@ def parse_position(text: str) -> Position:
     if min(position.segment or 0, position.entry, position.slot) < 0:
         raise ValueError(f"{wanted}; numbers count from 0")
     return position
+
+
+def parse_positions(text: str) -> Position | PositionsByStream:
+    """As ``parse_position``; or by stream, ``{"a": {"segment": 3}, "b": "latest"}``."""
+    by_stream = _by_stream(text) or {}
+    inner = _by_stream(by_stream["streams"]) if set(by_stream) == {"streams"} else None
+    if inner and not _has_numbers(inner):
+        by_stream = inner  # pasted from a query's progress
+    if not by_stream or _has_numbers(by_stream):
+        return parse_position(text)  # of one stream, or nonsense
+    return PositionsByStream({name: parse_position(each) for name, each in by_stream.items()})
+
+
+def parse_times_ms(text: str) -> int | TimesByStream:
+    """As ``parse_timestamp_ms``; or by stream, ``{"a": "2026-01-31", "b": 1700000000000}``."""
+    by_stream = _by_stream(text)
+    if by_stream is None:
+        return parse_timestamp_ms(text)
+    return TimesByStream({name: parse_timestamp_ms(each) for name, each in by_stream.items()})
+
+
+def _has_numbers(values: Mapping[str, str]) -> bool:
+    return any(re.fullmatch(r"-?\d+", value) for value in values.values())
+
+
+def _by_stream(text: str) -> dict[str, str] | None:
+    """The values of a JSON object, each as a text; None if it is no object."""
+    try:
+        values = msgspec.json.decode(text.strip(), type=dict[str, msgspec.Raw])
+        raw = {name: bytes(value).decode() for name, value in values.items()}
+        return {
+            name: msgspec.json.decode(value, type=str) if value.startswith('"') else value
+            for name, value in raw.items()
+        }
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Names of streams, separated by commas; each once."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ValueError("needs the names of streams, separated by commas, such as a,b")
+    if len(set(names)) < len(names):
+        raise ValueError("names a stream twice")
+    return tuple(names)
+
+
+def parse_pattern(text: str) -> str:
+    """A regular expression for names of streams, as Python's ``re`` has them."""
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"needs a regular expression such as clicks-.* ({error})") from None
+    return parse_name("a regular expression such as clicks-.*")(text)
 
 
 def parse_transaction(text: str) -> TransactionJson:

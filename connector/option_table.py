@@ -15,16 +15,21 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
+from connector.foreign_options import instead_of
 from connector.option_parsers import (
     Position,
     PositionJson,
+    PositionsByStream,
     Secret,
     parse_boolean,
+    parse_metadata,
     parse_name,
+    parse_names,
     parse_one_of,
     parse_path,
-    parse_position,
-    parse_timestamp_ms,
+    parse_pattern,
+    parse_positions,
+    parse_times_ms,
     parse_transaction,
     parse_whole_number,
 )
@@ -59,13 +64,15 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("stream", parse_name("a stream name")),
     Option("ledgerId", parse_whole_number(0), READ),
     Option("path", parse_name("a stream name")),
+    Option("streams", parse_names, READ),
+    Option("streamPattern", parse_pattern, READ),
     Option("taskLog", parse_boolean),
     # reading
-    Option("startingPosition", parse_position, READ),
-    Option("startingTimestamp", parse_timestamp_ms, READ),
+    Option("startingPosition", parse_positions, READ),
+    Option("startingTimestamp", parse_times_ms, READ),
     Option("startingTransaction", parse_transaction, READ),
-    Option("endingPosition", parse_position, READ, BATCH, "a streaming query has no end"),
-    Option("endingTimestamp", parse_timestamp_ms, READ, BATCH, "a streaming query has no end"),
+    Option("endingPosition", parse_positions, READ, BATCH, "a streaming query has no end"),
+    Option("endingTimestamp", parse_times_ms, READ, BATCH, "a streaming query has no end"),
     Option("maxRowsPerTrigger", _ROWS, READ, STREAM, "a batch read has no trigger"),
     Option("maxBytesPerTrigger", _BYTES, READ, STREAM, "a batch read has no trigger"),
     Option("minRowsPerTrigger", _ROWS, READ, STREAM, "a batch read has no trigger"),
@@ -73,7 +80,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("minPartitions", parse_whole_number(1, 10_000), READ),
     Option("maxBytesPerPartition", parse_size_bytes(64 * KIB), READ),
     Option("failOnDataLoss", parse_boolean),
-    Option("includeMetadata", parse_boolean, READ),
+    Option("includeMetadata", parse_metadata, READ),
+    Option("includeHeaders", parse_boolean, READ),
     Option("readTimeout", parse_duration_s, READ),
     Option("speculativeReadDelay", parse_duration_s, READ),
     # writing
@@ -133,11 +141,6 @@ _REFUSED: Final = {
         "asynchronous progress tracking repeats batches with other boundaries, which would break "
         "exactly-once; remove the option"
     ),
-    "startingoffsets": "the option of this source is startingPosition",
-    "endingoffsets": "the option of this source is endingPosition",
-    "maxoffsetspertrigger": "the option of this source is maxRowsPerTrigger",
-    "minoffsetspertrigger": "the option of this source is minRowsPerTrigger",
-    "kafka.bootstrap.servers": "the option of this source is metadata, such as zk://host:2181/ledgers",
 }
 
 
@@ -159,9 +162,9 @@ class ParsedOptions:
         return default if value is None else value
 
     def position_or(self, name: str, default: Position) -> Position:
-        """A position as its parser makes it: a word or a PositionJson."""
+        """A position as its parser makes it: a word or a PositionJson; not one by stream."""
         value = self.get(name, object)
-        if value is None:
+        if value is None or isinstance(value, PositionsByStream):
             return default
         assert value == "earliest" or value == "latest" or isinstance(value, PositionJson)
         return value
@@ -186,7 +189,7 @@ def parse_options(raw: Mapping[str, str], direction: str, mode: str) -> ParsedOp
     """
     values: dict[str, object] = {}
     for given in raw:
-        if given.lower() in _REFUSED:
+        if given.lower() in _REFUSED or instead_of(given) is not None:
             raise _unknown(given)
     for given, text in raw.items():
         key = given.lower()
@@ -219,7 +222,7 @@ def _parse_one(option: Option, text: str) -> object:
 
 
 def _unknown(given: str) -> ConfigurationError:
-    reason = _REFUSED.get(given.lower())
+    reason = _REFUSED.get(given.lower()) or instead_of(given)
     if reason is not None:
         return ConfigurationError(f"option {given} is not supported: {reason}")
     near = difflib.get_close_matches(given.lower(), _BY_KEY, n=1, cutoff=0.6)

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
-from connector.option_parsers import NO_SECRET, Position, Secret, TransactionJson
+from connector.option_parsers import (
+    KAFKA,
+    NO_SECRET,
+    Position,
+    PositionsByStream,
+    Secret,
+    TimesByStream,
+    TransactionJson,
+)
 from connector.option_table import (
     BATCH,
     READ,
@@ -22,11 +30,14 @@ from connector.option_table import (
     ParsedOptions,
     parse_options,
 )
+from connector.several import Several
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.connector import TRIGGER_DELAY_S_DEFAULT
 from spark_ledger.stream.model import Retention
 from spark_ledger.stream.plan.partitions import PlanLimits
 from spark_ledger.types import LedgerId, Quorums
+
+M = TypeVar("M", PositionsByStream, TimesByStream)
 
 METADATA_ENVIRONMENT: Final = "SPARK_LEDGER_METADATA"
 """Environment variable that stands in for the option ``metadata``."""
@@ -66,7 +77,8 @@ class TriggerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """A checked read. Exactly one of ``stream`` and ``ledger_id`` is set.
+    """A checked read. Exactly one of ``stream``, ``ledger_id`` and ``several`` is set; the options
+    ``of_stream`` of several have ``stream`` too.
 
     ``start_timestamp_ms`` and ``end_timestamp_ms`` (milliseconds since 1970, UTC) and
     ``start_transaction`` win over the positions, which then have their default.
@@ -84,14 +96,32 @@ class ReadOptions:
     plan: PlanLimits = field(default_factory=PlanLimits)
     fail_on_data_loss: bool = True
     include_metadata: bool = False
+    kafka_columns: bool = False
+    kafka_headers: bool = False
     task_log: bool = False
+    several: Several | None = None
 
     @property
     def subject(self) -> str:
         """What is read, for messages."""
         if self.stream is not None:
             return f"stream {self.stream!r}"
+        if self.several is not None:
+            return self.several.subject
         return f"ledger {self.ledger_id}"
+
+    def of_stream(self, name: str) -> ReadOptions:
+        """The options for one of several streams."""
+        several = self.several
+        assert several is not None, "only a read of several has streams in it"
+        return replace(
+            self,
+            stream=name,
+            start=several.starts.get(name, self.start),
+            end=several.ends.get(name, self.end),
+            start_timestamp_ms=several.start_times_ms.get(name, self.start_timestamp_ms),
+            end_timestamp_ms=several.end_times_ms.get(name, self.end_timestamp_ms),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +160,79 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
     ledger_id = None if number is None else LedgerId(number)
     if ledger_id is None:
         _refuse_password(values)
-    stream = None if ledger_id is not None else _stream_name(values, or_ledger=True)
+    several = _several(values)
+    stream = None
     if ledger_id is not None:
         _check_ledger_read(values)
+    elif several is None:
+        stream = _stream_name(values, or_ledger=True)
     return ReadOptions(
         connection=_connection(values),
         stream=stream,
         ledger_id=ledger_id,
-        start=_position(values, "startingPosition", "earliest", ledger_id),
-        end=_position(values, "endingPosition", "latest", ledger_id),
-        start_timestamp_ms=values.get("startingTimestamp", int),
+        start=_position(values, "startingPosition", "earliest", ledger_id, several),
+        end=_position(values, "endingPosition", "latest", ledger_id, several),
+        start_timestamp_ms=_time_ms(values, "startingTimestamp", several),
         start_transaction=values.get("startingTransaction", TransactionJson),
-        end_timestamp_ms=values.get("endingTimestamp", int),
+        end_timestamp_ms=_time_ms(values, "endingTimestamp", several),
         trigger=_trigger_limits(values),
         plan=PlanLimits(values.get_or("minPartitions", 1), values.get("maxBytesPerPartition", int)),
         fail_on_data_loss=values.get_or("failOnDataLoss", True),
-        include_metadata=values.get_or("includeMetadata", False),
+        include_metadata=values.get("includeMetadata", object) is True,
+        kafka_columns=_kafka_columns(values),
+        kafka_headers=values.get_or("includeHeaders", False),
         task_log=values.get_or("taskLog", False),
+        several=several,
     )
+
+
+def _kafka_columns(values: ParsedOptions) -> bool:
+    wanted = values.get("includeMetadata", object) == KAFKA
+    if values.get("includeHeaders", bool) and not wanted:
+        raise ConfigurationError(
+            "option includeHeaders needs includeMetadata=kafka: without it a column of headers is "
+            "read as any other"
+        )
+    return wanted
+
+
+def _several(values: ParsedOptions) -> Several | None:
+    """The streams of a read of several; None for a read of one stream or ledger."""
+    one_of = ("streams", "streamPattern", "ledgerId", "stream", "path")
+    for number, name in enumerate(one_of[:2]):
+        for other in one_of[number + 1 :]:
+            values.refuse_both(name, other)
+    if not values.has("streams") and not values.has("streamPattern"):
+        return None
+    several = Several(
+        names=values.get("streams", tuple) or (),
+        pattern=values.get_or("streamPattern", ""),
+        starts=_by_stream(values, "startingPosition", PositionsByStream),
+        ends=_by_stream(values, "endingPosition", PositionsByStream),
+        start_times_ms=_by_stream(values, "startingTimestamp", TimesByStream),
+        end_times_ms=_by_stream(values, "endingTimestamp", TimesByStream),
+    )
+    several.check()
+    return several
+
+
+def _by_stream(values: ParsedOptions, name: str, kind: type[M]) -> M:
+    value = values.get(name, object)
+    return value if isinstance(value, kind) else kind()
+
+
+def _time_ms(values: ParsedOptions, name: str, several: Several | None) -> int | None:
+    value = values.get(name, object)
+    if isinstance(value, TimesByStream):
+        _refuse_by_stream(name, several)
+    return value if isinstance(value, int) else None
+
+
+def _refuse_by_stream(name: str, several: Several | None) -> None:
+    if several is None:
+        raise ConfigurationError(
+            f"option {name}: values by stream go with the options streams and streamPattern"
+        )
 
 
 def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
@@ -230,7 +315,7 @@ def _check_ledger_read(values: ParsedOptions) -> None:
     if values.has("startingTransaction"):
         raise ConfigurationError("option startingTransaction is for streams, not for raw ledgers")
     for name in ("startingTimestamp", "endingTimestamp", "includeMetadata"):
-        if values.get(name, int):  # includeMetadata=false asks for nothing
+        if values.get(name, object):  # includeMetadata=false asks for nothing
             raise ConfigurationError(
                 f"option {name} is for streams: the entries of a raw ledger (option ledgerId) "
                 "have an id and a payload only; use startingPosition and endingPosition"
@@ -252,9 +337,28 @@ def _refuse_password(values: ParsedOptions) -> None:
 
 
 def _position(
-    values: ParsedOptions, name: str, default: Position, ledger_id: LedgerId | None
+    values: ParsedOptions,
+    name: str,
+    default: Position,
+    ledger_id: LedgerId | None,
+    several: Several | None,
 ) -> Position:
+    by_stream = values.get(name, object)
+    if isinstance(by_stream, PositionsByStream):
+        _refuse_by_stream(name, several)
+        for each in by_stream.values():
+            _check_position(name, each, ledger_id)
+        return default
     position = values.position_or(name, default)
+    if several is not None and not isinstance(position, str):
+        raise ConfigurationError(
+            f"option {name}: of several streams give positions by stream, such as "
+            '{"a": {"segment": 3}, "b": "latest"}'
+        )
+    return _check_position(name, position, ledger_id)
+
+
+def _check_position(name: str, position: Position, ledger_id: LedgerId | None) -> Position:
     if isinstance(position, str):
         return position
     if ledger_id is None and position.segment is None:

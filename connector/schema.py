@@ -8,6 +8,7 @@ kept in the metadata of the Arrow field and used again as long as it still fits.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from pyspark.sql.pandas.types import (
 )
 
 from connector.widening import WIDER, widens
-from spark_ledger.errors import SchemaMismatchError
+from spark_ledger.errors import NoSuchStreamError, SchemaMismatchError
 from spark_ledger.stream.format.arrow_types import ArrowField
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
 from spark_ledger.stream.format.schema import canonical_schema
@@ -39,6 +40,11 @@ METADATA_TYPE: Final = spark.StructType(
         spark.StructField("commit_time", spark.TimestampType(), nullable=False),
     ]
 )
+
+METADATA_TYPE_OF_SEVERAL: Final = spark.StructType(
+    [spark.StructField("stream", spark.StringType(), nullable=False), *METADATA_TYPE.fields]
+)
+"""Where several streams are read, the column says which one a row is of."""
 
 LEDGER_SCHEMA: Final = spark.StructType(
     [
@@ -114,6 +120,47 @@ def spark_schema_of(schema: pa.Schema, *, include_metadata: bool) -> spark.Struc
     return spark.StructType(fields)
 
 
+def widest_schema(
+    schemas: Mapping[str, pa.Schema], *, include_metadata: bool, subject: str
+) -> spark.StructType:
+    """The Spark schema that rows of several streams fit: all columns, each in its widest type.
+
+    A column that some stream lacks, or may have null in, is nullable. Names match in any case.
+
+    Raises NoSuchStreamError without a stream, SchemaMismatchError naming two streams and a column
+    if one has a type of which neither is the wider.
+    """
+    if not schemas:
+        raise NoSuchStreamError(
+            f"there are no {subject}: create one, check the pattern and the metadata URI, or "
+            "declare the columns (schema(...)) to begin before there is one"
+        )
+    widest: dict[str, tuple[spark.StructField, str]] = {}
+    for name, schema in schemas.items():
+        for field in spark_schema_of(schema, include_metadata=False).fields:
+            has, owner = widest.get(field.name.lower(), (field, name))
+            wider, nullable = has.dataType, has.nullable or field.nullable
+            if not widens(field.dataType, has.dataType):
+                if not widens(has.dataType, field.dataType):
+                    raise SchemaMismatchError(
+                        f"streams {owner!r} and {name!r} cannot be read together: column "
+                        f"{field.name!r} is {has.dataType.simpleString()} in the one and "
+                        f"{field.dataType.simpleString()} in the other, and neither type has the "
+                        "values of both: read them apart, and cast it before union()"
+                    )
+                wider, owner = field.dataType, name
+            made = spark.StructField(has.name, wider, nullable, has.metadata)
+            widest[field.name.lower()] = made, owner
+    fields = []
+    for key, (field, _) in widest.items():
+        in_all = all(key in map(str.lower, schema.names) for schema in schemas.values())
+        nullable = field.nullable or not in_all
+        fields.append(spark.StructField(field.name, field.dataType, nullable, field.metadata))
+    if include_metadata:
+        fields.append(spark.StructField(LEDGER_COLUMN, METADATA_TYPE_OF_SEVERAL, nullable=False))
+    return spark.StructType(fields)
+
+
 def _spark_field(field: ArrowField) -> spark.StructField:
     metadata = field.metadata or {}
     data_type = from_arrow_type(field.type)
@@ -133,8 +180,51 @@ def read_schema(schema: spark.StructType) -> pa.Schema:
     )
 
 
+def check_declared_of_several(
+    declared: spark.StructType,
+    schemas: Mapping[str, pa.Schema],
+    *,
+    include_metadata: bool,
+    subject: str,
+    joins: bool = False,
+) -> None:
+    """As ``check_declared`` for several streams, of which some may lack a column, which is null in
+    their rows. ``joins``: the streams come to others, which may have what they lack.
+
+    Raises SchemaMismatchError naming the stream and the column.
+    """
+    known: set[str] = set()
+    for name, stored in schemas.items():
+        names = set(map(str.lower, stored.names))
+        known |= names
+        own = [
+            field
+            for field in declared.fields
+            if field.name.lower() in names or (field.name == LEDGER_COLUMN and include_metadata)
+        ]
+        check_declared(
+            spark.StructType(own),
+            stored,
+            include_metadata=include_metadata,
+            subject=f"stream {name!r}",
+            metadata_type=METADATA_TYPE_OF_SEVERAL,
+        )
+    for field in declared.fields:
+        is_metadata = field.name == LEDGER_COLUMN and include_metadata
+        if schemas and not joins and not is_metadata and field.name.lower() not in known:
+            raise SchemaMismatchError(
+                f"none of the {subject} has a column {field.name!r}, which the declared schema "
+                f"names; their columns are {', '.join(sorted(known))}"
+            )
+
+
 def check_declared(
-    declared: spark.StructType, stored: pa.Schema, *, include_metadata: bool, subject: str
+    declared: spark.StructType,
+    stored: pa.Schema,
+    *,
+    include_metadata: bool,
+    subject: str,
+    metadata_type: spark.StructType = METADATA_TYPE,
 ) -> None:
     """Refuse a schema that a user declared (``.schema(...)``) if the stream cannot deliver it.
 
@@ -145,10 +235,10 @@ def check_declared(
     known = {field.name.lower(): _spark_field(field).dataType for field in stored}
     for field in declared.fields:
         if field.name == LEDGER_COLUMN and include_metadata:
-            if _nullable(field.dataType) != _nullable(METADATA_TYPE):
+            if _nullable(field.dataType) != _nullable(metadata_type):
                 raise SchemaMismatchError(
                     f"{subject}: the declared type of {LEDGER_COLUMN!r} must be "
-                    f"{METADATA_TYPE.simpleString()}"
+                    f"{metadata_type.simpleString()}"
                 )
             continue
         has = known.get(field.name.lower())

@@ -14,6 +14,9 @@ class Cause(StrEnum):
     FAILED = "failed"
     """The storage failed, or a flush did: what is added might fill the memory."""
 
+    LEAVING = "leaving"
+    """An operator takes it out of the cluster; adds of writers are refused."""
+
     FULL = "disks_full"
     """A disk is above its high water mark; adds of writers are refused."""
 
@@ -52,10 +55,12 @@ def stall(
     return None
 
 
-def why_read_only(failure: str, full: str, stalled: Stall | None) -> dict[Cause, str]:
+def why_read_only(
+    failure: str, full: str, stalled: Stall | None, leaving: str = ""
+) -> dict[Cause, str]:
     """The causes that hold now, each with its reason, the most lasting first; none of them: the
-    bookie is writable. ``failure`` and ``full`` are reasons, or empty."""
-    causes = {Cause.FAILED: failure, Cause.FULL: full}
+    bookie is writable. ``failure``, ``leaving`` and ``full`` are reasons, or empty."""
+    causes = {Cause.FAILED: failure, Cause.LEAVING: leaving, Cause.FULL: full}
     if stalled is not None:
         causes[stalled.cause] = stalled.reason
     return {cause: reason for cause, reason in causes.items() if reason}

@@ -21,6 +21,7 @@ import grpc.aio
 from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
 from bookie_server.service.append_session import AppendSession
 from bookie_server.service.calls import AnswerRoom, CallLimits, Kind
+from bookie_server.service.confirmations import confirm_all, confirm_error
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.client_watch import ClientWatch
 from bookie_server.service.guard.connections import Connections
@@ -89,7 +90,8 @@ class BookieService:
         self._sockets = Sockets()
         self.hang_up = HangUp(self._sockets, metrics.connections_ended)
         self._limits = CallLimits(self.hang_up, metrics.calls_refused)
-        self._connections = Connections()
+        self.connections = self._connections = Connections()
+        """What the clients have begun and sent."""
         self._nonsense = Nonsense()
         self._requests = Requests(self._limits, self._connections, self._nonsense)
         self._answers = AnswerRoom(
@@ -298,20 +300,18 @@ class BookieService:
     async def write_last_confirmed(
         self, request: pb.WriteLastConfirmedRequest, context: CallContext
     ) -> pb.WriteLastConfirmedResponse:
-        """An idle writer's LAC."""
+        """The LAC of idle writers."""
         with self._limits.admitted(Kind.CONFIRM, context.peer()) as busy:
-            refusal = busy or self._refusal(context, _ledger_error(request.ledger_id))
+            refusal = busy or self._refusal(context, confirm_error(request))
             if refusal is None:
-                refusal = await _answer(
-                    lambda done: self._bookie.write_last_confirmed(
-                        LedgerId(request.ledger_id),
-                        EntryId(request.last_add_confirmed),
-                        access_key=request.access_key,
-                        done=done,
-                    )
-                )
-        status, message = refusal
-        return pb.WriteLastConfirmedResponse(status=status_to_wire(status), message=message)
+                answers = await confirm_all(self._bookie, request)
+            else:
+                answers = [refusal] * (1 + len(request.more))
+        return pb.WriteLastConfirmedResponse(
+            status=status_to_wire(answers[0].status),
+            message=answers[0].message,
+            more=[status_to_wire(answer.status) for answer in answers[1:]],
+        )
 
     async def list_entries(self, request: pb.ListEntriesRequest, context: CallContext) -> None:
         """Ranges of the entries held here."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from bookie_server.core.collection import CollectionStats
 from spark_ledger.types import BookieStatus
@@ -44,6 +44,33 @@ class Histogram:
         return result
 
 
+class KeeperFigures(NamedTuple):
+    """What the keeper of the cluster has written down, as a bookie read it last."""
+
+    elected: bool = False
+    """Whether the cluster has one."""
+    here: bool = False
+    """Whether it is a process of this bookie."""
+    passed_at: float = 0.0
+    """When its last pass ended, in seconds since 1970."""
+    open: int = 0
+    open_of_the_dead: int = 0
+    unnamed: int = 0
+    unnamed_of_the_dead: int = 0
+    locked: int = 0
+    failing: int = 0
+    reclaimable_commits: int = 0
+    reclaimable_bytes: int = 0
+    unlisted: int = 0
+    """What the last audit found."""
+    audited_at: float = 0.0
+    recovered: int = 0
+    deleted: int = 0
+    reclaimed: int = 0
+    streams_finished: int = 0
+    audit_deleted: int = 0
+
+
 class ServiceMetrics:
     """Counters of the service since the start of the process."""
 
@@ -58,6 +85,8 @@ class ServiceMetrics:
         """What to say if the metadata store went back in time; empty if it did not."""
         self.collection: Callable[[], CollectionStats] = CollectionStats
         """How the garbage collection goes."""
+        self.keeper: Callable[[], KeeperFigures | None] = _no_keeper
+        """How the keeper goes; None where this bookie does not look."""
         self.append_streams = 0
         """Append streams open now."""
         self.reads: Counter[BookieStatus] = Counter()
@@ -92,3 +121,7 @@ class ServiceMetrics:
         self.reads[status] += 1
         self.bytes_read += size_bytes
         self.read_latency.observe(seconds)
+
+
+def _no_keeper() -> KeeperFigures | None:
+    return None

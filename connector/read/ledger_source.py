@@ -19,6 +19,7 @@ from connector.read.offsets import (
     OffsetJson,
     ledger_offset,
     ledger_position,
+    unchanged,
 )
 from connector.read.partitions import LedgerPartition
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
@@ -114,13 +115,13 @@ class LedgerSource:
         position = ledger_position(start, self._ledger_id)
         end = self._target if self._target is not None else self._grown_end(position)
         if end <= position:
-            return dict(start)
+            return unchanged(start)
         limits = self._options.trigger
         if not unlimited and self._target is None and limits.min_rows is not None:
             waited_s = self._clock() - self._entries_held_since
             if end - position < limits.min_rows and waited_s < limits.max_delay_s:
                 time.sleep(min(POLL_WAIT_S, limits.max_delay_s - waited_s))
-                return dict(start)
+                return unchanged(start)
         if not unlimited and limits.max_rows is not None:
             end = EntryId(min(end, position + limits.max_rows))
         self._entries_held_since = self._clock()

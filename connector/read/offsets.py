@@ -7,13 +7,14 @@ A stream's offset is ``{"entry": e, "segment": s, "stream": id}``, numbers count
 ``entry`` within the segment. After the last entry of a segment the offset is entry 0 of the next
 one, so each position has one spelling. ``"slot"`` (a row within the entry) appears only if a query
 was started in the middle of an entry. The id tells the stream from a later one of its name
-(rule T7). A raw ledger's offset is ``{"entry": e, "ledger": id}``.
+(rule T7). A raw ledger's offset is ``{"entry": e, "ledger": id}``. That of several streams has the
+offset of each by its name, ``{"streams": {"a": {...}, "b": {...}}}``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.types import Dlsn, EntryId, LedgerId
@@ -21,8 +22,15 @@ from spark_ledger.types import Dlsn, EntryId, LedgerId
 OffsetJson: TypeAlias = dict[str, int | str]
 """An offset for Spark. Spark calls for a plain ``dict``."""
 
-CheckpointOffset: TypeAlias = Mapping[str, int | str]
+CheckpointOffset: TypeAlias = Mapping[str, object]
 """An offset that came back from Spark. It may be of another source: nothing is checked yet."""
+
+
+SeveralOffset: TypeAlias = dict[str, dict[str, OffsetJson]]
+"""The offset of several streams, for Spark."""
+
+AnyOffset: TypeAlias = OffsetJson | SeveralOffset
+"""An offset for Spark, of a source of either kind."""
 
 
 class StreamPosition(NamedTuple):
@@ -30,6 +38,11 @@ class StreamPosition(NamedTuple):
 
     position: Dlsn
     stream_id: str
+
+
+def unchanged(offset: CheckpointOffset) -> OffsetJson:
+    """The offset of one stream or ledger as it came from Spark: nothing is new."""
+    return cast(OffsetJson, dict(offset))
 
 
 def stream_offset(position: Dlsn, stream_id: str) -> OffsetJson:
@@ -55,6 +68,29 @@ def stream_position(offset: CheckpointOffset) -> StreamPosition:
     if min(segment, entry, slot) < 0 or not isinstance(stream_id, str):
         raise _foreign_offset_error(offset, "a stream")
     return StreamPosition(Dlsn(segment, entry, slot), stream_id)
+
+
+def several_offset(offsets: Mapping[str, OffsetJson]) -> SeveralOffset:
+    """The offset of several streams. All of them are made here."""
+    return {"streams": {name: dict(offsets[name]) for name in sorted(offsets)}}
+
+
+def offsets_by_stream(offset: CheckpointOffset) -> dict[str, OffsetJson] | None:
+    """The offsets in one of several streams that came back from Spark; None if it is of one.
+
+    Raises ConfigurationError if it is neither.
+    """
+    if set(offset) != {"streams"}:
+        stream_position(offset)
+        return None
+    streams = offset["streams"]
+    if not isinstance(streams, Mapping) or not all(
+        isinstance(v, Mapping) for v in streams.values()
+    ):
+        raise _foreign_offset_error(offset, "several streams")
+    for each in streams.values():
+        stream_position(each)
+    return {name: dict(each) for name, each in streams.items()}
 
 
 def recreated_message(subject: str, lost: str) -> str:
@@ -95,6 +131,12 @@ def ledger_position(offset: CheckpointOffset, ledger_id: LedgerId) -> EntryId:
 
 
 def _foreign_offset_error(offset: CheckpointOffset, wanted: str) -> ConfigurationError:
+    streams = offset.get("streams")
+    if isinstance(streams, Mapping):
+        return ConfigurationError(
+            f"the checkpoint of this query is of several streams ({', '.join(streams)}), and the "
+            f"options name {wanted}: name them with the option streams, or use a new checkpoint"
+        )
     return ConfigurationError(
         f"the checkpoint of this query holds the offset {dict(offset)}, which is not that of "
         f"{wanted}: it was made by another source; use a new checkpoint"

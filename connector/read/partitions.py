@@ -29,6 +29,7 @@ _FlatRange: TypeAlias = tuple[
     tuple[int, int],
     int,
     int,
+    int,
 ]
 """The fields of a Segment, then those of its SegmentRange."""
 
@@ -63,6 +64,7 @@ class StreamPartition(InputPartition):
                 part.end,
                 part.commit,
                 part.commit_time_ms,
+                part.segment_row,
             )
             for part in self.plan.ranges
         )
@@ -94,6 +96,15 @@ class StreamSpan(InputPartition):
         super().__init__(None)
         self.stream_id = stream_id
         self.span = span
+
+
+class SeveralPartition(InputPartition):
+    """Parts of several streams, by the name of each: one after the other in one task. A part is a
+    ``StreamPartition`` or a ``StreamSpan``."""
+
+    def __init__(self, parts: tuple[tuple[str, StreamPartition | StreamSpan], ...]) -> None:
+        super().__init__(None)
+        self.parts = parts
 
 
 class LedgerPartition(InputPartition):

@@ -6,8 +6,9 @@ partitions is in ``spark_ledger.stream.plan``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from connector.options import TriggerLimits
 from spark_ledger.stream.model import Segment, SegmentRange, cut
@@ -23,8 +24,22 @@ def trigger_end(segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits)
     At least one entry is taken, even if it exceeds a limit alone. ``segments`` begins with that of
     ``start``, if that exists; it is read no further than needed.
     """
-    rows_left = _NO_LIMIT if limits.max_rows is None else limits.max_rows
-    bytes_left = _NO_LIMIT if limits.max_bytes is None else limits.max_bytes
+    return _take(segments, start, limits, at_least_one=True).end
+
+
+class _Taken(NamedTuple):
+    """How far a take came, and what it took."""
+
+    end: Dlsn
+    rows: int = 0
+    size_bytes: int = 0
+
+
+def _take(
+    segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits, *, at_least_one: bool
+) -> _Taken:
+    rows_left = rows_max = _NO_LIMIT if limits.max_rows is None else limits.max_rows
+    bytes_left = bytes_max = _NO_LIMIT if limits.max_bytes is None else limits.max_bytes
     position, taken = start, 0
     for segment in segments:
         entry, slot = (position.entry, position.slot) if segment.number == start.segment else (0, 0)
@@ -32,13 +47,66 @@ def trigger_end(segments: Iterable[Segment], start: Dlsn, limits: TriggerLimits)
             rows, size_bytes, stop = segment.rows, segment.size_bytes, len(segment.entry_rows)
         else:
             rows, size_bytes, stop = _take_entries(
-                segment, (entry, slot), rows_left, bytes_left, at_least_one=taken == 0
+                segment,
+                (entry, slot),
+                rows_left,
+                bytes_left,
+                at_least_one=at_least_one and taken == 0,
             )
         taken, rows_left, bytes_left = taken + rows, rows_left - rows, bytes_left - size_bytes
         if stop < len(segment.entry_rows):
-            return Dlsn(segment.number, stop) if stop > entry else position
+            if stop > entry:
+                position = Dlsn(segment.number, stop)
+            break
         position = Dlsn(segment.number + 1)
-    return position
+    return _Taken(position, rows_max - rows_left, bytes_max - bytes_left)
+
+
+class Backlog(NamedTuple):
+    """What is new in one of several streams: from ``start`` to ``end``. ``segments`` gives those
+    from a position on, and is read no further than needed."""
+
+    start: Dlsn
+    end: Dlsn
+    segments: Callable[[Dlsn], Iterable[Segment]]
+
+
+def shared_ends(backlogs: Sequence[Backlog], limits: TriggerLimits) -> list[Dlsn]:
+    """Where each of several streams ends in a micro-batch whose limits they share.
+
+    Each gets an equal part; what one does not need goes to the others. What is left after that, as
+    entries are not cut, goes to the first that has an entry of this size. All together keep the
+    limits, but for the first entry of all, which is taken whatever its size. So who is first now
+    should be last the next time: a stream whose entries are larger than its part is served too.
+    """
+    ends = [each.start for each in backlogs]
+    waiting = [n for n, each in enumerate(backlogs) if each.start < each.end]
+    rows_left, bytes_left, taken = limits.max_rows, limits.max_bytes, False
+    shares = True
+    while waiting:
+        moved = False
+        for turn, number in enumerate(list(waiting)):
+            if taken and ((rows_left is not None and rows_left <= 0) or bytes_left == 0):
+                return ends
+            parts = len(waiting) - turn if shares else 1
+            part = replace(
+                limits,
+                max_rows=None if rows_left is None else rows_left // parts,
+                max_bytes=None if bytes_left is None else bytes_left // parts,
+            )
+            backlog, start = backlogs[number], ends[number]
+            took = _take(backlog.segments(start), start, part, at_least_one=not taken)
+            end = min(took.end, backlog.end)
+            if end > start:
+                moved = taken = True
+                ends[number] = end
+                rows_left = None if rows_left is None else max(0, rows_left - took.rows)
+                bytes_left = None if bytes_left is None else max(0, bytes_left - took.size_bytes)
+        if not moved and not shares:
+            return ends
+        shares = moved
+        waiting = [n for n in waiting if ends[n] < backlogs[n].end]
+    return ends
 
 
 def _take_entries(
@@ -65,11 +133,16 @@ def _take_entries(
 
 def has_rows(segments: Iterable[Segment], start: Dlsn, wanted: int) -> bool:
     """Whether at least ``wanted`` rows follow ``start``; reads no further than needed."""
+    return rows_after(segments, start, wanted) >= wanted
+
+
+def rows_after(segments: Iterable[Segment], start: Dlsn, wanted: int) -> int:
+    """How many rows follow ``start``; reads no further than to find as many as are wanted."""
     found = 0
     for segment in segments:
         bounds = cut(segment, start, None)
         if bounds:
             found += SegmentRange(segment, bounds[0], bounds[1], 0, 0).rows
         if found >= wanted:
-            return True
-    return found >= wanted
+            break
+    return found

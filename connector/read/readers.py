@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from connector import sessions
 from connector.options import ReadOptions
-from connector.read.offsets import OffsetJson, recreated_error
+from connector.read.offsets import AnyOffset, recreated_error
 from connector.read.source import Source, check_schema, open_source
 from connector.read.watched import read_watched
 from connector.retry import retry_transient
@@ -55,7 +55,7 @@ class LedgerBatchReader(DataSourceReader):
 
     def _plan(self) -> list[InputPartition]:
         check_schema(self._options, self._schema)
-        source = open_source(self._options)
+        source = open_source(self._options, self._schema)
         return list(source.plan(source.initial_offset(), source.final_offset()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -104,7 +104,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> Source:
         check_schema(self._options, self._schema)
-        return open_source(self._options)
+        return open_source(self._options, self._schema)
 
     def _ask(self, question: Callable[[Source], T], what: str) -> T:
         """The source's answer. If its stream was deleted, the answer of the stream that has the
@@ -139,7 +139,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             source.pin_target()
         return source
 
-    def initialOffset(self) -> OffsetJson:
+    def initialOffset(self) -> AnyOffset:
         """Where a new query starts."""
         return self._ask(lambda source: source.initial_offset(), "finding where it starts")
 
@@ -156,7 +156,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ask(lambda source: source.pin_target(), "finding where it ends")
         self._is_pinned = True
 
-    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
+    def latestOffset(self, start: AnyOffset, limit: ReadLimit) -> AnyOffset:
         """Where the next micro-batch ends."""
         unlimited = isinstance(limit, ReadAllAvailable)
         return self._ask(
@@ -164,11 +164,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "finding its newest rows",
         )
 
-    def reportLatestOffset(self) -> OffsetJson | None:
+    def reportLatestOffset(self) -> AnyOffset | None:
         """The end of the stream, which with ``endOffset`` shows the lag in the query's progress."""
         return self._ask(lambda source: source.newest_offset(), "finding where it ends")
 
-    def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
+    def partitions(self, start: AnyOffset, end: AnyOffset) -> Sequence[InputPartition]:
         """The plan of a micro-batch."""
         return self._ask(lambda source: source.plan(start, end), "planning a micro-batch")
 
@@ -176,7 +176,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of a partition as Arrow batches; runs in a task."""
         return read_watched(self._options, self._schema, partition)
 
-    def commit(self, end: OffsetJson) -> None:
+    def commit(self, end: AnyOffset) -> None:
         """Rows before ``end`` are done with. Deletes nothing: retention is the stream's."""
         self._source.forget(end)
 

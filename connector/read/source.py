@@ -8,16 +8,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from connector import sessions
+from connector.kafka_columns import check_kafka, kafka_schema
 from connector.options import ReadOptions
 from connector.read.ledger_source import LedgerSource
-from connector.read.offsets import CheckpointOffset, OffsetJson
+from connector.read.offsets import AnyOffset, CheckpointOffset
+from connector.read.several_source import SeveralSource
 from connector.read.stream_source import StreamSource
-from connector.schema import LEDGER_SCHEMA, check_declared, spark_schema_of
-from spark_ledger.errors import SchemaMismatchError
+from connector.schema import (
+    LEDGER_SCHEMA,
+    check_declared,
+    check_declared_of_several,
+    spark_schema_of,
+    widest_schema,
+)
+from spark_ledger.errors import NoSuchStreamError, SchemaMismatchError
+
+
+def _schemas(options: ReadOptions) -> dict[str, pa.Schema]:
+    """The schemas of the streams. Raises NoSuchStreamError if the only one does not exist, or one
+    of several that are named and failOnDataLoss is true."""
+    several = options.several
+    if several is None:
+        assert options.stream is not None, "the options name a stream"
+        return {options.stream: sessions.fresh_stream(options.connection, options.stream).schema}
+    connection = sessions.connection(options.connection)
+    names = several.names or [n for n in connection.stream_names() if several.takes(n)]
+    found = {}
+    for name in names:
+        try:
+            found[name] = sessions.fresh_stream(options.connection, name).schema
+        except NoSuchStreamError:
+            if several.names and options.fail_on_data_loss:
+                raise
+    return found
 
 
 class Source(Protocol):
@@ -26,19 +54,19 @@ class Source(Protocol):
     Never pickled. Used by one thread.
     """
 
-    def initial_offset(self) -> OffsetJson:
+    def initial_offset(self) -> AnyOffset:
         """Where a new query starts. Resolved once: later calls answer the same."""
 
     def pin_target(self) -> None:
         """Read nothing that arrives from now on (trigger availableNow)."""
 
-    def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
+    def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> AnyOffset:
         """Where the next micro-batch ends; ``start`` itself if there is nothing to do."""
 
-    def newest_offset(self) -> OffsetJson | None:
+    def newest_offset(self) -> AnyOffset | None:
         """The end of what there is, whatever the limits; shown as lag in the query's progress."""
 
-    def final_offset(self) -> OffsetJson:
+    def final_offset(self) -> AnyOffset:
         """Where a batch read ends."""
 
     def plan(self, start: CheckpointOffset, end: CheckpointOffset) -> Sequence[InputPartition]:
@@ -48,8 +76,13 @@ class Source(Protocol):
         """Everything before ``end`` has been processed; caches of it may go."""
 
 
-def open_source(options: ReadOptions) -> Source:
-    """The source of a read. Raises NoSuchStreamError or NoSuchLedgerError if it does not exist."""
+def open_source(options: ReadOptions, declared: StructType | None = None) -> Source:
+    """The source of a read. ``declared`` is its schema, which streams have to fit that join later.
+
+    Raises NoSuchStreamError or NoSuchLedgerError if it does not exist.
+    """
+    if options.several is not None:
+        return SeveralSource(options, declared)
     if options.ledger_id is not None:
         connection = options.connection
         return LedgerSource(
@@ -65,6 +98,16 @@ def stored_schema(options: ReadOptions) -> StructType:
     """The Spark schema of what is read, for a read for which the user declared none."""
     if options.ledger_id is not None:
         return LEDGER_SCHEMA
+    if options.kafka_columns:
+        schema = kafka_schema(headers=options.kafka_headers)
+        check_schema(options, schema)
+        return schema
+    if options.several is not None:
+        return widest_schema(
+            _schemas(options),
+            include_metadata=options.include_metadata,
+            subject=options.subject,
+        )
     assert options.stream is not None, "the options name a stream or a ledger"
     stream = sessions.fresh_stream(options.connection, options.stream)
     return spark_schema_of(stream.schema, include_metadata=options.include_metadata)
@@ -81,6 +124,17 @@ def check_schema(options: ReadOptions, declared: StructType) -> None:
                 f"{options.subject}: a raw ledger has the schema {LEDGER_SCHEMA.simpleString()}; "
                 "declare no other, or some of its columns"
             )
+        return
+    if options.kafka_columns:
+        check_kafka(declared, _schemas(options), headers=options.kafka_headers)
+        return
+    if options.several is not None:
+        check_declared_of_several(
+            declared,
+            _schemas(options),
+            include_metadata=options.include_metadata,
+            subject=options.subject,
+        )
         return
     assert options.stream is not None, "the options name a stream or a ledger"
     stream = sessions.fresh_stream(options.connection, options.stream)

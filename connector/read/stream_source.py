@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from connector.option_parsers import PositionJson, TransactionJson
 from connector.options import ReadOptions
-from connector.read.lag import NO_LAG, stream_lag, with_lag
+from connector.read.lag import NO_LAG, Lag, stream_lag, with_lag
 from connector.read.offsets import (
     CheckpointOffset,
     OffsetJson,
@@ -23,9 +23,10 @@ from connector.read.offsets import (
     recreated_message,
     stream_offset,
     stream_position,
+    unchanged,
 )
 from connector.read.partitions import StreamPartition, StreamSpan
-from connector.read.planner import has_rows, trigger_end
+from connector.read.planner import Backlog, has_rows, trigger_end
 from connector.retry import RetryBudget
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.limits.connector import (
@@ -35,7 +36,7 @@ from spark_ledger.limits.connector import (
     SEGMENTS_PER_FETCH,
 )
 from spark_ledger.stream.model import Commit, Head, Segment
-from spark_ledger.stream.plan.partitions import Span
+from spark_ledger.stream.plan.partitions import PlanLimits, Span
 from spark_ledger.stream.plan.read_plan import plan_read
 from spark_ledger.types import Dlsn
 
@@ -74,6 +75,8 @@ class StreamSource:
         self._earliest_seen: Dlsn | None = None
         self._batch_end: Dlsn | None = None
         """Where the newest micro-batch ends: the lag is reckoned from there."""
+        self._batch_start: Dlsn | None = None
+        """Where it begins, if it has rows of several streams: Spark does not tell those apart."""
 
     # -- where to start and end ------------------------------------------------------------------
 
@@ -265,7 +268,7 @@ class StreamSource:
         head = self._head_reaching(position)
         end = head.end if self._target is None else self._target
         if end <= position:
-            return dict(start)
+            return unchanged(start)
         self._readable(head, position, _CHECKPOINT)
         limits = self._options.trigger
         if unlimited or limits.unlimited:
@@ -275,11 +278,45 @@ class StreamSource:
             enough = has_rows(self._backlog(position, end), position, limits.min_rows)
             if not enough and waited_s < limits.max_delay_s:
                 self._sleep(min(POLL_WAIT_S, limits.max_delay_s - waited_s))
-                return dict(start)
+                return unchanged(start)
         return self._advance(min(end, trigger_end(self._backlog(position, end), position, limits)))
 
     def _advance(self, end: Dlsn) -> OffsetJson:
         self._rows_held_since = self._clock()
+        return self._offset(end)
+
+    # -- one of several streams --------------------------------------------------------------------
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that is read."""
+        return self._stream
+
+    @property
+    def stream_id(self) -> str:
+        """Its id, which tells it from others of its name."""
+        return self._stream_id
+
+    def earliest_offset(self) -> OffsetJson:
+        """The first row that can be read now: where a stream begins that joins others."""
+        return self._offset(self._stream.head().earliest)
+
+    def backlog(self, start: CheckpointOffset) -> Backlog:
+        """What is new since an offset, for a trigger that several streams share."""
+
+        def look() -> Backlog:
+            position = self._start_position(start)
+            head = self._head_reaching(position)
+            end = self._target or head.end
+            if end > position:
+                position = min(self._readable(head, position, _CHECKPOINT), end)
+            return Backlog(position, max(position, end), lambda at: self._backlog(at, end))
+
+        return self._beside_truncations(look)
+
+    def ended_at(self, start: Dlsn, end: Dlsn) -> OffsetJson:
+        """The micro-batch is from here to there, as the trigger that is shared has found."""
+        self._batch_start, self._batch_end = start, end
         return self._offset(end)
 
     def _backlog(self, position: Dlsn, end: Dlsn) -> Iterator[Segment]:
@@ -291,28 +328,36 @@ class StreamSource:
             first = stop
 
     def newest_offset(self) -> OffsetJson | None:
-        head, position = self._stream.head(), self._batch_end
-        lag = NO_LAG
-        if position is None:
+        head = self._stream.head()
+        if self._batch_end is None:
             return self._offset(head.end)
+        try:
+            lag = self._lag(head, self._batch_end)
+            newest = with_lag(self._offset(head.end), self._options.stream or "", lag)
+            if self._batch_start is not None:
+                newest["batchRows"] = self._lag(head, self._batch_start).rows - lag.rows
+            return newest
+        except DataLossError:  # truncated in this moment: the next trigger knows
+            return self._offset(head.end)
+
+    def _lag(self, head: Head, position: Dlsn) -> Lag:
         position = max(position, head.earliest)
-        if position < head.end:
-            try:
-                (commit,) = self._commits.between(position.segment, position.segment + 1)
-            except DataLossError:  # truncated in this moment: the next trigger knows
-                return self._offset(head.end)
-            lag = stream_lag(head, position, commit, time.time_ns() // 1_000_000)
-        return with_lag(self._offset(head.end), self._options.stream or "", lag)
+        if position >= head.end:
+            return NO_LAG
+        (commit,) = self._commits.between(position.segment, position.segment + 1)
+        return stream_lag(head, position, commit, time.time_ns() // 1_000_000)
 
     # -- partitions --------------------------------------------------------------------------------
 
     def plan(
-        self, start: CheckpointOffset, end: CheckpointOffset
+        self, start: CheckpointOffset, end: CheckpointOffset, limits: PlanLimits | None = None
     ) -> Sequence[StreamPartition | StreamSpan]:
-        return self._beside_truncations(lambda: self._plan(start, end))
+        """Partitions within the limits of the options, or those given: a part of them."""
+        within = limits or self._options.plan
+        return self._beside_truncations(lambda: self._plan(start, end, within))
 
     def _plan(
-        self, start: CheckpointOffset, end: CheckpointOffset
+        self, start: CheckpointOffset, end: CheckpointOffset, limits: PlanLimits
     ) -> Sequence[StreamPartition | StreamSpan]:
         last, last_stream_id = stream_position(end)
         if last_stream_id not in ("", self._stream_id):
@@ -328,7 +373,7 @@ class StreamSource:
             self._stream,
             first,
             last,
-            self._options.plan,
+            limits,
             self._commits.between,
         )
         return [

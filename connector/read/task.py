@@ -16,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from connector import sessions
+from connector.kafka_columns import kafka_batch, stored_columns
 from connector.options import ReadOptions
 from connector.read.partitions import LedgerPartition, StreamPartition, StreamSpan
 from connector.retry import RetryBudget
@@ -143,15 +144,14 @@ class _StreamRead:
         options, wanted, plan = self._options, self._wanted, self._partition.plan
         assert options.stream is not None, "only the read of a stream has such a partition"
         stream = sessions.stream(options.connection, options.stream, self._partition.stream_id)
-        metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
-        stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
+        stored, metadata_index = _stored_columns(options, wanted)
         while self._ranges:
             try:
                 # The entries are in a commit, so they are confirmed: no LAC is asked for (rule T9).
                 for positioned in stream.read_ranges(
                     self._ranges, schema=stored, replica_hint=plan.reads.order or plan.replica_hint
                 ):
-                    yield _with_metadata(positioned, wanted, metadata_index)
+                    yield _with_metadata(positioned, wanted, metadata_index, options)
                     self._ranges = ranges_after(
                         self._ranges, positioned.position, positioned.batch.num_rows
                     )
@@ -180,15 +180,14 @@ class _SpanRead:
         options, wanted = self._options, self._wanted
         assert options.stream is not None, "only the read of a stream has such a partition"
         stream = sessions.stream(options.connection, options.stream, self._stream_id)
-        metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
-        stored = wanted if metadata_index < 0 else wanted.remove(metadata_index)
+        stored, metadata_index = _stored_columns(options, wanted)
         while self._span.commits:
             commits, start, end, replica_hint = self._span
             try:
                 for positioned in stream.read_commits(
                     commits, start, end, schema=stored, replica_hint=replica_hint
                 ):
-                    yield _with_metadata(positioned, wanted, metadata_index)
+                    yield _with_metadata(positioned, wanted, metadata_index, options)
                     segment, entry, slot = positioned.position
                     self._span = self._span._replace(
                         commits=range(positioned.commit, commits.stop),
@@ -225,15 +224,28 @@ def ranges_after(
     return tuple(left)
 
 
+def _stored_columns(options: ReadOptions, wanted: pa.Schema) -> tuple[pa.Schema, int]:
+    """The columns to read from the stream, and where ``_ledger`` stands among those that are
+    wanted; -1 if it is not wanted."""
+    if options.kafka_columns:
+        return stored_columns(wanted), -1
+    metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
+    return (wanted if metadata_index < 0 else wanted.remove(metadata_index)), metadata_index
+
+
 def _with_metadata(
-    positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int
+    positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int, options: ReadOptions
 ) -> pa.RecordBatch:
     batch = positioned.batch
+    if options.kafka_columns:
+        assert options.stream is not None, "only the read of a stream has such columns"
+        return kafka_batch(positioned, options.stream, wanted)
     if metadata_index < 0:
         return batch
     columns = list(batch.columns)
     type_ = wanted.field(metadata_index).type
-    columns.insert(metadata_index, with_type(ledger_array(positioned), type_))
+    of_several = None if options.several is None else options.stream
+    columns.insert(metadata_index, with_type(ledger_array(positioned, of_several), type_))
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 

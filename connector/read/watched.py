@@ -9,7 +9,12 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from connector.options import ReadOptions
-from connector.read.partitions import LedgerPartition, StreamPartition, StreamSpan
+from connector.read.partitions import (
+    LedgerPartition,
+    SeveralPartition,
+    StreamPartition,
+    StreamSpan,
+)
 from connector.read.task import read_partition
 from connector.task_report import TaskWatch, log_task, send_from_task
 
@@ -21,13 +26,23 @@ def read_watched(
     watch = TaskWatch(options.connection)
     rows = 0
     try:
-        for batch in read_partition(options, schema, partition):
+        for batch in _batches(options, schema, partition):
             rows += batch.num_rows
             yield batch
     finally:
         report = watch.report("read", rows=rows)
         send_from_task(report)
         log_task(options.subject, where(partition), report, to_stderr=options.task_log)
+
+
+def _batches(
+    options: ReadOptions, schema: StructType, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, SeveralPartition):
+        yield from read_partition(options, schema, partition)
+        return
+    for name, part in partition.parts:
+        yield from read_partition(options.of_stream(name), schema, part)
 
 
 def where(partition: InputPartition) -> str:
@@ -42,6 +57,8 @@ def where(partition: InputPartition) -> str:
         )
     if isinstance(partition, StreamSpan):
         return f" from {tuple(partition.span.start)} to {tuple(partition.span.end)}"
+    if isinstance(partition, SeveralPartition):
+        return "; ".join(f" of {name!r}{where(part)}" for name, part in partition.parts)
     if isinstance(partition, LedgerPartition):
         return f", entries {partition.first_entry} to {partition.last_entry}"
     return ""

@@ -44,6 +44,7 @@ GROUPS: Final = {
     "ledgers": "Look at, write, read and repair ledgers.",
     "streams": "Create, read, truncate and delete streams; say how much is kept.",
     "keeper": "Run the keeper, which ends what dead writers leave, or see how it is.",
+    "autorecovery": "Make the copies of lost bookies again, or see how far that is.",
 }
 
 # The first class that fits says what to do next; an empty text means that the message does.

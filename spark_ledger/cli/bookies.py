@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
+from spark_ledger.limits import KIB
+from spark_ledger.limits.repair import REPAIR_BYTES_PER_S
 
 if TYPE_CHECKING:
     from spark_ledger.cli.inspection import BookieRow
@@ -103,6 +106,58 @@ def collect(
         )
     if any(report is None or report.aborted for _, report in rows):
         sys.exit(1)
+
+
+@group.command()
+@click.argument("bookie_id")
+@click.option("--cancel", is_flag=True, help="Let it stay: it takes new entries again.")
+@click.option(
+    "--open-ledger-grace",
+    type=DURATION_S,
+    default="1m",
+    show_default=True,
+    metavar="TIME",
+    help="Open ledgers that still name it after so long are recovered: their writers add nothing.",
+)
+@click.option(
+    "--repair-rate",
+    type=size_of(KIB),
+    default=str(REPAIR_BYTES_PER_S),
+    show_default="32m",
+    metavar="SIZE",
+    help="Bytes per second that are copied at most.",
+)
+@common_options
+@click.pass_obj
+def decommission(
+    settings: Settings, bookie_id: str, cancel: bool, open_ledger_grace: float, repair_rate: float
+) -> None:
+    """Take a bookie out of the cluster, running or not: copy what it holds to others, see that
+    nothing names it any more, and remove its cookie.
+
+    May be stopped at any time: begun again, it goes on. Stop the bookie afterwards.
+    """
+    from spark_ledger.cli.leaving import let_stay, take_out
+
+    uri = settings.uri()
+    if cancel:
+        stays = let_stay(uri, bookie_id)
+        if settings.as_json:
+            print_json({"bookie_id": bookie_id, "cancelled": stays})
+        else:
+            click.echo(f"{bookie_id} stays" if stays else f"{bookie_id} was not to leave")
+        return
+    left = take_out(
+        uri,
+        bookie_id,
+        open_grace_s=open_ledger_grace,
+        bytes_per_s=repair_rate,
+        told=lambda count: click.echo(f"{count} ledgers name {bookie_id}", err=True),
+    )
+    if settings.as_json:
+        print_json({"bookie_id": bookie_id, "decommissioned": True, "runs": left.runs})
+    else:
+        click.echo(f"{bookie_id} is out of the cluster" + "; stop it now" * left.runs)
 
 
 def _outcome(bookie_id: str, report: PassReport | None) -> tuple[object, ...]:

@@ -63,9 +63,15 @@ def restored(settings: Settings, yes: bool, without: tuple[str, ...]) -> None:
 
 
 @group.command()
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Read every copy of every closed ledger instead, and compare it with the metadata and the "
+    "other copies, byte for byte; exit status 1 if anything differs.",
+)
 @common_options
 @click.pass_obj
-def usage(settings: Settings) -> None:
+def usage(settings: Settings, verify: bool) -> None:
     """Show what the cluster holds, by stream and bookie, and how long its disks last.
 
     Reads the metadata of all ledgers, page by page. What open ledgers hold is not known before they
@@ -74,6 +80,9 @@ def usage(settings: Settings) -> None:
     from spark_ledger.cli.inspection import measure_usage
 
     uri = settings.uri()
+    if verify:
+        _verify(settings, uri)
+        return
     with progress("reading the metadata of ledgers", None) as advance:
         found = measure_usage(uri, advance)
     if settings.as_json:
@@ -108,6 +117,50 @@ def usage(settings: Settings) -> None:
     )
     click.echo("")
     _say_the_rest(found)
+
+
+def _verify(settings: Settings, uri: str) -> None:
+    from dataclasses import asdict
+
+    from spark_ledger.cli.inspection import verify_cluster
+
+    with progress("reading all copies of ledgers", None) as advance:
+        found = verify_cluster(uri, advance)
+    if settings.as_json:
+        print_json({**asdict(found), "is_well": found.is_well})
+    else:
+        print_table(
+            (
+                *("bookie", "ledgers#", "entries#", "user data#", "missing#", "damaged#"),
+                *("beyond#", "not named#", "silent"),
+            ),
+            (
+                (
+                    bookie_id,
+                    each.ledgers,
+                    each.entries,
+                    size_text(each.user_bytes),
+                    each.missing,
+                    each.damaged,
+                    each.beyond,
+                    each.left_ledgers,
+                    each.silent,
+                )
+                for bookie_id, each in sorted(found.bookies.items())
+            ),
+        )
+        click.echo("")
+        held = sum(each.user_bytes for each in found.bookies.values())
+        click.echo(f"named      {found.named_bytes} bytes in all copies of {found.closed} ledgers")
+        click.echo(f"held       {held} bytes, compared one by one")
+        click.echo(
+            f"left out   {found.open} open, {found.changed} that changed meanwhile, "
+            f"{found.locked} with a password (their ids were compared)"
+        )
+        for fault in found.faults:
+            click.echo(f"fault      {fault}")
+    if not found.is_well:
+        click.get_current_context().exit(1)
 
 
 def _held_cells(held: Held) -> tuple[object, ...]:

@@ -27,6 +27,7 @@ from spark_ledger.types import (
 if TYPE_CHECKING:
     from spark_ledger.cli.restoring import Restored
     from spark_ledger.cli.usage import Usage
+    from spark_ledger.cli.verify import Verified
     from spark_ledger.metadata.base import MetadataStore, SizedStore
     from spark_ledger.metadata.codec import OwnerNode
     from spark_ledger.metadata.collection import PassReport
@@ -211,6 +212,18 @@ def measure_usage(uri: str, advance: Callable[[int], None]) -> Usage:
 
         async with _store(uri) as store, _transport(store) as transport:
             return await measure(store, transport, advance)
+
+    return asyncio.run(run())
+
+
+def verify_cluster(uri: str, advance: Callable[[int], None]) -> Verified:
+    """See ``verify.verify``."""
+
+    async def run() -> Verified:
+        from spark_ledger.cli.verify import verify
+
+        async with _store(uri) as store, _transport(store) as transport:
+            return await verify(store, transport, advance)
 
     return asyncio.run(run())
 

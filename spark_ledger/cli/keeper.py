@@ -12,8 +12,11 @@ import click
 
 from spark_ledger.cli.arguments.amounts import DURATION_S
 from spark_ledger.cli.arguments.settings import Settings, common_options
+from spark_ledger.cli.audit import audit, audit_fields, audit_lines
+from spark_ledger.cli.autorecovery import repair_config, repair_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, time_text
 from spark_ledger.limits.keeper import (
+    AUDIT_S,
     DROPPED_GRACE_S,
     KEEPER_PASS_S,
     OWNER_GRACE_S,
@@ -21,13 +24,18 @@ from spark_ledger.limits.keeper import (
 )
 
 if TYPE_CHECKING:
-    from spark_ledger.keeper.keeper import KeeperConfig
-    from spark_ledger.keeper.nodes import Elected, KeeperState
+    from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.keeper.keeper import Keeper, KeeperConfig
+    from spark_ledger.keeper.nodes import AuditState, Elected, KeeperState
+    from spark_ledger.repair.service import RepairConfig
 
 
 @click.group()
 def group() -> None:
     """Run the keeper, which ends what dead writers leave, or see how it is."""
+
+
+group.add_command(audit)
 
 
 @group.command()
@@ -79,6 +87,21 @@ def group() -> None:
     help="Remove records of sinks that have committed nothing for so long of their stream's time, "
     "such as 30d. Default: never.",
 )
+@click.option(
+    "--autorecovery/--no-autorecovery",
+    default=True,
+    show_default=True,
+    help="Also make the copies of lost bookies again.",
+)
+@repair_options
+@click.option(
+    "--audit-interval",
+    type=click.FloatRange(min=0),
+    default=AUDIT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="From one audit to the next; 0: only when `ledger keeper audit` asks for one.",
+)
 @common_options
 @click.pass_obj
 def run(
@@ -91,6 +114,11 @@ def run(
     dropped_grace: float,
     interval: float,
     sink_records: float | None,
+    autorecovery: bool,
+    lost_bookie_delay: float,
+    open_ledger_grace: float,
+    repair_rate: float,
+    audit_interval: float,
 ) -> None:
     """Run as the keeper of the cluster until SIGTERM; wait while another one runs.
 
@@ -104,6 +132,7 @@ def run(
         unnamed_grace_s=unnamed_grace,
         dropped_grace_s=dropped_grace,
         sink_records_s=sink_records or 0.0,
+        audit_s=audit_interval,
         dry_run=dry_run,
     )
     uri = settings.uri()
@@ -117,8 +146,15 @@ def run(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
+    repair = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
     asyncio.run(
-        _serve(uri, config, unless_elected=unless_elected, until_input_ends=until_input_ends)
+        _serve(
+            uri,
+            config,
+            repair if autorecovery else None,
+            unless_elected=unless_elected,
+            until_input_ends=until_input_ends,
+        )
     )
 
 
@@ -131,7 +167,12 @@ async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
 
 
 async def _serve(
-    uri: str, config: KeeperConfig, *, unless_elected: bool, until_input_ends: bool
+    uri: str,
+    config: KeeperConfig,
+    repair: RepairConfig | None,
+    *,
+    unless_elected: bool,
+    until_input_ends: bool,
 ) -> None:
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.keeper.keeper import Keeper
@@ -145,7 +186,7 @@ async def _serve(
         keeper = Keeper(client, config)
         if unless_elected and not await keeper.elect():
             return  # of two that look at the same time, too, one is elected and the other ends
-        working = loop.create_task(keeper.run(stop))
+        working = loop.create_task(_work(client, keeper, repair, stop))
         stopping = loop.create_task(stop.wait())
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -154,6 +195,23 @@ async def _serve(
         (outcome,) = await asyncio.gather(working, return_exceptions=True)
         if isinstance(outcome, Exception):
             raise outcome
+
+
+async def _work(
+    client: LedgerClient, keeper: Keeper, repair: RepairConfig | None, stop: asyncio.Event
+) -> None:
+    if repair is None:
+        return await keeper.run(stop)
+    from spark_ledger.repair.service import run_repair
+
+    repairing = asyncio.get_running_loop().create_task(
+        run_repair(client, repair, stop, lambda: keeper.is_elected)
+    )
+    try:
+        await keeper.run(stop)
+    finally:
+        repairing.cancel()
+        await asyncio.gather(repairing, return_exceptions=True)
 
 
 @group.command()
@@ -165,7 +223,7 @@ def status(settings: Settings) -> None:
 
     from spark_ledger.keeper.nodes import Done, Found
 
-    elected, state = asyncio.run(_status(settings.uri()))
+    elected, state, audited = asyncio.run(_status(settings.uri()))
     done, found = (state.done, state.found) if state is not None else (None, None)
     if settings.as_json:
         print_json(
@@ -177,6 +235,7 @@ def status(settings: Settings) -> None:
                 "found": msgspec.to_builtins(found or Found()),
                 "gone_owners": state.gone_s if state else {},
                 "last_error": state.last_error if state else "",
+                "audit": audit_fields(audited),
             }
         )
     else:
@@ -198,17 +257,24 @@ def status(settings: Settings) -> None:
             )
             if state.last_error:
                 click.echo(f"last error: {state.last_error}")
+        for line in audit_lines(audited):
+            click.echo(line)
     if elected is None:
         click.get_current_context().exit(1)
 
 
-async def _status(uri: str) -> tuple[Elected | None, KeeperState | None]:
-    from spark_ledger.keeper.nodes import read_elected, read_state
+async def _status(uri: str) -> tuple[Elected | None, KeeperState | None, AuditState | None]:
+    from spark_ledger.keeper.nodes import read_audit, read_elected, read_state
     from spark_ledger.metadata.connect import open_store
 
     store = await open_store(uri)
     try:
-        state = await read_state(store)
-        return await read_elected(store), None if state is None else state.value
+        state, audited = await read_state(store), await read_audit(store)
+        elected = await read_elected(store)
+        return (
+            elected,
+            None if state is None else state.value,
+            None if audited is None else audited.value,
+        )
     finally:
         await store.close()

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from spark_ledger.cli.arguments.amounts import size_of
+from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
 from spark_ledger.cli.arguments.settings import METADATA_VARIABLE, Command, Settings, common_options
 from spark_ledger.cli.show.output import print_json, print_table, progress
 from spark_ledger.limits import MIB
+from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 
 if TYPE_CHECKING:
     from spark_ledger.local import ClusterStatus
@@ -51,15 +52,34 @@ def group() -> None:
     help="Memory of ZooKeeper, which keeps all metadata there: 512m, 2g. Default: an eighth of the "
     "machine's, at least 256m, at most 4g.",
 )
+@click.option(
+    "--lost-bookie-delay",
+    type=DURATION_S,
+    default=f"{LOST_BOOKIE_DELAY_S:g}s",
+    show_default="5m",
+    metavar="TIME",
+    help="A bookie gone for so long is lost: its copies are made again on others.",
+)
 @directory_option
 @common_options
 @click.pass_obj
-def up(settings: Settings, bookies: int, zookeeper_heap: int | None, directory: Path) -> None:
+def up(
+    settings: Settings,
+    bookies: int,
+    zookeeper_heap: int | None,
+    lost_bookie_delay: float,
+    directory: Path,
+) -> None:
     """Start a cluster that keeps running, on the data of the last time if there are any."""
     from spark_ledger import local
 
     with progress("starting ZooKeeper and bookies", None):
-        cluster = local.up(directory, bookies, zookeeper_heap_bytes=zookeeper_heap)
+        cluster = local.up(
+            directory,
+            bookies,
+            zookeeper_heap_bytes=zookeeper_heap,
+            lost_bookie_delay_s=lost_bookie_delay,
+        )
     show(settings, cluster)
     if not settings.as_json:
         click.echo(f"\nexport {METADATA_VARIABLE}={cluster.uri}")

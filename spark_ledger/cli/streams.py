@@ -17,6 +17,7 @@ from spark_ledger.cli.retention import hold, limit_options, limits_of, retention
 from spark_ledger.cli.show.cells import json_value, print_cells, rows_of
 from spark_ledger.cli.show.extent import facts as extent_facts
 from spark_ledger.cli.show.extent import fields as extent_fields
+from spark_ledger.cli.show.extent import ledger_facts
 from spark_ledger.cli.show.extent import line as extent_line
 from spark_ledger.cli.show.output import (
     print_json,
@@ -125,17 +126,20 @@ def tail(settings: Settings, name: str, start: str | Dlsn, idle_timeout: float |
 @group.command()
 @stream_argument
 @click.option("--commits", default=10, show_default=True, help="How many of the last commits.")
+@click.option("--ledgers", "counts", is_flag=True, help="Count its ledgers: reads all commits.")
 @common_options
 @click.pass_obj
-def show(settings: Settings, name: str, commits: int) -> None:
+def show(settings: Settings, name: str, commits: int, counts: bool) -> None:
     """Show how far a stream reaches, what is kept of it, its columns and its last commits."""
     with settings.connect_streams() as client, client.stream(name) as stream:
         config, extent = stream.config, stream.retention.extent()
         head = extent.head
         first = max(head.earliest_commit, head.next_commit - commits)
         recent = stream.commits(first, head.next_commit)
+        ledgers = stream.retention.ledgers() if counts else None
     if settings.as_json:
-        print_json({**stream_fields(config, head, recent), **extent_fields(extent)})
+        counted = {} if ledgers is None else {"ledgers": ledgers._asdict()}
+        print_json({**stream_fields(config, head, recent), **extent_fields(extent), **counted})
         return
     facts = (
         ("stream", config.name),
@@ -149,6 +153,7 @@ def show(settings: Settings, name: str, commits: int) -> None:
         ),
         ("", extent_line(extent)),
         *extent_facts(extent),
+        *ledger_facts(ledgers),
         ("earliest", position_text(head.earliest)),
         ("end", position_text(head.end)),
         *(

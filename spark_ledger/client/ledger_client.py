@@ -113,6 +113,11 @@ class LedgerClient:
         return self._context.store
 
     @property
+    def context(self) -> ClientContext:
+        """What the parts of this connection share: for those of this library beside the client."""
+        return self._context
+
+    @property
     def naming(self) -> Naming:
         """What a transaction that names ledgers has to contain."""
         return self._context.naming

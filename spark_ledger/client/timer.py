@@ -94,6 +94,11 @@ class Alarm:
         self._step = step
         self._timer.add(self, step)
 
+    @property
+    def is_set(self) -> bool:
+        """Whether it rings at some time."""
+        return self._step is not None
+
     def is_set_by(self, at: float) -> bool:
         """Whether it rings at ``at`` at the latest, so that ``set_by`` would change nothing."""
         return self._step is not None and self._step <= math.ceil(at / TIMER_STEP_S)

@@ -6,15 +6,17 @@ from spark_ledger.limits.keeper import CLOCK_CATCH_UP, CLOCK_SLACK_MS
 
 
 class SteadyClock:
-    """The wall clock, but no faster than ``CLOCK_CATCH_UP`` times the monotonic one.
+    """The wall clock, but no later than one that follows it at most ``CLOCK_CATCH_UP`` times as
+    fast as time passes, forwards and backwards.
 
-    ``saved_ms`` is the time that the keeper before has written down, None if there was none.
+    ``saved_ms`` is what the keeper before has written down, None if there was none.
     """
 
     def __init__(self, wall_ms: int, now_s: float, saved_ms: int | None = None) -> None:
-        self._time_ms = wall_ms if saved_ms is None else min(wall_ms, saved_ms)
+        self.reached_ms = wall_ms if saved_ms is None else saved_ms
+        """Up to where the wall clock is believed: to be written down for the next keeper."""
         self._now_s = now_s
-        self.behind_ms = max(0, wall_ms - self._time_ms)
+        self.behind_ms = max(0, wall_ms - self.reached_ms)
         """By how much the wall clock is ahead of this one."""
 
     @property
@@ -26,7 +28,11 @@ class SteadyClock:
         """The time now, in ms since 1970."""
         passed_ms = int(max(0.0, now_s - self._now_s) * 1000 * CLOCK_CATCH_UP)
         self._now_s = max(self._now_s, now_s)
+        if wall_ms >= self.reached_ms:
+            self.reached_ms = min(wall_ms, self.reached_ms + passed_ms)
+        else:
+            # Slowly too: one that was a year behind for a minute must not stop retention for weeks.
+            self.reached_ms = max(wall_ms, self.reached_ms - passed_ms)
+        self.behind_ms = max(0, wall_ms - self.reached_ms)
         # A wall clock that was set back is followed at once: that drops nothing.
-        self._time_ms = min(wall_ms, self._time_ms + passed_ms)
-        self.behind_ms = max(0, wall_ms - self._time_ms)
-        return self._time_ms
+        return min(wall_ms, self.reached_ms)

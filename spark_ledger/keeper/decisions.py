@@ -23,6 +23,22 @@ class Verdict(StrEnum):
     """Take it off the index: what it was listed for is over."""
 
 
+class Maker(StrEnum):
+    """What an audit knows of the stream that a ledger was made for."""
+
+    NONE = "none"
+    """It was made for no stream: an application's own."""
+
+    GONE = "gone"
+    """The stream is deleted, and its id is never used again."""
+
+    READ = "read"
+    """The stream exists, and all that it names was read."""
+
+    UNREAD = "unread"
+    """It exists, and was not read, or not to its end."""
+
+
 def judge_open(ledger: LedgerMetadata | None, *, gone_s: float | None, grace_s: float) -> Verdict:
     """A ledger that is listed as open. ``gone_s``: for how long its owner was seen to be gone; None
     while it lives (rule K2)."""
@@ -48,3 +64,20 @@ def judge_unnamed(
     if gone_s is None or gone_s < grace_s or not ledger.is_closed:
         return Verdict.WAIT
     return Verdict.DELETE
+
+
+def judge_unlisted(
+    ledger: LedgerMetadata | None, *, maker: Maker, noted_s: float | None, grace_s: float
+) -> Verdict:
+    """A ledger that an audit found in no index, and named by nothing (rule K9).
+
+    ``noted_s``: since when an audit of before has noted it, in time in which keepers worked; None
+    if none has. So it takes two audits to delete one, except where its stream is gone.
+    """
+    if ledger is None or maker in (Maker.NONE, Maker.UNREAD):
+        return Verdict.FORGET
+    if maker is Maker.GONE:
+        return Verdict.DELETE
+    if noted_s is None or noted_s < grace_s:
+        return Verdict.WAIT
+    return Verdict.DELETE if ledger.is_closed else Verdict.RECOVER

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -26,12 +27,14 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     UnauthorizedError,
 )
+from spark_ledger.keeper.audit import Audit, Finding
 from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, encode, read_state
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
+    AUDIT_S,
     DELETES_PER_S,
     DROPPED_GRACE_S,
     FAILED_AGAIN_S,
@@ -67,6 +70,8 @@ class KeeperConfig:
     """How long after rows were dropped their ledgers are deleted."""
     sink_records_s: float = 0.0
     """Records of sinks that have committed nothing for so long are removed; 0: never."""
+    audit_s: float = AUDIT_S
+    """From one audit to the next, in time of a keeper's work; 0: only those that are asked for."""
     dry_run: bool = False
     """Say what would be done, and do nothing."""
 
@@ -121,10 +126,20 @@ class Keeper:
             deletes_per_s=self._config.deletes_per_s,
             sink_records_s=self._config.sink_records_s,
         )
+        self._audit = Audit(
+            client,
+            lambda: self._election.check,
+            worked_s=self._worked_s,
+            interval_s=self._config.audit_s,
+            grace_s=self._config.unnamed_grace_s,
+            deletes_per_s=self._config.deletes_per_s,
+            dry_run=self._config.dry_run,
+        )
         self._gone = self._new_count({})
         self._state: Versioned[KeeperState] | None = None
         self.done: Counter[str] = Counter()
-        """What was done, by this one and those before: recovered, deleted, streams."""
+        """What was done, by this one and those before: recovered, deleted, streams; and by
+        audits of this one: audited."""
         self._owner_of: dict[LedgerId, str] = {}
         """Owners of the listed ledgers: an owner that lives costs no read."""
         self._locked: set[LedgerId] = set()
@@ -149,6 +164,7 @@ class Keeper:
                 await self._election.win()
                 await self._tenure(stop)
         finally:
+            await self._audit.drop()
             await self._election.resign()
 
     async def _tenure(self, stop: asyncio.Event) -> None:
@@ -158,6 +174,7 @@ class Keeper:
             try:
                 if not await self._election.is_won():
                     logger.warning("this keeper is not the elected one any more")
+                    self._state = None
                     return
                 if self._state is None:
                     await self._take_over()
@@ -172,6 +189,11 @@ class Keeper:
                 async with asyncio.timeout(self._config.pass_s):
                     await stop.wait()
 
+    @property
+    def is_elected(self) -> bool:
+        """Whether this one is at work as the elected keeper, for all that it knows."""
+        return self._state is not None
+
     async def elect(self) -> bool:
         """Be elected if nobody is, and take over what the one before knew."""
         won = await self._election.win(wait=False)
@@ -185,9 +207,16 @@ class Keeper:
         self._gone = self._new_count({} if state is None else state.value.gone_s)
         return await self.run_pass()
 
+    async def audit(self) -> list[Finding]:
+        """One audit that does nothing: what no index lists and nothing names (rule K9)."""
+        state = await read_state(self._store)
+        self._worked_before_s = 0.0 if state is None else state.value.worked_s
+        return await self._audit.look()
+
     # -- what it knows -----------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
+        await self._audit.drop()
         before = await read_state(self._store)
         me = self._election.me
         if before is None:
@@ -218,7 +247,7 @@ class Keeper:
             pid=me.pid,
             passes=self._state.value.passes + 1,
             time_ms=time.time_ns() // 1_000_000,
-            worked_s=round(self._worked_s(), 1),
+            worked_s=math.floor(self._worked_s() * 10) / 10,  # never more than was worked
             done=Done(
                 recovered=self.done["recovered"],
                 deleted=self.done["deleted"],
@@ -254,13 +283,8 @@ class Keeper:
         finally:
             if work.recoveries:
                 await asyncio.wait(work.recoveries)
-        if self._passes % STREAM_SWEEP_PASSES == 0 and not self._config.dry_run:
-            try:
-                await self._stream_keeper.sweep()
-            finally:
-                for what in ("reclaimed", "streams"):
-                    self.done[what] += self._stream_keeper.done.pop(what, 0)
-            self._last_error = self._stream_keeper.last_error or self._last_error
+        if not self._config.dry_run:
+            await self._care_for_streams(is_sweep=self._passes % STREAM_SWEEP_PASSES == 0)
         self._passes += 1
         self._forget(work)
         self.found = Found(
@@ -272,6 +296,17 @@ class Keeper:
             failing=len(self._failed),
         )
         return work.plan
+
+    async def _care_for_streams(self, *, is_sweep: bool) -> None:
+        if is_sweep:
+            try:
+                await self._stream_keeper.sweep()
+            finally:
+                for what in ("reclaimed", "streams"):
+                    self.done[what] += self._stream_keeper.done.pop(what, 0)
+            self._last_error = self._stream_keeper.last_error or self._last_error
+        await self._audit.go_on(may_begin=is_sweep)
+        self.done["audited"] = self._audit.deleted
 
     async def _each(
         self, root: str, work: _Pass, look: Callable[[_Pass, LedgerId], Awaitable[None]]

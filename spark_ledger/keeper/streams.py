@@ -29,11 +29,14 @@ from spark_ledger.keeper.clock import SteadyClock
 from spark_ledger.keeper.dropped import DroppedRows, Looks
 from spark_ledger.keeper.nodes import (
     DROPPED_PATH,
+    SWEPT_PATH,
     DroppedNode,
+    SweptNode,
     dropped_path,
     encode,
     read_clock,
     read_dropped,
+    read_swept,
     write_clock,
 )
 from spark_ledger.keeper.sinks import forget_sinks
@@ -50,10 +53,11 @@ from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 logger = logging.getLogger(__name__)
 
 
-class _Deletions:
+class LedgerDeletions:
     """Deletes ledgers that nothing live names, as the elected keeper (rules T17, K5)."""
 
     def __init__(self, client: LedgerClient, guard: Callable[[], Check], per_s: float) -> None:
+        self._client = client
         self._store = client.store
         self._ledgers = LedgerStore(client.store)
         self._guard = guard
@@ -77,9 +81,15 @@ class _Deletions:
         except (ConflictError, NotFoundError, OutcomeUnknownError) as error:
             logger.info("ledger %d is left for the next sweep: %s", ledger_id, error)
             return False
-        logger.info("ledger %d is deleted: all commits that named it were dropped", ledger_id)
+        logger.info("ledger %d is deleted: no commit that is left names it", ledger_id)
         await asyncio.sleep(1.0 / self._per_s)
         return True
+
+    async def recover(self, ledger_id: LedgerId) -> None:
+        try:
+            await self._client.open_ledger(ledger_id, recover=True)
+        except LedgerError as error:
+            logger.warning("ledger %d of a former version is not closed: %s", ledger_id, error)
 
 
 @dataclass(slots=True)
@@ -115,7 +125,7 @@ class StreamKeeper:
         self._guard = guard
         self._worked_s = worked_s
         self._sink_records_s = sink_records_s
-        self._deletions = _Deletions(client, guard, deletes_per_s)
+        self._deletions = LedgerDeletions(client, guard, deletes_per_s)
         self._clock = clock
         self._wall_ms = wall_ms
         self._grace_s = grace_s
@@ -123,6 +133,8 @@ class StreamKeeper:
         self._has_warned = False
         self._swept: OrderedDict[str, _Swept] = OrderedDict()
         """By id, the streams of which something was dropped, the last ones swept."""
+        self._waiting = SweptNode()
+        """What is dropped of the streams of this sweep so far, and not given back."""
         self._marked: dict[str, str] = {}
         """Names of streams that were marked as deleted at the last sweep, by id."""
         self.done: Counter[str] = Counter()
@@ -135,6 +147,7 @@ class StreamKeeper:
         """One visit to each stream, for all that there is to do. Raises what the metadata store
         raises at the listing, and MetadataUnavailableError."""
         self.last_error = ""
+        self._waiting = SweptNode()
         now_ms = await self._time()
         swept: set[str] = set()
         marked: dict[str, str] = {}
@@ -158,6 +171,19 @@ class StreamKeeper:
                 logger.warning("the space of stream %r is not given back yet: %s", name, error)
         self._marked = marked
         await self._forget_all_but(swept)
+        await self._say_what_waits()
+
+    async def _say_what_waits(self) -> None:
+        """Write down how much is to be given back, for those who watch the cluster."""
+        before = await read_swept(self._store)
+        if before is not None and before.value == self._waiting:
+            return
+        data = encode(self._waiting)
+        if before is None:
+            await self._store.create(SWEPT_PATH, data)
+        else:
+            change = Put(SWEPT_PATH, data, before.version)
+            await self._store.transaction([self._guard(), change])
 
     async def _visit(self, name: str, config: Versioned[StreamConfig], now_ms: int) -> None:
         stream = Stream(self._client, StreamNodes(self._store, name), config)
@@ -182,7 +208,11 @@ class StreamKeeper:
         if self._steady is None:
             self._steady = SteadyClock(wall_ms, now, None if saved is None else saved.value.time_ms)
         now_ms = self._steady.read(wall_ms, now)
-        await write_clock(self._store, now_ms, saved)
+        try:
+            await write_clock(self._store, self._steady.reached_ms, saved)
+        except ConflictError:
+            self._steady = None  # another keeper has: the next sweep goes on from what that wrote
+            raise
         if self._steady.has_jumped and not self._has_warned:
             logger.warning(
                 "the clock of this host is %d s ahead of what keepers have seen pass: it jumped, "
@@ -201,6 +231,8 @@ class StreamKeeper:
                 logger.info("hold %r of stream %r is over", hold.name, stream.name)
             if not config.retention.is_for_ever:
                 self.done["dropped"] += await retention.apply(now_ms)
+        if config.dropping:  # of a keeper that was killed: commits refuse these ledgers
+            await retention.reclaimer(self._deletions, LiveNames()).withdraw()
         head = await stream.head()
         if head.earliest_commit:
             await self._reclaim(stream, head.earliest_commit)
@@ -214,11 +246,25 @@ class StreamKeeper:
         upto = known.dropped.before(earliest_commit, self._worked_s(), self._grace_s)
         await self._write_down(stream, known)
         reclaimer = stream.retention.reclaimer(self._deletions, known.names)
-        for _ in range(RECLAIM_STEPS_MAX):
-            step = await reclaimer.step(upto)
-            self.done["reclaimed"] += step.ledgers
-            if step.is_done:
-                return
+        try:
+            for _ in range(RECLAIM_STEPS_MAX):
+                step = await reclaimer.step(upto)
+                self.done["reclaimed"] += step.ledgers
+                if step.is_done:
+                    break
+        finally:
+            await self._add_what_waits(stream)
+
+    async def _add_what_waits(self, stream: Stream) -> None:
+        with contextlib.suppress(LedgerError):  # it is only shown
+            extent = await stream.retention.extent()
+            waiting = self._waiting
+            self._waiting = SweptNode(
+                reclaimable_commits=waiting.reclaimable_commits
+                + extent.head.earliest_commit
+                - extent.dropped_commits,
+                reclaimable_bytes=waiting.reclaimable_bytes + extent.reclaimable_bytes,
+            )
 
     # -- since when rows are dropped (rule K8) -----------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
 
 # -- appends ---------------------------------------------------------------------------------------
 
@@ -113,6 +114,14 @@ BOOKIE_MEMORY_BYTES_PER_S: Final = 1200 * MIB
 BOOKIE_MEMORY_INTERVAL_S: Final = 0.025
 """How often a bookie looks at its memory when that may soon be short: 30 MiB are taken in."""
 
+BOOKIE_MEMORY_REST_S: Final = 0.5
+"""How often when nothing has been called or received since the last look, and what the open calls
+may have on their way would leave half of the memory that is left."""
+
+BOOKIE_BEAT_S: Final = 0.125
+"""Looks that are this far apart or more are taken together: half of `STALL_LOOK_S`, and less than
+what the budget of memory allows when little of it is used."""
+
 BOOKIE_MEMORY_INTERVAL_S_MAX: Final = 0.25
 """How often at least. Forty looks a second were over 1 % of a core, for each idle bookie."""
 
@@ -159,6 +168,9 @@ BOOKIE_LOOKAHEAD_BYTES: Final = 2 * MIB
 """What a client may send ahead of what a bookie reads of it, on each call. A message that is being
 read has a window of its own; 8 MiB brought nothing more to writers, and to whoever sends nonsense
 six more of it, which gRPC takes in before anybody has looked at the first."""
+
+BOOKIE_CALL_BYTES_MAX: Final = BOOKIE_LOOKAHEAD_BYTES + MESSAGE_BYTES_MAX
+"""What gRPC takes in for one call before the service is asked: a message, and the look-ahead."""
 
 BOOKIE_NONSENSE_BYTES_S: Final = 16 * MIB
 """After bytes that no client of this system sends nothing more is read from the connection for as

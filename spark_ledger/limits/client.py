@@ -41,6 +41,10 @@ BUSY_RETRY_S_MAX: Final = 1.0
 EXPLICIT_LAC_DELAY_S: Final = 0.02
 """An idle writer tells its bookies the last add confirmed after this long without a new add."""
 
+CONFIRMATION_CALLS_MAX: Final = 4
+"""Calls to one bookie that tell what was confirmed. What comes meanwhile shares the next one; with
+a single call, one ledger whose key has to be looked up would keep all others waiting."""
+
 WRITER_CLOSE_GRACE_S: Final = 0.25
 """A closing writer lets the slowest replica catch up for so long, to leave WQ copies behind."""
 

@@ -78,6 +78,18 @@ STREAM_HANDLES_MAX: Final = 16
 """Streams of which one process keeps the handle, per connection, with commits and pages of at most
 20 MiB each (``limits/stream.py``). One that was let go is opened again with a few reads."""
 
+STREAMS_PER_READ_MAX: Final = 256
+"""Streams of one read. Each is looked at in every trigger, some 0.1 ms, and has 100 bytes in each
+offset of the checkpoint."""
+
+STREAMS_LISTED_S: Final = 1.0
+"""How often a running query looks for new streams that fit its pattern: a list of names, one
+metadata read."""
+
+LOOKS_BESIDE_TRUNCATIONS: Final = 5
+"""How often a trigger over several streams looks again because rows were truncated between two of
+its looks. Once is the rule; a truncation takes longer than a look."""
+
 RAW_READERS_MAX: Final = 64
 """Raw ledgers that one process keeps open per connection."""
 

@@ -39,6 +39,9 @@ REQUEST_BYTES_MAX: Final = 64 * KIB
 """A request that carries no entries: some numbers and an access key. A bookie decodes no longer
 one, whatever gRPC lets through."""
 
+CONFIRMATIONS_PER_MESSAGE: Final = 200
+"""Ledgers of one request that tells what was confirmed: some 15 KB, 10 ms of a bookie."""
+
 MESSAGE_BYTES_MAX: Final = ENTRY_PAYLOAD_BYTES_MAX + 1 * MIB
 """gRPC message size both ways: the largest entry, its frame, and room for the fields around it."""
 

@@ -66,3 +66,14 @@ SWEPT_STREAMS_MAX: Final = 1000
 
 RECLAIM_STEPS_MAX: Final = 20
 """Steps of a thousand commits for one stream in one sweep: others have their turn as well."""
+
+AUDIT_S: Final = 7 * 24 * 3600.0
+"""Time of a keeper's work from the end of one audit to the next. What an audit finds is rare: it is
+left by versions of before, and by commits of more than a thousand ledgers that failed."""
+
+AUDIT_STEPS_PER_PASS: Final = 5
+"""Steps of an audit in one pass. One reads the names in a thousand commits: a million of them take
+half an hour, and nobody notices."""
+
+AUDIT_LEDGERS_PER_STEP: Final = 200
+"""Ledgers whose metadata are read in one step, of those that nothing names: 100 a second."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_ledger.limits import MIB
+from spark_ledger.limits import KIB, MIB
 
 COMMIT_CLOCK_AHEAD_MS_MAX: Final = 60_000
 """Two writers whose clocks differ by less give their commits times that ascend: the one behind
@@ -17,6 +17,18 @@ reset is a search of its own for readers that start at a time, and a number in t
 LEDGERS_NAMED_BY_COMMIT_MAX: Final = 1000
 """Ledgers that one transaction names for the first time: some 200 KB of the 1 MiB that ZooKeeper
 takes. Workers that write a few gigabytes each need a thousand processes for so many."""
+
+STREAMS_PER_COMMIT_MAX: Final = 100
+"""Streams to which one transaction commits: five nodes each, some 2 KB, of the 1 MiB that ZooKeeper
+takes, and each is a race against other writers of the stream."""
+
+TRANSACTION_BYTES_MAX: Final = 900 * KIB
+"""Bytes of a transaction on several streams. ZooKeeper takes 1 MiB (``jute.maxbuffer``) and closes
+the connection at a byte more, so that the outcome would seem unknown."""
+
+MIXED_READINGS_MAX: Final = 3
+"""How often several streams are read before it counts that some have a transaction and some do not:
+they are read one after the other, and another process may have committed in between."""
 
 IDLE_LEDGER_S: Final = 20.0
 """A writer of segments that was given nothing for so long closes its ledger: Spark ends its Python
@@ -46,7 +58,7 @@ LIVE_NAMES_MAX: Final = 500_000
 """Ledgers of which a process knows the last commit that names them, about 50 MB: those of a week of
 200 workers that end every five minutes. Beyond that all commits are read at each step again."""
 
-# -- packs of small commits (rule T21) -------------------------------------------------------------
+# -- packs of small commits (rule T23) -------------------------------------------------------------
 
 PACK_GAIN_MIN: Final = 16
 """A commit is small if so many of its entries, as stored, fill one of the stream's size. Larger

@@ -14,6 +14,7 @@ import msgspec
 import spark_ledger
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import MIB
+from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 from spark_ledger.local.ports import HOST
 
 CONFIG_NAME: Final = "bookie.toml"
@@ -70,7 +71,13 @@ def ready_file(directory: Path) -> Path:
 
 
 def write_config(
-    directory: Path, bookie_id: str, metadata_uri: str, ports: Ports, *, keeper: bool
+    directory: Path,
+    bookie_id: str,
+    metadata_uri: str,
+    ports: Ports,
+    *,
+    keeper: bool,
+    lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
 ) -> Path:
     """Write the config file; its path."""
     config = directory / CONFIG_NAME
@@ -86,6 +93,8 @@ def write_config(
         f"port = {ports.admin_port}\n"
         "\n[keeper]\n"
         f"enabled = {str(keeper).lower()}\n"
+        "\n[autorecovery]\n"
+        f"lost_bookie_delay_s = {lost_bookie_delay_s}\n"
         "\n[collection]\n"
         f"interval_s = {COLLECTION_INTERVAL_S}\n"
         f"pause_s = {COLLECTION_PAUSE_S}\n"

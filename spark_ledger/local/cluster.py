@@ -15,6 +15,7 @@ from typing import Final
 
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, MetadataUnavailableError
 from spark_ledger.limits import MIB
+from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 from spark_ledger.local import bookie, zookeeper
 from spark_ledger.local.ports import HOST, free_port, is_free
 from spark_ledger.local.processes import POLL_S, Processes, log_tail
@@ -55,6 +56,9 @@ class LocalCluster:
     ``zookeeper_heap_bytes``: the memory in which ZooKeeper keeps all metadata; None is a share of
     the machine's. When it is full, ZooKeeper ends, is started again, and clients' errors say so.
 
+    ``lost_bookie_delay_s``: with a keeper, the copies of a bookie that is gone for so long are made
+    again on others.
+
     No process outlives the caller, even one that is killed. Thread-safe, but start and stop one
     bookie from one thread at a time. Raises ConfigurationError if Java, pyspark or the bookie's
     packages are missing, and shows the end of the log of a process that dies at start.
@@ -67,6 +71,7 @@ class LocalCluster:
         *,
         keeper: bool = False,
         zookeeper_heap_bytes: int | None = None,
+        lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
         _daemon: bool = False,
     ) -> None:
         if not isinstance(bookies, int) or bookies < 0:
@@ -78,6 +83,7 @@ class LocalCluster:
         self.directory = _prepared(directory)
         self._durable = not temporary
         self._keeper = keeper
+        self._lost_bookie_delay_s = lost_bookie_delay_s
         self._processes = Processes(self.directory, remove=temporary, daemon=_daemon)
         self._zookeeper = _Server(ZOOKEEPER, self.directory / ZOOKEEPER)
         self._bookies: list[_Server] = []
@@ -294,7 +300,12 @@ class LocalCluster:
         )
         server.port = ports.port
         config = bookie.write_config(
-            server.directory, server.name, self.uri, ports, keeper=self._keeper
+            server.directory,
+            server.name,
+            self.uri,
+            ports,
+            keeper=self._keeper,
+            lost_bookie_delay_s=self._lost_bookie_delay_s,
         )
         bookie.ready_file(server.directory).unlink(missing_ok=True)
         argv, env = bookie.command(sys.executable, server.directory, config)

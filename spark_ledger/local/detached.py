@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
+from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 from spark_ledger.local.cluster import ZOOKEEPER, LocalCluster
 from spark_ledger.local.ports import HOST
 from spark_ledger.local.supervisor import LOCK_NAME
@@ -53,11 +54,15 @@ class ClusterStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def up(
-    directory: str | Path, bookies: int = 3, *, zookeeper_heap_bytes: int | None = None
+    directory: str | Path,
+    bookies: int = 3,
+    *,
+    zookeeper_heap_bytes: int | None = None,
+    lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
 ) -> ClusterStatus:
     """Start a cluster that keeps running, on the data in ``directory`` if there are any.
 
-    ``zookeeper_heap_bytes``: as in ``LocalCluster``.
+    ``zookeeper_heap_bytes``, ``lost_bookie_delay_s``: as in ``LocalCluster``.
 
     Raises ConfigurationError if one runs there already, and whatever ``LocalCluster`` raises.
     """
@@ -66,6 +71,7 @@ def up(
         directory,
         keeper=True,
         zookeeper_heap_bytes=zookeeper_heap_bytes,
+        lost_bookie_delay_s=lost_bookie_delay_s,
         _daemon=True,
     )
     state = cluster.directory / STATE_NAME

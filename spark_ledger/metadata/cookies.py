@@ -6,6 +6,8 @@ each clean stop (rule S13 of ``bookie_server/storage/README.md``).
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError, OutcomeUnknownError
@@ -13,6 +15,8 @@ from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import COOKIES_PATH, check_bookie_id
 from spark_ledger.types import BookieId, BookieStart, DirectoryPlace
+
+LEAVING_PATH: Final = "repair/leaving"
 
 
 class BookieCookie(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,6 +46,11 @@ class BookieCookie(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def cookie_path(bookie_id: BookieId) -> str:
     return f"{COOKIES_PATH}/{check_bookie_id(bookie_id)}"
+
+
+def leaving_path(bookie_id: BookieId) -> str:
+    """Exists while an operator takes the bookie out of the cluster (``spark_ledger/repair``)."""
+    return f"{LEAVING_PATH}/{check_bookie_id(bookie_id)}"
 
 
 def encode_cookie(cookie: BookieCookie) -> bytes:

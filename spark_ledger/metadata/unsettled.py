@@ -16,7 +16,7 @@ import re
 from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
-from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.base import MetadataStore, parent_of
 from spark_ledger.types import LedgerId
 
 OPEN_PATH: Final = "unsettled/open"
@@ -39,6 +39,12 @@ class Page(NamedTuple):
     path: str
     ids: list[LedgerId]
 
+    @property
+    def number(self) -> int:
+        """Its place among all pages of ids, those that are not there included."""
+        high, middle = self.path.split("/")[-2:]
+        return int(high + middle)
+
 
 async def pages(store: MetadataStore, root: str) -> AsyncGenerator[Page, None]:
     """The ids below ``root``, page by page: never all at once.
@@ -47,9 +53,14 @@ async def pages(store: MetadataStore, root: str) -> AsyncGenerator[Page, None]:
     """
     for high in await store.children(root):
         for middle in await store.children(f"{root}/{high}"):
-            path = f"{root}/{high}/{middle}"
-            base = int(f"{high}{middle}") * 10_000
-            names = await store.children(path)
-            yield Page(
-                path, [LedgerId(base + int(m[1])) for name in names if (m := _NAME.fullmatch(name))]
-            )
+            yield await one_page(store, root, int(high + middle))
+
+
+async def one_page(store: MetadataStore, root: str, number: int) -> Page:
+    """The page of a number; without ids if it is not there."""
+    path = parent_of(id_path(root, LedgerId(number * 10_000)))
+    names = await store.children(path)
+    base = number * 10_000
+    return Page(
+        path, [LedgerId(base + int(m[1])) for name in names if (m := _NAME.fullmatch(name))]
+    )

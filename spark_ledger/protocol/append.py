@@ -184,8 +184,9 @@ class AppendMachine:
         self._event = None
         # Here, once: the shell asks for these numbers several times after each event.
         held = self.held_by_all = self._replication.held_by_all_live()
-        confirmed = self._last_add_confirmed
-        self.bytes_in_flight = self.length - self._lengths.at(min(held, confirmed))
+        settled = min(held, self._last_add_confirmed)
+        self.bytes_in_flight = self._lengths.newest - self._lengths.at(settled)
+        self._lengths.forget_below(settled)
         return commands
 
     def _on_event(self, event: Event, now: float) -> list[Command]:
@@ -267,7 +268,6 @@ class AppendMachine:
             return []  # LAC never goes back (rule P5): after a change members start from LAC again
         assert end <= self._last_add_pushed, "Only entries that were added are confirmed."
         self._last_add_confirmed = end
-        self._lengths.forget_below(min(end, self._replication.held_by_all_live()))
         return [ConfirmEntries(end)]
 
     # -- failures and ensemble changes -------------------------------------------------------------

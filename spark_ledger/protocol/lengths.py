@@ -43,8 +43,8 @@ class Lengths:
 
     def forget_below(self, entry_id: int) -> None:
         """Nobody asks about entries below ``entry_id`` any more."""
-        assert entry_id < self._base + len(self._at), "An entry is forgotten before it exists."
         count = entry_id - self._base
+        assert count < len(self._at), "An entry is forgotten before it exists."
         if count >= self._FORGET_AT_ONCE:
             del self._at[:count]
             self._base = entry_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -45,6 +45,9 @@ class _Offset(msgspec.Struct, rename="camel"):
     rows_behind: int | None = None
     bytes_behind: int | None = None
     millis_behind: int | None = None
+    batch_rows: int = 0
+    """How many rows of the stream the micro-batch has: where a source reads several, Spark counts
+    those of all."""
 
     @property
     def dlsn(self) -> Dlsn:
@@ -53,6 +56,16 @@ class _Offset(msgspec.Struct, rename="camel"):
     @property
     def unnamed(self) -> str:
         return f"stream id {self.stream}" if self.ledger is None else f"ledger {self.ledger}"
+
+
+class _Several(msgspec.Struct):
+    """An offset of several streams, which has that of each by its name."""
+
+    streams: dict[str, _Offset] | None = None
+
+
+class _Offsets(NamedTuple):
+    streams: Mapping[str, _Offset]
 
 
 _NOTHING: Final = msgspec.Raw(b"null")
@@ -141,7 +154,7 @@ def progress_of(reported: Reported) -> QueryProgress:
         seconds=total_ms / 1000,
         shares=time_shares(values.duration_ms, total_ms),
         input_rows=values.num_input_rows,
-        sources=tuple(found for source in values.sources if (found := _source(source)) is not None),
+        sources=tuple(found for source in values.sources for found in _sources(source)),
     )
 
 
@@ -155,30 +168,46 @@ def time_shares(durations: Mapping[str, int], total_ms: int) -> dict[str, float]
     return {part: took / whole for part, took in spent.items()}
 
 
-def _source(source: _Source) -> SourceProgress | None:
+def _sources(source: _Source) -> list[SourceProgress]:
+    """What one source reads: a stream, a raw ledger, or several streams."""
     position, end = _offset(source.end_offset), _offset(source.latest_offset)
+    if isinstance(position, _Offset):
+        newest = end if isinstance(end, _Offset) else position
+        return [_progress(position, newest, "", source.num_input_rows)]
     if position is None:
-        return None
-    newest = end or position
+        return []
+    ends = end.streams if isinstance(end, _Offsets) else {}
+    counts = {name: each.batch_rows for name, each in ends.items()}
+    return [
+        _progress(each, ends.get(name, each), name, counts.get(name, 0))
+        for name, each in sorted(position.streams.items())
+    ]
+
+
+def _progress(position: _Offset, newest: _Offset, name: str, rows: int) -> SourceProgress:
     millis = newest.millis_behind
     return SourceProgress(
-        name=newest.name or position.unnamed,
+        name=newest.name or name or position.unnamed,
         position=position.dlsn,
         end=newest.dlsn,
-        rows=source.num_input_rows,
+        rows=rows,
         rows_behind=newest.rows_behind,
         bytes_behind=newest.bytes_behind,
         seconds_behind=None if millis is None else millis / 1000,
     )
 
 
-def _offset(raw: bytes | msgspec.Raw) -> _Offset | None:
+def _offset(raw: bytes | msgspec.Raw) -> _Offset | _Offsets | None:
     """An offset of ours; None if it is another source's, or none yet. Spark has the JSON of an
     offset as such, or as a text."""
     try:
-        found = msgspec.json.decode(raw, type=str | _Offset)
-        if isinstance(found, str):
-            found = msgspec.json.decode(found, type=_Offset)
+        text = msgspec.json.decode(raw)
+        if isinstance(text, str):
+            raw = text.encode()
+        several = msgspec.json.decode(raw, type=_Several)
+        if several.streams is not None:
+            return _Offsets(several.streams)
+        found = msgspec.json.decode(raw, type=_Offset)
     except msgspec.MsgspecError:
         return None
     return None if found.segment is None and found.ledger is None else found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeVar
@@ -16,7 +16,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.limits.stream import PACKED_ENTRIES_MIN
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.format.arrow_types import Rows
+from spark_ledger.stream.format.arrow_types import AsyncRows, Rows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import (
     ENTRY_BYTES_DEFAULT,
@@ -38,6 +38,7 @@ from spark_ledger.stream.positions import Position
 from spark_ledger.stream.retention.blocking import StreamRetention
 from spark_ledger.stream.segment_writer import SegmentWriter as AsyncSegmentWriter
 from spark_ledger.stream.segment_writer import as_batches
+from spark_ledger.stream.several import AppendedStreams, commit_to, wait_for_any
 from spark_ledger.stream.stream import Stream as AsyncStream
 from spark_ledger.types import Dlsn, LedgerId, ReplicaHint
 
@@ -50,6 +51,7 @@ class StreamConnection(LedgerConnection):
     def __init__(self, portal: BlockingPortal, client: LedgerClient) -> None:
         super().__init__(portal, client)
         self._streams = StreamCatalog(client)
+        self._appended = AppendedStreams(self._streams)
         self._handles: WeakSet[Stream | SegmentWriter] = WeakSet()
 
     def close(self) -> None:
@@ -57,6 +59,7 @@ class StreamConnection(LedgerConnection):
         if not self._closed:
             for handle in list(self._handles):
                 handle.close()
+            self._call(self._appended.close())
         super().close()
 
     def _handle(self, stream: AsyncStream) -> Stream:
@@ -100,6 +103,61 @@ class StreamConnection(LedgerConnection):
     def stream(self, name: str) -> Stream:
         """Open a stream. Raises NoSuchStreamError."""
         return self._handle(self._call(self._streams.open(name)))
+
+    def append_to(
+        self,
+        data: Mapping[str, Rows],
+        *,
+        sink_id: str | None = None,
+        transaction_id: int | None = None,
+        run_id: str = "",
+        merge_schema: bool = False,
+    ) -> dict[str, Commit]:
+        """Append rows to several streams by name: all of them have theirs, or none.
+
+        ``client.append_to({"a": table, "b": table}, sink_id="job", transaction_id=7)``. The same
+        pair again for the same streams changes nothing. See ``several.append_to`` for the errors.
+        """
+        parts = {name: _async_rows(rows) for name, rows in data.items()}
+        return self._call(
+            self._appended.append_to(
+                parts,
+                sink_id=sink_id,
+                transaction_id=transaction_id,
+                run_id=run_id,
+                merge_schema=merge_schema,
+            )
+        )
+
+    def commit_to(
+        self,
+        parts: Sequence[tuple[Stream, Sequence[Segment]]],
+        *,
+        sink_id: str | None = None,
+        transaction_id: int | None = None,
+        run_id: str = "",
+        new_columns: pa.Schema | None = None,
+    ) -> list[Commit]:
+        """Commit segments that writers finished to several streams: to all of them, or to none."""
+        return self._call(
+            commit_to(
+                [(stream._stream, segments) for stream, segments in parts],
+                sink_id=sink_id,
+                transaction_id=transaction_id,
+                run_id=run_id,
+                new_columns=[new_columns] * len(parts),
+            )
+        )
+
+    def wait_for_any(self, after: Iterable[tuple[Stream, int]], timeout_s: float) -> None:
+        """Wait until one of several streams has a segment above the number given for it, is gone,
+        or the time is over."""
+        self._call(wait_for_any([(each._stream, n) for each, n in after], timeout_s))
+
+    def stream_names(self) -> list[str]:
+        """The names in use, sorted, in one metadata read: also those of streams that are just being
+        created or deleted, which cannot be opened."""
+        return self._call(self._streams.names_in_use())
 
     def list_streams(self) -> list[str]:
         """The names of all streams, sorted."""
@@ -161,7 +219,7 @@ class Stream:
         """Append rows as one commit; the same (sink id, transaction id) again changes nothing."""
         return self._call(
             self._stream.append(
-                data if isinstance(data, pa.RecordBatch | pa.Table) else _batches_in_thread(data),
+                _async_rows(data),
                 sink_id=sink_id,
                 transaction_id=transaction_id,
                 run_id=run_id,
@@ -397,6 +455,10 @@ def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
             yield from chunk
     finally:
         chunks.close()  # type: ignore[attr-defined]  # it is a generator of the portal
+
+
+def _async_rows(data: Rows) -> AsyncRows:
+    return data if isinstance(data, pa.RecordBatch | pa.Table) else _batches_in_thread(data)
 
 
 async def _batches_in_thread(data: Rows) -> AsyncGenerator[pa.RecordBatch, None]:

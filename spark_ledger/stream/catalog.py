@@ -38,7 +38,7 @@ from spark_ledger.stream.model import (
     parse_compression,
 )
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
-from spark_ledger.stream.packs.store import PackStore
+from spark_ledger.stream.packs.store import read_packs
 from spark_ledger.stream.retention.format import encode_holds
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, Quorums, Versioned
@@ -166,6 +166,10 @@ class StreamCatalog:
             raise nodes.no_such_stream()
         return Stream(self._ledgers, nodes, config)
 
+    async def names_in_use(self) -> list[str]:
+        """The names of all streams, and of those that are just being created or deleted."""
+        return sorted(await self._store.children(STREAMS_ROOT))
+
     async def names(self) -> list[str]:
         """The names of all streams, sorted."""
         names = await self._store.children(STREAMS_ROOT)
@@ -211,7 +215,7 @@ class StreamCatalog:
     ) -> tuple[set[LedgerId], set[LedgerId]]:
         """The ledgers of rows, and those that name them: of segment lists and of manifests."""
         log = CommitLog(self._ledgers, nodes, config.stream_id)
-        packs = (await PackStore(self._ledgers, nodes).read()).value.packs
+        packs = (await read_packs(nodes)).value.packs
         rows = {pack.ledger_id for pack in packs}
         naming: set[LedgerId] = set()
         parts: list[range] = []

@@ -151,7 +151,7 @@ class Retention:
 class StreamConfig:
     """What a stream is. ``schemas`` grows, ``deleted`` becomes true, and ``has_manifests`` becomes
     true for a stream of the former format (rule T13), ``has_retention`` when the first of its rows
-    are to be dropped (rule T18), and ``has_packs`` when commits are to be packed (rule T24).
+    are to be dropped (rule T18), and ``has_packs`` when commits are to be packed (rule T26).
     ``retention`` says which rows are kept, and ``dropping`` has the ledgers that no
     commit may name any more (rule T17). Nothing else ever changes.
 
@@ -179,7 +179,7 @@ class StreamConfig:
     def __post_init__(self) -> None:
         assert self.schemas, "a stream has at least one schema"
         assert self.has_manifests or not self.has_retention, "retention drops manifests"
-        assert self.has_retention or not self.has_packs, "former ledgers are dropped (rule T23)"
+        assert self.has_retention or not self.has_packs, "former ledgers are dropped (rule T25)"
         assert self.has_retention or (self.retention.is_for_ever and not self.dropping), (
             "programs that know no retention are kept out first (rule T18)"
         )
@@ -406,6 +406,8 @@ class SegmentRange(NamedTuple):
     end: RowInSegment
     commit: int
     commit_time_ms: int
+    segment_row: int = 0
+    """How many rows of the stream come before the first of the segment."""
 
     @property
     def first_entry(self) -> EntryId:
@@ -479,7 +481,7 @@ def ranges_between(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[Se
     """
     ranges: list[SegmentRange] = []
     for commit in commits:
-        number, time_ms = commit.number, commit.time_ms
+        number, time_ms, row = commit.number, commit.time_ms, commit.rows_before
         for segment in commit.segments:
             if start.segment < segment.number < end.segment:  # nearly all; cut would cost more
                 bounds: tuple[RowInSegment, RowInSegment] | None
@@ -487,5 +489,6 @@ def ranges_between(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[Se
             else:
                 bounds = cut(segment, start, end)
             if bounds is not None:
-                ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms))
+                ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms, row))
+            row += segment.rows
     return ranges

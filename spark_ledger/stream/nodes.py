@@ -6,7 +6,7 @@ streams/<name>/head                 how far it reaches; replaced by every commit
 streams/<name>/sinks/<sink id>      newest transaction of a sink (rule T3)
 streams/<name>/manifests            root of the manifests, which hold the sealed commits (rule T11)
 streams/<name>/holds                who needs rows that retention would drop (rule T16)
-streams/<name>/packs                where rows of small commits are as well (rule T21)
+streams/<name>/packs                where rows of small commits are as well (rule T23)
 streams/<name>/commits/<b>          parent of a thousand commits, as long as one is not sealed
 streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never changed (rule T5)
 """

@@ -10,8 +10,8 @@ window needs of one ledger is one request, the ledgers are read at the same time
 put into stream order again. A window is bounded in bytes, and the next one is fetched while rows of
 this one are decoded.
 
-Rows that are in a pack are read from there (rule T21). Which packs there are is read once, and
-again when a former ledger is gone: then the rest is read from its pack (rule T22).
+Rows that are in a pack are read from there (rule T23). Which packs there are is read once, and
+again when a former ledger is gone: then the rest is read from its pack (rule T24).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from spark_ledger.stream.format.entries import EntryDecoder, read_header
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.format.schema import Projection
 from spark_ledger.stream.ledgers import LedgerRange, Ledgers
-from spark_ledger.stream.model import SegmentRange
+from spark_ledger.stream.model import Segment, SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.model import Pack
 from spark_ledger.stream.packs.places import PackedRange, Piece, places
@@ -314,6 +314,8 @@ class _Decoder:
         self._target = target
         self._projections: dict[int, Projection] = {}
         self._decoders: dict[int, EntryDecoder] = {}
+        self._reached = (-1, 0, 0)
+        """A segment's number, an entry of it, and the rows of the segment before that entry."""
 
     async def decode(self, entries: _Chunk) -> list[PositionedBatch]:
         for part, _ in entries:
@@ -363,7 +365,18 @@ class _Decoder:
             part.commit,
             part.commit_time_ms,
             self._projections[segment.schema_version].apply(batch),
+            part.segment_row + self._rows_before(segment, number) + first,
         )
+
+    def _rows_before(self, segment: Segment, entry: int) -> int:
+        """How many rows of a segment lie before an entry. Entries come in order, so each row count
+        is added once."""
+        number, reached, rows = self._reached
+        if number != segment.number or reached > entry:
+            reached, rows = 0, 0
+        rows += sum(segment.entry_rows[reached:entry])
+        self._reached = (segment.number, entry, rows)
+        return rows
 
 
 def _range_of(part: SegmentRange | PackedRange) -> SegmentRange:

@@ -408,6 +408,18 @@ class SegmentWriter:
         task.add_done_callback(self._closing.discard)
 
 
+async def push_all(
+    writer: SegmentWriter, data: AsyncRows, *, merge_schema: bool
+) -> PendingSegments:
+    """One micro-batch of all the data, pushed and not confirmed yet."""
+    try:
+        await writer.write(data, merge_schema=merge_schema)
+        return await writer.seal()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
 async def _close(
     ledgers: Ledgers, ledger: OpenLedger, last_push: asyncio.Future[int] | None
 ) -> None:

@@ -44,7 +44,7 @@ from spark_ledger.stream.schema_registry import (
     STALE_READ_RETRIES,
     SchemaRegistry,
 )
-from spark_ledger.stream.segment_writer import PendingSegments, SegmentWriter
+from spark_ledger.stream.segment_writer import SegmentWriter, push_all
 from spark_ledger.types import Dlsn, ReplicaHint, Versioned
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class Stream:
         applied = await self._applied(proposal)
         if applied is not None:
             return applied
-        segments = await self._write(data, merge_schema=merge_schema)
+        segments = await self.write(data, merge_schema=merge_schema)
         return await self._commit(proposal, segments)
 
     async def _applied(self, proposal: Proposal) -> Commit | None:
@@ -148,8 +148,8 @@ class Stream:
             return None
         return replace(await self._log.of_record(record), applied=False)
 
-    async def _write(self, data: AsyncRows, *, merge_schema: bool) -> list[Segment]:
-        """Write the data; their segments, once all entries are confirmed (rule T1).
+    async def write(self, data: AsyncRows, *, merge_schema: bool = False) -> list[Segment]:
+        """Write the data into no commit; their segments, once all is confirmed (rule T1).
 
         Data in memory go through one writer: appends push one after another, and wait for
         confirmations together. Data that are still to come get one of their own.
@@ -158,11 +158,11 @@ class Stream:
             async with self._append_lock:
                 if self._append_writer is None:
                     self._append_writer = self.writer()
-                pending = await _push(self._append_writer, data, merge_schema)
+                pending = await push_all(self._append_writer, data, merge_schema=merge_schema)
             return await pending.confirm()
         writer = self._spare_writers.pop() if self._spare_writers else self.writer()
         try:
-            return await (await _push(writer, data, merge_schema)).confirm()
+            return await (await push_all(writer, data, merge_schema=merge_schema)).confirm()
         finally:
             if len(self._spare_writers) < _SPARE_WRITERS_MAX:
                 self._spare_writers.append(writer)
@@ -188,13 +188,23 @@ class Stream:
         return await self._commit(proposal, segments)
 
     async def _commit(self, proposal: Proposal, segments: Iterable[Segment]) -> Commit:
-        proposal = proposal.with_segments(tuple(segments))
-        known = [part.schema_version for part in proposal.segments if part.new_schema is None]
-        newest = max(known, default=0)
-        await self._schemas.schema(newest)  # maybe new to this process (rule T8)
-        commit = await self._committer.commit(proposal)
-        self._watch.invalidate()  # so that a writer sees its own commit at once
+        _, offered = await self.offered(proposal, segments)
+        commit = await self._committer.commit(offered)
+        self.committed()
         return commit
+
+    async def offered(
+        self, proposal: Proposal, segments: Iterable[Segment]
+    ) -> tuple[Committer, Proposal]:
+        """The proposal for these segments, whose schemas are known here, and who commits it."""
+        proposal = proposal.with_segments(tuple(segments))
+        known = (part.schema_version for part in proposal.segments if part.new_schema is None)
+        await self._schemas.schema(max(known, default=0))  # maybe new to this process (rule T8)
+        return self._committer, proposal
+
+    def committed(self) -> None:
+        """A commit was made through this handle."""
+        self._watch.invalidate()  # so that a writer sees its own commit at once
 
     async def last_transaction(self, sink_id: str) -> SinkRecord | None:
         """The newest transaction of a sink with the number of its commit, or None."""
@@ -489,12 +499,3 @@ class Stream:
                 f"but those before {tuple(head.earliest)} were truncated; start at 'earliest' or "
                 "there"
             )
-
-
-async def _push(writer: SegmentWriter, data: AsyncRows, merge_schema: bool) -> PendingSegments:
-    try:
-        await writer.write(data, merge_schema=merge_schema)
-        return await writer.seal()
-    except BaseException:
-        writer.abandon()
-        raise

@@ -95,6 +95,8 @@ def failure_of(error: grpc.RpcError) -> tuple[BookieStatus, str]:
 
 def said(message: str) -> str:
     """A sentence that a peer sent, fit for a log line and an error: short, and of one line."""
+    if not message:
+        return ""  # mostly: all is well
     short = message[:_PEER_SENTENCE_CHARS_MAX]
     return "".join([c if c.isprintable() else "?" for c in short])
 

@@ -12,6 +12,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -34,6 +35,7 @@ from spark_ledger.transport.base import (
     ReadChunk,
 )
 from spark_ledger.transport.channel import GrpcOptions, failure_of, is_broken, open_channel, said
+from spark_ledger.transport.confirmations import Confirmations
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.allocator import keep_freed_memory
@@ -122,6 +124,7 @@ class GrpcTransport:
         self._connections: dict[BookieId, _Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._newest_messages = NewestMessages()
+        self._confirmations: dict[BookieId, Confirmations] = {}
         self._closed = False
         if self._options.keep_memory_bytes:
             keep_freed_memory(self._options.keep_memory_bytes)
@@ -234,15 +237,22 @@ class GrpcTransport:
         access_key: bytes = b"",
         timeout_s: float,
     ) -> BookieStatus:
-        request = pb.WriteLastConfirmedRequest(
-            ledger_id=ledger_id, last_add_confirmed=last_add_confirmed, access_key=access_key
+        self._check_usable()
+        confirmations = self._confirmations.get(bookie_id)
+        if confirmations is None:
+            ask = partial(self._write_last_confirmed, bookie_id)
+            confirmations = self._confirmations[bookie_id] = Confirmations(ask)
+        return await confirmations.tell(
+            ledger_id, last_add_confirmed, access_key=access_key, timeout_s=timeout_s
         )
+
+    async def _write_last_confirmed(
+        self, bookie_id: BookieId, request: pb.WriteLastConfirmedRequest, timeout_s: float
+    ) -> pb.WriteLastConfirmedResponse | BookieStatus:
         answer = await self._ask(
             bookie_id, lambda calls: calls.write_last_confirmed, request, timeout_s
         )
-        if isinstance(answer, _Failure):
-            return answer.status
-        return status_from_wire(answer.status)
+        return answer.status if isinstance(answer, _Failure) else answer
 
     async def list_entries(
         self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
@@ -302,6 +312,8 @@ class GrpcTransport:
                 await connection.append_stream.close()
             await connection.channel.close()
         self._connections.clear()
+        for confirmations in self._confirmations.values():
+            await confirmations.close()
         await asyncio.gather(*self._closing)
 
     # -- connections -------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class ReadLastConfirmedResponse(_message.Message):
     fenced: bool
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., last_add_confirmed: _Optional[int] = ..., last_entry: _Optional[int] = ..., fenced: _Optional[bool] = ...) -> None: ...
 
-class WriteLastConfirmedRequest(_message.Message):
+class LedgerConfirmed(_message.Message):
     __slots__ = ("ledger_id", "last_add_confirmed", "access_key")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_ADD_CONFIRMED_FIELD_NUMBER: _ClassVar[int]
@@ -156,13 +156,27 @@ class WriteLastConfirmedRequest(_message.Message):
     access_key: bytes
     def __init__(self, ledger_id: _Optional[int] = ..., last_add_confirmed: _Optional[int] = ..., access_key: _Optional[bytes] = ...) -> None: ...
 
+class WriteLastConfirmedRequest(_message.Message):
+    __slots__ = ("ledger_id", "last_add_confirmed", "access_key", "more")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_ADD_CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_KEY_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    last_add_confirmed: int
+    access_key: bytes
+    more: _containers.RepeatedCompositeFieldContainer[LedgerConfirmed]
+    def __init__(self, ledger_id: _Optional[int] = ..., last_add_confirmed: _Optional[int] = ..., access_key: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[LedgerConfirmed, _Mapping]]] = ...) -> None: ...
+
 class WriteLastConfirmedResponse(_message.Message):
-    __slots__ = ("status", "message")
+    __slots__ = ("status", "message", "more")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    more: _containers.RepeatedScalarFieldContainer[Status]
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., more: _Optional[_Iterable[_Union[Status, str]]] = ...) -> None: ...
 
 class ListEntriesRequest(_message.Message):
     __slots__ = ("ledger_id", "access_key")

@@ -14,6 +14,7 @@ from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
 from spark_ledger.limits import MIB
+from spark_ledger.limits.entries import CONFIRMATIONS_PER_MESSAGE
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, Appender, ReadChunk, Transport
 from spark_ledger.transport.grpc_aio import GrpcTransport
@@ -408,6 +409,31 @@ async def test_a_dead_bookie_fails_what_is_outstanding_and_what_follows(world: W
     late = world.open(9)
     late.send(make_run(0, ledger=9))
     await until(lambda: len(world.results) == 3, "a new appender fails too")
+
+
+@on_both
+async def test_idle_writers_of_many_ledgers_are_answered_each(world: World) -> None:
+    """More of them than one message has; the key of one is refused."""
+    count = CONFIRMATIONS_PER_MESSAGE + 50
+    for ledger_id in range(count):
+        world.open(ledger_id, key=b"key").send(make_run(0, 3, ledger=ledger_id))
+    await until(lambda: len(world.bookie.adds) == count, "the adds")
+    told = await asyncio.gather(
+        *(
+            world.transport.write_last_confirmed(
+                BOOKIE,
+                LedgerId(ledger_id),
+                EntryId(ledger_id % 3),
+                access_key=b"wrong" if ledger_id == 33 else b"key",
+                timeout_s=5,
+            )
+            for ledger_id in range(count)
+        )
+    )
+    assert [i for i, status in enumerate(told) if status is not OK] == [33]
+    assert told[33] is BookieStatus.UNAUTHORIZED
+    ends = [ledger.last_add_confirmed for _, ledger in sorted(world.bookie.ledgers.items())]
+    assert ends == [1 if i == 33 else max(1, i % 3) for i in range(count)]
 
 
 @on_both

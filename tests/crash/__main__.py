@@ -42,8 +42,7 @@ def main() -> None:
         figures["points"] = CrashLoop(seed).run(arguments.points).as_json()
     if arguments.failures is not None:
         figures["failures"] = [
-            every_failure(seed + number, every_how=True).as_json()
-            for number in range(arguments.failures)
+            every_failure(seed + number).as_json() for number in range(arguments.failures)
         ]
     if arguments.rot is not None:
         figures["rot"] = rot(seed, samples=arguments.rot).as_json()

@@ -107,25 +107,26 @@ class FailureTally:
         }
 
 
-def every_failure(seed: int, *, every_how: bool) -> FailureTally:
-    """Fail every operation of the seed's workload: in every way, or in two ways each, by turns."""
+def every_failure(seed: int, *, ways: int = len(HOWS)) -> FailureTally:
+    """Fail every operation of the seed's workload: in so many ways each, by turns, or in all."""
     tally = FailureTally(seed)
     at = 0
     while True:
         at += 1
-        faults = [_run(seed, at, how, tally) for how in _hows(at, every_how)]
+        faults = [_run(seed, at, how, tally) for how in _hows(at, ways)]
         if not any(faults):
             break
     tally.operations = at - 1
     return tally
 
 
-def _hows(at: int, every_how: bool) -> Iterator[How]:
-    if every_how:
+def _hows(at: int, ways: int) -> Iterator[How]:
+    if ways == len(HOWS):
         yield from HOWS
-    else:
-        yield HOWS[at * 3 % len(HOWS)]  # once, each errno in turn
-        yield HOWS[(at * 3 + 1 + at // 6 % 2) % len(HOWS)]
+        return
+    once = HOWS[at * 3 % len(HOWS)]  # each errno in turn
+    lasting = HOWS[(at * 3 + 1 + at // 6 % 2) % len(HOWS)]
+    yield from (once, lasting)[:ways] if at % 2 else (lasting, once)[:ways]
 
 
 def _run(seed: int, at: int, how: How, tally: FailureTally) -> int:

@@ -8,18 +8,18 @@ import pytest
 
 from tests.crash.index_rot import DIED, WRONG, rot_index
 from tests.crash.rot import CUT, FLIP, ZEROS, rot
-from tests.effort import ROT_SEEDS, in_shares
+from tests.effort import INDEX_ROT_SAMPLES, ROT_SAMPLES, ROT_SEEDS, Share, in_shares
 
-SAMPLES = 1000
-INDEX_SAMPLES = 100
+SHORT_SEED = 3
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", in_shares([3, 4], ROT_SEEDS))
+@pytest.mark.parametrize("seed", in_shares([SHORT_SEED, 4], ROT_SEEDS))
 def test_damage_to_any_file_but_the_index_is_harmless_or_refused(seed: int) -> None:
-    tally = rot(seed, samples=SAMPLES)
+    samples = ROT_SAMPLES.test if seed == SHORT_SEED else ROT_SAMPLES.proof
+    tally = rot(seed, samples=samples)
     print(tally.as_json())
-    assert tally.damages > SAMPLES // 2
+    assert tally.damages > samples // 2
     assert set(tally.by_outcome) == {"right", "unreadable", "refused"}
     kinds = {name.split(", ")[0] for name in tally.by_file}
     assert {"bookie.json", "entries.log", "journal.log", "index.json"} <= kinds
@@ -27,9 +27,12 @@ def test_damage_to_any_file_but_the_index_is_harmless_or_refused(seed: int) -> N
 
 
 @pytest.mark.timeout(600)
-def test_damage_to_the_index_is_harmless_or_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "samples", in_shares([INDEX_ROT_SAMPLES.test, INDEX_ROT_SAMPLES.proof], Share(1, 2))
+)
+def test_damage_to_the_index_is_harmless_or_refused(samples: int, tmp_path: Path) -> None:
     seed = 5
-    outcomes = rot_index(tmp_path, seed, samples=INDEX_SAMPLES)
+    outcomes = rot_index(tmp_path, seed, samples=samples)
     print(f"seed {seed}", dict(outcomes))
     assert outcomes[WRONG] == outcomes[DIED] == 0
     assert outcomes["refused"] and outcomes["unreadable"] and outcomes["right"]

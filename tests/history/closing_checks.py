@@ -10,7 +10,8 @@ from tests.history.model import FOREVER, NOT_REPORTED, History, Operation
 from tests.history.register import Register, linearize
 from tests.history.violation import Violation
 
-GIVING_UP = frozenset({"EnsembleLostError", "NotEnoughBookiesError"})
+GIVING_UP = frozenset({"EnsembleLostError", "NotEnoughBookiesError", "UnauthorizedError"})
+"""Errors of an append after which the writer closes its ledger by itself (rule P10)."""
 
 
 def close_disagreement(history: History, final: Final) -> list[Violation]:

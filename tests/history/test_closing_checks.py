@@ -133,9 +133,10 @@ def test_a_failed_close_may_take_effect_later() -> None:
     assert names(b.history, final_ledger(entries(1))) == set()
 
 
-def test_a_writer_that_lost_its_ensemble_may_have_closed_its_ledger() -> None:
+@pytest.mark.parametrize("error", ["EnsembleLostError", "UnauthorizedError"])
+def test_a_writer_that_lost_its_ensemble_may_have_closed_its_ledger(error: str) -> None:
     b = Builder()
     written(b, 1)
-    b.append(-1, entry(1), phase=Phase.UNKNOWN, error="EnsembleLostError")
+    b.append(-1, entry(1), phase=Phase.UNKNOWN, error=error)
     b.look("open", 0, closed=True)
     assert names(b.history, final_ledger(entries(1))) == set()

@@ -67,7 +67,12 @@ def test_examples_are_short() -> None:
 
 @pytest.mark.spark
 def test_quickstart() -> None:
-    lines = run("quickstart").splitlines()
+    check_quickstart(run("quickstart"))
+
+
+def check_quickstart(printed: str) -> None:
+    """Rows, their positions, and the newest of them."""
+    lines = printed.splitlines()
     assert lines[0] == "5 rows"
     places = [re.fullmatch(r"(.*) in ledger \d+: (\w+) [\d.]+", line) for line in lines[1:6]]
     assert [(place[1], place[2]) for place in places if place] == [

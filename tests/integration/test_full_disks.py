@@ -24,6 +24,7 @@ from spark_ledger.errors import LedgerError, NotEnoughBookiesError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.stream.blocking import StreamConnection
 from spark_ledger.types import BookieState
+from tests.effort import FULL_DISK_LAYOUTS, in_shares
 from tests.integration.test_bookie_process import Process
 
 pytestmark = pytest.mark.processes
@@ -181,7 +182,11 @@ def append_until_refused(client: StreamConnection, most: int) -> tuple[int, int]
     return writer.ledger_id, count
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "layout",
+    in_shares(LAYOUTS, FULL_DISK_LAYOUTS),
+    ids=lambda layout: layout.name.replace(" ", "-"),
+)
 def test_disk_that_is_filled_and_freed(
     layout: Layout,
     tmp_path: Path,

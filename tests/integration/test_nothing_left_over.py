@@ -4,6 +4,7 @@ with keepers and writers that are killed, and a bookie that is down for a part o
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from spark_ledger.stream.model import Retention
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import LedgerId
 from tests.integration.test_cli import Shell
+from tests.unit.spark_ledger.keeper.test_audit import of_a_former_version
 from tests.unit.spark_ledger.keeper.test_streams import live_ledgers
 
 pytestmark = [pytest.mark.processes, pytest.mark.proof, pytest.mark.timeout(600)]
@@ -66,7 +68,7 @@ class KilledKeepers:
             [
                 *(sys.executable, "-m", "spark_ledger.cli", "keeper", "run", "--interval", "0.2"),
                 *("--owner-grace", "0.5", "--unnamed-grace", "1", "--dropped-grace", "1"),
-                "--until-input-ends",
+                *("--audit-interval", "1", "--until-input-ends"),
             ],
             env=self._environment,
             stdin=subprocess.PIPE,
@@ -107,6 +109,17 @@ def die_before_the_commit(uri: str) -> None:
         writer.kill()
 
 
+async def leave_as_a_former_version(uri: str, name: str) -> None:
+    """A ledger of a stream that names no owner, stands in no index, and that no commit names."""
+    async with await LedgerClient.connect(uri) as client:
+        stream = await StreamCatalog(client).open(name)
+        writer = stream.writer()
+        await writer.write(rows(-2))
+        (segment,) = await writer.finish()
+        await writer.close()
+        await of_a_former_version(client.store, [segment.ledger_id])
+
+
 class Streams:
     """Three streams, and what is in each of them."""
 
@@ -135,6 +148,8 @@ class Streams:
             self.kept = [self._append("kept", overwrite=True)]
         if number % 7 == 3:
             die_before_the_commit(self._uri)
+        if number % 4 == 1:
+            asyncio.run(leave_as_a_former_version(self._uri, ("kept", "again")[number % 8 == 1]))
         if number % 8 == 6:
             self._client.delete_stream("again")
             self._client.create_stream("again", SCHEMA)
@@ -220,6 +235,14 @@ def test_bookies_hold_what_live_rows_need_and_nothing_else() -> None:
         named, held = asyncio.run(_named_and_held(cluster.uri))
         assert len(held) == 4
         assert set[int]().union(*held.values()) == named == asyncio.run(_needed(cluster.uri))
+        compared = json.loads(shell("cluster", "usage", "--verify", "--json").out)
+        missing = 0
+        for copies in compared["bookies"].values():
+            assert (copies["damaged"], copies["left_ledgers"], copies["silent"]) == (0, 0, "")
+            missing += copies["missing"]  # of an entry that was confirmed by two, as one was killed
+        held_bytes = sum(copies["user_bytes"] for copies in compared["bookies"].values())
+        assert held_bytes == compared["named_bytes"] or missing
+        assert compared["open"] == 0
         with spark_ledger.connect(cluster.uri) as client:
             streams._client = client
             assert streams.read("kept") == streams.kept

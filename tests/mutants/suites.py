@@ -195,7 +195,7 @@ def _failures(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
     from tests.crash.failures import FailureTally, _hows, _run
 
     def check(seed: int, at: int) -> str:
-        for how in _hows(at, every_how=False):
+        for how in _hows(at, 2):
             _run(seed, at, how, FailureTally(seed))
         return ""
 

@@ -190,7 +190,7 @@ class Pending:
         if isinstance(error, FencedError):
             client.world.counts["adds refused by a fence"] += 1
             client.world.invariants.withdrawn(self._ledger_id)
-        if isinstance(error, NotEnoughBookiesError):
+        if isinstance(error, NotEnoughBookiesError | UnauthorizedError):
             client.gives_up(self._ledger_id)
         client.end(
             self._operation,

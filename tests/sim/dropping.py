@@ -27,7 +27,8 @@ from spark_ledger.stream.retention.rules import Hold
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn, LedgerId
 from tests.sim.keepers import config_of
-from tests.sim.loop import current_process
+from tests.sim.loop import Process, current_process
+from tests.sim.racing import Listings
 from tests.sim.streams import NAME, StreamClient
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ class Drops:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        grace_s = config_of(world).dropped_grace_s
-        self._surely_there_s = grace_s / (CLOCK_CATCH_UP * _FASTEST_CLOCK)
-        """For so long after a truncation its rows are there, by whatever clock a keeper counts."""
+        self._surely_there_s = config_of(world).dropped_grace_s / _FASTEST_CLOCK
+        """For so long after a truncation its rows are there: the grace of rule K8, by the fastest
+        of the monotonic clocks that keepers count by."""
+        self.listings = Listings(world)
         self.commits: dict[int, Commit] = {}
         """All that were ever made."""
         self.head: Head | None = None
@@ -63,7 +65,12 @@ class Drops:
         self._attempts: dict[str, tuple[Pair, tuple[str, ...]]] = {}
         self._read: dict[int, tuple[str, ...]] = {}
         self._clocks: list[tuple[float, int]] = []
+        """The times that keepers have written down, each with when its keeper read its clocks."""
         self._clock_of: dict[str, int] = {}
+        self._looked_at: dict[Process, float] = {}
+        """When each keeper has last read its clocks: there it asks what is written down."""
+        self._counts_from: dict[Process, tuple[float, int | None]] = {}
+        """When it first did so, and what it found."""
 
     @property
     def earliest(self) -> int:
@@ -91,11 +98,22 @@ class Drops:
         elif path == f"streams/{NAME}/manifests":
             self._check_given_back(decode_root(data, path).dropped)
         elif path == f"streams/{NAME}/config":
-            self._limits.append(decode_config(data, path).retention)
+            config = decode_config(data, path)
+            self._limits.append(config.retention)
+            self.listings.listed(config.dropping, current_process())
         elif path == f"streams/{NAME}/holds":
             self._holds = decode_holds(data, path)
         elif path == CLOCK_PATH:
-            self._check_clock(decode(KeeperClock, path, data).time_ms)
+            self._check_clock(_time_of(data))
+
+    def asked(self, process: Process, path: str) -> None:
+        if path == CLOCK_PATH:
+            self._looked_at[process] = self._world.loop.now
+
+    def told(self, process: Process, path: str, data: bytes | None) -> None:
+        if path == CLOCK_PATH:
+            time_ms = None if data is None else _time_of(data)
+            self._counts_from.setdefault(process, (self._looked_at[process], time_ms))
 
     # -- each step ---------------------------------------------------------------------------------
 
@@ -152,8 +170,13 @@ class Drops:
     def _check_deletion(self, ledger_id: LedgerId) -> None:
         """Rule T17: no commit that is there names a ledger that is deleted."""
         for number in range(self.earliest, 0 if self.head is None else self.head.next_commit):
-            if any(each.ledger_id == ledger_id for each in self.commits[number].segments):
+            if _names(self.commits[number], ledger_id):
                 self._violate("T17", f"ledger {ledger_id} of commit {number} is deleted")
+        naming = [n for n, each in self.commits.items() if _names(each, ledger_id)]
+        after = [at for at, number in self._dropped_at if number > max(naming, default=-1)]
+        if naming and after and self._world.loop.now - after[0] < self._surely_there_s:
+            passed_s = self._world.loop.now - after[0]
+            self._violate("K8", f"ledger {ledger_id} is deleted {passed_s:.3f} s after its rows")
         self._world.counts["ledgers of streams deleted"] += 1
 
     def _check_given_back(self, dropped: int) -> None:
@@ -174,15 +197,21 @@ class Drops:
             self._violate("T18", f"ledger {ledger_id} is there, of commits below {dropped} only")
 
     def _check_clock(self, time_ms: int) -> None:
-        """Rule K7: the keeper's clock cannot jump ahead."""
-        now, process = self._world.loop.now, current_process()
+        """Rule K7: the keeper's clock cannot jump ahead.
+
+        What counts is when a keeper read its clocks, not when its note arrives: of two notes the
+        first may be on its way for longer, and then they arrive closer together.
+        """
+        process = self._world.zookeeper.writer
+        assert process is not None, "somebody writes it down"
+        looked_at, (began_at, found_ms) = self._looked_at[process], self._counts_from[process]
+        known = self._clocks + ([] if found_ms is None else [(began_at, found_ms)])
         rate = CLOCK_CATCH_UP * _FASTEST_CLOCK * 1000
-        most = max((was + rate * (now - at) for at, was in self._clocks), default=float(time_ms))
+        most = max((was + rate * (looked_at - at) for at, was in known), default=float(time_ms))
         if time_ms > most + 1:
             self._violate("K7", f"{process}: the clock jumped by {time_ms - most:.0f} ms")
-        self._clocks.append((now, time_ms))
-        if process is not None:
-            self._clock_of[process.name] = time_ms
+        self._clocks.append((looked_at, time_ms))
+        self._clock_of[process.name] = time_ms
 
     def check_hold(self, hold: Hold) -> None:
         """Rule T16: a hold that was granted holds."""
@@ -225,6 +254,14 @@ class Drops:
         elif planned and self._world.loop.now - cut[0] < self._surely_there_s:
             self._violate("T17", f"{who} planned commit {first}, and its rows went: {error}")
         self._world.counts["reads of dropped rows"] += 1
+
+
+def _names(commit: Commit, ledger_id: LedgerId) -> bool:
+    return any(each.ledger_id == ledger_id for each in commit.segments)
+
+
+def _time_of(data: bytes) -> int:
+    return decode(KeeperClock, CLOCK_PATH, data).time_ms
 
 
 class DropClient(StreamClient):

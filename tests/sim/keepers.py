@@ -25,6 +25,8 @@ CONFIG: Final = KeeperConfig(
     deletes_per_s=500.0,
 )
 _GRACES_S: Final = (0.0, 0.0, 1.0)
+_GRACES_OF_RACES_S: Final = (0.0, 1.0)
+_AUDIT_S: Final = 0.2
 _CRASH: Final = 0.02
 _LOOK_S: Final = 0.05
 _AFTER_HEALING_S: Final = 2.0
@@ -33,8 +35,10 @@ _AFTER_HEALING_S: Final = 2.0
 def config_of(world: World) -> KeeperConfig:
     """The settings of the keepers of a schedule: rows that were dropped stay for so long, or go
     while a commit is about to name their ledger again."""
-    grace_s = world.random_for("grace of dropped rows").choice(_GRACES_S)
-    return replace(CONFIG, dropped_grace_s=grace_s)
+    graces_s = _GRACES_OF_RACES_S if world.options.races else _GRACES_S
+    grace_s = world.random_for("grace of dropped rows").choice(graces_s)
+    audit_s = _AUDIT_S if world.options.audits else 0.0
+    return replace(CONFIG, dropped_grace_s=grace_s, audit_s=audit_s)
 
 
 class KeeperClient(Client):
@@ -70,7 +74,7 @@ class KeeperClient(Client):
             await asyncio.sleep(_LOOK_S)
             if self.draw.random() < _CRASH:
                 world.fault("keeper crash", self.name)
-                world.counts["ledgers that a keeper deleted"] += keeper.done["deleted"]
+                self._count(keeper)
                 again_s = self.draw.uniform(0.0, 0.5)
                 name, starts = self._keeper_name, self._starts + 1
                 world.loop.later(again_s, None, start_keeper, world, name, starts)
@@ -79,8 +83,13 @@ class KeeperClient(Client):
         await asyncio.sleep(_AFTER_HEALING_S)
         stop.set()
         await working
-        world.counts["ledgers that a keeper deleted"] += keeper.done["deleted"]
-        world.counts["ledgers that a keeper recovered"] += keeper.done["recovered"]
+        self._count(keeper)
+
+    def _count(self, keeper: Keeper) -> None:
+        counts = self.world.counts
+        counts["ledgers that a keeper deleted"] += keeper.done["deleted"]
+        counts["ledgers that a keeper recovered"] += keeper.done["recovered"]
+        counts["ledgers that an audit deleted"] += keeper.done["audited"]
 
 
 def start_keeper(world: World, name: str, starts: int = 0) -> None:

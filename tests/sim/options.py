@@ -142,6 +142,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether clients that follow a ledger lose ZooKeeper, and nothing else goes wrong."""
     drops: bool = False
     """Whether rows of the stream are dropped and held, while others read and keepers give back."""
+    audits: bool = False
+    """Whether keepers audit all the time, and each commit of several ledgers names them ahead."""
+    races: bool = False
+    """Whether somebody holds rows and commits in the moment in which others drop and delete."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -200,11 +204,17 @@ def draw_options(seed: int) -> Options:
         false_fences=draw.random() < 0.04 and stream is None and not rot,
         lonely_tails=draw.random() < 0.04 and stream is None and not rot,
         drops=draw.random() < 0.5 and stream is not None,
+        audits=draw.random() < 0.5 and stream is not None,
+        races=draw.random() < 0.8,
     )
+    if options.audits:
+        options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
     if options.drops:  # keepers drop what retention allows
         assert stream is not None, "there is something to drop"
         more = msgspec.structs.replace(stream, transactions=2 * stream.transactions)
         options = msgspec.structs.replace(options, stream=more, keepers=max(1, options.keepers))
+    else:
+        options = msgspec.structs.replace(options, races=False)
     if options.ledger_stalls:  # else the write cache is hardly ever full
         options = msgspec.structs.replace(options, write_cache_bytes=8192)
     if options.false_fences or options.lonely_tails:

@@ -104,6 +104,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("false_fences", False),
         ("lonely_tails", False),
         ("drops", False),
+        ("races", False),
         ("flush_s", 30.0),
         ("chunk_bytes", 1 << 20),
         ("write_cache_bytes", 65536),

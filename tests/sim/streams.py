@@ -4,6 +4,8 @@ their checkpoint; rivals with a copy of the checkpoint; readers."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +16,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import ConflictError, LedgerError, NotFoundError, OutcomeUnknownError
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.manifest.format import decode_root
-from spark_ledger.stream.model import Commit, ranges_between
+from spark_ledger.stream.model import Commit, Segment, ranges_between
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.segment_writer import SegmentWriter
 from spark_ledger.stream.stream import Stream
@@ -181,6 +183,10 @@ class SinkClient(StreamClient):
         await self._step()
         if self.world.drops is not None and self.draw.random() < 0.3:
             await asyncio.sleep(self.draw.uniform(0.0, 1.5))  # what is before it may be dropped
+        if self.world.options.audits and self.draw.random() < 0.5:
+            await self._name_ahead(stream, segments)
+            await asyncio.sleep(self.draw.uniform(0.0, 2.0))  # an audit may find what it named
+            await self._step()
         operation = self.begin(sink_id, number, values)
         commit_s = self.draw.uniform(0.0, 0.1) if self.draw.random() < self.plan.crash else None
         try:
@@ -197,6 +203,15 @@ class SinkClient(StreamClient):
             raise
         self.committed(operation, commit, sink_id, number)
         return True
+
+    async def _name_ahead(self, stream: Stream, segments: Sequence[Segment]) -> None:
+        """Begin as a commit of more than a thousand ledgers does; it may end here, or come late."""
+        naming = stream._ledgers.naming
+        ledger_ids = naming.unsettled(segment.ledger_id for segment in segments)
+        with contextlib.suppress(LedgerError):
+            await stream._ledgers.store.transaction(await naming.operations(ledger_ids))
+            naming.named(ledger_ids)
+            self.world.counts["ledgers named ahead"] += len(ledger_ids)
 
 
 class AppendClient(StreamClient):

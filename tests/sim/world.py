@@ -24,6 +24,7 @@ from tests.sim.misbehaving import Misbehaviour
 from tests.sim.network import Network
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
+from tests.sim.racing import RaceClient
 from tests.sim.restoring import Owners
 from tests.sim.strangers import StrangerClient
 from tests.sim.streams import AppendClient, Checkpoint, SinkClient, StreamReaderClient
@@ -52,6 +53,7 @@ class World(SimBase):
             stale_reads=options.stale_reads,
             observe=self._observe,
         )
+        self.zookeeper.looks = self.drops
         self.misbehaviour = Misbehaviour(self)
         self.collections: Collections | None = None
         self.clients: list[Client] = []
@@ -106,6 +108,9 @@ class World(SimBase):
                 self.clients.append(StreamReaderClient(self, f"stream-reader{number}", plan))
         if self.drops is not None:
             self.clients.append(DropClient(self, "dropper", plan))
+            if self.options.races:
+                self.clients.append(RaceClient(self, "holder", plan, names=False))
+                self.clients.append(RaceClient(self, "late-driver", plan, names=True))
             for number in range(plan.readers + 1):
                 self.clients.append(DropReaderClient(self, f"stream-reader{number}", plan))
 

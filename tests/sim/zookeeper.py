@@ -12,7 +12,7 @@ import functools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from spark_ledger.errors import (
     LedgerError,
@@ -36,6 +36,16 @@ Backup: TypeAlias = tuple[int, dict[str, tuple[bytes, int, int]]]
 
 _HISTORY_MAX = 4
 _REGISTRATIONS = ("bookies/writable/", "bookies/readonly")
+
+
+class Looks(Protocol):
+    """Is told of reads that are no older than their question."""
+
+    def asked(self, process: Process, path: str) -> None:
+        """A process begins to read a node."""
+
+    def told(self, process: Process, path: str, data: bytes | None) -> None:
+        """It has what is there; None: nothing."""
 
 
 class SimTree(MemoryTree):
@@ -98,6 +108,11 @@ class SimTree(MemoryTree):
         if values and len(values) == _HISTORY_MAX and values[0][1] is not None:
             return values[0][1]
         raise NotFoundError(f"metadata node {path!r} does not exist")
+
+    def changed_since(self, path: str, zxid: int) -> bool:
+        """Whether a node was changed after change ``zxid``."""
+        values = self.past.get(path, [])
+        return bool(values) and values[-1][0] > zxid
 
     def _changed(self, path: str, value: Versioned[bytes] | None) -> None:
         values = self.past.setdefault(path, [])
@@ -163,6 +178,21 @@ class SimStore(MemoryMetadataStore):
         _check_path(path)
         return await self._read("get", path, lambda: self._stale(path))
 
+    async def get_latest(self, path: str) -> Versioned[bytes]:
+        _check_path(path)
+        looks = self.zookeeper.looks
+        if looks is not None:
+            looks.asked(self.process, path)
+        try:
+            found = await self._read("get", path, lambda: self._newest(path))
+        except NotFoundError:
+            if looks is not None:
+                looks.told(self.process, path, None)
+            raise
+        if looks is not None:
+            looks.told(self.process, path, found.value)
+        return found
+
     def watch(self, path: str, callback: Callable[[], None]) -> Watch:
         _check_path(path)
         watch = _SimWatch(self, path, callback)
@@ -213,9 +243,25 @@ class SimStore(MemoryMetadataStore):
         tree, draw = self.changes, self.zookeeper.draw
         if self.zookeeper.stale_reads and draw.random() < 0.2 and self.seen < tree.zxid:
             self.seen = draw.randint(self.seen, tree.zxid)
+            if tree.changed_since(path, self.seen):
+                self.zookeeper.lagged.append((self.world.loop.now, self.process.name, path))
             return tree.at(path, self.seen)
         self.seen = tree.zxid
         return tree.get(path)
+
+    def _newest(self, path: str) -> Versioned[bytes]:
+        """A read from a server that has caught up: later ones of the session are never older."""
+        self.seen = self.changes.zxid
+        return self.changes.get(path)
+
+    def _apply(self, act: Callable[[], None]) -> None:
+        """Apply a write, in whose name it is."""
+        zookeeper = self.zookeeper
+        zookeeper.writer = self.process
+        try:
+            act()
+        finally:
+            zookeeper.writer = None
 
     async def _read(self, name: str, path: str, act: Callable[[], R]) -> R:
         if path.startswith(_REGISTRATIONS) and not self.zookeeper.is_unreachable(self.process):
@@ -226,6 +272,8 @@ class SimStore(MemoryMetadataStore):
         if self.zookeeper.strikes(0.3):
             self.world.fault("metadata read refused", f"{self.process} {name} {path}")
             raise MetadataUnavailableError(f"metadata {name} of {path!r}: no answer")
+        if name != "get":
+            self.seen = self.changes.zxid
         return act()
 
     async def _write(self, name: str, path: str, act: Callable[[], None]) -> None:
@@ -242,9 +290,11 @@ class SimStore(MemoryMetadataStore):
         if self.zookeeper.strikes(1.0):
             error = await self._strike(name, path, act)
         else:
-            act()
+            try:
+                self._apply(act)
+            finally:  # the reply says how new it is, also where the write was refused
+                self.seen = self.changes.zxid
             self.world.say(f"{self.process} -> zookeeper: {name} {path}")
-            self.seen = self.changes.zxid
         await asyncio.sleep(self._delay())
         if session != self._session and name in ("put", "transaction"):
             raise OutcomeUnknownError(f"metadata {name} of {path!r}: its reply was lost")
@@ -264,7 +314,7 @@ class SimStore(MemoryMetadataStore):
             elif session == self._session and not (self._gone or zookeeper.down):
                 self.world.fault("metadata write of the dead", f"{self.process} {name} {path}")
                 with suppress(LedgerError):
-                    act()
+                    self._apply(act)
 
         self.world.loop.later(zookeeper.late_s(), None, arrive)
         await arrived
@@ -277,7 +327,7 @@ class SimStore(MemoryMetadataStore):
             return MetadataUnavailableError(f"metadata {name} of {path!r}: refused")
         if kind == "reply lost":
             try:
-                act()
+                self._apply(act)
             except LedgerError as error:
                 self.world.say(f"... which says {type(error).__name__}")
         return OutcomeUnknownError(f"metadata {name} of {path!r}: {kind}")
@@ -318,6 +368,11 @@ class SimZookeeper:
         self.tree = SimTree(observe)
         self.faults = faults
         self.stale_reads = stale_reads
+        self.looks: Looks | None = None
+        self.lagged: list[tuple[float, str, str]] = []
+        """When which process was told what a node had been before."""
+        self.writer: Process | None = None
+        """Whose write is being applied; it may be dead."""
         self.timeout_s = 1.0
         self.down = False
         self.restoring = False

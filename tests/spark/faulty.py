@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from connector.datasource import LedgerDataSource
 from connector.options import ReadOptions, WriteOptions, read_options, write_options
-from connector.read.offsets import OffsetJson
+from connector.read.offsets import AnyOffset
 from connector.read.readers import LedgerStreamReader
 from connector.write.task import TaskWritten
 from connector.write.writers import LedgerStreamWriter
@@ -146,13 +146,13 @@ class FaultyReader(LedgerStreamReader):
         super().__init__(options, schema)
         self._faults = faults
 
-    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
+    def latestOffset(self, start: AnyOffset, limit: ReadLimit) -> AnyOffset:
         end = super().latestOffset(start, limit)
         if end != start:
             self._faults.reach(BEFORE_OFFSETS)
         return end
 
-    def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
+    def partitions(self, start: AnyOffset, end: AnyOffset) -> Sequence[InputPartition]:
         planned = super().partitions(start, end)
         if planned:
             self._faults.reach(PLAN)

@@ -147,7 +147,8 @@ def test_errors_that_the_connector_explains_are_ours() -> None:
 
 
 def test_metrics_that_operators_watch_are_exposed() -> None:
-    code = (ROOT / "bookie_server" / "service" / "prometheus.py").read_text(encoding="utf-8")
+    service = ROOT / "bookie_server" / "service"
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted(service.glob("*.py")))
     named = {span for span in spans(OPERATIONS) if re.fullmatch(r"bookie_[a-z_]+", span)}
     named -= {"bookie_server"}
     assert named and not [name for name in named if f'"{name}"' not in code]
@@ -215,7 +216,7 @@ def test_the_bookies_configuration_shows_every_key_with_its_default(tmp_path: Pa
     config = load(tmp_path / "as_is.toml")
     assert load(tmp_path / "shown.toml") == config
     keys = tomllib.loads(shown)
-    for section in (None, "listen", "admin", "keeper", "collection", "storage"):
+    for section in (None, "listen", "admin", "keeper", "autorecovery", "collection", "storage"):
         part = config if section is None else getattr(config, section)
         given = keys if section is None else keys[section]
         assert {field.name for field in msgspec.structs.fields(part)} <= set(given)

@@ -24,7 +24,9 @@ CONNECTOR_COMMON = (
         f"connector.{name}"
         for name in ("option_parsers", "options", "retry", "schema", "sessions", "task_report")
     ),
+    "connector.kafka_columns",
     "connector.sentences",
+    "connector.several",
 )
 
 # What a pure module would need in order to wait, to look at the world, or to be nondeterministic.
@@ -110,6 +112,18 @@ RULES = {
         "spark_ledger.client",
         "spark_ledger.stream",
         "spark_ledger.metadata",
+        libraries="msgspec",
+    ),
+    "spark_ledger.repair.plan": rule(*VALUES, "spark_ledger.protocol", banned=IMPURE),
+    "spark_ledger.repair.lost": rule(*VALUES, banned=IMPURE),
+    "spark_ledger.repair": rule(
+        *PUBLIC,
+        "spark_ledger.client",
+        "spark_ledger.protocol",
+        "spark_ledger.wire",
+        "spark_ledger.transport",
+        "spark_ledger.metadata",
+        "spark_ledger.keeper.gone",
         libraries="msgspec",
     ),
     # the watching of Spark's queries; reports are sent from the connector's tasks too

@@ -20,11 +20,12 @@ RULEBOOKS = {
     "T": "spark_ledger/stream/README.md",
     "K": "spark_ledger/keeper/README.md",
     "G": "bookie_server/collection/README.md",
+    "R": "spark_ledger/repair/README.md",
 }
-HEADING = re.compile(r"^### ([GKPST]\d+)\. \S", re.MULTILINE)
-REFERENCE = re.compile(r"\brules? ([GKPST]\d+(?:(?:, | and | to )[GKPST]\d+)*)")
-RULE = re.compile(r"[GKPST]\d+")
-ALL_OF_A_KIND = re.compile(r"\brules,? ([GKPST])1 to \1(\d+)")
+HEADING = re.compile(r"^### ([GKPRST]\d+)\. \S", re.MULTILINE)
+REFERENCE = re.compile(r"\brules? ([GKPRST]\d+(?:(?:, | and | to )[GKPRST]\d+)*)")
+RULE = re.compile(r"[GKPRST]\d+")
+ALL_OF_A_KIND = re.compile(r"\brules,? ([GKPRST])1 to \1(\d+)")
 DESCRIBING = {"ARCHITECTURE.md", "README.md", "CONTRIBUTING.md"}
 WHERE = re.compile(r"^\*\*In the code\.\*\*(.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"`([A-Za-z_][\w.]*)`")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bookie_server.service.calls import CallLimits
+from bookie_server.service.guard.beat import call_on_beat
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.hanging_up import HangUp, Why
 from bookie_server.service.guard.sockets import Sockets, open_file_count
@@ -56,6 +57,19 @@ class _Part:
         self.is_ended = False  # and gRPC has not noticed yet
 
 
+class _Suspects(NamedTuple):
+    """Connections that may hold what others need."""
+
+    late: set[str]
+    known: set[str]
+    strangers: set[str]
+    all: set[str]
+
+
+def _kept_free(connections_max: int) -> int:
+    return max(1, connections_max // BOOKIE_CONNECTIONS_FREE_SHARE)
+
+
 class ClientWatch:
     """Hangs up on clients that hold what others need. Service thread only."""
 
@@ -81,35 +95,56 @@ class ClientWatch:
         self._next_streams: list[Appending] = []
         self._remembered_max = 1_024
         self._looked_at_all = float("-inf")
+        self._port, self._connections_max = 0, 0
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, port: int, connections_max: int) -> None:
         """Look from now on; clients connect to ``port``."""
-        self._task = asyncio.get_running_loop().create_task(self._watch(port, connections_max))
+        self._port, self._connections_max = port, connections_max
+        self._look_again()
 
     def stop(self) -> None:
         """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
+        for pending in (self._timer, self._task):
+            if pending is not None:
+                pending.cancel()
 
-    async def _watch(self, port: int, connections_max: int) -> None:
-        while True:
-            is_busy = self._parts or self._limits.receiving_for(0.0) or self._has_strangers()
-            await asyncio.sleep(BOOKIE_CONNECTION_LOOK_S if is_busy else BOOKIE_CONNECTION_IDLE_S)
-            await self.look()
-            await self.make_room(port, connections_max)
+    def _look_again(self) -> None:
+        is_busy = self._parts or self._limits.receiving_for(0.0) or self._has_strangers()
+        delay_s = BOOKIE_CONNECTION_LOOK_S if is_busy else BOOKIE_CONNECTION_IDLE_S
+        self._timer = call_on_beat(delay_s, self._on_time)
+
+    def _on_time(self) -> None:
+        """Look, and look again; as a task only if there is something to do."""
+        suspects = self._find()
+        if suspects.all or self._may_be_full(self._connections_max):
+            self._task = asyncio.get_running_loop().create_task(self._act(suspects))
+        else:
+            self._look_again()
+
+    async def _act(self, suspects: _Suspects) -> None:
+        await self._judge(suspects)
+        await self.make_room(self._port, self._connections_max)
+        self._look_again()
 
     async def look(self) -> None:
         """Hang up on those whose messages do not arrive, if they hold too much."""
-        loop = asyncio.get_running_loop()
+        await self._judge(self._find())
+
+    def _find(self) -> _Suspects:
         late = self._limits.receiving_for(BOOKIE_REQUEST_LATE_S)
-        streams = self._look_for_parts(loop.time())
+        streams = self._look_for_parts(asyncio.get_running_loop().time())
         known = {stream.peer for stream in self._streams() if stream.is_known}
         strangers = {stream.peer for stream in streams if stream.has_waited_s >= 0.0} - known
         strangers |= self._strangers.peers - known
-        wanted = late | strangers | self._parts.keys()
+        return _Suspects(late, known, strangers, late | strangers | self._parts.keys())
+
+    async def _judge(self, suspects: _Suspects) -> None:
+        late, known, strangers, wanted = suspects
         if not wanted:
             return
+        loop = asyncio.get_running_loop()
         received = await loop.run_in_executor(None, self._sockets.received, wanted)
         held = self._connections.held(received)
         appending = {stream.peer for stream in self._streams()}
@@ -132,12 +167,9 @@ class ClientWatch:
     async def make_room(self, port: int, connections_max: int) -> None:
         """Hang up on the longest idle ones while there is hardly room for new ones."""
         loop = asyncio.get_running_loop()
-        if loop.time() - self._looked_at_all < BOOKIE_CONNECTIONS_LOOK_S:
+        if not self._may_be_full(connections_max):
             return
-        free = max(1, connections_max // BOOKIE_CONNECTIONS_FREE_SHARE)
-        is_crowded = self._files() > connections_max - free
-        if not is_crowded and len(self._connections) <= self._remembered_max:
-            return
+        free = _kept_free(connections_max)
         self._looked_at_all = loop.time()
         peers = await loop.run_in_executor(None, self._sockets.of_port, port)
         self._connections.keep(peers)
@@ -146,6 +178,13 @@ class ClientWatch:
         if too_many > 0:
             for peer in self._connections.longest_idle(peers, too_many, BOOKIE_IDLE_S):
                 self._hang_up(peer, Why.IDLE)
+
+    def _may_be_full(self, connections_max: int) -> bool:
+        """Whether all connections should be looked at."""
+        if asyncio.get_running_loop().time() - self._looked_at_all < BOOKIE_CONNECTIONS_LOOK_S:
+            return False
+        is_crowded = self._files() > connections_max - _kept_free(connections_max)
+        return is_crowded or len(self._connections) > self._remembered_max
 
     def _look_for_parts(self, now: float) -> list[Appending]:
         """Take in a few more streams that may have a part, and forget those that got the rest.

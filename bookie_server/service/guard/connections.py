@@ -20,6 +20,9 @@ _FRAMING_SHARE: Final = 64
 """One byte in so many belongs to frames, window updates and probes."""
 
 
+def _nothing() -> None: ...
+
+
 class Connections:
     """Counts by connection, under the names that gRPC gives them. Service thread only."""
 
@@ -29,6 +32,10 @@ class Connections:
         self._calls: Counter[str] = Counter()
         self._running: Counter[str] = Counter()
         self._idle_since: dict[str, float] = {}  # those without a call, as far as they were seen
+        self.calls = 0
+        """Calls that have begun and not ended."""
+        self.on_sign: Callable[[], None] = _nothing
+        """Is called when a call begins, and when a message was received."""
 
     def __len__(self) -> int:
         """Connections that something is kept of."""
@@ -39,9 +46,12 @@ class Connections:
         """One more call, from its begin to its end."""
         self._calls[peer] += 1
         self._running[peer] += 1
+        self.calls += 1
+        self.on_sign()
         try:
             yield
         finally:
+            self.calls -= 1
             self._running[peer] -= 1
             if not self._running[peer]:
                 del self._running[peer]
@@ -50,6 +60,7 @@ class Connections:
     def given(self, peer: str, byte_count: int) -> None:
         """A message was received as a whole."""
         self._given[peer] += byte_count
+        self.on_sign()
 
     def held(self, received: dict[str, int]) -> dict[str, int]:
         """Bytes that gRPC holds for each connection, at least."""

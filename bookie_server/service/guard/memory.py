@@ -16,13 +16,16 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Final
 
+from bookie_server.service.guard.beat import call_on_beat
 from bookie_server.service.guard.log_bound import LogBound
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import (
+    BOOKIE_CALL_BYTES_MAX,
     BOOKIE_MEMORY_BYTES_PER_S,
     BOOKIE_MEMORY_HIGH,
     BOOKIE_MEMORY_INTERVAL_S,
     BOOKIE_MEMORY_INTERVAL_S_MAX,
+    BOOKIE_MEMORY_REST_S,
 )
 
 logger = logging.getLogger(__name__)
@@ -75,15 +78,20 @@ class MemoryGuard:
         relieve: Callable[[], Awaitable[int]],
         on_short: Callable[[bool], None],
         *,
+        calls: Callable[[], int],
         used: Callable[[], int] = anonymous_bytes,
         trim: Callable[[], None] = trim,
     ) -> None:
         """``relieve`` hangs up on clients that hold memory and keep calls waiting; how
-        many. ``on_short`` is told whenever memory becomes short, and when it is no longer."""
+        many. ``on_short`` is told whenever memory becomes short, and when it is no longer.
+        ``calls``: how many are open; of each that begins, and each message, ``sign`` is told."""
         self._budget_bytes = budget_bytes
         self._relieve = relieve
         self._on_short = on_short
         self._is_short = False
+        self._calls = calls
+        self._had_sign = True  # since the last look
+        self._is_resting = False
         self._used = used
         self._trim = trim
         self._trim_at = 0.0
@@ -108,8 +116,17 @@ class MemoryGuard:
     def _high_bytes(self) -> float:
         return BOOKIE_MEMORY_HIGH * self._budget_bytes
 
+    def sign(self) -> None:
+        """Somebody asks for something: memory may be taken from now on."""
+        self._had_sign = True
+        if self._is_resting:
+            assert self._timer is not None, "a guard rests until a time"
+            self._timer.cancel()
+            self._look_again(BOOKIE_MEMORY_INTERVAL_S)
+
     def _look_again(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
+        self._is_resting = False
+        self._timer = call_on_beat(delay_s, self._on_time)
 
     def _on_time(self) -> None:
         """Look, and again before memory can be short. Not a task: a bookie that does nothing else
@@ -126,7 +143,17 @@ class MemoryGuard:
         if is_short:
             self._task = asyncio.get_running_loop().create_task(self._make_room())
         else:
-            self._look_again(look_again_s(self._high_bytes - used))
+            self._look_or_rest(self._high_bytes - used)
+
+    def _look_or_rest(self, left_bytes: float) -> None:
+        """Nobody takes memory without a call, and of each call gRPC takes in so much at most."""
+        has_room = self._calls() * BOOKIE_CALL_BYTES_MAX <= left_bytes / 2
+        if has_room and not self._had_sign:
+            self._look_again(BOOKIE_MEMORY_REST_S)
+            self._is_resting = True
+        else:
+            self._look_again(look_again_s(left_bytes))
+        self._had_sign = False
 
     async def _make_room(self) -> None:
         try:

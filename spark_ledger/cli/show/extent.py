@@ -11,6 +11,7 @@ from spark_ledger.cli.show.output import age_text, size_text, time_text
 
 if TYPE_CHECKING:
     from spark_ledger.stream.retention.handle import Extent
+    from spark_ledger.stream.retention.names import LedgerCounts
 
 _WIDTH: Final = 60
 _MARKS: Final = {"gone": "·", "to be deleted": "x", "in manifests": "=", "in nodes": "-"}
@@ -61,6 +62,14 @@ def facts(extent: Extent) -> list[tuple[str, str]]:
             )
         )
     return rows
+
+
+def ledger_facts(counts: LedgerCounts | None) -> list[tuple[str, str]]:
+    """How many ledgers there are, if they were counted."""
+    if counts is None:
+        return []
+    words = f"{counts.live} live, of which {counts.held} are only held; {counts.reclaimable}"
+    return [("ledgers", f"{words} reclaimable")]
 
 
 def fields(extent: Extent) -> dict[str, object]:

@@ -12,9 +12,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 from spark_ledger.errors import (
     ConfigurationError,
@@ -44,6 +44,8 @@ from spark_ledger.stream.model import Commit, Head, SinkRecord, StreamConfig
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import LedgerId, Versioned
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class Committer:
         OutcomeUnknownError if the commit may or may not have been made (to repeat the same pair
         is safe and tells), RetryableError if nothing was committed.
         """
-        attempt = _Attempt(self, proposal)
+        attempt = Attempt(self, proposal)
         try:
             commit = await attempt.run()
         except (RetryableError, LedgerClosedError, ConfigurationError) as error:
@@ -102,10 +104,52 @@ class Committer:
         return commit
 
 
-class _Attempt:
+async def until_decided(
+    try_once: Callable[[], Awaitable[T | None]],
+    gave_up: Callable[[], LedgerError],
+    rng: random.Random,
+) -> T:
+    """What ``try_once`` finds; repeated while it is None, until ``gave_up()`` is raised."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + COMMIT_TIMEOUT_S
+    backoff_s = BACKOFF_S_MIN
+    while True:
+        found = await try_once()
+        if found is not None:
+            return found
+        if loop.time() > deadline:
+            raise gave_up()
+        await asyncio.sleep(rng.uniform(0, backoff_s))
+        backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
+
+
+class Prepared(NamedTuple):
+    """A transaction that is ready to be sent.
+
+    Those parts that are ``of_ledgers`` come last in it: were they the first to fail, nobody would
+    know whether the head is still the one that was read, and a lost transaction of before may have
+    been applied.
+    """
+
+    commit: Commit
+    operations: list[Operation]
+    of_ledgers: list[Operation]
+    config: Versioned[StreamConfig]
+    """The configuration once the transaction took effect."""
+    grows: bool
+    """Whether that is a new one."""
+    named: list[LedgerId]
+    first_named: list[LedgerId]
+    again: list[LedgerId]
+
+
+class Attempt:
     """One proposal until it is decided."""
 
-    def __init__(self, committer: Committer, proposal: Proposal) -> None:
+    def __init__(self, committer: Committer, proposal: Proposal, *, together: int = 1) -> None:
+        """``together``: how many commits share the transaction, and so what it may have."""
+        self._list_bytes_max = SEGMENT_LIST_NODE_BYTES_MAX // together
+        self._ledgers_max = max(1, LEDGERS_NAMED_BY_COMMIT_MAX // together)
         self._committer = committer
         self._nodes = committer.nodes
         self._schemas = committer.schemas
@@ -127,7 +171,27 @@ class _Attempt:
         """A transaction was sent, and whether it took effect is not known."""
         return self._unanswered is not None
 
+    @property
+    def unanswered(self) -> Commit | None:
+        """The commit of that transaction."""
+        return self._unanswered
+
+    def sends(self, commit: Commit | None) -> None:
+        """A transaction with this commit is on its way; None: it did not take effect."""
+        self._unanswered = commit
+
+    def was_applied(self, commit: Commit) -> Commit:
+        """The transaction that had this commit took effect, as another part of it has told."""
+        self._unanswered = None
+        self._is_list_used = True
+        return commit
+
     async def run(self) -> Commit:
+        await self.begin()
+        return await until_decided(self._try_once, self._gave_up, self._committer.rng)
+
+    async def begin(self) -> None:
+        """What comes before the transaction: the list of segments, if it is long, and ledgers."""
         newest = self._schemas.config.schema_version
         for segment in self._proposal.segments:
             assert segment.schema_version <= newest or segment.new_schema is not None, (
@@ -135,20 +199,14 @@ class _Attempt:
             )
         await self._store_long_list()
         await self._name_ahead()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + COMMIT_TIMEOUT_S
-        backoff_s = BACKOFF_S_MIN
-        while True:
-            commit = await self._try_once()
-            if commit is not None:
-                return commit
-            if loop.time() > deadline:
-                raise self._gave_up()
-            await asyncio.sleep(self._committer.rng.uniform(0, backoff_s))
-            backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
 
     async def _try_once(self) -> Commit | None:
         """Read, decide, write. None: a lost race, or a lost reply that is looked up next time."""
+        found = await self.prepare()
+        return await self._send(found) if isinstance(found, Prepared) else found
+
+    async def prepare(self) -> Commit | Prepared | None:
+        """Read, and decide what is to be written. A commit: that is done. None: look again."""
         proposal, nodes = self._proposal, self._nodes
         # The two may be of different moments. The transaction fails if either is outdated.
         async with task_group() as group:
@@ -180,17 +238,17 @@ class _Attempt:
             )
         if decision.commit.number % COMMITS_PER_BUCKET == 0:
             await self._make_bucket(decision.commit.number)
-        return await self._write(decision, head, sink)
+        return await self._prepared(decision, head, sink)
 
     async def _read_sink(self) -> Versioned[SinkRecord] | None:
         if not self._proposal.is_remembered:
             return None
         return await self._nodes.sink(self._proposal.sink_id)
 
-    async def _write(
+    async def _prepared(
         self, decision: Apply, head: Versioned[Head], sink: Versioned[SinkRecord] | None
-    ) -> Commit | None:
-        """Send the transaction of a decision (rule T2). None: it failed, or its reply was lost."""
+    ) -> Prepared | None:
+        """The transaction of a decision (rule T2). None: look again."""
         nodes, config = self._nodes, self._schemas.versioned
         after, segments = with_new_schemas(
             config.value, decision.commit.segments, self._proposal.new_columns
@@ -217,33 +275,52 @@ class _Attempt:
             path, data = nodes.sink_path(decision.sink.sink_id), codec.encode_sink(decision.sink)
             operations.append(Create(path, data) if sink is None else Put(path, data, sink.version))
         first_named = self._unsettled()
-        # Last: were they the first to fail, nobody would know whether the head is still the one
-        # that was read, and a lost transaction of before may have been applied.
-        operations += await self._naming.operations(first_named)
         again = self._existing.unknown(set(named).difference(first_named), config)
-        operations += self._existing.checks(again)
-        before, self._unanswered = self._unanswered, commit
+        of_ledgers = await self._naming.operations(first_named)
+        of_ledgers += self._existing.checks(again)
+        return Prepared(
+            commit=commit,
+            operations=operations,
+            of_ledgers=of_ledgers,
+            config=Versioned(after, config.version + grows),
+            grows=grows,
+            named=named,
+            first_named=first_named,
+            again=again,
+        )
+
+    async def _send(self, prepared: Prepared) -> Commit | None:
+        """Send a transaction. None: it failed, or its reply was lost."""
+        before, self._unanswered = self._unanswered, prepared.commit
         try:
-            await nodes.store.transaction(operations)
+            await self._nodes.store.transaction([*prepared.operations, *prepared.of_ledgers])
         except OutcomeUnknownError:
             return None
         except LedgerError as error:
             self._unanswered = before
             if not isinstance(error, ConflictError | NotFoundError):
                 raise
-            # Another commit was first, the configuration changed, or the stream is gone.
-            await self._schemas.refresh()
-            if isinstance(error, NotFoundError):
-                await self._refuse_deleted([*first_named, *again])
+            await self.refused(prepared, error)
             return None
-        self._naming.named(first_named)
-        if grows:
-            config = Versioned(after, config.version + 1)
+        return self.applied(prepared)
+
+    async def refused(self, prepared: Prepared, error: LedgerError) -> None:
+        """Another commit was first, the configuration changed, or the stream is gone: read again.
+        Raises NoSuchStreamError, and NoSuchLedgerError if rows of the commit were deleted."""
+        await self._schemas.refresh()
+        if isinstance(error, NotFoundError):
+            await self._refuse_deleted([*prepared.first_named, *prepared.again])
+
+    def applied(self, prepared: Prepared) -> Commit:
+        """The transaction took effect: keep what is known by that."""
+        config = prepared.config
+        self._naming.named(prepared.first_named)
+        if prepared.grows:
             self._schemas.grown(config)
-        self._existing.exist(named, config.version)
-        self._committer.log.remember(commit, self._list)
+        self._existing.exist(prepared.named, config.version)
+        self._committer.log.remember(prepared.commit, self._list)
         self._is_list_used = True
-        return commit
+        return prepared.commit
 
     async def _find_unanswered(self, next_commit: int) -> Commit | None:
         """Our commit of the transaction whose reply was lost, if it was applied (rule T4).
@@ -296,8 +373,8 @@ class _Attempt:
         If it is not made then, they are nobody's: they stay until their stream is deleted.
         """
         lost = 0
-        while len(unsettled := self._unsettled()) > LEDGERS_NAMED_BY_COMMIT_MAX:
-            part = unsettled[:LEDGERS_NAMED_BY_COMMIT_MAX]
+        while len(unsettled := self._unsettled()) > self._ledgers_max:
+            part = unsettled[: self._ledgers_max]
             try:
                 await self._nodes.store.transaction(await self._naming.operations(part))
             except (ConflictError, NotFoundError, OutcomeUnknownError) as error:
@@ -316,7 +393,7 @@ class _Attempt:
         unsettled = set(self._naming.unsettled(named))
         settled = [each for each in named if each not in unsettled]
         unknown = self._existing.unknown(settled, config)
-        ahead = max(0, len(unknown) - LEDGERS_NAMED_BY_COMMIT_MAX)
+        ahead = max(0, len(unknown) - self._ledgers_max)
         for start in range(0, ahead, LEDGERS_NAMED_BY_COMMIT_MAX):
             part = unknown[start : start + LEDGERS_NAMED_BY_COMMIT_MAX]
             checks = [Check(nodes.config_path, config.version), *self._existing.checks(part)]
@@ -357,7 +434,7 @@ class _Attempt:
         The list has no segment numbers, so it stays right whatever number the commit gets.
         """
         data = codec.encode_segment_list(self._proposal.segments)
-        if len(data) <= SEGMENT_LIST_NODE_BYTES_MAX:
+        if len(data) <= self._list_bytes_max:
             return
         config = self._schemas.config
         writer = await self._committer.ledgers.create_ledger(

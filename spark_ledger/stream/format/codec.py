@@ -43,7 +43,7 @@ so a program that knows no manifests stops with a sentence (rule T13)."""
 FORMAT_WITH_RETENTION: Final = 3
 """Of the configuration alone, likewise (rule T18)."""
 FORMAT_WITH_PACKS: Final = 4
-"""Of the configuration alone, likewise (rule T24)."""
+"""Of the configuration alone, likewise (rule T26)."""
 FORMAT_WITH_VERSIONS: Final = 2
 """Of a commit that lost a race for a schema version. Who does not know it stops there."""
 

@@ -26,12 +26,16 @@ class PositionedBatch(NamedTuple):
     commit: int
     commit_time_ms: int
     batch: pa.RecordBatch
+    row: int = 0
+    """How many rows of the stream come before the first of these."""
 
 
-def ledger_type() -> pa.StructType:
-    """The Arrow type of the column: a struct, none of whose fields is ever null."""
+def ledger_type(*, names_stream: bool = False) -> pa.StructType:
+    """The Arrow type of the column: a struct, none of whose fields is ever null. With
+    ``names_stream`` it says which of several streams a row is of."""
     return pa.struct(
         [
+            *([pa.field("stream", pa.string(), nullable=False)] if names_stream else []),
             pa.field("segment", pa.int64(), nullable=False),
             pa.field("entry", pa.int64(), nullable=False),
             pa.field("slot", pa.int64(), nullable=False),
@@ -42,16 +46,18 @@ def ledger_type() -> pa.StructType:
     )
 
 
-def ledger_array(positioned: PositionedBatch) -> pa.StructArray:
-    """The column's values for a batch."""
+def ledger_array(positioned: PositionedBatch, stream: str | None = None) -> pa.StructArray:
+    """The column's values for a batch; with the name of its stream where there are several."""
     rows, position = positioned.batch.num_rows, positioned.position
-    type_ = ledger_type()
-    time_us = pa.scalar(positioned.commit_time_ms * 1000, pa.int64()).cast(type_.field(5).type)
+    type_ = ledger_type(names_stream=stream is not None)
+    time_type = type_.field("commit_time").type
+    time_us = pa.scalar(positioned.commit_time_ms * 1000, pa.int64()).cast(time_type)
     return pa.StructArray.from_arrays(
         [
+            *([] if stream is None else [pa.repeat(pa.scalar(stream), rows)]),
             pa.repeat(pa.scalar(position.segment, pa.int64()), rows),
             pa.repeat(pa.scalar(position.entry, pa.int64()), rows),
-            _numbers(position.slot, position.slot + rows),
+            numbers(position.slot, position.slot + rows),
             pa.repeat(pa.scalar(positioned.ledger_id, pa.int64()), rows),
             pa.repeat(pa.scalar(positioned.commit, pa.int64()), rows),
             pa.repeat(time_us, rows),
@@ -60,7 +66,7 @@ def ledger_array(positioned: PositionedBatch) -> pa.StructArray:
     )
 
 
-def _numbers(first: int, end: int) -> pa.Int64Array:
+def numbers(first: int, end: int) -> pa.Int64Array:
     """The integers ``first`` .. ``end - 1``: a slice of one array that is kept, because to make it
     costs more than the rest of the column."""
     global _kept

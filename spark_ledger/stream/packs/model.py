@@ -2,7 +2,7 @@
 
 A pack is a ledger that holds the rows of consecutive commits once more, in stream order, as few
 large entries. Commits stay as they are and still name the former ledgers (rule T5): a pack says
-where the same rows are as well (rule T21).
+where the same rows are as well (rule T23).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Pack(NamedTuple):
     """The rows of commits ``first`` .. ``end - 1``, in entries 0 .. ``entries - 1`` of a ledger.
 
     The entry behind them is the pack's index. ``is_freed``: no former ledger waits to be deleted
-    that only these commits named (rule T23).
+    that only these commits named (rule T25).
     """
 
     first: int
@@ -69,7 +69,7 @@ class Packs:
 
     def with_pack(self, pack: Pack) -> Packs:
         """These packs and one more, of commits that none of them holds."""
-        assert not self.overlaps(pack.first, pack.end), "a commit is in one pack (rule T22)"
+        assert not self.overlaps(pack.first, pack.end), "a commit is in one pack (rule T24)"
         return Packs(tuple(sorted((*self.packs, pack))))
 
     def freed(self, pack: Pack) -> Packs:

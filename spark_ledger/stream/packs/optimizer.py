@@ -2,7 +2,7 @@
 
 Whoever runs it may die anywhere: a ledger that was not named is deleted as others are (rule K4),
 and one that was named is a pack. Two may run at once: of two packs of one commit one is named
-(rule T22).
+(rule T24).
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Optimizer:
     async def _write(
         self, commits: Sequence[Commit], choice: Choice, progress: Progress | None
     ) -> Pack:
-        """A closed ledger with the rows of commits and its index, all confirmed (rule T21)."""
+        """A closed ledger with the rows of commits and its index, all confirmed (rule T23)."""
         config = self._schemas.config
         quorums = config.quorums
         ledger = await self._ledgers.create_ledger(
@@ -169,7 +169,7 @@ class Optimizer:
                 if progress is not None:
                     progress(copy.rows, total)
             segments = [segment for commit in commits for segment in commit.segments]
-            assert copy.rows == total, "every row of the commits is in the pack (rule T21)"
+            assert copy.rows == total, "every row of the commits is in the pack (rule T23)"
             index = PackIndex(copy.entry_rows, copy.versions, [each.rows for each in segments])
             first = commits[0].first_segment
             await copy.push_index(encode_index(index, config.stream_id, first))
@@ -229,6 +229,9 @@ class Optimizer:
                 return True
             if before.value.overlaps(pack.first, pack.end):
                 return False  # also if ours is on its way: it expects a version that has gone
+            if pack.ledger_id in config.dropping:
+                await asyncio.sleep(_NAME_DELAY_S)
+                continue  # an audit is about to look whether anything names it (rule K9)
             after = before.value.with_pack(pack)
             if len(after.packs) > PACKS_MAX:
                 raise ConfigurationError(

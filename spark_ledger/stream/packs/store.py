@@ -16,11 +16,20 @@ INDEXES_KEPT: Final = 8
 """Indexes that a handle keeps: some 8 MB each for packs of 100,000 segments, mostly far less."""
 
 
+async def read_packs(nodes: StreamNodes) -> Versioned[Packs]:
+    """The packs of a stream, no older than this call: none of one that was never optimized."""
+    try:
+        node = await nodes.store.get_latest(nodes.packs_path)
+    except NotFoundError:
+        return Versioned(Packs(), -1)
+    return Versioned(decode_packs(node.value, nodes.packs_path), node.version)
+
+
 class PackStore:
     """The packs of one stream, as far as one handle knows them. Bound to one event loop.
 
     Nothing has to be new: rows that are in no pack which is known are in their former ledgers, and
-    whoever finds one of those gone reads the packs again (rule T22).
+    whoever finds one of those gone reads the packs again (rule T24).
     """
 
     def __init__(self, ledgers: Ledgers, nodes: StreamNodes) -> None:
@@ -30,15 +39,10 @@ class PackStore:
         self.known: Packs | None = None
 
     async def read(self) -> Versioned[Packs]:
-        """The packs, no older than this call. A stream that was never optimized has none."""
-        path = self._nodes.packs_path
-        try:
-            node = await self._nodes.store.get_latest(path)
-        except NotFoundError:
-            self.known = Packs()
-            return Versioned(self.known, -1)
-        self.known = decode_packs(node.value, path)
-        return Versioned(self.known, node.version)
+        """As ``read_packs``; readers of this handle know them from now on."""
+        found = await read_packs(self._nodes)
+        self.known = found.value
+        return found
 
     async def index(self, pack: Pack, stream_id: str) -> PackIndex:
         """The index of a pack. Raises NotFoundError if it was dropped, CorruptionError."""

@@ -7,6 +7,7 @@ from spark_ledger.stream.model import Retention
 from spark_ledger.stream.positions import Position
 from spark_ledger.stream.retention.handle import Extent
 from spark_ledger.stream.retention.handle import StreamRetention as AsyncStreamRetention
+from spark_ledger.stream.retention.names import LedgerCounts
 from spark_ledger.stream.retention.rules import Hold
 from spark_ledger.types import Dlsn
 
@@ -62,3 +63,7 @@ class StreamRetention:
     def extent(self) -> Extent:
         """What the stream holds, and what is about to go."""
         return self._portal.call(self._retention.extent())
+
+    def ledgers(self) -> LedgerCounts:
+        """How many ledgers the stream has. Reads all commits that are not given back."""
+        return self._portal.call(self._retention.ledgers())

@@ -30,6 +30,7 @@ from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.retention.format import decode_holds, encode_holds
+from spark_ledger.stream.retention.names import LedgerCounts, count_ledgers
 from spark_ledger.stream.retention.reclaim import Deletions, LiveNames, Reclaimer
 from spark_ledger.stream.retention.rules import Hold, first_held, truncated
 from spark_ledger.stream.retention.search import first_kept, first_not_before
@@ -110,7 +111,7 @@ class StreamRetention:
             await self._replace_config(replace(before, has_manifests=True, has_retention=True))
 
     async def allow_packs(self) -> None:
-        """Keep programs out that know no packs, before there is one (rule T24)."""
+        """Keep programs out that know no packs, before there is one (rule T26)."""
         tries = self._tries()
         while True:
             await tries.begin()
@@ -397,6 +398,13 @@ class StreamRetention:
             reclaimable_bytes=first[1] - left[1],
             since_ms=first[2],
         )
+
+    async def ledgers(self) -> LedgerCounts:
+        """How many ledgers the stream has. Reads all commits that are not given back."""
+        config, head = await self._schemas.refresh(), (await self._head()).value
+        kept = await first_kept(self._log, head, config.retention, self._clock_ms())
+        number = head.earliest_commit if kept is None else kept.number
+        return await count_ledgers(self._nodes, self._log, head, number)
 
     async def _begin(self, head: Head, number: int) -> tuple[int, int, int]:
         """Rows and bytes before a commit, and its time; the totals at the end."""

@@ -23,6 +23,7 @@ from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.packs.store import PackStore
+from spark_ledger.stream.retention.names import names_of
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
@@ -44,13 +45,16 @@ class Deletions(Protocol):
     async def delete(self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]) -> bool:
         """Delete a ledger as it was read, if the checks hold; whether that was done."""
 
+    async def recover(self, ledger_id: LedgerId) -> None:
+        """Close an open ledger of a version of before, which named no owner; an error is logged."""
+
 
 class LiveNames:
     """The last commit that names each ledger, of one stream's commits from some number on.
 
     All commits are read once, and then those that were made since. If there are more ledgers than
     may be kept, all commits are read each time. Commits that are in packs need none of the ledgers
-    that they name (rule T23).
+    that they name (rule T25).
     """
 
     def __init__(self, kept_max: int = LIVE_NAMES_MAX) -> None:
@@ -165,7 +169,7 @@ class Reclaimer:
         return found
 
     async def free_packed(self) -> int:
-        """Delete the former ledgers of commits in packs, and packs of dropped commits (rule T23);
+        """Delete the former ledgers of commits in packs, and packs of dropped commits (rule T25);
         how many ledgers. To be called when no dropped commits are half deleted.
 
         Raises as ``step``.
@@ -173,7 +177,7 @@ class Reclaimer:
         self._deleted = 0
         await self._log.manifests.read_root(latest=True)
         before = self._log.manifests.versioned
-        assert before is not None, "a stream with packs has a root (rule T24)"
+        assert before is not None, "a stream with packs has a root (rule T26)"
         dropped = before.value.dropped
         packs = await self._store.read()
         gone = [pack for pack in packs.value.packs if pack.end <= dropped]
@@ -210,6 +214,11 @@ class Reclaimer:
         packs = self._packs
         candidates = set[LedgerId]().union(*(each.rows for each in named.values()))
         candidates -= await names.named(self._log, candidates, live.start, live.stop, packs)
+
+        async def named_since(ledger_ids: Collection[LedgerId]) -> set[LedgerId]:
+            newest = (await self._nodes.head(latest=True)).value.next_commit
+            return await names.named(self._log, ledger_ids, live.start, newest, packs)
+
         left: set[LedgerId] = set()
         free: list[Versioned[LedgerMetadata]] = []
         for ledger_id in sorted(candidates):
@@ -218,22 +227,61 @@ class Reclaimer:
                 continue
             if ledger.value.is_closed and len(free) < DROPPING_LEDGERS_MAX:
                 free.append(ledger)
-            else:
-                left.add(ledger_id)
-        if not free:
-            return left
-        config = await self._listing([each.value.ledger_id for each in free])
-        # Commits that were made before the list are seen now; later ones refuse these ledgers.
+                continue
+            left.add(ledger_id)
+            if not ledger.value.is_closed and not ledger.value.owner:
+                await self._deletions.recover(ledger_id)  # it is in no index: nobody else would
+        if free:
+            left |= await self._delete_listed(free, named_since)
+        return left
+
+    async def _delete_listed(
+        self,
+        free: Sequence[Versioned[LedgerMetadata]],
+        named: Callable[[Collection[LedgerId]], Awaitable[Collection[LedgerId]]],
+    ) -> set[LedgerId]:
+        """Delete closed ledgers while no commit may name them, except those that are named at the
+        second look (rule T17); those that could not be deleted."""
         ids = [each.value.ledger_id for each in free]
-        newest = (await self._nodes.head(latest=True)).value.next_commit
-        again = await names.named(self._log, ids, live.start, newest, packs)
+        config = await self._listing(ids)
+        # Commits that were made before the list are seen now; later ones refuse these ledgers.
+        again = await named(ids)
         checks = [Check(self._nodes.config_path, config.version)]
+        left: set[LedgerId] = set()
         for ledger in free:
             ledger_id = ledger.value.ledger_id
             if ledger_id not in again and not await self._delete(ledger, checks):
                 left.add(ledger_id)
         await self._listing(())
         return left
+
+    async def delete_unlisted(self, ledger_ids: Sequence[LedgerId], end: int) -> int:
+        """Delete those of the ledgers that nothing names; how many (rule K9). ``end``: nothing that
+        was there before this commit was made names them.
+
+        Raises as ``step``, and DataLossError if what the stream names cannot be read.
+        """
+        self._deleted = 0
+        free = []
+        for ledger_id in ledger_ids:
+            ledger = await self._ours(ledger_id)
+            if ledger is not None and ledger.value.is_closed:
+                free.append(ledger)
+
+        async def named(_: Collection[LedgerId]) -> set[LedgerId]:
+            head = (await self._nodes.head(latest=True)).value
+            found: set[LedgerId] = set()
+            async for each in names_of(self._nodes, self._log, head, end):
+                found |= each
+            return found
+
+        if free:
+            await self._delete_listed(free, named)
+        return self._deleted
+
+    async def withdraw(self) -> None:
+        """Take back the list that somebody who died has left in the configuration."""
+        await self._listing(())
 
     async def _ours(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
         """A ledger that was made for this stream, or None. Another's is that one's to delete."""

@@ -8,9 +8,29 @@ import sys
 from pathlib import Path
 
 from bookie_server.config import parse
-from bookie_server.keeper_process import KeeperProcess, command, keeper_beside
+from bookie_server.keeper_process import (
+    HOST,
+    KeeperProcess,
+    Watched,
+    command,
+    keeper_beside,
+)
+from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.cli.keeper import run
-from spark_ledger.keeper.nodes import ELECTED_PATH
+from spark_ledger.keeper.nodes import (
+    AUDIT_PATH,
+    ELECTED_PATH,
+    STATE_PATH,
+    SWEPT_PATH,
+    AuditState,
+    Done,
+    Elected,
+    Found,
+    KeeperState,
+    SweptNode,
+    Unlisted,
+    encode,
+)
 from spark_ledger.metadata.memory import MemoryTree
 from tests.unit.bookie_server.test_config import PATH
 
@@ -91,7 +111,7 @@ def test_bookie_that_is_told_not_to_starts_no_keeper() -> None:
     async def main() -> None:
         config = parse(CONFIG.format(enabled="false"), PATH)
         before = len(asyncio.all_tasks())
-        stop = keeper_beside(config, MemoryTree().open_session())
+        stop = keeper_beside(config, MemoryTree().open_session(), ServiceMetrics())
         assert len(asyncio.all_tasks()) == before
         await stop()
 
@@ -101,6 +121,7 @@ def test_bookie_that_is_told_not_to_starts_no_keeper() -> None:
 def test_every_setting_reaches_the_command() -> None:
     said = (
         "owner_grace_s = 1.5\ndropped_grace_s = 2.5\ninterval_s = 3.5\nsink_records_s = 2592000.0\n"
+        "audit_s = 4.5\n"
     )
     config = parse(CONFIG.format(enabled="true").replace("[storage]", said + "[storage]"), PATH)
     argv = command(config)
@@ -108,6 +129,35 @@ def test_every_setting_reaches_the_command() -> None:
     assert found["unless_elected"] and found["until_input_ends"]
     assert (found["owner_grace"], found["unnamed_grace"]) == (1.5, 77.0)
     assert (found["dropped_grace"], found["interval"]) == (2.5, 3.5)
+    assert found["audit_interval"] == 4.5
     assert found["sink_records"] == 30 * 86_400.0
     never = command(parse(CONFIG.format(enabled="true"), PATH))
     assert run.make_context("run", never[never.index("run") + 1 :]).params["sink_records"] is None
+
+
+def test_bookie_shows_what_the_keeper_has_written_down(tmp_path: Path) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = tree.open_session(), tree.open_session()
+        argv = [sys.executable, "-c", NOTES, str(tmp_path / "notes")]
+        beside = KeeperProcess(store, argv, {"WORD": "w"}, look_s=0.02)
+        watched = Watched(store, beside, look_s=0.02)
+        (line,) = await until_lines(tmp_path / "notes", 1)
+        assert watched.figures is not None and not watched.figures.elected
+        await other.create(ELECTED_PATH, encode(Elected(host=HOST, pid=int(line.split()[0]))))
+        found, done = Found(open=3, unnamed_of_the_dead=2), Done(recovered=7)
+        state = KeeperState(host="h", pid=1, time_ms=5000, found=found, done=done)
+        await other.create(STATE_PATH, encode(state))
+        waits = SweptNode(reclaimable_commits=4, reclaimable_bytes=500)
+        await other.create(SWEPT_PATH, encode(waits))
+        await other.create(AUDIT_PATH, encode(AuditState(last=Unlisted(ledgers=6), deleted=9)))
+        async with asyncio.timeout(20):
+            while (figures := watched.figures) is None or not figures.audit_deleted:
+                await asyncio.sleep(0.01)
+        assert figures.elected and figures.here and figures.passed_at == 5.0
+        assert (figures.open, figures.unnamed_of_the_dead, figures.recovered) == (3, 2, 7)
+        assert (figures.reclaimable_commits, figures.reclaimable_bytes) == (4, 500)
+        assert (figures.unlisted, figures.audit_deleted) == (6, 9)
+        await watched.stop()
+
+    asyncio.run(main())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from connector.foreign_options import INSTEAD
 from connector.option_parsers import PositionJson, Secret, parse_timestamp_ms
 from connector.option_table import OPTIONS
 from connector.options import (
@@ -113,10 +114,19 @@ def test_unknown_option_lists_the_valid_ones() -> None:
         read(qqq="1")
 
 
-@pytest.mark.parametrize("name", ["startingOffsets", "maxOffsetsPerTrigger"])
-def test_options_of_the_kafka_source_name_ours(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="the option of this source is"):
-        read(**{name: "1"})
+@pytest.mark.parametrize(("name", "says"), INSTEAD.items())
+def test_options_of_other_connectors_name_ours(name: str, says: str) -> None:
+    for given in (name, name.upper()):
+        with pytest.raises(ConfigurationError, match="is not supported: ") as caught:
+            read(**{given: "x"})
+        assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["kafka.acks", "pulsar.client.authParams"])
+def test_settings_of_other_clients_are_refused_in_a_sentence(name: str) -> None:
+    for ask in (read, write):
+        with pytest.raises(ConfigurationError, match="mean nothing here; remove it"):
+            ask(**{name: "x"})
 
 
 def test_asynchronous_progress_is_refused() -> None:

@@ -19,8 +19,12 @@ from spark_ledger.keeper.keeper import Keeper, KeeperConfig
 from spark_ledger.keeper.nodes import read_state
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import read_cluster
-from spark_ledger.metadata.cookies import BookieCookie, cookie_path, encode_cookie
+from spark_ledger.metadata.cookies import BookieCookie, cookie_path, encode_cookie, leaving_path
 from spark_ledger.metadata.owners import is_alive
+from spark_ledger.repair.auditor import Auditor, AuditorConfig
+from spark_ledger.repair.plan import all_names
+from spark_ledger.repair.status import look
+from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.types import BookieId, BookieInfo, BookieStart, LedgerState
 from tests.unit.sweeps.base import Operation
 
@@ -162,3 +166,38 @@ class StartABookie(Operation):
         before = outcome.counter if isinstance(outcome, BookieStart) else 1
         after = (await self._start(client)).start
         assert after is not None and after.counter > before
+
+
+class RepairALedger(Operation):
+    """An auditor and a worker make the copies of a lost bookie again."""
+
+    bookies = 4
+
+    async def prepare(self, client: LedgerClient) -> None:
+        writer = await client.create_ledger()
+        for number in range(3):
+            await writer.append(b"%d" % number)
+        await writer.close()
+        self.ledger_id = writer.ledger_id
+        self.lost = writer.metadata.fragments[0].bookies[0]
+        self.world.kill(self.lost)
+        await client.store.create(leaving_path(self.lost), b"")
+
+    async def act(self, client: LedgerClient) -> Any:
+        await Auditor(client, AuditorConfig(lost_bookie_delay_s=0.0)).run_pass()
+        await Worker(client, WorkerConfig(at_once=1)).run_pass()
+        return "done"
+
+    async def check(self, client: LedgerClient, outcome: Any) -> None:
+        await self.client.close()  # what it had locked goes with its session
+        found = await look(client.store)
+        ledger = await client.ledger_metadata(self.ledger_id)
+        for bookie_id in all_names(ledger) - {self.lost}:
+            held = self.world.bookies[bookie_id].list_entries(self.ledger_id)
+            assert held == [(0, 2)], "who is named holds all"
+        if outcome == "done" and self.lost in all_names(ledger):
+            assert found.marked, "it is left to the next"
+        await Auditor(client, AuditorConfig(lost_bookie_delay_s=0.0)).run_pass()
+        await Worker(client).run_pass()
+        assert self.lost not in all_names(await client.ledger_metadata(self.ledger_id))
+        assert not (await look(client.store)).marked

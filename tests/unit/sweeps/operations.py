@@ -6,6 +6,7 @@ from tests.unit.sweeps.keeping import (
     KeepABookieRegistered,
     KeepAKeeper,
     KeepAnOwner,
+    RepairALedger,
     RunAKeeper,
     StartABookie,
 )
@@ -41,4 +42,5 @@ OPERATIONS = (
     KeepAnOwner,
     KeepABookieRegistered,
     StartABookie,
+    RepairALedger,
 )

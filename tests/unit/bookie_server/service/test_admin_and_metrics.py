@@ -13,7 +13,7 @@ from bookie_server.core.disk_space import DirectoryState, Space
 from bookie_server.core.read_only import Cause
 from bookie_server.service import admin
 from bookie_server.service.guard.log_bound import LogBound
-from bookie_server.service.metrics import Histogram, ServiceMetrics
+from bookie_server.service.metrics import Histogram, KeeperFigures, ServiceMetrics
 from bookie_server.service.prometheus import exposition
 from bookie_server.storage.disks import DiskStates
 from bookie_server.storage.journal.waiting import JournalStats
@@ -194,3 +194,16 @@ def test_lines_that_strangers_cause_are_counted_when_they_are_left_out() -> None
     now[0] = 1.0
     assert passes() == "bad thing: two lines (2 lines before it were left out)"
     assert passes() == "bad thing: two lines"
+
+
+def test_every_figure_of_the_keeper_is_exported() -> None:
+    metrics = ServiceMetrics()
+    assert "bookie_keeper" not in exposition(metrics, stats(), up=True, read_only=()).decode()
+    figures = KeeperFigures(*range(1, len(KeeperFigures._fields) + 1))
+    metrics.keeper = lambda: figures
+    text = exposition(metrics, stats(), up=True, read_only=()).decode()
+    shown = [line for line in text.splitlines() if line.startswith("bookie_keeper")]
+    values = [float(line.split()[1]) for line in shown if "_created" not in line]
+    assert sorted(values) == sorted(map(float, figures))
+    assert "bookie_keeper_reclaimable_bytes 11.0" in text
+    assert "bookie_keeper_recovered_ledgers_total 14.0" in text

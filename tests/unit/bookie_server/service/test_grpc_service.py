@@ -17,7 +17,7 @@ from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import merge_runs
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.bookie import BOOKIE_CONNECTIONS_MAX
-from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
+from spark_ledger.limits.entries import CONFIRMATIONS_PER_MESSAGE, MESSAGE_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -106,6 +106,25 @@ async def test_the_generated_client_understands_the_service(f: Fixture) -> None:
     assert (response.run.first_entry, list(response.run.sizes)) == (0, [50] * 3)
     description = await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
     assert (description.bookie_id, description.version, description.uptime_s) == ("b1", "1.2", 7.5)
+
+
+@on_loop
+async def test_idle_writers_that_share_a_message_are_answered_in_order(f: Fixture) -> None:
+    await f.store(0, 3)
+    request = pb.WriteLastConfirmedRequest(
+        ledger_id=1, last_add_confirmed=2, more=[pb.LedgerConfirmed(ledger_id=-1)]
+    )
+    answer = await f.stub.WriteLastConfirmed(request, timeout=5, metadata=HERE)
+    assert (answer.status, [*answer.more]) == (pb.BAD_REQUEST, [pb.BAD_REQUEST])
+    assert f.bookie.ledgers[LedgerId(1)].last_add_confirmed < 2, "nothing of it was done"
+    request.more[0].ledger_id = 1
+    request.more[0].access_key = b"another"
+    answer = await f.stub.WriteLastConfirmed(request, timeout=5, metadata=HERE)
+    assert (answer.status, [*answer.more]) == (pb.OK, [pb.UNAUTHORIZED])
+    assert f.bookie.ledgers[LedgerId(1)].last_add_confirmed == 2
+    request.more.extend(pb.LedgerConfirmed(ledger_id=1) for _ in range(CONFIRMATIONS_PER_MESSAGE))
+    answer = await f.stub.WriteLastConfirmed(request, timeout=5, metadata=HERE)
+    assert answer.status == pb.BAD_REQUEST and "at most" in answer.message
 
 
 @on_loop

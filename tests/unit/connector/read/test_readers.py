@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructType
 
 from connector.read import stream_source
-from connector.read.offsets import OffsetJson
+from connector.read.offsets import AnyOffset
 from connector.read.readers import LedgerBatchReader, LedgerStreamReader
 from connector.read.source import stored_schema
 from spark_ledger.errors import DataLossError, RetryableError
@@ -40,7 +40,7 @@ class Query:
         self,
         schema: StructType = ROWS,
         *,
-        at: OffsetJson | None = None,
+        at: AnyOffset | None = None,
         options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._options = to_read(**options)

@@ -23,8 +23,16 @@ RUNNING = ClusterStatus(
 
 def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Path, int, int | None]] = []
+    delays: list[float] = []
 
-    def up(directory: Path, bookies: int, *, zookeeper_heap_bytes: int | None) -> ClusterStatus:
+    def up(
+        directory: Path,
+        bookies: int,
+        *,
+        zookeeper_heap_bytes: int | None,
+        lost_bookie_delay_s: float,
+    ) -> ClusterStatus:
+        delays.append(lost_bookie_delay_s)
         asked.append((directory, bookies, zookeeper_heap_bytes))
         return RUNNING
 
@@ -37,6 +45,8 @@ def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert json.loads(run("local", "up", "--json").out)["uri"] == RUNNING.uri
     assert run("local", "up", "--zookeeper-heap", "512m").status == 0
     assert asked[-1][2] == 512 * 2**20
+    assert run("local", "up", "--lost-bookie-delay", "10s").status == 0
+    assert delays[0] == 300 and delays[-1] == 10
     monkeypatch.setenv("SPARK_LEDGER_ZOOKEEPER_HEAP", "1g")
     assert run("local", "up").status == 0 and asked[-1][2] == 2**30
     outcome = run("local", "up", "--zookeeper-heap", "1k")

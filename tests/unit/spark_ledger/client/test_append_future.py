@@ -7,7 +7,9 @@ import concurrent.futures
 import contextlib
 import os
 import signal
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, Future
@@ -213,7 +215,14 @@ def test_control_c_ends_the_wait_and_not_the_future(future: Future[int]) -> None
     main = threading.main_thread().ident
     assert main is not None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread = later(lambda: signal.pthread_kill(main, signal.SIGINT))
+
+    def interrupt() -> None:
+        # Before the test waits it would end the whole run.
+        while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = later(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
             future.result(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -11,8 +12,20 @@ from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import LedgerClosedError
 from spark_ledger.limits.client import LOOP_LATE_S
-from spark_ledger.protocol.events import Close, CloseAppender, Command, Event, Tick
-from spark_ledger.types import LedgerId
+from spark_ledger.protocol.append import AppendMachine
+from spark_ledger.protocol.append_limits import AppendLimits
+from spark_ledger.protocol.events import (
+    AddAcknowledged,
+    AddFailed,
+    Append,
+    Close,
+    CloseAppender,
+    Command,
+    Event,
+    Tick,
+)
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from tests.unit.spark_ledger.protocol.ledgers import ledger
 from tests.unit.virtual_time import run_in_virtual_time, stand_still
 
 
@@ -24,13 +37,14 @@ class Machine:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.depth = 0
+        self.commands: list[Command] = [CloseAppender(0)]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self.depth += 1
         assert self.depth == 1, "no event is handled while another is"
         self.events.append(event)
         self.depth -= 1
-        return [CloseAppender(0)]
+        return self.commands
 
 
 class Fixture:
@@ -202,3 +216,62 @@ def test_tick_of_a_loop_that_is_always_late_comes_all_the_same() -> None:
         await f.loop.stop()
 
     run_in_virtual_time(main())
+
+
+@on_loop
+async def test_answer_from_which_nothing_follows_asks_for_no_deadline(f: Fixture) -> None:
+    """Of three bookies' answers one confirms. An answer that brings a command may also bring
+    something that is due sooner."""
+    asked = 0
+
+    def busy() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    answer = AddAcknowledged(0, BookieId("b0"), EntryId(0))
+    f.loop._busy = busy
+    f.loop.feed(answer)
+    assert asked == 1
+    f.machine.commands = []
+    for _number in range(9):
+        f.loop.feed(answer)
+    assert asked == 1
+    f.machine.commands = [CloseAppender(0)]
+    f.loop.feed(answer)
+    assert asked == 2
+    f.machine.commands = []
+    f.loop.feed(Close())
+    assert asked == 3
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (3, 2, 2), (5, 3, 2)])
+def test_answer_from_which_nothing_follows_brings_no_deadline_nearer(
+    quorums: tuple[int, int, int],
+) -> None:
+    """What the loop relies on when it does not ask for the deadline after one."""
+    rng = random.Random(1)
+    bookies = [BookieId(f"b{index}") for index in range(quorums[0])]
+    seen = 0
+    for _round in range(100):
+        machine = AppendMachine(
+            ledger(quorums, (0, " ".join(bookies))),
+            0,
+            now=0.0,
+            limits=AppendLimits(add_timeout_s=5.0, bytes_in_flight_max=500),
+        )
+        machine.start()
+        now = 0.0
+        for _step in range(30):
+            now += rng.random()
+            index, last = rng.randrange(quorums[0]), EntryId(machine.last_add_pushed)
+            before = machine.next_deadline
+            if rng.random() < 0.3:
+                machine.handle(Append([100]), now)
+            elif rng.random() < 0.1:
+                machine.handle(AddFailed(index, bookies[index], BookieStatus.STALLED), now)
+            elif not machine.handle(AddAcknowledged(index, bookies[index], last), now):
+                seen += 1
+                after = machine.next_deadline
+                assert after is None or (before is not None and after >= before)
+    assert seen > 100

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+from spark_ledger.errors import ConflictError
+from spark_ledger.keeper import streams
 from spark_ledger.keeper.clock import SteadyClock
+from spark_ledger.keeper.nodes import read_clock, write_clock
+from spark_ledger.keeper.streams import StreamKeeper
+from spark_ledger.metadata.base import Check, MetadataStore
+from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.keeper.world import Clock
 
 HOUR_MS = 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS
@@ -27,7 +36,22 @@ def test_clock_that_jumps_is_followed_at_ten_times_its_pace() -> None:
 def test_clock_that_is_set_back_is_followed_at_once() -> None:
     clock = SteadyClock(YEAR_MS, 0.0)
     assert clock.read(5, 10.0) == 5
-    assert clock.read(YEAR_MS, 20.0) == 100_005
+
+
+def test_clock_that_was_set_back_and_right_again_is_behind_by_ten_times_that_time() -> None:
+    clock = SteadyClock(YEAR_MS, 0.0)
+    assert clock.read(5, 60.0) == 5
+    assert SteadyClock(5, 60.0, saved_ms=clock.reached_ms).read(5, 120.0) == 5
+    assert clock.read(YEAR_MS + 61_000, 61.0) == YEAR_MS - 590_000
+    assert clock.behind_ms == 651_000 and not clock.has_jumped
+    assert clock.read(YEAR_MS + 140_000, 140.0) == YEAR_MS + 140_000
+
+
+def test_first_keeper_whose_clock_is_ahead_is_believed_no_longer_than_it_takes() -> None:
+    clock = SteadyClock(YEAR_MS, 0.0)
+    assert clock.read(HOUR_MS, 1.0) == HOUR_MS
+    assert clock.read(2 * HOUR_MS, YEAR_MS / 10_000) == 2 * HOUR_MS  # five weeks later
+    assert clock.read(YEAR_MS, YEAR_MS / 10_000 + 1.0) == 2 * HOUR_MS + 10_000
 
 
 def test_next_keeper_goes_on_where_the_last_one_was() -> None:
@@ -41,3 +65,32 @@ def test_monotonic_clock_that_stands_still_adds_nothing() -> None:
     clock = SteadyClock(0, 100.0)
     assert clock.read(YEAR_MS, 50.0) == 0
     assert clock.read(YEAR_MS, 100.0) == 0
+
+
+def test_keeper_that_another_one_overtook_goes_on_from_what_that_has_written() -> None:
+    async def test(world: World) -> None:
+        client, clock = await world.client(), Clock()
+        cared = StreamKeeper(
+            client,
+            lambda: Check("", -1),
+            clock=clock,
+            worked_s=clock,
+            grace_s=0.0,
+            deletes_per_s=1.0,
+            wall_ms=lambda: YEAR_MS,
+        )
+        await write_clock(client.store, 1000, None)
+        with pytest.MonkeyPatch.context() as patch:  # it looked before that was written
+            patch.setattr(streams, "read_clock", _nothing)
+            with pytest.raises(ConflictError):
+                await cared.sweep()
+        clock.now += 10.0
+        await cared.sweep()
+        written = await read_clock(client.store)
+        assert written is not None and written.value.time_ms <= 101_000
+
+    run(test)
+
+
+async def _nothing(_: MetadataStore) -> None:
+    return None

@@ -227,6 +227,13 @@ def test_the_end_of_a_head_is_the_start_of_its_next_segment() -> None:
     assert Head("id").end == Head("id").earliest
 
 
+def test_range_knows_how_many_rows_come_before_its_segment() -> None:
+    first = Commit(0, 9, 0, (segment(0, (2, 1)), segment(1, (4,))), "s", 1, rows_before=10)
+    second = Commit(1, 9, 2, (segment(2, (5,)),), "s", 2, rows_before=17)
+    ranges = ranges_between([first, second], Dlsn(0, 1), Dlsn(2, 0, 3))
+    assert [part.segment_row for part in ranges] == [10, 13, 17]
+
+
 def test_range_size_is_its_share_of_rows_rounded_up() -> None:
     part = replace(segment(0, (2, 3)), size_bytes=11)
     whole = SegmentRange(part, (0, 0), (2, 0), 0, 0)

@@ -8,9 +8,11 @@ from itertools import count
 import pytest
 
 from bookie_server.service.guard import memory
+from bookie_server.service.guard.beat import call_on_beat
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.memory import MemoryGuard, anonymous_bytes, trim
 from spark_ledger.limits import MIB
+from tests.unit.virtual_time import run_in_virtual_time
 
 BUDGET = 100 * MIB
 
@@ -26,7 +28,12 @@ class Process:
         self.shortages: list[bool] = []
         self.trims = 0
         self.guard = MemoryGuard(
-            BUDGET, self.relieve, self.shortages.append, used=lambda: self.used, trim=self.trim
+            BUDGET,
+            self.relieve,
+            self.shortages.append,
+            calls=lambda: 0,
+            used=lambda: self.used,
+            trim=self.trim,
         )
 
     async def relieve(self) -> int:
@@ -136,7 +143,11 @@ def test_guard_of_an_idle_bookie_looks_a_few_times_a_second() -> None:
     async def main() -> None:
         process = Process(10)
         guard = MemoryGuard(
-            1000 * MIB, process.relieve, process.shortages.append, used=lambda: next(looks)
+            1000 * MIB,
+            process.relieve,
+            process.shortages.append,
+            calls=lambda: 1,
+            used=lambda: next(looks),
         )
         guard.start()
         await asyncio.sleep(0.6)
@@ -144,6 +155,98 @@ def test_guard_of_an_idle_bookie_looks_a_few_times_a_second() -> None:
 
     asyncio.run(main())
     assert 1 <= next(looks) <= 4
+
+
+@pytest.mark.parametrize(("calls", "looks_in_10_s"), [(0, 20), (5, 20), (6, 107), (1_000, 107)])
+def test_guard_rests_only_while_open_calls_cannot_take_half_of_what_is_left(
+    calls: int, looks_in_10_s: int
+) -> None:
+    looks = count()
+
+    async def main() -> None:
+        def used() -> int:
+            next(looks)
+            return 0
+
+        async def relieve() -> int:
+            return 0
+
+        guard = MemoryGuard(
+            300 * MIB, relieve, lambda _is_short: None, calls=lambda: calls, used=used
+        )
+        guard.start()
+        await asyncio.sleep(10.0)
+        guard.stop()
+
+    run_in_virtual_time(main())
+    assert next(looks) == pytest.approx(looks_in_10_s, abs=3)
+
+
+def test_call_and_message_end_the_rest_of_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood that begins in a rest is seen before it has half of what is left."""
+    monkeypatch.setattr(memory, "BOOKIE_MEMORY_INTERVAL_S_MAX", 0.01)
+    monkeypatch.setattr(memory, "BOOKIE_MEMORY_REST_S", 3600.0)
+
+    async def main() -> None:
+        process = Process(10)
+        connections = Connections()
+        connections.on_sign = process.guard.sign
+
+        async def is_told(shortages: list[bool]) -> None:
+            async with asyncio.timeout(10):
+                while process.shortages != shortages:
+                    await asyncio.sleep(0.01)
+
+        process.guard.start()
+        await asyncio.sleep(0.1)
+        process.used = 90 * MIB
+        with connections.call("peer"):
+            await is_told([True])
+            process.used = 10 * MIB
+            await is_told([True, False])
+            await asyncio.sleep(0.1)
+            process.used = 90 * MIB
+            connections.given("peer", 1 * MIB)
+            await is_told([True, False, True])
+        assert connections.calls == 0
+        process.guard.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("memory_s", "per_second"), [(0.5, 4), (0.146, 8)])
+def test_looks_of_all_parts_of_an_idle_bookie_are_taken_together(
+    memory_s: float, per_second: int
+) -> None:
+    """Each wakes the process, which costs more than the look."""
+    turns: set[float] = set()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def every(delay_s: float) -> None:
+            turns.add(loop.time())
+            call_on_beat(delay_s, lambda: every(delay_s))
+
+        for number, delay_s in enumerate((0.25, 0.25, memory_s)):
+            loop.call_later(0.02 * number, every, delay_s)
+        await asyncio.sleep(10.0)
+
+    run_in_virtual_time(main())
+    assert len(turns) <= 10 * per_second + 3, "and the first of each"
+
+
+def test_delay_shorter_than_a_beat_is_kept() -> None:
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        began, called = loop.time(), list[float]()
+        for delay_s in (0.01, 0.12, 0.3):
+            call_on_beat(delay_s, lambda: called.append(loop.time() - began))
+        await asyncio.sleep(1.0)
+        return called
+
+    first, second, third = run_in_virtual_time(main())
+    assert first <= 0.011 and second <= 0.121 and 0.05 < third <= 0.301
 
 
 def test_guard_that_cannot_ask_the_kernel_once_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +265,7 @@ def test_guard_that_cannot_ask_the_kernel_once_looks_again(monkeypatch: pytest.M
             used()
             return await process.relieve()
 
-        guard = MemoryGuard(BUDGET, relieve, lambda _is_short: None, used=used)
+        guard = MemoryGuard(BUDGET, relieve, lambda _is_short: None, calls=lambda: 0, used=used)
         guard.start()
         async with asyncio.timeout(10):
             while not process.looks:

@@ -18,6 +18,7 @@ from spark_ledger.stream.packs import optimizer, store
 from spark_ledger.stream.packs.format import decode_packs, encode_packs
 from spark_ledger.stream.packs.model import Choice, Chooser, Pack, Packs
 from spark_ledger.stream.packs.optimizer import Packed
+from spark_ledger.stream.retention.names import count_ledgers
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId
@@ -429,5 +430,24 @@ def test_handle_keeps_the_indexes_of_a_few_packs_only(monkeypatch: pytest.Monkey
             await optimize(stream)
         assert values(await read(stream, await planned(stream))) == list(range(8))
         assert len(stream._reader.packs._indexes) == 2
+
+    run(scenario())
+
+
+def test_audit_takes_a_pack_for_named_and_counts_its_ledger() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await written(ledgers)
+        await optimize(stream)
+        (pack,) = packs_of(ledgers).packs
+        head = await stream.head()
+        before = await count_ledgers(stream._nodes, stream._log, head, 0)
+        assert (before.live, before.reclaimable) == (1, 2)
+        await freed(stream, ledgers)
+        reclaimer = stream.retention.reclaimer(ClosedDeletions(ledgers), LiveNames())
+        assert await reclaimer.delete_unlisted([pack.ledger_id], 0) == 0
+        assert pack.ledger_id in ledgers.ledgers
+        after = await count_ledgers(stream._nodes, stream._log, head, 0)
+        assert (after.live, after.reclaimable) == (1, 0)
 
     run(scenario())

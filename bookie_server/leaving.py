@@ -1,0 +1,60 @@
+"""Follows whether an operator takes this bookie out of the cluster: then it is read-only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from spark_ledger.errors import LedgerError, NotFoundError
+from spark_ledger.limits.repair import LEAVING_LOOK_S
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.types import BookieId
+
+logger = logging.getLogger(__name__)
+
+REASON = "it is decommissioned: `ledger bookies decommission`"
+
+
+class LeavingWatch:
+    """Tells ``changed`` why the bookie leaves; empty: it stays. Belongs to the service thread."""
+
+    def __init__(
+        self, store: MetadataStore, bookie_id: BookieId, changed: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._path = leaving_path(bookie_id)
+        self._changed = changed
+        self._reason = ""
+        self._woken = asyncio.Event()
+        self._watch = store.watch(self._path, self._woken.set)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Look no more."""
+        self._watch.cancel()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except LedgerError as error:
+                logger.warning("whether this bookie leaves is not known now: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVING_LOOK_S):
+                    await self._woken.wait()
+            self._woken.clear()
+
+    async def _look(self) -> None:
+        try:
+            await self._store.get(self._path)
+            reason = REASON
+        except NotFoundError:
+            reason = ""
+        if reason != self._reason:
+            self._reason = reason
+            self._changed(reason)

@@ -1,0 +1,68 @@
+"""Options of Spark's Kafka source and sink and of Pulsar's connector: what to use here instead.
+
+A user who moves a pipeline over and leaves one in is told its name here, not that it is unknown.
+``connector/PARITY.md`` has the same as a table.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_BY_STREAM: Final = 'values by stream, such as {"a": ..., "b": ...}'
+_NO_CONSUMER: Final = (
+    "there are no consumer groups here: the checkpoint has the position; remove it"
+)
+
+INSTEAD: Final = {
+    # which cluster
+    "kafka.bootstrap.servers": "use metadata, such as zk://host:2181/ledgers",
+    "service.url": "use metadata, such as zk://host:2181/ledgers",
+    "admin.url": "use metadata, such as zk://host:2181/ledgers; maxBytesPerTrigger needs no more",
+    # which rows
+    "subscribe": "use stream for one, streams for several",
+    "subscribePattern": "use streamPattern",
+    "assign": "a stream has one partition: use stream or streams",
+    "topic": "use stream",
+    "topics": "use streams",
+    "topicsPattern": "use streamPattern",
+    # from where to where
+    "startingOffsets": "use startingPosition, whose default is earliest also for streaming; with "
+    f"{_BY_STREAM}",
+    "endingOffsets": f"use endingPosition, with {_BY_STREAM}",
+    "startingOffsetsByTimestamp": f"use startingTimestamp, with {_BY_STREAM}",
+    "endingOffsetsByTimestamp": f"use endingTimestamp, with {_BY_STREAM}",
+    "startingOffsetsByTimestampStrategy": "startingTimestamp behind the last commit begins at the "
+    "stream's end, as the strategy latest does; remove it",
+    # how much
+    "maxOffsetsPerTrigger": "use maxRowsPerTrigger",
+    "minOffsetsPerTrigger": "use minRowsPerTrigger",
+    "maxRecordsPerPartition": "use maxBytesPerPartition",
+    # how
+    "kafkaConsumer.pollTimeoutMs": "use readTimeout, and speculativeReadDelay",
+    "pollTimeoutMs": "use readTimeout, and speculativeReadDelay",
+    "fetchOffset.numRetries": "retries are bounded by time, two minutes for a query; remove it",
+    "fetchOffset.retryIntervalMs": "retries are bounded by time; remove it",
+    "groupIdPrefix": _NO_CONSUMER,
+    "kafka.group.id": _NO_CONSUMER,
+    "predefinedSubscription": _NO_CONSUMER,
+    "subscriptionPrefix": _NO_CONSUMER,
+    "waitingForNonExistedTopic": "use streamPattern with a declared schema: it waits for streams "
+    "that are to come",
+    "allowDifferentTopicSchemas": "streams of different columns are read together, each column in "
+    "its widest type; remove it",
+}
+"""By the name as their documents write it."""
+
+_PREFIXES: Final = {
+    "kafka.": "settings of Kafka's clients mean nothing here; remove it",
+    "pulsar.": "settings of Pulsar's clients mean nothing here; remove it",
+}
+_BY_KEY: Final = {name.lower(): says for name, says in INSTEAD.items()}
+
+
+def instead_of(given: str) -> str | None:
+    """What to use instead of an option of theirs; None if it is none of theirs."""
+    key = given.lower()
+    if key in _BY_KEY:
+        return _BY_KEY[key]
+    return next((says for prefix, says in _PREFIXES.items() if key.startswith(prefix)), None)

@@ -1,0 +1,192 @@
+"""``ledger autorecovery``: run repair, and see how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
+from spark_ledger.cli.arguments.settings import Command, Settings, common_options
+from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
+from spark_ledger.limits import KIB
+from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S, REPAIR_BYTES_PER_S
+
+if TYPE_CHECKING:
+    from spark_ledger.repair.service import RepairConfig
+    from spark_ledger.repair.status import RepairStatus
+
+
+def repair_options(command: Command) -> Command:
+    """How long a lost bookie is waited for, and how fast its copies are made again."""
+    for option in (
+        click.option(
+            "--repair-rate",
+            type=size_of(KIB),
+            default=str(REPAIR_BYTES_PER_S),
+            show_default="32m",
+            metavar="SIZE",
+            help="Bytes per second that are copied at most.",
+        ),
+        click.option(
+            "--open-ledger-grace",
+            type=DURATION_S,
+            default=f"{OPEN_LEDGER_GRACE_S:g}s",
+            show_default="10m",
+            metavar="TIME",
+            help="An open ledger whose writer adds nothing is recovered so long after a bookie of "
+            "it was lost.",
+        ),
+        click.option(
+            "--lost-bookie-delay",
+            type=DURATION_S,
+            default=f"{LOST_BOOKIE_DELAY_S:g}s",
+            show_default="5m",
+            metavar="TIME",
+            help="A bookie gone for so long is lost: its copies are made again on others.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def repair_config(
+    lost_bookie_delay: float, open_ledger_grace: float, repair_rate: float
+) -> RepairConfig:
+    """What the options say."""
+    from spark_ledger.repair.auditor import AuditorConfig
+    from spark_ledger.repair.service import RepairConfig
+    from spark_ledger.repair.worker import WorkerConfig
+
+    return RepairConfig(
+        AuditorConfig(lost_bookie_delay_s=lost_bookie_delay),
+        WorkerConfig(bytes_per_s=repair_rate, open_grace_s=open_ledger_grace),
+    )
+
+
+@click.group()
+def group() -> None:
+    """Make the copies of lost bookies again, or see how far that is."""
+
+
+@group.command()
+@repair_options
+@common_options
+@click.pass_obj
+def run(
+    settings: Settings, lost_bookie_delay: float, open_ledger_grace: float, repair_rate: float
+) -> None:
+    """Repair until SIGTERM, as one more worker beside the one of the cluster's keeper.
+
+    Killing it anywhere loses nothing: the next one finds the same marks.
+    """
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    config = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
+    asyncio.run(_serve(settings.uri(), config))
+
+
+async def _serve(uri: str, config: RepairConfig) -> None:
+    from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.repair.service import run_repair
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with await LedgerClient.connect(uri) as client:
+        working = loop.create_task(run_repair(client, config, stop))
+        stopping = loop.create_task(stop.wait())
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        # What is under way is cut off: that is as good as a kill, and nobody waits for it.
+        working.cancel()
+        (outcome,) = await asyncio.gather(working, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+@group.command()
+@common_options
+@click.pass_obj
+def status(settings: Settings) -> None:
+    """Show what lacks copies, how fast they are made, and what fails and why.
+
+    Exit status 1 while a ledger lacks copies, or too many bookies are gone for repair.
+    """
+    found = asyncio.run(_look(settings.uri()))
+    if settings.as_json:
+        print_json(_fields(found))
+    else:
+        _print(found)
+    if found.marked or found.audit.stopped:
+        click.get_current_context().exit(1)
+
+
+async def _look(uri: str) -> RepairStatus:
+    from spark_ledger.metadata.connect import open_store
+    from spark_ledger.repair.status import look
+
+    store = await open_store(uri)
+    try:
+        return await look(store)
+    finally:
+        await store.close()
+
+
+def _fields(found: RepairStatus) -> dict[str, object]:
+    return {
+        "last_look_ms": found.audit.time_ms or None,
+        "gone_bookies": found.audit.gone_s,
+        "leaving_bookies": list(found.leaving),
+        "stopped": found.audit.stopped,
+        "marked_ledgers": sum(found.marked.values()),
+        "marked_by_copies_left": {str(copies): n for copies, n in found.marked.items()},
+        "bytes_left": found.bytes_left,
+        "bytes_left_of_ledgers": found.measured,
+        "working": found.working,
+        "bytes_per_s": found.rate,
+        "failing_ledgers": found.failing,
+        "failed": [
+            {"ledger_id": ledger_id, "tries": node.tries, "reason": node.reason}
+            for ledger_id, node in found.failed
+        ],
+        "done": {
+            "ledgers": found.done.ledgers,
+            "entries": found.done.copied_entries,
+            "bytes": found.done.copied_bytes,
+        },
+    }
+
+
+def _print(found: RepairStatus) -> None:
+    audit, done = found.audit, found.done
+    looked = f"{age_text(audit.time_ms)} ago" if audit.time_ms else "never: no keeper is at work"
+    gone = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in audit.gone_s.items())
+    click.echo(f"last look     {looked}")
+    click.echo(f"gone bookies  {gone or 'none'}")
+    if found.leaving:
+        click.echo(f"leaving       {', '.join(found.leaving)}")
+    count = sum(found.marked.values())
+    of = "" if found.measured == count else f" in the first {found.measured} of them"
+    left = f", about {size_text(found.bytes_left)} to copy{of}" if count else ""
+    click.echo(f"lack copies   {count} ledgers{left}")
+    for copies, number in found.marked.items():
+        click.echo(f"              {number} with {copies}{' or more' * (copies == 3)} copies left")
+    click.echo(f"at work on    {found.working} ledgers, {size_text(found.rate)} a second")
+    click.echo(
+        f"done          {done.ledgers} ledgers, {done.copied_entries} entries, "
+        f"{size_text(done.copied_bytes)}"
+    )
+    if audit.stopped:
+        click.echo(f"stopped: {audit.stopped}")
+    if found.failing:
+        click.echo(f"\n{found.failing} ledgers failed at the last try:")
+        print_table(
+            ("ledger#", "tries#", "why..."),
+            ((ledger_id, node.tries, node.reason) for ledger_id, node in found.failed),
+        )

@@ -1,0 +1,304 @@
+"""Compares what bookies hold with what metadata name, byte for byte; see ``ledger cluster usage``.
+
+Each copy of each closed ledger is read and compared with its checksum and with the other copies. A
+ledger that changes meanwhile is left out. Of one with a password only the ids are compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from spark_ledger.errors import LedgerError, NotFoundError
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.codec import decode_ledger
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
+from spark_ledger.metadata.unsettled import pages
+from spark_ledger.protocol.quorum import in_write_set
+from spark_ledger.transport.base import Transport
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.wire.frame import derive_keys, digest_for, open_run
+
+ANSWER_TIMEOUT_S: Final = 10.0
+"""A bookie that does not answer within this counts as silent, and is asked no more."""
+
+BUSY_PAUSE_S: Final = 0.1
+BUSY_ATTEMPTS_MAX: Final = 300
+"""A bookie that is busy decides nothing: it is asked again, for half a minute."""
+
+QUESTIONS_AT_ONCE: Final = 8
+"""To one bookie, whether it holds a ledger: it serves others as well."""
+
+LEDGERS_AT_ONCE: Final = 4
+"""Ledgers whose copies are read at once: reads of others go on beside it."""
+
+FAULTS_TOLD_MAX: Final = 100
+"""Faults that are told one by one; all are counted."""
+
+
+@dataclass(slots=True)
+class BookieCopies:
+    """What one bookie holds."""
+
+    silent: str = ""
+    """Why it was not asked to the end; empty if it was."""
+    ledgers: int = 0
+    """Of the metadata, closed, with entries on it."""
+    entries: int = 0
+    user_bytes: int = 0
+    """Read, and the same as in the other copies."""
+    missing: int = 0
+    """Entries that the metadata place here, and that are not."""
+    damaged: int = 0
+    """Entries that cannot be read, or differ from their checksum or from another copy."""
+    beyond: int = 0
+    """Entries of named ledgers that nobody needs: behind the end, or of a bookie that was replaced
+    meanwhile. They go with their ledger."""
+    left_ledgers: int = 0
+    """Ledgers that the metadata do not name: the next collections take them."""
+
+
+@dataclass(slots=True)
+class Verified:
+    """How a comparison went."""
+
+    bookies: dict[BookieId, BookieCopies] = field(default_factory=dict)
+    closed: int = 0
+    open: int = 0
+    """Not compared: their end is not known."""
+    locked: int = 0
+    """With a password: their bytes were not compared."""
+    changed: int = 0
+    """Deleted or changed meanwhile."""
+    named_bytes: int = 0
+    """User bytes of closed ledgers times their copies, as the metadata say."""
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether every copy is there, to the byte, and nothing else is."""
+        return not self.faults and not any(
+            each.silent or each.missing or each.damaged or each.left_ledgers
+            for each in self.bookies.values()
+        )
+
+
+async def verify(
+    store: MetadataStore, transport: Transport, advance: Callable[[int], None]
+) -> Verified:
+    """Compare all. Raises what the metadata store raises."""
+    return await _Comparison(store, transport, advance).run()
+
+
+class _Comparison:
+    def __init__(
+        self, store: MetadataStore, transport: Transport, advance: Callable[[int], None]
+    ) -> None:
+        self._store = store
+        self._transport = transport
+        self._advance = advance
+        self._found = Verified()
+        self._end = 0
+
+    async def run(self) -> Verified:
+        await self._ask_all()
+        named: set[LedgerId] = set()
+        async for page in pages(self._store, LEDGERS_PATH):
+            named.update(page.ids)
+            self._end = max([self._end, *page.ids])
+            for part in _parts(page.ids, LEDGERS_AT_ONCE):
+                await asyncio.gather(*map(self._compare, part))
+                self._advance(len(part))
+        others = [LedgerId(each) for each in range(self._end) if each not in named]
+        for part in _parts(others, QUESTIONS_AT_ONCE):
+            for bookie_id in self._asked():
+                await asyncio.gather(*(self._look_for(bookie_id, each) for each in part))
+        return self._found
+
+    async def _ask_all(self) -> None:
+        registry = BookieRegistry(self._store)
+        running = {info.bookie_id for info in await registry.list()}
+        for bookie_id in sorted({*running, *await registry.list_cookies()}):
+            copies = self._found.bookies[bookie_id] = BookieCopies()
+            try:
+                words = await self._transport.describe(bookie_id, timeout_s=ANSWER_TIMEOUT_S)
+                self._end = max(self._end, words.next_ledger_id)
+            except LedgerError as error:
+                copies.silent = str(error)
+
+    def _asked(self) -> list[BookieId]:
+        return [each for each, copies in self._found.bookies.items() if not copies.silent]
+
+    async def _read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
+        path = ledger_path(ledger_id)
+        try:
+            node = await self._store.get_latest(path)
+        except NotFoundError:
+            return None
+        return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
+
+    # -- ledgers that the metadata name ------------------------------------------------------------
+
+    async def _compare(self, ledger_id: LedgerId) -> None:
+        before = await self._read(ledger_id)
+        if before is None:
+            self._found.changed += 1
+            return
+        ledger = before.value
+        if not ledger.is_closed:
+            self._found.open += 1
+            return
+        copies, faults = await self._copies_of(ledger)
+        if await self._read(ledger_id) != before:
+            self._found.changed += 1
+            return
+        for bookie_id in {each for fragment in ledger.fragments for each in fragment.bookies}:
+            self._found.bookies.setdefault(bookie_id, BookieCopies("it is not in this cluster"))
+        self._found.closed += 1
+        self._found.locked += ledger.has_password
+        self._found.named_bytes += ledger.length * ledger.quorums.write_quorum
+        for bookie_id, each in copies.items():
+            _add(self._found.bookies[bookie_id], each)
+        room = FAULTS_TOLD_MAX - len(self._found.faults)
+        self._found.faults += faults[:room]
+
+    async def _copies_of(
+        self, ledger: LedgerMetadata
+    ) -> tuple[dict[BookieId, BookieCopies], list[str]]:
+        found: dict[BookieId, BookieCopies] = {}
+        sums: dict[EntryId, tuple[int, int]] = {}
+        faults: list[str] = []
+        for bookie_id in self._asked():
+            expected = set(_expected(ledger, bookie_id))
+            held = await self._held(bookie_id, ledger.ledger_id)
+            if held is None:
+                continue
+            copies = found[bookie_id] = BookieCopies(ledgers=int(bool(expected)))
+            ids = {each for first, last in held for each in range(first, last + 1)}
+            copies.entries = len(ids & expected)
+            copies.missing, copies.beyond = len(expected - ids), len(ids - expected)
+            if copies.missing:
+                faults.append(
+                    f"ledger {ledger.ledger_id}: bookie {bookie_id} lacks {copies.missing} of "
+                    f"{len(expected)} entries, the first is {min(expected - ids)}"
+                )
+            if not ledger.has_password:
+                for first, last in held:
+                    await self._compare_bytes(
+                        ledger, bookie_id, (first, last), expected, sums, copies, faults
+                    )
+        length = sum(size for size, _ in sums.values())
+        if len(sums) == ledger.last_entry_id + 1 and length != ledger.length:
+            faults.append(
+                f"ledger {ledger.ledger_id}: its entries have {length} bytes, and the metadata say "
+                f"{ledger.length}"
+            )
+        return found, faults
+
+    async def _held(
+        self, bookie_id: BookieId, ledger_id: LedgerId
+    ) -> Sequence[tuple[EntryId, EntryId]] | None:
+        """What a bookie holds of a ledger; None if it does not say: then it is asked no more."""
+        for _ in range(BUSY_ATTEMPTS_MAX):
+            status, ranges = await self._transport.list_entries(
+                bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S
+            )
+            if status is not BookieStatus.TOO_MANY_REQUESTS:
+                break
+            await asyncio.sleep(BUSY_PAUSE_S)
+        if status is BookieStatus.OK or status.is_denial:
+            return ranges
+        self._found.bookies[bookie_id].silent = f"it answered {status.name.lower()}"
+        return None
+
+    async def _compare_bytes(
+        self,
+        ledger: LedgerMetadata,
+        bookie_id: BookieId,
+        held: tuple[EntryId, EntryId],
+        expected: Collection[EntryId],
+        sums: dict[EntryId, tuple[int, int]],
+        copies: BookieCopies,
+        faults: list[str],
+    ) -> None:
+        """Read a stretch of entries, as far as they are named; compare each with its checksum and
+        with the copy that was read first."""
+        first, last = int(held[0]), min(held[1], ledger.last_entry_id)
+        access_key, digest_key = derive_keys(b"", ledger.ledger_id, ledger.incarnation)
+        digest = digest_for(ledger.digest_type, digest_key)
+
+        def damaged(entry_id: int, why: str) -> None:
+            copies.damaged += 1
+            faults.append(f"ledger {ledger.ledger_id} entry {entry_id} on {bookie_id}: {why}")
+
+        before, refused = first - 1, 0
+        while before < first <= last:
+            before = first
+            chunks = self._transport.read(
+                bookie_id,
+                ledger.ledger_id,
+                EntryId(first),
+                EntryId(last),
+                access_key=access_key,
+                timeout_s=ANSWER_TIMEOUT_S,
+            )
+            async for chunk in chunks:
+                if chunk.status is BookieStatus.TOO_MANY_REQUESTS and refused < BUSY_ATTEMPTS_MAX:
+                    refused, before = refused + 1, first - 1
+                    await asyncio.sleep(BUSY_PAUSE_S)
+                    break
+                if chunk.run is None:
+                    damaged(chunk.entry_id, f"{chunk.status.name.lower()} {chunk.message}".strip())
+                    first = chunk.entry_id + 1
+                    break
+                entries, error = open_run(digest, chunk.run)
+                for entry in entries:
+                    if entry.entry_id not in expected:
+                        continue
+                    known = len(entry.payload), zlib.crc32(entry.payload)
+                    if sums.setdefault(entry.entry_id, known) != known:
+                        damaged(entry.entry_id, "it differs from another copy")
+                    else:
+                        copies.user_bytes += len(entry.payload)
+                first = chunk.run.last_entry + 1
+                if error is not None:
+                    first = chunk.run.first_entry + len(entries) + 1
+                    damaged(first - 1, str(error))
+                    break
+
+    # -- ledgers that they do not name -------------------------------------------------------------
+
+    async def _look_for(self, bookie_id: BookieId, ledger_id: LedgerId) -> None:
+        if not await self._held(bookie_id, ledger_id):
+            return
+        if await self._read(ledger_id) is None:  # else it was made since the metadata were listed
+            self._found.bookies[bookie_id].left_ledgers += 1
+
+
+def _expected(ledger: LedgerMetadata, bookie_id: BookieId) -> Iterator[EntryId]:
+    """The entries of a closed ledger that a bookie has to hold, by its fragments."""
+    ends = [each.first_entry for each in ledger.fragments[1:]] + [ledger.last_entry_id + 1]
+    for fragment, end in zip(ledger.fragments, ends, strict=True):
+        for index, member in enumerate(fragment.bookies):
+            if member == bookie_id:
+                for entry_id in range(fragment.first_entry, end):
+                    if in_write_set(index, entry_id, ledger.quorums):
+                        yield EntryId(entry_id)
+
+
+def _add(total: BookieCopies, more: BookieCopies) -> None:
+    total.ledgers += more.ledgers
+    total.entries += more.entries
+    total.user_bytes += more.user_bytes
+    total.missing += more.missing
+    total.damaged += more.damaged
+    total.beyond += more.beyond
+
+
+def _parts(ids: Sequence[LedgerId], size: int) -> Iterator[Sequence[LedgerId]]:
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]

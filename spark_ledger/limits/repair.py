@@ -1,0 +1,55 @@
+"""Bounds of repair: how long a lost bookie is waited for, and how fast copies are made again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_ledger.limits import MIB
+
+LOST_BOOKIE_DELAY_S: Final = 300.0
+"""A bookie that is not registered for so long is lost. A restart, an upgrade or a move of a machine
+takes less; copying what such a bookie holds, for nothing, takes longer."""
+
+OPEN_LEDGER_GRACE_S: Final = 600.0
+"""An open ledger whose writer lives and adds nothing names a lost bookie for so long; then it is
+recovered. A writer that adds replaces the bookie by itself within seconds."""
+
+MASS_LOSS_SHARE: Final = 0.5
+"""When more than this share of the bookies is gone at once, nothing is copied: a switch or a power
+line is the likely cause, and the rest has no room and no time for all copies."""
+
+REPAIR_BYTES_PER_S: Final = 32 * MIB
+"""What one worker copies at most; a quarter of a slow disk, so that writers hardly notice."""
+
+REPAIRS_AT_ONCE: Final = 16
+"""Ledgers that one worker repairs at a time: small ones cost round trips and no bytes."""
+
+REPAIR_PASS_S: Final = 5.0
+"""A worker looks this often for marked ledgers, and the auditor for bookies that are gone."""
+
+REPAIR_FAILED_AGAIN_S: Final = 10.0
+"""A ledger that cannot be repaired is tried again after this, and twice as long each time."""
+
+REPAIR_FAILED_AGAIN_S_MAX: Final = 3600.0
+"""Longest of these pauses: its bookies may be gone for days, and it must not hold up others."""
+
+LEAVING_LOOK_S: Final = 30.0
+"""A bookie looks this often whether an operator takes it out; a watch tells it sooner."""
+
+AUDIT_READS_PER_S: Final = 2_000.0
+"""Metadata of ledgers that an audit reads. ZooKeeper answers ten times as many, also to others."""
+
+AUDIT_INTERVAL_S: Final = 24 * 3600.0
+"""All ledgers are audited this often although no bookie was lost: for what earlier ones missed."""
+
+TARGETS_TRIED_MAX: Final = 3
+"""Bookies that a copy is tried on before the ledger waits for its next turn."""
+
+FAILURES_SHOWN_MAX: Final = 100
+"""Ledgers of which a status tells the reason."""
+
+MEASURED_LEDGERS_MAX: Final = 1_000
+"""Marked ledgers whose size a status counts: two reads each."""
+
+REPAIR_COUNTED_S: Final = 5.0
+"""A worker writes this often down what it has copied, for those who look at the status."""

@@ -1,0 +1,186 @@
+"""The auditor: sees which bookies are lost, and marks the ledgers that lack copies because of it.
+
+One of a cluster is at work, beside the elected keeper; two do no harm, since a mark says only where
+to look (rule R7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import (
+    ConflictError,
+    LedgerClosedError,
+    LedgerError,
+    MetadataRestoredError,
+    NoSuchLedgerError,
+    NotFoundError,
+)
+from spark_ledger.keeper.gone import GoneOwners
+from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
+from spark_ledger.limits.repair import (
+    AUDIT_INTERVAL_S,
+    AUDIT_READS_PER_S,
+    LOST_BOOKIE_DELAY_S,
+    MASS_LOSS_SHARE,
+    REPAIR_PASS_S,
+)
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
+from spark_ledger.metadata.unsettled import pages
+from spark_ledger.repair.lost import Losses, losses
+from spark_ledger.repair.nodes import STATE_PATH, AuditState, leaving, mark, read, write
+from spark_ledger.repair.plan import all_names, copies_left
+from spark_ledger.types import BookieId, BookieState, LedgerId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditorConfig:
+    """How long the auditor waits before it counts a bookie as lost."""
+
+    lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S
+    pass_s: float = REPAIR_PASS_S
+    mass_loss_share: float = MASS_LOSS_SHARE
+    audit_interval_s: float = AUDIT_INTERVAL_S
+    reads_per_s: float = AUDIT_READS_PER_S
+
+
+class Auditor:
+    """One auditor over one connection. Belongs to the loop of the client."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        config: AuditorConfig | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._store: MetadataStore = client.store
+        self._config = config or AuditorConfig()
+        self._clock = clock or asyncio.get_running_loop().time
+        self._ledgers = LedgerStore(self._store)
+        self._registry = BookieRegistry(self._store)
+        self._gone: GoneOwners | None = None
+        """None: read what the auditor before has counted."""
+        self._audited_at: float | None = None
+
+    async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
+        """Audit while elected, until ``stop`` is set. Outages are waited out."""
+        while not stop.is_set():
+            try:
+                if is_elected():
+                    await self.run_pass()
+                else:
+                    self._gone = None
+            except LedgerClosedError:
+                return
+            except LedgerError as error:
+                self._gone = None
+                logger.warning("the audit is broken off, the next one goes on: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.pass_s):
+                    await stop.wait()
+
+    async def run_pass(self) -> Losses:
+        """Look who is gone; mark what that costs. Raises what the store raises."""
+        if self._store.restored:
+            raise MetadataRestoredError(self._store.restored)
+        before = await read(self._store, AuditState, STATE_PATH)
+        state = AuditState() if before is None else before.value
+        if self._gone is None:
+            self._gone = GoneOwners(10 * self._config.pass_s + 60.0, state.gone_s)
+        registered, known = await self._bookies()
+        now = self._clock()
+        gone_s = {}
+        for bookie_id in known:
+            if bookie_id in registered:
+                self._gone.alive(bookie_id)
+            else:
+                gone_s[bookie_id] = self._gone.gone(bookie_id, now)
+        self._gone.keep_only(gone_s)
+        told = await leaving(self._store)
+        audited = frozenset(map(BookieId, state.audited)) & (frozenset(gone_s) | told)
+        found = losses(
+            known,
+            gone_s,
+            told,
+            audited,
+            delay_s=self._config.lost_bookie_delay_s,
+            share_max=self._config.mass_loss_share,
+        )
+        if found.stopped and found.stopped != state.stopped:
+            logger.error("%s", found.stopped)
+        audit_time_ms = state.audit_time_ms
+        audited_at = now if self._audited_at is None else self._audited_at
+        due = not found.stopped and now - audited_at > self._config.audit_interval_s
+        if found.lost - audited or due:
+            await self.audit(found.lost, known)
+            audited, self._audited_at = found.lost | audited, now
+            audit_time_ms = time.time_ns() // 1_000_000
+        else:
+            self._audited_at = audited_at
+        after = AuditState(
+            time_ms=time.time_ns() // 1_000_000,
+            gone_s=self._gone.saved(),
+            audited=tuple(sorted(audited)),
+            audit_time_ms=audit_time_ms,
+            stopped=found.stopped,
+        )
+        with contextlib.suppress(
+            ConflictError, NotFoundError
+        ):  # of another auditor: both are right
+            await write(self._store, STATE_PATH, after, before)
+        return found
+
+    async def _bookies(self) -> tuple[frozenset[BookieId], frozenset[BookieId]]:
+        """Those that are registered, and all that the cluster has had."""
+        registered: set[BookieId] = set()
+        for state in (BookieState.WRITABLE, BookieState.READ_ONLY):
+            registered.update((await self._registry.names(state)).value)
+        known = frozenset(await self._registry.list_cookies())
+        return frozenset(registered), known | frozenset(registered)
+
+    # -- all ledgers -------------------------------------------------------------------------------
+
+    async def audit(
+        self, lost: Collection[BookieId], known: Collection[BookieId] | None = None
+    ) -> int:
+        """Read the metadata of all ledgers, and mark those that name a lost bookie; how many do.
+
+        A bookie that is not ``known`` has no cookie and is not registered: it cannot come back, and
+        is lost as well. Page by page, at a bounded rate: never all at once.
+        """
+        marked, gone = 0, frozenset(lost)
+        logger.info("all ledgers are looked at; lost or leaving: %s", ", ".join(sorted(gone)))
+        async for page in pages(self._store, LEDGERS_PATH):
+            for start in range(0, len(page.ids), METADATA_READS_IN_FLIGHT_MAX):
+                part = page.ids[start : start + METADATA_READS_IN_FLIGHT_MAX]
+                looks = await asyncio.gather(*(self._look(each, gone, known) for each in part))
+                marked += sum(looks)
+                await asyncio.sleep(len(part) / self._config.reads_per_s)
+        logger.info("%d ledgers lack copies", marked)
+        return marked
+
+    async def _look(
+        self, ledger_id: LedgerId, lost: frozenset[BookieId], known: Collection[BookieId] | None
+    ) -> bool:
+        try:
+            ledger = (await self._ledgers.read(ledger_id)).value
+        except NoSuchLedgerError:
+            return False
+        if known is not None:
+            lost |= all_names(ledger).difference(known)
+        named = all_names(ledger) & lost
+        if not named:
+            return False
+        await mark(self._store, ledger_id, named, copies_left(ledger, lost))
+        return True

@@ -1,0 +1,182 @@
+"""Copies entries as they are from bookies that hold them to one that does not (rule R4).
+
+A frame is sent on only after its digest was verified, and an entry counts only once the target has
+synced it. What a lane lacks on every source is an error: nothing is invented and nothing skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing
+
+from spark_ledger.client.context import ClientContext
+from spark_ledger.client.lane_reader import verify_chunk
+from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
+from spark_ledger.limits.entries import READ_REQUEST_BYTES_MAX
+from spark_ledger.protocol.events import ReadEnded, ReadEntries
+from spark_ledger.repair.plan import LaneCopy
+from spark_ledger.repair.throttle import Throttle
+from spark_ledger.runs import EntryRun
+from spark_ledger.transport.base import AddResult, Appender
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire.frame import Digest
+
+
+class TargetFailedError(Exception):
+    """The bookie that was to hold the copy did not store it: another one may."""
+
+
+class Copier:
+    """Copies lanes of one ledger."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger_id: LedgerId,
+        digest: Digest,
+        access_key: bytes,
+        throttle: Throttle,
+        counts: Counter[str],
+    ) -> None:
+        self._context = context
+        self._ledger_id = ledger_id
+        self._digest = digest
+        self._access_key = access_key
+        self._throttle = throttle
+        self._counts = counts
+
+    async def copy(self, lane: LaneCopy, target: BookieId) -> None:
+        """Bring one lane to a bookie, synced there.
+
+        Raises TargetFailedError, NoSuchEntryError if every source denies an entry, and
+        BookieUnavailableError if a source that may have it cannot be asked.
+        """
+        sink = _Sink(self._context, self._ledger_id, self._access_key, target)
+        position = lane.first
+        try:
+            while position <= lane.last_entry:
+                position = await self._go_on(lane, position, sink)
+        finally:
+            sink.close()
+
+    async def _go_on(self, lane: LaneCopy, position: int, sink: _Sink) -> int:
+        """Ask each source once, from where the one before ended; the next entry to copy."""
+        began, answers, denied = position, [], True
+        for source in lane.sources:
+            if source == sink.target:
+                continue
+            position, ended = await self._copy_from(source, lane, position, sink)
+            if position > lane.last_entry:
+                return position
+            if ended is not None and position == began:
+                denied = denied and ended.status.is_denial
+                answers.append(f"{source}: {ended.message or ended.status.name}")
+        if position > began:
+            return position
+        what = f"ledger {self._ledger_id}: entry {position}"
+        if denied and answers:
+            raise NoSuchEntryError(f"{what} is on no bookie of its write set: it is lost")
+        raise BookieUnavailableError(f"{what} cannot be read now ({'; '.join(answers)})")
+
+    async def _copy_from(
+        self, source: BookieId, lane: LaneCopy, position: int, sink: _Sink
+    ) -> tuple[int, ReadEnded | None]:
+        """Copy what one source has from ``position`` on; where that ended, and why."""
+        command = ReadEntries(
+            0, 0, source, EntryId(position), EntryId(lane.last), lane.stride, fence=False
+        )
+        chunks = self._context.transport.read(
+            source,
+            self._ledger_id,
+            command.first,
+            command.last,
+            stride=lane.stride,
+            max_bytes=READ_REQUEST_BYTES_MAX,
+            access_key=self._access_key,
+            timeout_s=self._context.config.read_timeout_s,
+        )
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                good, ended = verify_chunk(self._ledger_id, self._digest, command, position, chunk)
+                if good and chunk.run is not None:
+                    run = _prefix(chunk.run, len(good))
+                    await self._throttle.take(len(run.frames))
+                    await sink.store(run)
+                    position = run.last_entry + lane.stride
+                    self._counts["entries"] += run.count
+                    self._counts["bytes"] += len(run.frames)
+                if ended is not None:
+                    return position, ended
+        return position, None
+
+
+def _prefix(run: EntryRun, count: int) -> EntryRun:
+    """The first entries of a run."""
+    if count == run.count:
+        return run
+    ids = None if run.entry_ids is None else run.entry_ids[:count]
+    sizes = run.sizes[:count]
+    return EntryRun(run.ledger_id, run.first_entry, ids, sizes, run.frames[: sum(sizes)])
+
+
+class _Sink:
+    """One bookie that takes copies, one run after the other."""
+
+    def __init__(
+        self, context: ClientContext, ledger_id: LedgerId, access_key: bytes, target: BookieId
+    ) -> None:
+        self._context = context
+        self._ledger_id = ledger_id
+        self._access_key = access_key
+        self.target = target
+        self._results: asyncio.Queue[AddResult]
+        self._appender: Appender
+        self._open()
+
+    def _open(self) -> None:
+        self._results = asyncio.Queue()
+        self._appender = self._context.transport.open_appender(
+            self.target,
+            self._ledger_id,
+            access_key=self._access_key,
+            recovery=True,
+            on_result=self._results.put_nowait,
+        )
+
+    async def store(self, run: EntryRun) -> None:
+        """Return once the run is synced there. A busy bookie is asked again.
+
+        Raises TargetFailedError.
+        """
+        timeout_s = self._context.config.add_timeout_s
+        pause_s = BUSY_PAUSE_S
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._appender.send(run)
+                while True:
+                    result = await self._results.get()
+                    if result.status is BookieStatus.OK and result.last_entry >= run.last_entry:
+                        return
+                    if result.status is BookieStatus.TOO_MANY_REQUESTS:
+                        await asyncio.sleep(pause_s)
+                        pause_s = min(2 * pause_s, BUSY_PAUSE_S_MAX)
+                        self.close()
+                        self._open()
+                        self._appender.send(run)
+                    elif result.status not in (BookieStatus.OK, BookieStatus.STALLED):
+                        self._context.suspect(self.target)
+                        raise TargetFailedError(
+                            f"bookie {self.target} did not store a copy: "
+                            f"{result.message or result.status.name}"
+                        )
+        except TimeoutError:
+            self._context.suspect(self.target)
+            raise TargetFailedError(
+                f"bookie {self.target} did not store a copy within {timeout_s:g} s"
+            ) from None
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._appender.close()

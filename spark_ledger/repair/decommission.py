@@ -1,0 +1,76 @@
+"""Takes a bookie out of the cluster: its copies away, nothing that names it, then its cookie.
+
+It needs no keeper: it marks what names the bookie, and works at that beside other workers
+(rule R10). It may be cut off anywhere, and begun again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import ConflictError, NotFoundError
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.repair.auditor import Auditor, AuditorConfig
+from spark_ledger.repair.nodes import leaving
+from spark_ledger.repair.worker import Worker, WorkerConfig
+from spark_ledger.types import BookieId
+
+_PAUSE_S = 2.0
+"""Between two looks at all ledgers: longer than clients take to see that a bookie is read-only."""
+
+
+class Left(NamedTuple):
+    """A bookie that is out of the cluster."""
+
+    runs: bool
+    """It is registered still: it serves nobody, and has to be stopped."""
+
+
+async def decommission(
+    client: LedgerClient,
+    bookie_id: BookieId,
+    config: WorkerConfig,
+    *,
+    told: Callable[[int], None],
+) -> Left:
+    """Returns once nothing names the bookie and its cookie is gone. ``told`` hears how many ledgers
+    name it, after each look at all of them.
+
+    Raises NotFoundError if the cluster has no such bookie, and what the metadata store raises:
+    begun again, it goes on where it was.
+    """
+    store, registry = client.store, BookieRegistry(client.store)
+    known = await registry.list_cookies()
+    is_known = bookie_id in known or bookie_id in await leaving(store)
+    if not is_known and await registry.get(bookie_id) is None:
+        raise NotFoundError(f"this cluster has no bookie {bookie_id}: see ledger bookies list")
+    with contextlib.suppress(ConflictError):  # it was begun before
+        await store.create(leaving_path(bookie_id), b"")
+    auditor, worker = Auditor(client, AuditorConfig()), Worker(client, config)
+    looks_without = 0
+    while looks_without < 2:
+        named = await auditor.audit(frozenset([bookie_id]))
+        told(named)
+        looks_without = 0 if named else looks_without + 1
+        if named:
+            await worker.run_pass()
+        await asyncio.sleep(_PAUSE_S)
+    await registry.delete_cookie(bookie_id)
+    runs = await registry.get(bookie_id) is not None
+    if not runs:
+        await stay(client, bookie_id)
+    return Left(runs)
+
+
+async def stay(client: LedgerClient, bookie_id: BookieId) -> bool:
+    """Let a bookie stay that was to leave; whether it was. What was copied stays copied."""
+    try:
+        await client.store.delete(leaving_path(bookie_id))
+    except NotFoundError:
+        return False
+    return True

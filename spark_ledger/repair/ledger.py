@@ -1,0 +1,180 @@
+"""Makes the copies of one ledger again: copies, then names, fragment by fragment."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from spark_ledger.client.context import ClientContext
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConflictError,
+    LedgerError,
+    NoSuchEntryError,
+    NotEnoughBookiesError,
+    UnauthorizedError,
+)
+from spark_ledger.limits.repair import TARGETS_TRIED_MAX
+from spark_ledger.protocol.events import (
+    ChooseBookies,
+    MetadataFailed,
+    MetadataWritten,
+    WriteMetadata,
+)
+from spark_ledger.repair.copying import Copier, TargetFailedError
+from spark_ledger.repair.plan import (
+    FinalFragment,
+    LaneCopy,
+    final_fragments,
+    is_renamed,
+    lane_copies,
+    lost_indexes,
+    missing,
+    renamed,
+)
+from spark_ledger.repair.throttle import Throttle
+from spark_ledger.types import BookieId, BookieStatus, LedgerMetadata, Versioned
+from spark_ledger.wire.frame import derive_keys, digest_for
+
+logger = logging.getLogger(__name__)
+
+_CONFLICTS_MAX = 100
+"""A ledger whose metadata change this often while one change is tried is left to the next turn."""
+
+
+class LedgerRepair:
+    """One ledger; used once."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger: Versioned[LedgerMetadata],
+        throttle: Throttle,
+        counts: Counter[str],
+    ) -> None:
+        """``counts``: gets entries and bytes that were copied."""
+        self._context = context
+        self._ledger = ledger
+        metadata = ledger.value
+        self._locked = metadata.has_password
+        access_key, digest_key = derive_keys(b"", metadata.ledger_id, metadata.incarnation)
+        self._copier = Copier(
+            context,
+            metadata.ledger_id,
+            digest_for(metadata.digest_type, digest_key),
+            access_key,
+            throttle,
+            counts,
+        )
+        self.changed = False
+        """Whether the metadata name other bookies now, or a copy was made."""
+
+    async def run(self, lost: frozenset[BookieId]) -> Versioned[LedgerMetadata]:
+        """Bring each final fragment to WQ copies, on bookies that are not lost; the metadata then.
+
+        Raises NotEnoughBookiesError, NoSuchEntryError, BookieUnavailableError, ConflictError and
+        what the metadata store raises. What was done by then stays.
+        """
+        if self._locked:
+            raise UnauthorizedError(
+                f"ledger {self._ledger.value.ledger_id}: it has a password, and is not repaired"
+            )
+        errors: list[LedgerError] = []
+        for fragment in final_fragments(self._ledger.value):
+            for step in (self._replace_lost, self._refill_others):
+                try:
+                    await step(fragment, lost)
+                except (NoSuchEntryError, NotEnoughBookiesError, BookieUnavailableError) as error:
+                    errors.append(error)  # of this fragment: the others are none the worse
+        if errors:
+            raise next((e for e in errors if isinstance(e, NoSuchEntryError)), errors[0])
+        return self._ledger
+
+    async def _refill_others(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
+        for index, bookie_id in enumerate(fragment.bookies):
+            if bookie_id not in lost:
+                await self._refill(fragment, index, lost)
+
+    async def _replace_lost(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
+        replacements: dict[int, BookieId] = {}
+        for index in lost_indexes(fragment.bookies, lost):
+            replacements[index] = await self._replace(fragment, index, lost, replacements)
+        if replacements:
+            await self._rename(fragment, replacements)
+
+    async def _refill(self, fragment: FinalFragment, index: int, lost: frozenset[BookieId]) -> None:
+        """Bring a member that is there what it lacks (rule R8)."""
+        target = fragment.bookies[index]
+        lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
+        if not lanes:
+            return
+        status, held = await self._context.transport.list_entries(
+            target,
+            self._ledger.value.ledger_id,
+            timeout_s=self._context.config.read_timeout_s,
+        )
+        if status.is_denial:
+            held = []
+        elif status is not BookieStatus.OK:
+            return  # it may hold all: nothing is known of it now
+        for lane in lanes:
+            for part in missing(lane, held):
+                try:
+                    await self._copy(part, target)
+                except TargetFailedError as error:
+                    logger.info("%s", error)
+                    return
+
+    async def _replace(
+        self,
+        fragment: FinalFragment,
+        index: int,
+        lost: frozenset[BookieId],
+        others: dict[int, BookieId],
+    ) -> BookieId:
+        """Copy what an index has to hold to a bookie that is not in the fragment; that bookie."""
+        lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
+        refused: set[BookieId] = set()
+        for _ in range(TARGETS_TRIED_MAX):
+            members = frozenset(fragment.bookies) | lost | refused | set(others.values())
+            chosen = await self._context.replacements(
+                ChooseBookies((index,), frozenset(members), {}, {})
+            )
+            if index not in chosen.replacements:
+                break
+            target = chosen.replacements[index]
+            try:
+                for lane in lanes:
+                    await self._copy(lane, target)
+            except TargetFailedError as error:
+                logger.info("ledger %d: %s", self._ledger.value.ledger_id, error)
+                refused.add(target)
+            else:
+                return target
+        raise NotEnoughBookiesError(
+            f"ledger {self._ledger.value.ledger_id}: no writable bookie outside of its ensemble "
+            f"takes the copies of {fragment.bookies[index]}"
+        )
+
+    async def _copy(self, lane: LaneCopy, target: BookieId) -> None:
+        await self._copier.copy(lane, target)
+        self.changed = True
+
+    async def _rename(self, fragment: FinalFragment, replacements: dict[int, BookieId]) -> None:
+        """Let the metadata name the bookies that hold the copies now (rule R5)."""
+        for _ in range(_CONFLICTS_MAX):
+            wanted = renamed(self._ledger.value, fragment, replacements)
+            if wanted is None:
+                break
+            answer = await self._context.write_metadata(WriteMetadata(wanted, self._ledger.version))
+            if isinstance(answer, MetadataFailed):
+                raise answer.error
+            self._ledger = Versioned(answer.metadata, answer.version)
+            if isinstance(answer, MetadataWritten):
+                self.changed = True
+                return
+        if not is_renamed(self._ledger.value, fragment, replacements):
+            raise ConflictError(
+                f"ledger {self._ledger.value.ledger_id}: its fragment at entry {fragment.first} "
+                "was changed by somebody else meanwhile"
+            )

@@ -1,0 +1,169 @@
+"""Nodes of repair in the metadata store.
+
+| node | contents |
+|---|---|
+| repair/marked/<copies left>/00/0000/L0001 | format_version, the bookies whose copies are missing |
+| repair/locks/<ledger id> | ephemeral: the worker that is at it |
+| repair/failed/00/0000/L0001 | format_version, why the last try failed, how many did |
+| repair/leaving/<bookie id> | an operator takes this bookie out of the cluster |
+| repair/state | format_version, what the auditor saw last |
+| repair/done | format_version, what workers have done, for people |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from spark_ledger.errors import ConfigurationError, ConflictError, CorruptionError, NotFoundError
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.cookies import LEAVING_PATH
+from spark_ledger.metadata.unsettled import id_path
+from spark_ledger.types import BookieId, LedgerId, Versioned
+
+MARKED_PATH: Final = "repair/marked"
+LOCKS_PATH: Final = "repair/locks"
+FAILED_PATH: Final = "repair/failed"
+STATE_PATH: Final = "repair/state"
+DONE_PATH: Final = "repair/done"
+
+PRIORITIES: Final = (0, 1, 2, 3)
+"""By copies that the worst entry has left; 3 stands for more. Fewest first."""
+
+FORMAT_VERSION: Final = 1
+
+_Count = Annotated[int, Meta(ge=0)]
+_Seconds = Annotated[float, Meta(ge=0)]
+
+
+class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    format_version: int = FORMAT_VERSION
+
+
+class Mark(_Node, frozen=True, kw_only=True):
+    """A ledger that lacks copies."""
+
+    bookies: tuple[str, ...]
+    """Those that were lost, or are leaving, when it was marked."""
+
+
+class FailedRepair(_Node, frozen=True, kw_only=True):
+    """A ledger whose repair failed at the last try."""
+
+    reason: str
+    tries: _Count
+
+
+class AuditState(_Node, frozen=True, kw_only=True):
+    """What the auditor saw last."""
+
+    time_ms: _Count = 0
+    gone_s: dict[str, _Seconds] = {}
+    """For how long bookies were seen to be gone."""
+    audited: tuple[str, ...] = ()
+    """Lost bookies for which all ledgers were looked at."""
+    audit_time_ms: _Count = 0
+    """When all ledgers were looked at last."""
+    stopped: str = ""
+    """Why nothing is marked; empty if nothing is in the way."""
+
+
+class RepairDone(_Node, frozen=True, kw_only=True):
+    """What workers have done since the cluster was made."""
+
+    ledgers: _Count = 0
+    copied_entries: _Count = 0
+    copied_bytes: _Count = 0
+    bytes_per_s: _Count = 0
+    """Of the worker that counted last."""
+    time_ms: _Count = 0
+
+
+N = TypeVar("N", bound=_Node)
+
+
+def encode(node: _Node) -> bytes:
+    """JSON bytes of a node."""
+    return msgspec.json.encode(node)
+
+
+def decode(kind: type[N], path: str, data: bytes) -> N:
+    """A node. Raises CorruptionError if it does not decode, ConfigurationError if it has a later
+    format."""
+    try:
+        node = msgspec.json.decode(data, type=kind, strict=True)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptionError(f"metadata node {path!r} is damaged: {error}") from error
+    if node.format_version > FORMAT_VERSION:
+        raise ConfigurationError(
+            f"metadata node {path!r} has format version {node.format_version}, this program knows "
+            f"up to {FORMAT_VERSION}: upgrade spark-ledger here"
+        )
+    return node
+
+
+async def read(store: MetadataStore, kind: type[N], path: str) -> Versioned[N] | None:
+    """A node as it is now, or None if there is none."""
+    try:
+        node = await store.get_latest(path)
+    except NotFoundError:
+        return None
+    return Versioned(decode(kind, path, node.value), node.version)
+
+
+async def write(store: MetadataStore, path: str, node: _Node, before: Versioned[N] | None) -> None:
+    """Write a node over the one that was read. Raises ConflictError if it has changed."""
+    if before is None:
+        await store.create(path, encode(node))
+    else:
+        await store.put(path, encode(node), before.version)
+
+
+def mark_root(copies: int) -> str:
+    """Where ledgers with so many copies left are marked."""
+    return f"{MARKED_PATH}/{min(max(copies, PRIORITIES[0]), PRIORITIES[-1])}"
+
+
+async def mark(
+    store: MetadataStore, ledger_id: LedgerId, bookies: frozenset[BookieId], copies: int
+) -> None:
+    """Mark a ledger, or add bookies to its mark. A worker at it notices that (rule R7)."""
+    path = id_path(mark_root(copies), ledger_id)
+    while True:
+        before = await read(store, Mark, path)
+        known = frozenset() if before is None else frozenset(before.value.bookies)
+        if before is not None and bookies <= known:
+            return
+        try:
+            await write(store, path, Mark(bookies=tuple(sorted(known | bookies))), before)
+        except (ConflictError, NotFoundError):
+            continue  # somebody marked it, or took it off, meanwhile
+        return
+
+
+async def leaving(store: MetadataStore) -> frozenset[BookieId]:
+    """The bookies that an operator takes out of the cluster."""
+    return frozenset(BookieId(name) for name in await store.children(LEAVING_PATH))
+
+
+async def count_done(store: MetadataStore, more: RepairDone, attempts: int = 5) -> None:
+    """Add to what workers have done. Only for people: a count that is lost is no harm."""
+    for _ in range(attempts):
+        before = await read(store, RepairDone, DONE_PATH)
+        known = RepairDone() if before is None else before.value
+        total = RepairDone(
+            ledgers=known.ledgers + more.ledgers,
+            copied_entries=known.copied_entries + more.copied_entries,
+            copied_bytes=known.copied_bytes + more.copied_bytes,
+            bytes_per_s=more.bytes_per_s,
+            time_ms=more.time_ms,
+        )
+        try:
+            await write(store, DONE_PATH, total, before)
+        except (ConflictError, NotFoundError):
+            await asyncio.sleep(0)
+            continue
+        return

@@ -1,0 +1,150 @@
+"""What a ledger lacks, and how its metadata name other bookies. Pure: from what was just read.
+
+Everything here is decided again from the metadata of the moment, and changes nothing that a writer
+or a recovery may still change (rule R2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from spark_ledger.protocol.ensemble import replace_bookies
+from spark_ledger.protocol.quorum import lanes
+from spark_ledger.types import BookieId, Fragment, LedgerMetadata
+
+
+class FinalFragment(NamedTuple):
+    """A fragment whose entries are confirmed, and whose end nobody changes any more."""
+
+    first: int
+    last: int
+    """Below ``first`` if it has no entry."""
+    bookies: tuple[BookieId, ...]
+
+
+class LaneCopy(NamedTuple):
+    """The entries ``first, first + stride, ... <= last`` that one index has to hold, and the
+    bookies of the other indexes that hold them."""
+
+    first: int
+    last: int
+    stride: int
+    sources: tuple[BookieId, ...]
+
+    @property
+    def last_entry(self) -> int:
+        """The highest entry of the lane."""
+        return self.last - (self.last - self.first) % self.stride
+
+
+def final_fragments(ledger: LedgerMetadata) -> list[FinalFragment]:
+    """The fragments that repair may change (rule R2): all of a closed ledger, else all but the
+    last."""
+    found = []
+    for index, fragment in enumerate(ledger.fragments):
+        is_last = index + 1 == len(ledger.fragments)
+        if is_last and not ledger.is_closed:
+            break
+        end = ledger.last_entry_id if is_last else ledger.fragments[index + 1].first_entry - 1
+        found.append(FinalFragment(fragment.first_entry, end, tuple(fragment.bookies)))
+    return found
+
+
+def lost_indexes(bookies: Sequence[BookieId], lost: Collection[BookieId]) -> list[int]:
+    """The indexes of an ensemble whose bookies are lost."""
+    return [index for index, bookie_id in enumerate(bookies) if bookie_id in lost]
+
+
+def waits_for_its_writer(ledger: LedgerMetadata, lost: Collection[BookieId]) -> bool:
+    """Whether the fragment that a writer may still change names a lost bookie (rule R3)."""
+    return not ledger.is_closed and bool(lost_indexes(ledger.last_fragment.bookies, lost))
+
+
+def all_names(ledger: LedgerMetadata) -> frozenset[BookieId]:
+    """The bookies that the metadata name."""
+    return frozenset(bookie_id for fragment in ledger.fragments for bookie_id in fragment.bookies)
+
+
+def copies_left(ledger: LedgerMetadata, lost: Collection[BookieId]) -> int:
+    """Copies of the worst entry that bookies which are not lost may hold."""
+    return min(
+        sum(fragment.bookies[index] not in lost for index in lane.indexes)
+        for fragment in ledger.fragments
+        for lane in lanes(ledger.quorums)
+    )
+
+
+def lane_copies(
+    ledger: LedgerMetadata, fragment: FinalFragment, index: int, *, lost: Collection[BookieId]
+) -> list[LaneCopy]:
+    """What the bookie at an index of a fragment has to hold, and who may have it (rule R4).
+
+    Only the entries whose write set has the index. Whoever is lost is asked last: it may answer
+    after all, and every frame is verified.
+    """
+    found = []
+    for lane in lanes(ledger.quorums):
+        first = lane.first_at_or_after(fragment.first)
+        if index not in lane.indexes or first > fragment.last:
+            continue
+        others = [fragment.bookies[i] for i in lane.indexes if i != index]
+        own = fragment.bookies[index]
+        sources = (*sorted(others, key=lambda each: each in lost), own)
+        found.append(LaneCopy(first, fragment.last, lane.stride, sources))
+    return found
+
+
+def renamed(
+    ledger: LedgerMetadata, fragment: FinalFragment, replacements: Mapping[int, BookieId]
+) -> LedgerMetadata | None:
+    """The ledger with other bookies in one fragment, or None if that is not to be done any more.
+
+    Asked again after each conflict, with what is stored then (rule R5). Other indexes may have
+    changed meanwhile, and keep what they have. An index that has another bookie than the one whose
+    copies were made was changed by somebody else, and a bookie never stands at two indexes.
+    """
+    stored = _stored(ledger, fragment)
+    if stored is None or any(stored.bookies[i] != fragment.bookies[i] for i in replacements):
+        return None
+    if any(bookie_id in stored.bookies for bookie_id in replacements.values()):
+        return None
+    changed = tuple(
+        Fragment(each.first_entry, replace_bookies(each.bookies, replacements))
+        if each.first_entry == fragment.first
+        else each
+        for each in ledger.fragments
+    )
+    return ledger.with_changes(fragments=changed)
+
+
+def is_renamed(
+    ledger: LedgerMetadata, fragment: FinalFragment, replacements: Mapping[int, BookieId]
+) -> bool:
+    """Whether the metadata name the new bookies already: the reply to the change was lost."""
+    stored = _stored(ledger, fragment)
+    return stored is not None and all(stored.bookies[i] == b for i, b in replacements.items())
+
+
+def _stored(ledger: LedgerMetadata, fragment: FinalFragment) -> FinalFragment | None:
+    """The fragment of the same entries as the metadata have it now."""
+    return next((f for f in final_fragments(ledger) if f[:2] == fragment[:2]), None)
+
+
+def missing(copy: LaneCopy, held: Sequence[tuple[int, int]]) -> list[LaneCopy]:
+    """The parts of a lane that ranges of held entries, ascending, do not cover (rule R8)."""
+    parts: list[LaneCopy] = []
+    start: int | None = None
+    at = 0
+    for entry_id in range(copy.first, copy.last + 1, copy.stride):
+        while at < len(held) and held[at][1] < entry_id:
+            at += 1
+        is_held = at < len(held) and held[at][0] <= entry_id
+        if is_held and start is not None:
+            parts.append(copy._replace(first=start, last=entry_id - copy.stride))
+            start = None
+        elif not is_held and start is None:
+            start = entry_id
+    if start is not None:
+        parts.append(copy._replace(first=start))
+    return parts

@@ -1,0 +1,282 @@
+"""A worker: takes marked ledgers, fewest copies first, and makes their copies again.
+
+It may be cut off anywhere, and two may be at one ledger: what is copied is synced before it is
+named, and metadata change by compare-and-set (rules R4 and R5). The lock only saves work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import (
+    ConflictError,
+    LedgerClosedError,
+    LedgerError,
+    MetadataRestoredError,
+    MetadataUnavailableError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
+from spark_ledger.limits.repair import (
+    OPEN_LEDGER_GRACE_S,
+    REPAIR_BYTES_PER_S,
+    REPAIR_COUNTED_S,
+    REPAIR_FAILED_AGAIN_S,
+    REPAIR_FAILED_AGAIN_S_MAX,
+    REPAIR_PASS_S,
+    REPAIRS_AT_ONCE,
+)
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.owners import is_alive
+from spark_ledger.metadata.unsettled import id_path, pages
+from spark_ledger.repair.ledger import LedgerRepair
+from spark_ledger.repair.nodes import (
+    FAILED_PATH,
+    LOCKS_PATH,
+    PRIORITIES,
+    STATE_PATH,
+    AuditState,
+    FailedRepair,
+    Mark,
+    RepairDone,
+    count_done,
+    leaving,
+    mark_root,
+    read,
+    write,
+)
+from spark_ledger.repair.plan import all_names, waits_for_its_writer
+from spark_ledger.repair.throttle import Throttle
+from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, Versioned
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How fast a worker works, and how long it waits for writers."""
+
+    bytes_per_s: float = REPAIR_BYTES_PER_S
+    at_once: int = REPAIRS_AT_ONCE
+    pass_s: float = REPAIR_PASS_S
+    open_grace_s: float = OPEN_LEDGER_GRACE_S
+    """An open ledger whose writer lives is recovered after so long (rule R3)."""
+    despite_losses: bool = False
+    """Go on although too many bookies are gone: an operator has said so."""
+
+
+@dataclass(slots=True)
+class _Pause:
+    """A ledger that could not be repaired."""
+
+    again_at: float
+    pause_s: float
+
+
+class Worker:
+    """One worker over one connection. Belongs to the loop of the client."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        config: WorkerConfig | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._client = client
+        self._config = config or WorkerConfig()
+        self._store: MetadataStore = client.store
+        self._ledgers = LedgerStore(self._store)
+        self._registry = BookieRegistry(self._store)
+        self._clock = clock or asyncio.get_running_loop().time
+        self._throttle = Throttle(self._config.bytes_per_s)
+        self._paused: dict[LedgerId, _Pause] = {}
+        self._waiting_since: dict[LedgerId, tuple[object, float]] = {}
+        """Open ledgers that name a lost bookie: which fragment, and since when it was seen."""
+        self._uncounted: Counter[str] = Counter()
+        """What was done and is not written down yet."""
+        self._counted_at = self._clock()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until ``stop`` is set. Outages are waited out."""
+        while not stop.is_set():
+            try:
+                await self.run_pass()
+            except LedgerClosedError:
+                return
+            except LedgerError as error:
+                logger.warning("repair is broken off, the next pass goes on: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.pass_s):
+                    await stop.wait()
+
+    async def run_pass(self) -> int:
+        """Repair whatever is marked and not paused; how many ledgers were tried.
+
+        Raises what the store raises: then the rest is left to the next pass.
+        """
+        if self._store.restored:
+            raise MetadataRestoredError(self._store.restored)
+        state = await read(self._store, AuditState, STATE_PATH)
+        if state is not None and state.value.stopped and not self._config.despite_losses:
+            return 0  # rule R9
+        running: set[asyncio.Task[None]] = set()
+        counting = asyncio.get_running_loop().create_task(self._keep_counting())
+        try:
+            return await self._take_all(running)
+        finally:
+            for task in (counting, *running):
+                task.cancel()
+            await asyncio.gather(counting, *running, return_exceptions=True)
+            with contextlib.suppress(LedgerError):
+                await self._count()
+
+    async def _take_all(self, running: set[asyncio.Task[None]]) -> int:
+        """Begin with what has the fewest copies left; a few ledgers at a time."""
+        tried: set[LedgerId] = set()
+        for copies in PRIORITIES:
+            async for page in pages(self._store, mark_root(copies)):
+                for ledger_id in page.ids:
+                    if ledger_id in tried or self._is_paused(ledger_id):
+                        continue
+                    tried.add(ledger_id)
+                    while len(running) >= self._config.at_once:
+                        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    task = asyncio.get_running_loop().create_task(self._try(ledger_id, copies))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+        if running:
+            await asyncio.wait(running)
+        return len(tried)
+
+    async def _keep_counting(self) -> None:
+        while True:
+            await asyncio.sleep(REPAIR_COUNTED_S)
+            with contextlib.suppress(LedgerError):
+                await self._count()
+
+    async def _count(self) -> None:
+        """Write down what was done since the last time. Only people read it."""
+        more, self._uncounted = self._uncounted, Counter()
+        now = self._clock()
+        elapsed_s, self._counted_at = now - self._counted_at, now
+        if more:
+            await count_done(
+                self._store,
+                RepairDone(
+                    ledgers=more["ledgers"],
+                    copied_entries=more["entries"],
+                    copied_bytes=more["bytes"],
+                    bytes_per_s=round(more["bytes"] / max(elapsed_s, 0.1)),
+                    time_ms=time.time_ns() // 1_000_000,
+                ),
+            )
+
+    def _is_paused(self, ledger_id: LedgerId) -> bool:
+        pause = self._paused.get(ledger_id)
+        return pause is not None and self._clock() < pause.again_at
+
+    # -- one ledger --------------------------------------------------------------------------------
+
+    async def _try(self, ledger_id: LedgerId, copies: int) -> None:
+        """Repair one ledger under its lock; what goes wrong is written down (rule R6)."""
+        lock = f"{LOCKS_PATH}/{ledger_id}"
+        try:
+            await self._store.create(lock, b"", ephemeral=True)
+        except ConflictError:
+            return  # another worker is at it
+        except LedgerError as error:
+            logger.warning("ledger %d is not locked: %s", ledger_id, error)
+            return
+        try:
+            await self._repair(ledger_id, id_path(mark_root(copies), ledger_id))
+        except LedgerError as error:
+            await self._failed(ledger_id, error)
+        finally:
+            with contextlib.suppress(LedgerError):
+                await self._store.delete(lock)
+
+    async def _repair(self, ledger_id: LedgerId, mark_path: str) -> None:
+        marked = await read(self._store, Mark, mark_path)
+        if marked is None:
+            return  # done meanwhile
+        try:
+            ledger = await self._ledgers.read_latest(ledger_id)
+        except NoSuchLedgerError:
+            await self._unmark(ledger_id, mark_path, marked.version)
+            return
+        lost = await self.lost_now(marked.value)
+        if waits_for_its_writer(ledger.value, lost):
+            ledger = await self._recover_if_due(ledger, lost)
+        repair = LedgerRepair(self._client.context, ledger, self._throttle, self._uncounted)
+        ledger = await repair.run(lost)
+        # What was marked since is not done: the mark has another version then (rule R7).
+        if not all_names(ledger.value) & lost:
+            self._uncounted["ledgers"] += repair.changed
+            await self._unmark(ledger_id, mark_path, marked.version)
+
+    async def lost_now(self, marked: Mark) -> frozenset[BookieId]:
+        """Those of the marked bookies that are lost still: one that came back is not (rule R1)."""
+        registered: set[BookieId] = set()
+        for state in (BookieState.WRITABLE, BookieState.READ_ONLY):
+            registered.update((await self._registry.names(state)).value)
+        gone = await leaving(self._store)
+        bookies = frozenset(map(BookieId, marked.bookies))
+        return frozenset(each for each in bookies if each not in registered or each in gone)
+
+    async def _recover_if_due(
+        self, ledger: Versioned[LedgerMetadata], lost: frozenset[BookieId]
+    ) -> Versioned[LedgerMetadata]:
+        """Close an open ledger that keeps naming a lost bookie, once its writer had time (R3)."""
+        ledger_id, fragment = ledger.value.ledger_id, ledger.value.last_fragment
+        known, since = self._waiting_since.get(ledger_id, (None, 0.0))
+        if known != fragment:
+            since = self._clock()
+            self._waiting_since[ledger_id] = (fragment, since)
+        if self._clock() - since < self._config.open_grace_s:
+            return ledger
+        owner = ledger.value.owner
+        alive = bool(owner) and await is_alive(self._store, owner)
+        logger.info(
+            "ledger %d names lost bookies, and its writer %s: it is recovered",
+            ledger_id,
+            "adds nothing" if alive else "is gone",
+        )
+        await self._client.open_ledger(ledger_id, recover=True)
+        self._waiting_since.pop(ledger_id, None)
+        return await self._ledgers.read_latest(ledger_id)
+
+    async def _unmark(self, ledger_id: LedgerId, path: str, version: int) -> None:
+        self._paused.pop(ledger_id, None)
+        self._waiting_since.pop(ledger_id, None)
+        with contextlib.suppress(NotFoundError):
+            await self._store.delete(id_path(FAILED_PATH, ledger_id))
+        with contextlib.suppress(ConflictError, NotFoundError):
+            await self._store.delete(path, version)
+
+    async def _failed(self, ledger_id: LedgerId, error: LedgerError) -> None:
+        """Try it again later, twice as late each time, and say why (rule R6)."""
+        before = self._paused.get(ledger_id)
+        pause_s = REPAIR_FAILED_AGAIN_S if before is None else 2 * before.pause_s
+        pause_s = min(pause_s, REPAIR_FAILED_AGAIN_S_MAX)
+        self._paused[ledger_id] = _Pause(self._clock() + pause_s, pause_s)
+        log = logger.error if isinstance(error, NoSuchEntryError) else logger.warning
+        log("ledger %d is not repaired yet: %s", ledger_id, error)
+        if isinstance(error, MetadataUnavailableError | OutcomeUnknownError | LedgerClosedError):
+            return  # not the ledger's fault, and nowhere to write it
+        path = id_path(FAILED_PATH, ledger_id)
+        with contextlib.suppress(LedgerError):
+            known = await read(self._store, FailedRepair, path)
+            tries = 1 if known is None else known.value.tries + 1
+            await write(self._store, path, FailedRepair(reason=str(error), tries=tries), known)

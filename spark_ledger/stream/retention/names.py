@@ -1,0 +1,121 @@
+"""What a stream names: ledgers of rows, of segment lists and of manifests, a part at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from spark_ledger.errors import DataLossError, NotFoundError
+from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.manifest.tree import ManifestRoot
+from spark_ledger.stream.model import Head
+from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.packs.store import read_packs
+from spark_ledger.types import LedgerId
+
+
+async def names_of(
+    nodes: StreamNodes, log: CommitLog, head: Head, first: int = 0
+) -> AsyncGenerator[set[LedgerId], None]:
+    """The ledgers that commits ``first`` .. ``head.next_commit - 1`` name, a thousand commits at a
+    time, and then those of all pages of manifests and the packs, no older than that. Those that
+    packed commits named before are among them, also when they are gone (rule T25).
+
+    All of what is not dropped, or an error: DataLossError if it cannot be read, NoSuchStreamError.
+    What dropped commits name, as far as they can be read.
+    """
+    root = await log.manifests.read_root(latest=True)
+    for numbers in _parts(root, max(first, root.dropped), head.next_commit, head.earliest_commit):
+        yield await _named_by(nodes, log, numbers)
+    await log.manifests.read_root(latest=True)
+    yield await _pages(nodes, log)
+    yield {pack.ledger_id for pack in (await read_packs(nodes)).value.packs}
+
+
+class LedgerCounts(NamedTuple):
+    """How many ledgers a stream has, each counted once."""
+
+    live: int
+    """Of rows that are not dropped, and of segment lists and manifests."""
+    held: int
+    """Of these, such as are there only because a hold keeps rows that the limits would drop."""
+    reclaimable: int
+    """Of dropped and of packed commits only, and not deleted yet."""
+
+
+async def count_ledgers(
+    nodes: StreamNodes, log: CommitLog, head: Head, first_kept: int
+) -> LedgerCounts:
+    """Count what a stream names; ``first_kept`` is the first commit that its limits keep."""
+    root = await log.manifests.read_root(latest=True)
+    dropped: set[LedgerId] = set()
+    held: set[LedgerId] = set()
+    kept: set[LedgerId] = set()
+    packs = (await read_packs(nodes)).value
+    begin, first_kept = head.earliest_commit, max(first_kept, head.earliest_commit)
+    for found, first, end in (
+        (dropped, root.dropped, begin),
+        (held, begin, first_kept),
+        (kept, first_kept, head.next_commit),
+    ):
+        for part in _parts(root, first, end, begin):
+            found |= await _named_by(nodes, log, packs.numbers_outside(part.start, part.stop))
+    for pack in packs.packs:
+        kept.add(pack.ledger_id)
+        if not pack.is_freed:
+            for part in _parts(root, max(pack.first, root.dropped), pack.end, begin):
+                dropped |= await _named_by(nodes, log, part)
+    kept |= await _pages(nodes, log)
+    return LedgerCounts(
+        live=len(held | kept), held=len(held - kept), reclaimable=len(dropped - held - kept)
+    )
+
+
+def _parts(root: ManifestRoot, first: int, end: int, earliest: int) -> Iterator[range]:
+    """Ranges of commits that lie in one bucket each. Of dropped commits a page each: one that is
+    gone says nothing of those behind it."""
+    start = first
+    while start < end:
+        is_dropped = start < earliest
+        step = root.leaf_commits if is_dropped else COMMITS_PER_BUCKET
+        behind = min(start - start % step + step, earliest if is_dropped else end, end)
+        yield range(start, behind)
+        start = behind
+
+
+async def _named_by(nodes: StreamNodes, log: CommitLog, numbers: Sequence[int]) -> set[LedgerId]:
+    if not numbers:
+        return set()
+    try:
+        named = (await log.ledgers(numbers)).values()
+    except (DataLossError, NotFoundError):
+        earliest = (await nodes.head(latest=True)).value.earliest_commit
+        if numbers[0] >= earliest:
+            raise
+        # Dropped, perhaps since they were counted: a page of them may be gone, and all it named.
+        kept = range(earliest, numbers[-1] + 1)
+        return await _named_by(nodes, log, kept) if kept else set()
+    found = set[LedgerId]().union(*(each.rows for each in named))
+    return found | {each.segment_list for each in named if each.segment_list is not None}
+
+
+async def _pages(nodes: StreamNodes, log: CommitLog) -> set[LedgerId]:
+    earliest = (await nodes.head()).value.earliest_commit
+
+    async def look(root: ManifestRoot) -> set[LedgerId]:
+        found: set[LedgerId] = set()
+        pages = root.pages()
+        while pages:
+            page = pages.pop()
+            found.add(LedgerId(page.pointer.ledger_id))
+            if not page.level:
+                continue
+            if page.first + root.span(page.level) <= earliest:
+                with suppress(NotFoundError):  # a keeper is about to delete it
+                    pages += root.children(page, await log.manifests.children(root, page))
+            else:
+                pages += root.children(page, await log.manifests.children(root, page))
+        return found
+
+    return await log.manifests.search(look)

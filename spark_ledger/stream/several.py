@@ -1,0 +1,118 @@
+"""Appends and commits to several streams at once: all of them have the rows, or none (rule T22)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from spark_ledger.errors import NoSuchStreamError
+from spark_ledger.limits.stream import STREAMS_PER_COMMIT_MAX
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit.proposals import columns_of, new_proposal
+from spark_ledger.stream.commit.together import commit_together
+from spark_ledger.stream.concurrency import run_all
+from spark_ledger.stream.format.arrow_types import AsyncRows
+from spark_ledger.stream.model import Commit, Segment
+from spark_ledger.stream.stream import Stream
+
+
+class AppendedStreams:
+    """Appends to several streams by name, and keeps their handles, with open ledgers, for the next
+    time. Bound to one event loop."""
+
+    def __init__(self, streams: StreamCatalog) -> None:
+        self._streams = streams
+        self._handles: OrderedDict[str, Stream] = OrderedDict()
+
+    async def append_to(
+        self,
+        data: Mapping[str, AsyncRows],
+        *,
+        sink_id: str | None = None,
+        transaction_id: int | None = None,
+        run_id: str = "",
+        merge_schema: bool = False,
+    ) -> dict[str, Commit]:
+        """Append rows to several streams, each as one commit, all in one transaction.
+
+        A repetition of a sink id and transaction id for the same streams changes nothing. Raises as
+        ``commit_to`` and ``Stream.append``: nothing is committed to any of them then.
+        """
+        new_proposal("append_to", sink_id, transaction_id, run_id, False, None)  # checks the ids
+        opened = {name: await self._open(name) for name in data}
+        columns = [columns_of(rows) if merge_schema else None for rows in data.values()]
+        written = await run_all(
+            opened[name].write(rows, merge_schema=merge_schema) for name, rows in data.items()
+        )
+        commits = await commit_to(
+            list(zip(opened.values(), written, strict=True)),
+            sink_id=sink_id,
+            transaction_id=transaction_id,
+            run_id=run_id,
+            new_columns=columns,
+        )
+        return dict(zip(data, commits, strict=True))
+
+    async def _open(self, name: str) -> Stream:
+        """The handle of the stream that has the name now."""
+        known = self._handles.pop(name, None)
+        if known is not None:
+            try:
+                await known.refresh()
+            except NoSuchStreamError:
+                await known.close()
+                known = None
+        self._handles[name] = known or await self._streams.open(name)
+        while len(self._handles) > 2 * STREAMS_PER_COMMIT_MAX:
+            _, oldest = self._handles.popitem(last=False)
+            await oldest.close()
+        return self._handles[name]
+
+    async def close(self) -> None:
+        """Close the ledgers. Idempotent."""
+        while self._handles:
+            _, handle = self._handles.popitem()
+            await handle.close()
+
+
+async def wait_for_any(after: Sequence[tuple[Stream, int]], timeout_s: float) -> None:
+    """Wait until one of the streams has a segment above the number given for it, is gone, or the
+    time is over."""
+    waits = [
+        asyncio.ensure_future(each.wait_for_commit(after_segment=number, timeout_s=timeout_s))
+        for each, number in after
+    ]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)  # the next question meets the error
+
+
+async def commit_to(
+    parts: Sequence[tuple[Stream, Sequence[Segment]]],
+    *,
+    sink_id: str | None = None,
+    transaction_id: int | None = None,
+    run_id: str = "",
+    new_columns: Sequence[pa.Schema | None] = (),
+) -> list[Commit]:
+    """Commit segments that writers finished to several streams, all in one transaction.
+
+    ``new_columns`` has for each stream those that it gets if it lacks them. Raises ConflictError if
+    the transaction was applied in some of the streams only, and as ``Stream.commit_segments``.
+    """
+    if not parts:
+        return []
+    offered = []
+    for (stream, segments), columns in zip(parts, new_columns or [None] * len(parts), strict=True):
+        proposal = new_proposal("commit", sink_id, transaction_id, run_id, False, columns)
+        offered.append(await stream.offered(proposal, segments))
+    commits = await commit_together(offered)
+    for stream, _ in parts:
+        stream.committed()
+    return commits

@@ -1,0 +1,94 @@
+"""Repair with real processes: a bookie is killed for good, and its copies are made again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+import spark_ledger
+from spark_ledger.local import LocalCluster
+from tests.integration.test_cli import Shell
+
+pytestmark = [pytest.mark.processes, pytest.mark.proof]
+
+WAIT_S = 90.0
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.2)
+
+
+def test_killed_bookies_copies_are_made_again_and_the_others_may_go_then() -> None:
+    with (
+        LocalCluster(bookies=5, keeper=True, lost_bookie_delay_s=3.0) as cluster,
+        spark_ledger.connect(cluster.uri) as client,
+    ):
+        shell = Shell(cluster.uri)
+        stream = client.create_stream("s", SCHEMA)
+        ledgers = []
+        for number in range(30):
+            with client.create_ledger() as writer:
+                ledgers.append(writer.ledger_id)
+                writer.append(b"%d" % number * 1000)
+            stream.append(pa.table({"n": [number]}, SCHEMA))
+        idle = client.create_ledger()
+        idle.append(b"idle")
+        before = client.ledger_metadata(ledgers[0]).fragments[0].bookies
+        first, *others = (int(name.removeprefix("bookie-")) for name in before)
+        cluster.kill_bookie(first)
+        name = f"bookie-{first}"
+
+        def names(ledger_id: int) -> set[str]:
+            metadata = client.ledger_metadata(ledger_id)
+            return {bookie for fragment in metadata.fragments for bookie in fragment.bookies}
+
+        closed = [i for i in client.list_ledgers() if client.ledger_metadata(i).is_closed]
+        assert any(name in names(ledger_id) for ledger_id in closed)
+        eventually(lambda: all(name not in names(ledger_id) for ledger_id in closed))
+        status = shell("autorecovery", "status", "--json").json()
+        assert name in status["gone_bookies"] and status["failed"] == []
+        assert "lack copies" in shell("autorecovery", "status").out
+        for other in others:
+            cluster.kill_bookie(other)
+        for number, ledger_id in enumerate(ledgers):
+            with client.open_ledger(ledger_id) as reader:
+                (entry,) = reader.read(0, 0)
+                assert entry.payload == b"%d" % number * 1000
+        rows = [n for batch in stream.read() for n in batch.column("n").to_pylist()]
+        assert rows == list(range(30))
+
+
+def test_decommission_of_a_living_bookie_moves_its_copies_and_its_writers() -> None:
+    with LocalCluster(bookies=4) as cluster, spark_ledger.connect(cluster.uri) as client:
+        shell = Shell(cluster.uri)
+        writers = [client.create_ledger() for _ in range(6)]
+        for number, writer in enumerate(writers):
+            writer.append(b"%d" % number)
+        for writer in writers[:3]:
+            writer.close()
+        with subprocess.Popen(
+            [*(sys.executable, "-m", "spark_ledger.cli"), "bookies", "decommission", "bookie-1"],
+            env=shell.environment,
+        ) as process:
+            while process.poll() is None:
+                for writer in writers[3:]:
+                    writer.append(b"more")
+                time.sleep(0.1)
+        assert process.returncode == 0
+        for writer in writers:
+            metadata = client.ledger_metadata(writer.ledger_id)
+            assert all("bookie-1" not in each.bookies for each in metadata.fragments)
+            assert metadata.is_closed == (writer in writers[:3]), "who adds is never ended"
+        cluster.stop_bookie(1)
+        assert "bookie-1" not in shell("bookies", "list").out
+        for writer in writers[3:]:
+            writer.close()

@@ -1,0 +1,68 @@
+"""A bookie that an operator takes out: its copies go first, then its name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_ledger.errors import NotFoundError
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.repair.decommission import decommission, stay
+from spark_ledger.repair.nodes import leaving
+from spark_ledger.repair.plan import all_names
+from spark_ledger.repair.worker import WorkerConfig
+from spark_ledger.types import BookieId
+from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.repair.test_worker import filled
+from tests.unit.spark_ledger.repair.world import contents, give_cookies, lacking, lose
+
+CONFIG = WorkerConfig(bytes_per_s=1e12, open_grace_s=5.0, despite_losses=True)
+LEFT = BookieId("b0")
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_decommissioned_bookie_is_named_by_nothing_and_has_no_cookie(runs: bool) -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        closed = [await filled(client) for _ in range(4)]
+        for writer in closed:
+            await writer.close()
+        idle = await filled(client)
+        if not runs:
+            await lose(world, LEFT)
+        told: list[int] = []
+        left = await decommission(await world.client(), LEFT, CONFIG, told=told.append)
+        assert left.runs is runs and told[-2:] == [0, 0]
+        for writer in (*closed, idle):
+            assert LEFT not in all_names(await client.ledger_metadata(writer.ledger_id))
+            assert await lacking(world, client, writer.ledger_id) == []
+            assert len(await contents(client, writer.ledger_id)) >= 19
+        registry = BookieRegistry(client.store)
+        assert LEFT not in await registry.list_cookies()
+        assert await leaving(client.store) == ({LEFT} if runs else set()), "until it is stopped"
+        with pytest.raises(NotFoundError, match="no bookie b9"):
+            await decommission(client, BookieId("b9"), CONFIG, told=told.append)
+
+    run_virtually(test, bookies=5)
+
+
+def test_decommission_that_nobody_can_take_over_waits_and_can_be_cancelled() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        told: list[int] = []
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(15.0):
+                await decommission(await world.client(), LEFT, CONFIG, told=told.append)
+        assert set(told) == {1}
+        assert LEFT in all_names(await client.ledger_metadata(writer.ledger_id))
+        assert LEFT in await BookieRegistry(client.store).list_cookies()
+        assert await stay(client, LEFT) and not await stay(client, LEFT)
+        await client.store.create(leaving_path(LEFT), b"")
+
+    run_virtually(test, bookies=3)

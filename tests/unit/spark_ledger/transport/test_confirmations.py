@@ -1,0 +1,153 @@
+"""What idle writers tell one bookie shares calls, and each of them hears of its own ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import chain
+
+import pytest
+
+from spark_ledger.errors import LedgerClosedError
+from spark_ledger.limits.client import CONFIRMATION_CALLS_MAX
+from spark_ledger.limits.entries import CONFIRMATIONS_PER_MESSAGE
+from spark_ledger.transport.confirmations import Confirmations
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
+from tests.unit.spark_ledger.transport.test_answer_timeout import in_virtual_time
+
+OK, FENCED = BookieStatus.OK, BookieStatus.FENCED
+MOST = CONFIRMATIONS_PER_MESSAGE
+
+
+class Bookie:
+    """Refuses odd ledgers; answers once it is told to, if ``holds``."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.timeouts: list[float] = []
+        self.holds = False
+        self.is_old = False
+        self.failure: BookieStatus | Exception | None = None
+        self._go_on = asyncio.Event()
+        self.confirmations = Confirmations(self._ask)
+
+    async def _ask(
+        self, request: pb.WriteLastConfirmedRequest, timeout_s: float
+    ) -> pb.WriteLastConfirmedResponse | BookieStatus:
+        ledgers = [request.ledger_id, *(each.ledger_id for each in request.more)]
+        assert [request.last_add_confirmed, *(m.last_add_confirmed for m in request.more)] == [
+            10 * ledger_id for ledger_id in ledgers
+        ]
+        assert {request.access_key, *(each.access_key for each in request.more)} == {b"key"}
+        self.asked.append(ledgers)
+        self.timeouts.append(timeout_s)
+        if self.holds:
+            await self._go_on.wait()
+        if isinstance(self.failure, Exception):
+            raise self.failure
+        if self.failure is not None:
+            return self.failure
+        first, *more = [pb.FENCED if ledger_id % 2 else pb.OK for ledger_id in ledgers]
+        return pb.WriteLastConfirmedResponse(status=first, more=[] if self.is_old else more)
+
+    def go_on(self) -> None:
+        self.holds = False
+        self._go_on.set()
+
+    def tell(self, ledger_id: int, timeout_s: float = 1.0) -> asyncio.Future[BookieStatus]:
+        return self.confirmations.tell(
+            LedgerId(ledger_id), EntryId(10 * ledger_id), access_key=b"key", timeout_s=timeout_s
+        )
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@in_virtual_time
+async def test_tellings_of_one_turn_share_a_call() -> None:
+    bookie = Bookie()
+    told = [bookie.tell(1, 3.0), bookie.tell(2, 5.0), bookie.tell(4)]
+    assert await asyncio.gather(*told) == [FENCED, OK, OK]
+    assert (bookie.asked, bookie.timeouts) == ([[1, 2, 4]], [5.0])
+
+
+@in_virtual_time
+async def test_more_than_a_message_holds_take_several_calls_in_order() -> None:
+    bookie = Bookie()
+    told = [bookie.tell(2 * number) for number in range(2 * MOST + 1)]
+    assert set(await asyncio.gather(*told)) == {OK}
+    assert [len(ledgers) for ledgers in bookie.asked] == [MOST, MOST, 1]
+    assert list(chain(*bookie.asked)) == [2 * number for number in range(2 * MOST + 1)]
+
+
+@in_virtual_time
+async def test_tellings_beside_a_slow_bookie_wait_and_share_the_next_call() -> None:
+    bookie = Bookie()
+    bookie.holds = True
+    told = []
+    for number in range(CONFIRMATION_CALLS_MAX + 20):
+        told.append(bookie.tell(number))
+        await settle()
+    assert bookie.asked == [[number] for number in range(CONFIRMATION_CALLS_MAX)]
+    bookie.go_on()
+    answers = await asyncio.gather(*told)
+    assert answers == [FENCED if number % 2 else OK for number in range(len(told))]
+    assert len(bookie.asked) == CONFIRMATION_CALLS_MAX + 1
+
+
+@in_virtual_time
+async def test_older_bookie_that_sees_the_first_only_is_told_all() -> None:
+    """Singly, until one that answers in full has come in its place."""
+    bookie = Bookie()
+    bookie.is_old = True
+    told = [bookie.tell(number) for number in range(9)]
+    assert await asyncio.gather(*told) == [FENCED if n % 2 else OK for n in range(9)]
+    bookie.is_old = False
+    bookie.asked.clear()
+    told = [bookie.tell(number) for number in range(2 * MOST)]
+    assert await asyncio.gather(*told) == [FENCED if n % 2 else OK for n in range(2 * MOST)]
+    assert list(chain(*bookie.asked)) == list(range(2 * MOST))
+    assert len(bookie.asked) < 40, "calls are not single for ever"
+
+
+@in_virtual_time
+async def test_failure_of_a_call_is_that_of_each_telling() -> None:
+    bookie = Bookie()
+    bookie.failure = BookieStatus.UNAVAILABLE
+    assert {*await asyncio.gather(bookie.tell(1), bookie.tell(2))} == {BookieStatus.UNAVAILABLE}
+    bookie.failure = LedgerClosedError("the transport is closed")
+    first, second = bookie.tell(1), bookie.tell(2)
+    for told in (first, second):
+        with pytest.raises(LedgerClosedError):
+            await told
+    bookie.failure = None
+    assert await bookie.tell(2) is OK
+
+
+@in_virtual_time
+async def test_caller_that_leaves_does_not_keep_others_from_their_answer() -> None:
+    bookie = Bookie()
+    bookie.holds = True
+    leaves, stays = bookie.tell(2), bookie.tell(4)
+    await settle()
+    leaves.cancel()
+    bookie.go_on()
+    assert await stays is OK
+    await bookie.confirmations.close()
+    assert leaves.cancelled()
+
+
+@in_virtual_time
+async def test_close_waits_for_the_calls() -> None:
+    bookie = Bookie()
+    bookie.holds = True
+    told = bookie.tell(2)
+    await settle()
+    closing = asyncio.ensure_future(bookie.confirmations.close())
+    await settle()
+    assert not closing.done()
+    bookie.go_on()
+    await closing
+    assert told.done()
