@@ -15,6 +15,7 @@ from pyspark import TaskContext
 
 from connector import sessions
 from connector.options import ConnectionOptions
+from spark_ledger.client.caches import cache_sizes
 from spark_ledger.spark.reports import Kind, Report, send
 
 logger = logging.getLogger("spark_ledger.tasks")
@@ -39,7 +40,7 @@ class TaskWatch:
     def report(self, kind: Kind, *, rows: int, entries: int = 0, size_bytes: int = 0) -> Report:
         """The numbers of the task. Of a read, the client knows the entries and their bytes."""
         done = sessions.counters(self._connection).since(self._before)
-        context = TaskContext.get()
+        context, caches = TaskContext.get(), cache_sizes()
         batch = None if context is None else context.getLocalProperty(BATCH_ID_PROPERTY)
         return Report(
             batch_id=int(batch) if batch is not None and batch.isdigit() else -1,
@@ -52,6 +53,8 @@ class TaskWatch:
             failovers=done.read_failovers,
             speculative_reads=done.speculative_reads,
             ensemble_changes=done.ensemble_changes,
+            cache_bytes=sum(each.size_bytes for each in caches),
+            cache_bytes_max=sum(each.bytes_max for each in caches),
         )
 
 

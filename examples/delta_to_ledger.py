@@ -1,7 +1,7 @@
 """A Delta table becomes a stream, each row exactly once, also if the driver dies on the way.
 
-    python examples/delta_to_ledger.py                        # starts a cluster of its own
-    python examples/delta_to_ledger.py --metadata zk://host:2181/ledgers
+    python -m examples.delta_to_ledger                        # starts a cluster of its own
+    python -m examples.delta_to_ledger --metadata zk://host:2181/ledgers
 
 A driver that dies may have committed its last micro-batch, which Spark then repeats. The stream
 knows the last transaction of each sink and passes over the repetition. Needs delta-spark.
@@ -9,17 +9,12 @@ knows the last transaction of each sink and passes over the repetition. Needs de
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import tempfile
 from pathlib import Path
 
-from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
 import spark_ledger
-from spark_ledger.local import LocalCluster
+from examples.on_delta import crash, main
 
 STREAM = "readings"
 
@@ -31,14 +26,6 @@ def copy(spark: SparkSession, uri: str, table: str, checkpoint: Path) -> None:
     # With a name of its own, a query that lost its checkpoint is refused instead of doubling rows.
     writer = writer.option("sinkId", "delta-copy").option("checkpointLocation", str(checkpoint))
     writer.trigger(availableNow=True).start().awaitTermination()
-
-
-def crash(checkpoint: Path) -> None:
-    """What a driver leaves that dies behind its commit: Spark has not noted that it was done."""
-    commits = checkpoint / "commits"
-    newest = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    (commits / f"{newest}").unlink()
-    (commits / f".{newest}.crc").unlink()
 
 
 def run(spark: SparkSession, uri: str, folder: Path) -> None:
@@ -57,30 +44,5 @@ def run(spark: SparkSession, uri: str, folder: Path) -> None:
     print(f"{len(ids)} rows, {len(set(ids))} of them different; {stream.name}: {last}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--metadata", help="URI of a running cluster; without it, one is started")
-    arguments = parser.parse_args()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers run in it
-    spark = configure_spark_with_delta_pip(  # fetches Delta's jars at the first start
-        SparkSession.builder.master("local[2]")
-        .appName("Delta to ledger")
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config(
-            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-        )
-        .config("spark.databricks.delta.snapshotPartitions", 2)
-        .config("spark.ui.enabled", False)
-        .config("spark.ui.showConsoleProgress", False)
-    ).getOrCreate()
-    with tempfile.TemporaryDirectory() as folder:
-        if arguments.metadata:
-            run(spark, arguments.metadata, Path(folder))
-        else:
-            with LocalCluster(bookies=3) as cluster:
-                run(spark, cluster.uri, Path(folder))
-        spark.stop()
-
-
 if __name__ == "__main__":
-    main()
+    main(run, __doc__ or "")

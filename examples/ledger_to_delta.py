@@ -1,7 +1,7 @@
 """A stream becomes two Delta tables, each row exactly once: a copy, and the newest row per key.
 
-    python examples/ledger_to_delta.py                        # starts a cluster of its own
-    python examples/ledger_to_delta.py --metadata zk://host:2181/ledgers
+    python -m examples.ledger_to_delta                        # starts a cluster of its own
+    python -m examples.ledger_to_delta --metadata zk://host:2181/ledgers
 
 A driver that dies may have written its last micro-batch, which Spark then repeats. Delta passes
 over the repetition by its number; the MERGE writes the same rows once more. Needs delta-spark.
@@ -9,19 +9,15 @@ over the repetition by its number; the MERGE writes the same rows once more. Nee
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import tempfile
 from pathlib import Path
 
 import pyarrow as pa
-from delta import DeltaTable, configure_spark_with_delta_pip
+from delta import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import spark_ledger
-from spark_ledger.local import LocalCluster
+from examples.on_delta import crash, main
 
 STREAM = "orders"
 COLUMNS: list[tuple[str, pa.DataType]] = [("id", pa.int64()), ("status", pa.string())]
@@ -61,14 +57,6 @@ def upsert(orders: DataFrame, table: str, checkpoint: Path) -> None:
     writer.trigger(availableNow=True).start().awaitTermination()
 
 
-def crash(checkpoint: Path) -> None:
-    """What a driver leaves that dies behind its last write: Spark has not noted it as done."""
-    commits = checkpoint / "commits"
-    newest = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    (commits / f"{newest}").unlink()
-    (commits / f".{newest}.crc").unlink()
-
-
 def run(spark: SparkSession, uri: str, folder: Path) -> None:
     with spark_ledger.connect(uri) as client:
         schema = pa.schema(COLUMNS)
@@ -84,31 +72,5 @@ def run(spark: SparkSession, uri: str, folder: Path) -> None:
         print(f"{name}: {', '.join(f'{row.id} {row.status}' for row in found)}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--metadata", help="URI of a running cluster; without it, one is started")
-    arguments = parser.parse_args()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers run in it
-    spark = configure_spark_with_delta_pip(  # fetches Delta's jars at the first start
-        SparkSession.builder.master("local[2]")
-        .appName("ledger to Delta")
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config(
-            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-        )
-        .config("spark.databricks.delta.snapshotPartitions", 2)
-        .config("spark.sql.shuffle.partitions", 2)
-        .config("spark.ui.enabled", False)
-        .config("spark.ui.showConsoleProgress", False)
-    ).getOrCreate()
-    with tempfile.TemporaryDirectory() as folder:
-        if arguments.metadata:
-            run(spark, arguments.metadata, Path(folder))
-        else:
-            with LocalCluster(bookies=3) as cluster:
-                run(spark, cluster.uri, Path(folder))
-        spark.stop()
-
-
 if __name__ == "__main__":
-    main()
+    main(run, __doc__ or "")

@@ -28,6 +28,7 @@ from connector.read.offsets import (
 from connector.read.partitions import StreamPartition, StreamSpan
 from connector.read.planner import Backlog, has_rows, trigger_end
 from connector.retry import RetryBudget
+from spark_ledger.client.caches import watch_cache
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.limits.connector import (
     COMMITS_CACHED_BYTES_MAX,
@@ -396,6 +397,7 @@ class CommitCache:
         self._stream = stream
         self._commits: list[Commit] = []
         self._bytes = 0
+        watch_cache("plan", self, lambda each: each.memory_bytes, COMMITS_CACHED_BYTES_MAX)
 
     def between(self, first_segment: int, end_segment: int) -> list[Commit]:
         """The commits that hold segments ``first_segment`` .. ``end_segment - 1``, in order."""

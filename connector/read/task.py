@@ -24,7 +24,6 @@ from connector.schema import read_schema
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
 from spark_ledger.limits.connector import (
     RAW_ENTRIES_PER_BATCH,
-    READS_LOGGED_MAX,
     RETRY_IN_TASK_S,
     SPARK_BATCH_BYTES_MAX,
     SPARK_BATCH_BYTES_TARGET,
@@ -42,7 +41,6 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a partition. An empty read has one partition of Spark's own, without rows."""
     wanted = read_schema(schema)
-    _log_places(options, partition)
     if isinstance(partition, StreamPartition):
         return _resized(_stream_batches(options, _StreamRead(options, wanted, partition)))
     if isinstance(partition, StreamSpan):
@@ -50,40 +48,6 @@ def read_partition(
     if isinstance(partition, LedgerPartition):
         return _resized(_read_with_retries(options, _LedgerRead(options, wanted, partition)))
     return iter(())
-
-
-def _log_places(options: ReadOptions, partition: InputPartition) -> None:
-    """Say which fragments a task reads, and which bookies it asks first unless it knows better."""
-    if not logger.isEnabledFor(logging.INFO):
-        return
-    if isinstance(partition, StreamSpan):
-        commits = partition.span.commits
-        logger.info("%s: reading commits %d..%d", options.subject, commits.start, commits[-1])
-        return
-    if isinstance(partition, StreamPartition):
-        plan = partition.plan
-        first, last = plan.ranges[0].segment.number, plan.ranges[-1].segment.number
-        what, number, reads = f"segments {first}..{last}", plan.replica_hint, plan.reads
-    elif isinstance(partition, LedgerPartition):
-        what = f"entries {partition.first_entry}..{partition.last_entry}"
-        number, reads = partition.replica_hint, partition.reads
-    else:
-        return
-    shown = [
-        f"{part.size_bytes} bytes of the fragment of ledger {part.ledger_id} from entry "
-        f"{part.fragment} on, from {part.bookie_id}"
-        for part in reads.parts[:READS_LOGGED_MAX]
-    ]
-    more = len(reads.parts) - len(shown)
-    places = "; ".join(shown) or "places unknown"
-    logger.info(
-        "%s: partition %d reads %s: %s%s",
-        options.subject,
-        number,
-        what,
-        places,
-        f" and {more} more" if more > 0 else "",
-    )
 
 
 class _ResumableRead(Protocol):

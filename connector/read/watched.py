@@ -17,6 +17,8 @@ from connector.read.partitions import (
 )
 from connector.read.task import read_partition
 from connector.task_report import TaskWatch, log_task, send_from_task
+from spark_ledger.limits.connector import READS_LOGGED_MAX
+from spark_ledger.stream.plan.balance import FirstReads
 
 
 def read_watched(
@@ -46,19 +48,28 @@ def _batches(
 
 
 def where(partition: InputPartition) -> str:
-    """Which part of the stream or ledger it is, for the log."""
+    """Which part of the stream or ledger it is, and whom the plan asks for it, for the log."""
     if isinstance(partition, StreamPartition):
         first, last = partition.plan.ranges[0], partition.plan.ranges[-1]
         ledgers = sorted({each.segment.ledger_id for each in partition.plan.ranges})
         shown = ", ".join(map(str, ledgers[:3])) + ", ..." * (len(ledgers) > 3)
         return (
             f" from {(first.segment.number, *first.start)} to {(last.segment.number, *last.end)}, "
-            f"ledger {shown}"
+            f"ledger {shown}{_planned(partition.plan.reads)}"
         )
     if isinstance(partition, StreamSpan):
         return f" from {tuple(partition.span.start)} to {tuple(partition.span.end)}"
     if isinstance(partition, SeveralPartition):
         return "; ".join(f" of {name!r}{where(part)}" for name, part in partition.parts)
     if isinstance(partition, LedgerPartition):
-        return f", entries {partition.first_entry} to {partition.last_entry}"
+        entries = f", entries {partition.first_entry} to {partition.last_entry}"
+        return f"{entries}{_planned(partition.reads)}"
     return ""
+
+
+def _planned(reads: FirstReads) -> str:
+    """Which bookies the plan has the task ask first, and for how much. It may know better."""
+    sizes = reads.bytes_by_bookie
+    shown = [f"{size} bytes from {name}" for name, size in sizes.items()][:READS_LOGGED_MAX]
+    more = ["..."] * (len(sizes) > READS_LOGGED_MAX)
+    return f", planned {', '.join([*shown, *more])}" if shown else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import os
@@ -49,7 +50,7 @@ GROUPS: Final = {
 
 # The first class that fits says what to do next; an empty text means that the message does.
 NEXT_STEPS: Final[tuple[tuple[type[LedgerError], str], ...]] = (
-    (MetadataUnavailableError, "check the metadata URI and that ZooKeeper runs there"),
+    (MetadataUnavailableError, "try again when ZooKeeper answers"),
     (BookieUnavailableError, "see which bookies are up with: ledger bookies list"),
     (RecoveryError, "the ledger has lost nothing: try again when its bookies are back"),
     (RetryableError, "try again"),
@@ -83,7 +84,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in GROUPS:
-            return None
+            near = difflib.get_close_matches(cmd_name, GROUPS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"No such command {cmd_name!r}.{hint}", ctx)
         module = importlib.import_module(f"spark_ledger.cli.{cmd_name}")
         command = module.group
         assert isinstance(command, click.Group)

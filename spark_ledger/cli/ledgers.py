@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
+from spark_ledger.cli.arguments.amounts import LEDGER_ID
 from spark_ledger.cli.arguments.settings import Command, Settings, common_options, password_option
 from spark_ledger.cli.show.output import (
     age_text,
@@ -39,7 +40,7 @@ def group() -> None:
     """Look at, write, read and repair ledgers."""
 
 
-ledger_argument = click.argument("ledger_id", type=click.IntRange(min=0))
+ledger_argument = click.argument("ledger_id", type=LEDGER_ID)
 
 
 def creation_options(command: Command) -> Command:
@@ -359,7 +360,7 @@ def recover(settings: Settings, ledger_id: int, password: bytes) -> None:
 
 
 @group.command()
-@click.argument("ledger_ids", nargs=-1, required=True, type=click.IntRange(min=0))
+@click.argument("ledger_ids", nargs=-1, required=True, type=LEDGER_ID)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common_options
 @click.pass_obj
@@ -380,5 +381,5 @@ def confirm(yes: bool, question: str) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody to ask: add --yes")
+        raise click.UsageError("there is no terminal to ask at: add --yes if you are sure")
     click.confirm(question, abort=True, err=True)

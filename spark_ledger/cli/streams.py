@@ -143,6 +143,7 @@ def show(settings: Settings, name: str, commits: int, counts: bool) -> None:
         return
     facts = (
         ("stream", config.name),
+        ("id", config.stream_id),
         ("replication", config.quorums),
         ("compression", config.compression.value),
         ("created", time_text(config.created_ms)),
@@ -186,6 +187,7 @@ def stream_fields(config: StreamConfig, head: Head, commits: list[Commit]) -> di
     """A stream for scripts."""
     return {
         "stream": config.name,
+        "stream_id": config.stream_id,
         "ensemble_size": config.quorums.ensemble_size,
         "write_quorum": config.quorums.write_quorum,
         "ack_quorum": config.quorums.ack_quorum,
@@ -236,6 +238,7 @@ def print_rows(
 ) -> int:
     """Print rows, each batch as soon as it is there; the number of rows printed."""
     printed = 0
+    widths: list[int] | None = None
     for batch in batches:
         part = batch if limit is None else batch.slice(0, limit - printed)
         rows = rows_of(part)
@@ -243,7 +246,7 @@ def print_rows(
             for row in rows:
                 print_json(json_value(row))
         elif rows:
-            print_cells(part.schema.names, rows)
+            widths = print_cells(part.schema.names, rows, above=widths)
         printed += part.num_rows
         if limit is not None and printed >= limit:
             break

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
 
+from spark_ledger.client.caches import watch_cache
 from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.nearness import distances
 from spark_ledger.client.suspects import Suspects
@@ -24,7 +25,11 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.limits.client import BOOKIE_SUSPECT_S
-from spark_ledger.limits.metadata import METADATA_READ_AGAIN_FACTOR, METADATA_RETRY_DELAY_S
+from spark_ledger.limits.metadata import (
+    LEDGERS_SEEN_BYTES_MAX,
+    METADATA_READ_AGAIN_FACTOR,
+    METADATA_RETRY_DELAY_S,
+)
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
@@ -77,6 +82,7 @@ class ClientContext:
 
     def __post_init__(self) -> None:
         self.suspects = Suspects(self.transport)
+        watch_cache("ledgers", self.ledgers, LedgerStore.seen_bytes, LEDGERS_SEEN_BYTES_MAX)
 
     def suspect(self, bookie_id: BookieId) -> None:
         """A bookie failed an add: prefer others for a while."""

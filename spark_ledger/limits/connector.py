@@ -58,7 +58,7 @@ RAW_ENTRIES_PER_BATCH: Final = 4096
 """Raw entries of a few bytes are given to Spark in Arrow batches of at most this many."""
 
 READS_LOGGED_MAX: Final = 20
-"""Fragments that the log line of a task names: a line that people can read."""
+"""Bookies that the log line of a task names: a line that people can read."""
 
 SEGMENTS_PER_FETCH: Final = 1024
 """Commits are read in steps of this many segments while a limited trigger looks for its end."""

@@ -60,7 +60,8 @@ class Processes:
             if self._process.returncode == supervisor.DIRECTORY_IN_USE:
                 raise ConfigurationError(
                     f"a local cluster runs in {directory} already: "
-                    "stop it, or use another directory"
+                    "see where with `ledger local status`, end it with `ledger local down`, or "
+                    "use another directory"
                 )
             raise LedgerError(
                 f"the local cluster cannot start: {log_tail(directory / 'supervisor.log')}"

@@ -56,6 +56,10 @@ class LedgerStore:
         self._seen = SeenLedgers(store)
         self._ids = LedgerIds(store, draw or random.Random())  # noqa: S311 - jitter
 
+    def seen_bytes(self) -> int:
+        """What is remembered of metadata that were seen, about."""
+        return self._seen.size_bytes
+
     async def new_ledger_id(self) -> LedgerId:
         """An id that no other ledger has or had. Ids of one client ascend, with gaps."""
         return await self._ids.take()

@@ -43,6 +43,10 @@ METRICS: Final = {
     ),
     "spark_ledger_ensemble_changes_total": Metric("counter", "failed bookies that were replaced"),
     "spark_ledger_commit_seconds_total": Metric("counter", "how long the commits took"),
+    "spark_ledger_task_cache_bytes": Metric(
+        "gauge", "what the caches of a worker hold, of the one that holds most"
+    ),
+    "spark_ledger_task_cache_bytes_max": Metric("gauge", "what its caches may hold at most"),
 }
 
 _OF_TASKS: Final = {
@@ -56,6 +60,8 @@ _OF_TASKS: Final = {
     "spark_ledger_speculative_reads_total": "speculative_reads",
     "spark_ledger_ensemble_changes_total": "ensemble_changes",
     "spark_ledger_commit_seconds_total": "commit_seconds",
+    "spark_ledger_task_cache_bytes": "cache_bytes",
+    "spark_ledger_task_cache_bytes_max": "cache_bytes_max",
 }
 
 _Series = tuple[str, tuple[tuple[str, str], ...]]

@@ -52,14 +52,20 @@ class Report(msgspec.Struct, frozen=True):
     speculative_reads: int = 0
     ensemble_changes: int = 0
     commit_seconds: float = 0.0
+    cache_bytes: int = 0
+    """What caches of a process hold: of the process that holds most."""
+    cache_bytes_max: int = 0
+    """The bounds of its caches, together."""
 
     def plus(self, other: Report) -> Report:
         """Both together."""
         added = {
             name: getattr(self, name) + getattr(other, name)
             for name in self.__struct_fields__
-            if name not in ("batch_id", "kind")
+            if name not in ("batch_id", "kind", "cache_bytes", "cache_bytes_max")
         }
+        for name in ("cache_bytes", "cache_bytes_max"):
+            added[name] = max(getattr(self, name), getattr(other, name))
         return msgspec.structs.replace(self, **added)
 
 

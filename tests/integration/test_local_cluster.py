@@ -180,7 +180,9 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
 def test_a_directory_of_its_own_keeps_the_data(tmp_path: Path) -> None:
     with LocalCluster(bookies=2, directory=tmp_path / "kept") as first:
         before, uri = cluster_id(first.uri), first.uri
-        with pytest.raises(ConfigurationError, match=r"runs in .*kept already"):
+        with pytest.raises(
+            ConfigurationError, match=r"runs in .*kept already: .*ledger local down"
+        ):
             LocalCluster(bookies=1, directory=tmp_path / "kept")
     with LocalCluster(bookies=1, directory=str(tmp_path / "kept")) as second:
         assert second.uri == uri

@@ -1,4 +1,4 @@
-"""Sizes and time spans as options of a command."""
+"""Sizes, time spans and ledger ids as they are given to a command."""
 
 from __future__ import annotations
 
@@ -25,6 +25,22 @@ class Amount(click.ParamType[float]):
         except ValueError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
 
+
+class _LedgerIdType(click.ParamType[int]):
+    """The number of a ledger."""
+
+    name = "ledger id"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """The number of a text, or wrong usage that says where ids are shown."""
+        if not (text := str(value)).isdecimal():
+            self.fail(f"{text!r} is no ledger id: see them with: ledger ledgers list", param, ctx)
+        return int(text)
+
+
+LEDGER_ID = _LedgerIdType()
 
 DURATION_S = Amount("duration", parse_duration_s)
 """Seconds, from 500ms, 10s, 15m, 1h or 7d."""

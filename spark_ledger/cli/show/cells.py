@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 import click
 
 from spark_ledger.cli.show.output import payload_fields
+from spark_ledger.cli.show.variants import is_variant, variant_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,16 +28,20 @@ class _DayOrTime(Protocol):
 def rows_of(batch: pyarrow.RecordBatch) -> list[dict[str, object]]:
     """The rows of a batch as Python values.
 
-    What Python has no value for becomes text: days and times outside of the years 1 to 9999, and
-    text that is not UTF-8.
+    What Python has no value for becomes text: days and times outside of the years 1 to 9999, text
+    that is not UTF-8. A variant is shown as what it holds.
     """
+    variants = [field.name for field in batch.schema if is_variant(field.type)]
+    rows: list[dict[str, object]]
     try:
-        rows: list[dict[str, object]] = batch.to_pylist()
-        return rows
+        rows = batch.to_pylist()
     except (UnicodeDecodeError, OverflowError, ValueError):
         columns = [[_value(scalar) for scalar in column] for column in batch.columns]
         names = batch.schema.names
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    for row in rows if variants else ():
+        row.update({name: variant_of(row[name]) for name in variants})
+    return rows
 
 
 def _value(scalar: pyarrow.Scalar[pyarrow.DataType]) -> object:
@@ -86,14 +91,20 @@ def cell_text(value: object) -> str:
     return text
 
 
-def print_cells(names: Sequence[str], rows: Sequence[dict[str, object]]) -> None:
-    """A table with one line a row. Rich takes milliseconds a row, and an entry has thousands."""
+def print_cells(
+    names: Sequence[str],
+    rows: Sequence[dict[str, object]],
+    *,
+    above: Sequence[int] | None = None,
+) -> list[int]:
+    """A table with one line a row, and the widths of its columns. Rich takes milliseconds a row,
+    and an entry has thousands. ``above``: the widths of the same table, which goes on."""
     from rich.cells import cell_len
 
     lines = [[cell_text(name) for name in names]]
     lines += [[cell_text(row[name]) for name in names] for row in rows]
     sizes = [[cell_len(text) for text in line] for line in lines]
-    widths = [max(column) for column in zip(*sizes, strict=True)]
+    widths = [max(column) for column in zip(*sizes, *([above] if above else []), strict=True)]
     printed = [
         "  ".join(
             text + " " * (width - size)
@@ -101,5 +112,7 @@ def print_cells(names: Sequence[str], rows: Sequence[dict[str, object]]) -> None
         ).rstrip()
         for line, line_sizes in zip(lines, sizes, strict=True)
     ]
-    click.echo(click.style(printed[0], bold=True))
+    if above is None:
+        click.echo(click.style(printed[0], bold=True))
     click.echo("\n".join(printed[1:]))
+    return widths

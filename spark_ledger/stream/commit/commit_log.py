@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from spark_ledger.client.caches import watch_cache
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
 from spark_ledger.limits.stream import COMMITS_KEPT_BYTES_MAX
 from spark_ledger.stream.commit.commit_nodes import CommitNodes
@@ -72,6 +73,7 @@ class CommitLog:
         self.manifests = ManifestStore(ledgers, nodes, stream_id)
         self._lists = asyncio.Semaphore(_LISTS_AT_ONCE_MAX)
         self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id)
+        watch_cache("commits", self, lambda log: log._cache_bytes, COMMITS_KEPT_BYTES_MAX)
 
     def remember(self, commit: Commit, pointer: SegmentListPointer | None = None) -> None:
         """Put a commit that is known to be stored, and its node's pointer, into the cache."""

@@ -204,7 +204,7 @@ class Sealer:
             ]
         )
         deletes = self._node_deletes(first, after.sealed)
-        if not await self._replace(before, after, deletes, made=ledger, holds=first):
+        if not await self._replace(before, after, deletes, made=[ledger], holds=first):
             return False
         self._manifests.keep(ledger, pages)  # to be merged without being read
         return True
@@ -254,7 +254,7 @@ class Sealer:
         if leaves:
             left = {LedgerId(page.pointer.ledger_id) for page in pages} - after.ledgers()
         deletes = self._ledgers.naming.deletes(sorted(left))
-        if not await self._replace(before, after, deletes, made=ledger_id, holds=pages[0].first):
+        if not await self._replace(before, after, deletes, made=[ledger_id], holds=pages[0].first):
             return False
         self._manifests.forget(left)
         return True
@@ -305,13 +305,13 @@ class Sealer:
         after: ManifestRoot,
         deletes: Sequence[Operation],
         *,
-        made: LedgerId | None = None,
+        made: Sequence[LedgerId] = (),
         holds: int = 0,
     ) -> bool:
         """Replace the root in the version that was read, and delete the nodes; whether it was done.
 
-        ``made`` is the ledger with the new pages, if there are any, and ``holds`` a commit behind
-        them. If the transaction can take no effect any more the ledger is deleted (rule T12).
+        ``made`` are the ledgers with the new pages, if there are any, and ``holds`` a commit behind
+        them. If the transaction can take no effect any more they are deleted (rule T12).
         """
         nodes = self._nodes
         operations = [
@@ -319,7 +319,7 @@ class Sealer:
             Check(nodes.config_path, self._schemas.versioned.version),
             Put(nodes.manifests_path, encode_root(after), before.version),
             *deletes,
-            *await self._ledgers.naming.operations([] if made is None else [made]),
+            *await self._ledgers.naming.operations(made),
         ]
         is_undecided = False
         for _ in range(_SENDS_MAX):
@@ -329,7 +329,7 @@ class Sealer:
                 is_undecided = True
             except (ConflictError, NotFoundError):
                 if not is_undecided:
-                    await self._drop_made(made)
+                    await self._drop(made)
                     await self._schemas.refresh()
                     return False
             else:
@@ -338,36 +338,33 @@ class Sealer:
             found = await self._find(before, made, holds)
             if found is not None:
                 return found
-        return False  # it may still arrive, so the ledger stays
+        return False  # it may still arrive, so the ledgers stay
 
     async def _find(
-        self, before: Versioned[ManifestRoot], made: LedgerId | None, holds: int
+        self, before: Versioned[ManifestRoot], made: Sequence[LedgerId], holds: int
     ) -> bool | None:
         """Whether a transaction whose reply was lost was applied; None while it may still be."""
         try:
             await self._manifests.read_root(latest=True)
         except NoSuchStreamError:
-            await self._drop_made(made)
+            await self._drop(made)
             raise
         newest = self._manifests.versioned
         if newest is None or newest.version == before.version:
             return None
-        if made is None:
+        if not made:
             return True  # of whoever replaced it: the next look says what is left to do
         if await self._manifests.search(lambda root: self._names(root, made, holds)):
             return True
-        await self._drop_made(made)
+        await self._drop(made)
         return False
 
-    async def _drop_made(self, made: LedgerId | None) -> None:
-        await self._drop([] if made is None else [made])
-
-    async def _names(self, root: ManifestRoot, ledger_id: LedgerId, commit: int) -> bool:
-        """Whether a page behind which a commit lies is in a ledger."""
+    async def _names(self, root: ManifestRoot, made: Sequence[LedgerId], commit: int) -> bool:
+        """Whether a page behind which a commit lies is in one of these ledgers."""
         if commit >= root.sealed:
             return False
         path = await self._manifests.path(root, commit)
-        return ledger_id in {page.pointer.ledger_id for page in path}
+        return not {page.pointer.ledger_id for page in path}.isdisjoint(made)
 
     async def _drop(self, ledger_ids: Iterable[LedgerId]) -> None:
         """Delete ledgers that no root names and none will. Best effort: what stays is found by its

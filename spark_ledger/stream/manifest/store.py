@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Seq
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from spark_ledger.client.caches import watch_cache
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.stream import PAGES_KEPT_BYTES_MAX
@@ -54,6 +55,7 @@ class ManifestStore:
         self._pages_bytes = 0
         self._pointers: OrderedDict[tuple[int, int], tuple[PagePointer, ...]] = OrderedDict()
         self._reads = asyncio.Semaphore(PAGE_READS_MAX)
+        watch_cache("pages", self, lambda store: store._pages_bytes, PAGES_KEPT_BYTES_MAX)
 
     @property
     def memory_bytes(self) -> int:

@@ -224,6 +224,7 @@ async def test_unreachable_store_does_not_end_the_watch(world: World) -> None:
     async with asyncio.timeout(10):
         while not told:
             await asyncio.sleep(0.01)
+    assert down == [0], "the store was asked while it was down"
     await running.close()
 
 

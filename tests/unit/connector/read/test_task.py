@@ -18,6 +18,7 @@ from connector.options import read_options
 from connector.read import task
 from connector.read.partitions import LedgerPartition, StreamPartition
 from connector.read.task import _resized, ranges_after, read_partition
+from connector.read.watched import read_watched
 from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
 from spark_ledger.errors import BookieUnavailableError, DataLossError, NoSuchStreamError
 from spark_ledger.limits import KIB, MIB
@@ -115,10 +116,13 @@ def test_task_asks_the_planned_bookies_and_says_so(
     reads = FirstReads(order, (FirstRead(LedgerId(1), EntryId(40), order[0], 77),))
     with caplog.at_level(logging.INFO):
         for plan in (Plan(ranges, 5, reads), Plan(ranges, 5)):
-            assert list(read_partition(options, SCHEMA, StreamPartition("id", plan)))
+            assert list(read_watched(options, SCHEMA, StreamPartition("id", plan)))
     assert Hinted.hints == [order, 5]
-    assert "stream 's': partition 5 reads segments 3..3: 77 bytes of the fragment" in caplog.text
-    assert "ledger 1 from entry 40 on, from b2" in caplog.text and "places unknown" in caplog.text
+    lines = [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]
+    assert len(lines) == 2, "one for each task"
+    place = " from (3, 0, 0) to (3, 1, 0), ledger "
+    assert all(line.startswith("stream 's': read 1 rows, ") and place in line for line in lines)
+    assert lines[0].endswith(", planned 77 bytes from b2") and "planned" not in lines[1]
 
 
 def test_metadata_column_is_where_it_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:

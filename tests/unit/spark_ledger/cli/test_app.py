@@ -62,7 +62,7 @@ def test_traceback_only_with_debug(client: FakeClient, run: Run) -> None:
 
 def test_a_message_of_many_lines_becomes_one_sentence() -> None:
     error = errors.MetadataUnavailableError("cannot reach\n  10.0.0.1:2181. ")
-    expected = "cannot reach 10.0.0.1:2181; check the metadata URI and that ZooKeeper runs there."
+    expected = "cannot reach 10.0.0.1:2181; try again when ZooKeeper answers."
     assert sentence(error) == expected
     assert sentence(errors.ConfigurationError("use 3")) == "use 3."
     assert sentence(errors.FencedError()).startswith("FencedError; another client")

@@ -73,11 +73,12 @@ def test_append_options_reach_the_ledger(
         (("ledgers", "append", "x", "--password", "env:NO_SUCH_NAME"), "NO_SUCH_NAME"),
         (("ledgers", "append", "x", "--password", "file:/no/such"), "/no/such"),
         (("ledgers", "append", "--entry-bytes", "0"), "--entry-bytes"),
-        (("ledgers", "read", "x"), "not a valid integer"),
+        (("ledgers", "read", "x"), "'x' is no ledger id: see them with: ledger ledgers list"),
         (("ledgers", "read", "-1"), "-1"),
         (("ledgers", "nonsense"), "nonsense"),
         (("nonsense",), "nonsense"),
-        (("ledgers", "delete", "1"), "--yes"),
+        (("stream", "list"), "No such command 'stream'. Did you mean 'streams'?"),
+        (("ledgers", "delete", "1"), "no terminal to ask at: add --yes"),
     ],
 )
 def test_wrong_usage_exits_2_and_names_the_argument(

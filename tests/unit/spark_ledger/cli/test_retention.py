@@ -119,6 +119,7 @@ def test_show_draws_the_stream_as_a_line(stream: Stream, run: Run) -> None:
     assert (found["live_rows"], found["reclaimable_rows"], found["deleted_commits"]) == (4, 2, 0)
     assert found["earliest_commit"] == 2 and found["holds"] == []
     shown = run("streams", "show", "s").out
+    assert found["stream_id"] in shown
     assert "xxxxxxxxxxxxxxxxxxxx|----------------------------------------" in shown
     assert "commits 0 to 1" in shown and "commits 2 to 5" in shown
     assert "2 rows" in shown and "4 rows" in shown and "back to" in shown

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.cli.show.cells import CELL_CHARS_MAX, cell_text
-from spark_ledger.cli.streams import print_rows
+from spark_ledger.cli.streams import print_rows, stream_fields
+from spark_ledger.stream.model import Head, StreamConfig
 from tests.unit.spark_ledger.cli.conftest import Run
 from tests.unit.spark_ledger.cli.fakes import FakeClient, FakeStream
 
@@ -65,9 +66,23 @@ def test_limit(stream: FakeStream, run: Run, limit: int, ids: list[int]) -> None
     assert [json.loads(line)["id"] for line in outcome.out.splitlines()] == ids
 
 
-def test_table_has_one_header_a_batch(stream: FakeStream, run: Run) -> None:
+def test_table_has_one_header_over_all_batches(stream: FakeStream, run: Run) -> None:
     lines = run("streams", "read", "s").out.splitlines()
-    assert [line.split()[0] for line in lines] == ["id", "1", "2", "id", "3"]
+    assert [line.split()[0] for line in lines] == ["id", "1", "2", "3"]
+
+
+def test_columns_of_later_batches_are_below_those_of_the_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    batches = [pa.record_batch({"a": [text], "b": [1]}) for text in ("xxx", "y", "zzzzz", "q")]
+    assert print_rows(batches, as_json=False) == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["a    b", "xxx  1", "y    1", "zzzzz  1", "q      1"]
+
+
+def test_stream_is_shown_with_the_id_that_a_query_s_progress_names() -> None:
+    config = StreamConfig("s", "6f1c", (pa.schema({"a": pa.int64()}),))
+    assert stream_fields(config, Head("6f1c"), [])["stream_id"] == "6f1c"
 
 
 def test_markup_in_data_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
