@@ -22,9 +22,14 @@ from connector.read.offsets import (
     unchanged,
 )
 from connector.read.partitions import LedgerPartition
-from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
+from spark_ledger.errors import (
+    ConfigurationError,
+    DataLossError,
+    MetadataUnavailableError,
+    NoSuchLedgerError,
+)
 from spark_ledger.limits.client import TAIL_METADATA_WAIT_S
-from spark_ledger.limits.connector import POLL_WAIT_S
+from spark_ledger.limits.connector import LEDGER_LOOKED_S, POLL_WAIT_S
 from spark_ledger.stream.plan.balance import Balance, units_of_entries, weights_of
 from spark_ledger.stream.plan.partitions import partition_count
 from spark_ledger.types import BookieInfo, EntryId, LedgerId
@@ -54,6 +59,7 @@ class LedgerSource:
         self._initial: EntryId | None = None
         self._target: EntryId | None = None
         self._entries_held_since = clock()
+        self._looked_s = clock()
         self._metadata_away_since: float | None = None
         self._batch_end: EntryId | None = None
         """Where the newest micro-batch ends: the lag is reckoned from there."""
@@ -63,8 +69,22 @@ class LedgerSource:
         return EntryId(self._reader.last_add_confirmed + 1)
 
     def _refreshed_end(self) -> EntryId:
-        if not self._reader.is_closed:
-            self._reader.refresh()
+        """The end. A closed ledger does not grow, and is looked for now and then.
+
+        Raises DataLossError if it was deleted.
+        """
+        if not self._reader.is_closed or self._clock() - self._looked_s >= LEDGER_LOOKED_S:
+            try:
+                self._reader.refresh()
+            except NoSuchLedgerError as error:
+                raise DataLossError(
+                    f"ledger {self._ledger_id} was deleted while this query was reading it: stop "
+                    "the query; what it has not read is gone"
+                ) from error
+            except MetadataUnavailableError:
+                if not self._reader.is_closed:
+                    raise
+            self._looked_s = self._clock()
         return self._end()
 
     def _followed_end(self) -> EntryId:

@@ -86,6 +86,10 @@ STREAMS_LISTED_S: Final = 1.0
 """How often a running query looks for new streams that fit its pattern: a list of names, one
 metadata read."""
 
+LEDGER_LOOKED_S: Final = 10.0
+"""How often a running query looks whether its closed raw ledger is still there: nothing else would
+tell it. A deletion is no hurry, and a look is a metadata read."""
+
 LOOKS_BESIDE_TRUNCATIONS: Final = 5
 """How often a trigger over several streams looks again because rows were truncated between two of
 its looks. Once is the rule; a truncation takes longer than a look."""

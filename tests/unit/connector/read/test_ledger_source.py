@@ -8,9 +8,15 @@ from connector.options import read_options
 from connector.read import ledger_source
 from connector.read.ledger_source import LedgerSource
 from connector.read.offsets import OffsetJson
-from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
+from spark_ledger.errors import (
+    ConfigurationError,
+    DataLossError,
+    MetadataUnavailableError,
+    NoSuchLedgerError,
+)
 from spark_ledger.limits import MIB
 from spark_ledger.limits.client import TAIL_METADATA_WAIT_S
+from spark_ledger.limits.connector import LEDGER_LOOKED_S
 from spark_ledger.types import (
     BookieId,
     BookieInfo,
@@ -37,6 +43,7 @@ class Ledger:
         self.refreshes = 0
 
     metadata_away = False
+    is_deleted = False
 
     @property
     def metadata(self) -> LedgerMetadata:
@@ -50,6 +57,8 @@ class Ledger:
     def refresh(self) -> None:
         if self.metadata_away:
             raise MetadataUnavailableError("no ZooKeeper answered")
+        if self.is_deleted:
+            raise NoSuchLedgerError("there is no ledger 5")
         self.refreshes += 1
         self.refresh_confirmed()
 
@@ -95,6 +104,27 @@ def drain(reader: Source, start: OffsetJson) -> list[int | str]:
         ends.append(end["entry"])
         start = end
     return ends
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_ledger_deleted_under_a_query_fails_it_in_a_sentence(clock: Clock, closed: bool) -> None:
+    ledger = Ledger(1, 1)
+    reader = source(ledger, clock)
+    assert drain(reader, offset(0)) == [2]
+    ledger.is_closed, ledger.is_deleted = closed, True
+    clock.now += LEDGER_LOOKED_S
+    with pytest.raises(DataLossError, match="ledger 5 was deleted while this query was reading"):
+        reader.latest_offset(offset(2), unlimited=False)
+
+
+def test_closed_ledger_needs_no_metadata_to_be_waited_at(clock: Clock) -> None:
+    ledger = Ledger(1, 1)
+    reader = source(ledger, clock)
+    assert drain(reader, offset(0)) == [2]
+    ledger.is_closed, ledger.metadata_away = True, True
+    for _ in range(3):
+        clock.now += TAIL_METADATA_WAIT_S
+        assert drain(reader, offset(2)) == []
 
 
 def test_positions_are_resolved_against_the_confirmed_end(clock: Clock) -> None:
