@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ import pyarrow as pa
 from spark_ledger.client.blocking import LedgerConnection
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
-from spark_ledger.limits.stream import PACKED_ENTRIES_MIN
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.arrow_types import AsyncRows, Rows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
@@ -32,7 +30,7 @@ from spark_ledger.stream.model import (
     SinkRecord,
     StreamConfig,
 )
-from spark_ledger.stream.packs.optimizer import Packed, Progress
+from spark_ledger.stream.packs.optimizer import OptimizeOptions, Packed, Progress
 from spark_ledger.stream.plan.locate import Located
 from spark_ledger.stream.positions import Position
 from spark_ledger.stream.retention.blocking import StreamRetention
@@ -405,32 +403,13 @@ class Stream:
         return _flatten(self._portal.iterate(chunks))
 
     def optimize(
-        self,
-        *,
-        entry_bytes: int | None = None,
-        pack_bytes: int | None = None,
-        entries_min: int = PACKED_ENTRIES_MIN,
-        dry_run: bool = False,
-        progress: Progress | None = None,
+        self, *, progress: Progress | None = None, **options: Unpack[OptimizeOptions]
     ) -> list[Packed]:
         """Copy small commits into packs of large entries; what was packed. See ``Optimizer.run``.
 
-        Positions, commits and rows stay as they are. ``progress`` is told how many rows of a pack
-        were copied, and of how many, on the thread of the connection.
+        Positions, commits and rows stay as they are. ``progress`` runs on the connection's thread.
         """
-        found = self._stream.optimizer.run(
-            entry_bytes=entry_bytes,
-            pack_bytes=pack_bytes,
-            entries_min=entries_min,
-            dry_run=dry_run,
-            progress=progress,
-        )
-
-        async def all_of_them() -> list[Packed]:
-            async with aclosing(found):
-                return [packed async for packed in found]
-
-        return self._call(all_of_them())
+        return self._call(self._stream.optimizer.run_all(progress=progress, **options))
 
     def close(self) -> None:
         """Stop watching, and close the ledger that ``append`` uses. Idempotent."""

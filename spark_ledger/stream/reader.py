@@ -42,7 +42,7 @@ from spark_ledger.stream.ledgers import LedgerRange, Ledgers
 from spark_ledger.stream.model import Segment, SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.model import Pack
-from spark_ledger.stream.packs.places import PackedRange, Piece, places
+from spark_ledger.stream.packs.places import PackedRange, cut_out, places
 from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.schema_registry import (
     STALE_READ_DELAY_S,
@@ -334,7 +334,7 @@ class _Decoder:
         for part, entry in entries:
             if isinstance(part, PackedRange):
                 whole = self._decode_one(part.range, entry).batch
-                found += [_cut_out(whole, piece) for piece in part.pieces[entry.entry_id]]
+                found += [cut_out(whole, piece) for piece in part.pieces[entry.entry_id]]
             else:
                 found.append(self._decode_one(part, entry))
         return found
@@ -381,19 +381,6 @@ class _Decoder:
 
 def _range_of(part: SegmentRange | PackedRange) -> SegmentRange:
     return part.range if isinstance(part, PackedRange) else part
-
-
-def _cut_out(whole: pa.RecordBatch, piece: Piece) -> PositionedBatch:
-    """The rows of one former entry, as if they had been read from there: also with the ledger that
-    their commit names, so that what is read is a function of commits alone (rule T5)."""
-    part = piece.range
-    return PositionedBatch(
-        Dlsn(part.segment.number, piece.entry, piece.slot),
-        part.segment.ledger_id,
-        part.commit,
-        part.commit_time_ms,
-        whole.slice(piece.first, piece.rows),
-    )
 
 
 def _behind(group: list[SegmentRange], entry_id: EntryId) -> list[SegmentRange]:

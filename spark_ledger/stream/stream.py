@@ -361,8 +361,7 @@ class Stream:
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Rows from ``start`` on, also those to come. Ends after ``idle_timeout`` seconds without
-        a new row (None: never). Raises as ``read``."""
+        """As ``read``, also rows to come. Ends after ``idle_timeout`` s without (None: never)."""
         target = await self._target_schema(schema, columns)
         position, end = await self._resolve(start, "latest")
         while True:

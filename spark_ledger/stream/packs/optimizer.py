@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from itertools import groupby, pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -58,6 +58,15 @@ class Packed(NamedTuple):
 
 Progress = Callable[[int, int], None]
 """Is told how many rows of a pack were copied, and of how many."""
+
+
+class OptimizeOptions(TypedDict, total=False):
+    """What ``Optimizer.run`` takes."""
+
+    entry_bytes: int | None
+    pack_bytes: int | None
+    entries_min: int
+    dry_run: bool
 
 
 class Optimizer:
@@ -109,6 +118,13 @@ class Optimizer:
         commits = chooser.end()
         if commits is not None:
             yield await self._pack(commits, choice, dry_run, progress)
+
+    async def run_all(
+        self, *, progress: Progress | None = None, **options: Unpack[OptimizeOptions]
+    ) -> list[Packed]:
+        """As ``run``, all of it."""
+        async with aclosing(self.run(progress=progress, **options)) as found:
+            return [packed async for packed in found]
 
     async def _unpacked(self) -> AsyncGenerator[Commit, None]:
         """The commits that can be read and are in no pack, in order."""

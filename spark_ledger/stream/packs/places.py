@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from spark_ledger.errors import CorruptionError
+from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import Segment, SegmentRange
 from spark_ledger.stream.packs.model import Pack, PackIndex
-from spark_ledger.types import EntryId
+from spark_ledger.types import Dlsn, EntryId
 
 
 class Piece(NamedTuple):
@@ -109,3 +112,16 @@ def _packed(
     )
     whole = SegmentRange(segment, (0, 0), (len(entry_rows), 0), 0, 0)
     return PackedRange(whole, {entry: pieces[entry] for entry in entries})
+
+
+def cut_out(whole: pa.RecordBatch, piece: Piece) -> PositionedBatch:
+    """The rows of one former entry, as if they had been read from there: also with the ledger that
+    their commit names, so that what is read is a function of commits alone (rule T5)."""
+    part = piece.range
+    return PositionedBatch(
+        Dlsn(part.segment.number, piece.entry, piece.slot),
+        part.segment.ledger_id,
+        part.commit,
+        part.commit_time_ms,
+        whole.slice(piece.first, piece.rows),
+    )
