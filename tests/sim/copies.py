@@ -49,7 +49,8 @@ class Arrival:
         self.rivals: list[Process] = []
         self._zookeeper = zookeeper
         self._rivals = 0
-        if node.world.options.copies or node.world.options.restores:
+        options = node.world.options
+        if options.copies or options.restores or options.repairers:
             self._found()
 
     # -- a schedule without copies -----------------------------------------------------------------

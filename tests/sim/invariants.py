@@ -18,6 +18,7 @@ from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from tests.sim.base import SimBase
 from tests.sim.node import BookieNode
+from tests.sim.repairing import check_repair, is_repair
 from tests.sim.restoring import Owners
 from tests.sim.witness import Witness
 
@@ -195,6 +196,10 @@ class Invariants(Witness):
         say = self._world.violate
         if old.incarnation != new.incarnation:
             say("restore", "overwritten", f"ledger {ledger_id} was overwritten by an older one")
+            return
+        if is_repair(old, new):
+            if not truth.disturbed:
+                check_repair(self._world, self._nodes, old, new)
             return
         if old.is_closed:
             # Also with the same end: whoever closes again has not seen the first close, and would

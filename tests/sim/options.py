@@ -146,6 +146,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether keepers audit all the time, and each commit of several ledgers names them ahead."""
     races: bool = False
     """Whether somebody holds rows and commits in the moment in which others drop and delete."""
+    repairers: int = 0
+    """How many make the copies of bookies again that were gone for a moment."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -206,6 +208,7 @@ def draw_options(seed: int) -> Options:
         drops=draw.random() < 0.5 and stream is not None,
         audits=draw.random() < 0.5 and stream is not None,
         races=draw.random() < 0.8,
+        repairers=int(draw.random() < 0.1),
     )
     if options.audits:
         options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
@@ -264,6 +267,7 @@ def _all_well(options: Options) -> Options:
         compacts=False,
         busy=0.0,
         lies="",
+        repairers=0,
         false_fences=options.false_fences and not options.lonely_tails,
     )
 

@@ -72,6 +72,8 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ):
             if name != "transactions" or value >= 1:
                 yield f"stream: {name} = {value}", {"stream": plan | {name: value}}
+    if options.repairers:
+        yield "a repairer less", {"repairers": options.repairers - 1}
     if options.keepers:
         yield "a keeper less", {"keepers": options.keepers - 1}
     for half in (

@@ -25,6 +25,7 @@ from tests.sim.network import Network
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
 from tests.sim.racing import RaceClient
+from tests.sim.repairing import start_repairer
 from tests.sim.restoring import Owners
 from tests.sim.strangers import StrangerClient
 from tests.sim.streams import AppendClient, Checkpoint, SinkClient, StreamReaderClient
@@ -91,6 +92,8 @@ class World(SimBase):
             self._populate_stream(self.options.stream)
         for number in range(self.options.keepers):
             start_keeper(self, f"keeper{number}")
+        for number in range(self.options.repairers):
+            start_repairer(self, f"repairer{number}")
         if self.options.collects:
             self.collections = Collections(self)
 
