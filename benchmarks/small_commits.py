@@ -1,7 +1,8 @@
 """Reading many small commits, written by one task or by several at the same time.
 
 ``python -m benchmarks.small_commits`` makes streams of a fresh cluster in which every commit has a
-segment of each task, and reads them whole, several times, each with a connection of its own.
+segment of each task, and reads them whole, several times, each with a connection of its own: as
+they were written, and once more when they are packed (rule T23).
 """
 
 from __future__ import annotations
@@ -40,13 +41,24 @@ def main(commits: int, tasks: tuple[int, ...], rounds: int) -> None:
             name = f"of-{count}"
             with spark_ledger.connect(cluster.uri) as client:
                 rows = _write(client.create_stream(name, schema=_SCHEMA), commits, count)
-            found = [_read(cluster.uri, name, rows) for _ in range(rounds)]
-            click.echo(
-                f"{commits:,} commits of {count} tasks, {rows:,} rows: "
-                f"median {median(each.seconds for each in found):.3f} s, "
-                f"fastest {min(each.seconds for each in found):.3f} s, "
-                f"{min(each.processor_seconds for each in found):.3f} s of the reader's processor"
-            )
+            _report(f"{commits:,} commits of {count} tasks, {rows:,} rows", cluster, name, rounds)
+            with spark_ledger.connect(cluster.uri) as client, client.stream(name) as stream:
+                started = time.perf_counter()
+                packed = stream.optimize(entries_min=1)
+                seconds = time.perf_counter() - started
+            click.echo(f"  packed in {seconds:.3f} s: {packed[0].former_entries:,} entries")
+            _report("  then", cluster, name, rounds)
+
+
+def _report(title: str, cluster: LocalCluster, name: str, rounds: int) -> None:
+    with spark_ledger.connect(cluster.uri) as client, client.stream(name) as stream:
+        rows = stream.head().rows
+    found = [_read(cluster.uri, name, rows) for _ in range(rounds)]
+    click.echo(
+        f"{title}: median {median(each.seconds for each in found):.3f} s, "
+        f"fastest {min(each.seconds for each in found):.3f} s, "
+        f"{min(each.processor_seconds for each in found):.3f} s of the reader's processor"
+    )
 
 
 def _write(stream: Stream, commits: int, tasks: int) -> int:

@@ -17,6 +17,7 @@ from connector.sentences import one_sentence
 
 if TYPE_CHECKING:
     from connector.read.readers import LedgerBatchReader, LedgerStreamReader
+    from connector.write.routed import RoutedBatchWriter, RoutedStreamWriter
     from connector.write.writers import LedgerBatchWriter, LedgerStreamWriter
 
 
@@ -56,16 +57,26 @@ class LedgerDataSource(DataSource):
 
         return LedgerStreamReader(read_options(self.options, streaming=True), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> LedgerBatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> LedgerBatchWriter | RoutedBatchWriter:
         """A batch write."""
         from connector.write.writers import LedgerBatchWriter
 
         options = write_options(self.options, streaming=False)
+        if options.route_column is not None:
+            from connector.write.routed import RoutedBatchWriter
+
+            return RoutedBatchWriter(options, schema, overwrite=overwrite)
         return LedgerBatchWriter(options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> LedgerStreamWriter:
+    def streamWriter(
+        self, schema: StructType, overwrite: bool
+    ) -> LedgerStreamWriter | RoutedStreamWriter:
         """A streaming write; made twice per micro-batch, for its tasks and for its commit."""
         from connector.write.writers import LedgerStreamWriter
 
         options = write_options(self.options, streaming=True)
+        if options.route_column is not None:
+            from connector.write.routed import RoutedStreamWriter
+
+            return RoutedStreamWriter(options, schema, overwrite=overwrite)
         return LedgerStreamWriter(options, schema, overwrite=overwrite)

@@ -93,6 +93,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("retentionRows", _ROWS, WRITE),
     Option("createStream", parse_boolean, WRITE),
     Option("mergeSchema", parse_boolean, WRITE),
+    Option("routeColumn", parse_name("a column"), WRITE),
+    Option("keepRouteColumn", parse_boolean, WRITE),
     Option("compression", parse_one_of("none", "lz4", "zstd"), WRITE),
     Option("entryBytes", parse_size_bytes(ENTRY_BYTES_MIN, ENTRY_PAYLOAD_BYTES_MAX // 2), WRITE),
     Option(

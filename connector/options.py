@@ -126,7 +126,10 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """A checked write. ``quorums`` and ``retention`` count only when it creates the stream."""
+    """A checked write. ``quorums`` and ``retention`` count only when it creates the stream.
+
+    Without a name of the stream ``route_column`` names it, for each row.
+    """
 
     connection: ConnectionOptions
     stream: str
@@ -141,6 +144,19 @@ class WriteOptions:
     fail_on_data_loss: bool = True
     retention: Retention | None = None
     task_log: bool = False
+    route_column: str | None = None
+    keep_route_column: bool = False
+
+    @property
+    def subject(self) -> str:
+        """What is written to, for messages."""
+        if self.stream:
+            return f"stream {self.stream!r}"
+        return f"streams named in column {self.route_column!r}"
+
+    def of_stream(self, name: str) -> WriteOptions:
+        """The options for one of the streams that rows name."""
+        return replace(self, stream=name)
 
 
 def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -256,9 +272,14 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
                 f"option {name} counts only when the stream is created; "
                 "remove it, or createStream=false"
             )
+    routes = values.has("routeColumn")
+    for name in ("stream", "path"):
+        values.refuse_both("routeColumn", name)
+    if values.has("keepRouteColumn") and not routes:
+        raise ConfigurationError("option keepRouteColumn needs option routeColumn as well")
     return WriteOptions(
         connection=_connection(values),
-        stream=_stream_name(values, or_ledger=False),
+        stream="" if routes else _stream_name(values, or_ledger=False),
         create_stream=create,
         quorums=_quorums(values),
         merge_schema=values.get_or("mergeSchema", False),
@@ -270,6 +291,8 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         fail_on_data_loss=values.get_or("failOnDataLoss", True),
         retention=_retention(values),
         task_log=values.get_or("taskLog", False),
+        route_column=values.get("routeColumn", str),
+        keep_route_column=values.get_or("keepRouteColumn", False),
     )
 
 

@@ -17,7 +17,11 @@ from connector.options import ConnectionOptions
 from spark_ledger.client.counters import ClientCounters
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ConfigurationError, NoSuchStreamError
-from spark_ledger.limits.connector import RAW_READERS_MAX, STREAM_HANDLES_MAX
+from spark_ledger.limits.connector import (
+    RAW_READERS_MAX,
+    STREAM_HANDLES_MAX,
+    STREAM_WRITERS_MAX,
+)
 from spark_ledger.types import LedgerId
 
 if TYPE_CHECKING:
@@ -133,7 +137,11 @@ def _opened(session: _Session, name: str) -> Stream:
         known = session.streams.get(name)
         if known is None:
             known = session.streams[name] = session.connection.stream(name)
-        oldest = list(session.streams)[:-STREAM_HANDLES_MAX]
+        written = {key[0] for key in session.writers}
+        with_writer = [each for each in session.streams if each in written]
+        without = [each for each in session.streams if each not in written]
+        oldest = with_writer[: max(0, len(with_writer) - STREAM_WRITERS_MAX)]
+        oldest += without[: max(0, len(without) - STREAM_HANDLES_MAX)]
     for each in oldest:
         _let_go(session, each)
     return known

@@ -20,7 +20,9 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.format.arrow_types import ArrowSchema
+from spark_ledger.stream.format.arrow_types import ArrowSchema, AsyncRows
+from spark_ledger.stream.model import Commit
+from spark_ledger.stream.several import AppendedStreams
 from spark_ledger.stream.stream import Stream
 
 
@@ -80,6 +82,12 @@ class StreamClient(LedgerClient):
         super().__init__(context)
         self.streams = StreamCatalog(self)
         """Creates, opens, lists and deletes streams."""
+        self._appended = AppendedStreams(self.streams)
+
+    async def close(self) -> None:
+        """Close the streams that ``append_to`` has opened, then the connection. Idempotent."""
+        await self._appended.close()
+        await super().close()
 
     def create_ledger(
         self,
@@ -111,6 +119,25 @@ class StreamClient(LedgerClient):
     async def stream(self, name: str) -> Stream:
         """Open a stream. Raises NoSuchStreamError."""
         return await self.streams.open(name)
+
+    async def append_to(
+        self,
+        data: Mapping[str, AsyncRows],
+        *,
+        sink_id: str | None = None,
+        transaction_id: int | None = None,
+        run_id: str = "",
+        merge_schema: bool = False,
+    ) -> dict[str, Commit]:
+        """Append rows to several streams by name: all of them have theirs, or none. See
+        ``AppendedStreams.append_to``."""
+        return await self._appended.append_to(
+            data,
+            sink_id=sink_id,
+            transaction_id=transaction_id,
+            run_id=run_id,
+            merge_schema=merge_schema,
+        )
 
     async def list_streams(self) -> list[str]:
         """The names of all streams, sorted."""

@@ -6,9 +6,9 @@ visible; an attempt that fails or loses leaves entries behind that no commit eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -35,6 +35,8 @@ from spark_ledger.errors import (
 from spark_ledger.limits.connector import RETRY_IN_TASK_S, TASK_KEPT_BYTES_MAX
 from spark_ledger.spark.reports import Report
 from spark_ledger.stream.model import Segment
+
+T = TypeVar("T")
 
 TRANSIENT_ERRORS: Final = (
     RetryableError,
@@ -190,14 +192,30 @@ def write_segments(
 
     Raises the error of the last attempt.
     """
+    return written_with_retries(
+        f"stream {options.stream!r}",
+        batches,
+        lambda rows: _write_once(options, stream_id, rows, new_columns),
+        (),
+    )
+
+
+def written_with_retries(
+    subject: str,
+    batches: Iterator[pa.RecordBatch],
+    write_once: Callable[[Iterable[pa.RecordBatch]], T],
+    nothing: T,
+) -> T:
+    """What ``write_once`` makes of the batches, which is repeated as ``write_segments`` says;
+    ``nothing`` without rows."""
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
-        return ()
+        return nothing
     rows = _RepeatableBatches(first, batches)
-    budget = RetryBudget(f"stream {options.stream!r}: writing", RETRY_IN_TASK_S)
+    budget = RetryBudget(f"{subject}: writing", RETRY_IN_TASK_S)
     while True:
         try:
-            return _write_once(options, stream_id, rows, new_columns)
+            return write_once(rows)
         except TRANSIENT_ERRORS as error:
             if not rows.is_repeatable:
                 raise

@@ -11,6 +11,7 @@ from spark_ledger.cli.arguments.ddl import parse_columns
 from spark_ledger.cli.arguments.positions import position, position_text
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.ledgers import confirm
+from spark_ledger.cli.optimize import optimize
 from spark_ledger.cli.plan import plan
 from spark_ledger.cli.retention import hold, limit_options, limits_of, retention, truncate
 from spark_ledger.cli.show.cells import json_value, print_cells, rows_of
@@ -40,7 +41,7 @@ def group() -> None:
     """Create, read, truncate and delete streams; say how much is kept."""
 
 
-for command in (plan, truncate, retention, hold):
+for command in (plan, optimize, truncate, retention, hold):
     group.add_command(command)
 
 

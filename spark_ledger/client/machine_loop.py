@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits.client import LOOP_LATE_S, MACHINE_TICK_S, MACHINE_TICK_S_MAX
-from spark_ledger.protocol.events import AddAcknowledged, Command, Event, Tick
+from spark_ledger.protocol.events import AddAcknowledged, Command, Event, LastConfirmedTold, Tick
 from spark_ledger.types import LedgerId
+
+T = TypeVar("T")
+
+_ANSWERS: Final = (AddAcknowledged, LastConfirmedTold)
 
 
 class Machine(Protocol):
@@ -56,7 +61,7 @@ class MachineLoop:
         self._tick = timer.alarm(self._on_tick)
         self._excused: float | None = None
         """The deadline that was put off once, because the event loop stood still."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._stopped = False
 
     def start(self, commands: list[Command]) -> None:
@@ -82,7 +87,7 @@ class MachineLoop:
                     self._perform(command)
                 # Most events are answers of bookies from which nothing follows: whoever answers is
                 # silent for a shorter time, so all that is due is due as late as before, or later.
-                if commands or type(event) is not AddAcknowledged:
+                if commands or type(event) not in _ANSWERS:
                     may_be_due_sooner = True
         except Exception as error:
             self._stopped = True
@@ -131,6 +136,17 @@ class MachineLoop:
         # warn of that on standard error.
         self.spawn(run()).add_done_callback(lambda _: question.close())
 
+    def feed_answer(self, answer: Awaitable[T], event: Callable[[T], Event]) -> None:
+        """As ``answer``, without a task where the answer is a future already."""
+        future = asyncio.ensure_future(answer)
+        self._tasks.add(future)
+        future.add_done_callback(partial(self._feed_answered, event))
+
+    def _feed_answered(self, event: Callable[[T], Event], future: asyncio.Future[T]) -> None:
+        self._on_task_done(future)
+        if not (self._stopped or future.cancelled()):
+            self.feed(event(future.result()))
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task that ends with this loop.
 
@@ -142,7 +158,7 @@ class MachineLoop:
         task.add_done_callback(self._on_task_done)
         return task
 
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._stopped:

@@ -310,7 +310,7 @@ class LedgerWriter:
                 self._machine_loop.answer(self._context.read_metadata(self.ledger_id))
             case AnnounceLastConfirmed():
                 for bookie_id in command.bookies:
-                    self._machine_loop.spawn(self._announce(bookie_id, command.last_add_confirmed))
+                    self._announce(bookie_id, command.last_add_confirmed)
             case FailEntries():
                 self._fail_entries(command.error)
             case Done():
@@ -346,15 +346,17 @@ class LedgerWriter:
     async def _write_metadata(self, command: WriteMetadata) -> Event:
         return await self._context.write_metadata(command)
 
-    async def _announce(self, bookie_id: BookieId, last: EntryId) -> None:
-        status = await self._context.transport.write_last_confirmed(
-            bookie_id,
-            self.ledger_id,
-            last,
-            access_key=self._access_key,
-            timeout_s=self._context.config.add_timeout_s,
+    def _announce(self, bookie_id: BookieId, last: EntryId) -> None:
+        self._machine_loop.feed_answer(
+            self._context.transport.write_last_confirmed(
+                bookie_id,
+                self.ledger_id,
+                last,
+                access_key=self._access_key,
+                timeout_s=self._context.config.add_timeout_s,
+            ),
+            lambda status: LastConfirmedTold(bookie_id, last, status),
         )
-        self._machine_loop.feed(LastConfirmedTold(bookie_id, last, status))
 
     def _on_progress(self) -> None:
         self._progress.set()

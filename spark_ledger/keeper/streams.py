@@ -234,12 +234,18 @@ class StreamKeeper:
         if config.dropping:  # of a keeper that was killed: commits refuse these ledgers
             await retention.reclaimer(self._deletions, LiveNames()).withdraw()
         head = await stream.head()
-        if head.earliest_commit == 0:
-            return
+        if head.earliest_commit:
+            await self._reclaim(stream, head.earliest_commit)
+        if config.has_packs:  # last, as it reads dropped commits, which must not be half deleted
+            reclaimer = retention.reclaimer(self._deletions, LiveNames())
+            self.done["reclaimed"] += await reclaimer.free_packed()
+
+    async def _reclaim(self, stream: Stream, earliest_commit: int) -> None:
+        """Give back the space of commits that were dropped long enough ago (rule K8)."""
         known = await self._known(stream)
-        upto = known.dropped.before(head.earliest_commit, self._worked_s(), self._grace_s)
+        upto = known.dropped.before(earliest_commit, self._worked_s(), self._grace_s)
         await self._write_down(stream, known)
-        reclaimer = retention.reclaimer(self._deletions, known.names)
+        reclaimer = stream.retention.reclaimer(self._deletions, known.names)
         try:
             for _ in range(RECLAIM_STEPS_MAX):
                 step = await reclaimer.step(upto)

@@ -78,6 +78,10 @@ STREAM_HANDLES_MAX: Final = 16
 """Streams of which one process keeps the handle, per connection, with commits and pages of at most
 20 MiB each (``limits/stream.py``). One that was let go is opened again with a few reads."""
 
+STREAM_WRITERS_MAX: Final = 100
+"""Streams whose writer a task's process keeps, with its open ledger, for the next micro-batch: as
+many as one commit takes. A writer looks no commits up, so its stream's handle stays small."""
+
 STREAMS_PER_READ_MAX: Final = 256
 """Streams of one read. Each is looked at in every trigger, some 0.1 ms, and has 100 bytes in each
 offset of the checkpoint."""

@@ -58,6 +58,25 @@ LIVE_NAMES_MAX: Final = 500_000
 """Ledgers of which a process knows the last commit that names them, about 50 MB: those of a week of
 200 workers that end every five minutes. Beyond that all commits are read at each step again."""
 
+# -- packs of small commits (rule T23) -------------------------------------------------------------
+
+PACK_GAIN_MIN: Final = 16
+"""A commit is small if so many of its entries, as stored, fill one of the stream's size. Larger
+ones cost their bytes, and hardly anything for being many."""
+
+PACKED_ENTRIES_MIN: Final = 1000
+"""Entries of small commits that are worth a ledger: to read them one by one takes some 50 ms. With
+fewer the packs of a stream would become as many as its ledgers were."""
+
+PACK_SEGMENTS_MAX: Final = 100_000
+"""Segments of one pack: a reader keeps their row counts, some 8 MB."""
+
+PACK_COMMITS_MAX: Final = 100_000
+"""Commits of one pack: the optimizer has them in memory, some 100 MB of eight tasks each."""
+
+PACKS_MAX: Final = 5000
+"""Packs of a stream: their node has some 130 bytes for each, of the 1 MiB that ZooKeeper takes."""
+
 # -- what the handle of a stream keeps in memory ---------------------------------------------------
 
 COMMITS_KEPT_BYTES_MAX: Final = 12 * MIB

@@ -168,7 +168,8 @@ class Worker:
 
     async def _count(self) -> None:
         """Write down what was done since the last time. Only people read it."""
-        more, self._uncounted = self._uncounted, Counter()
+        more = Counter(self._uncounted)
+        self._uncounted.clear()  # the same object: repairs under way go on counting in it
         now = self._clock()
         elapsed_s, self._counted_at = now - self._counted_at, now
         if more:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from spark_ledger.stream.model import (
     SinkRecord,
     StreamConfig,
 )
+from spark_ledger.stream.packs.optimizer import OptimizeOptions, Packed, Progress
 from spark_ledger.stream.plan.locate import Located
 from spark_ledger.stream.positions import Position
 from spark_ledger.stream.retention.blocking import StreamRetention
@@ -400,6 +401,15 @@ class Stream:
             commits, start, end, schema=schema, replica_hint=replica_hint
         )
         return _flatten(self._portal.iterate(chunks))
+
+    def optimize(
+        self, *, progress: Progress | None = None, **options: Unpack[OptimizeOptions]
+    ) -> list[Packed]:
+        """Copy small commits into packs of large entries; what was packed. See ``Optimizer.run``.
+
+        Positions, commits and rows stay as they are. ``progress`` runs on the connection's thread.
+        """
+        return self._call(self._stream.optimizer.run_all(progress=progress, **options))
 
     def close(self) -> None:
         """Stop watching, and close the ledger that ``append`` uses. Idempotent."""

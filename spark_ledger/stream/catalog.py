@@ -38,6 +38,7 @@ from spark_ledger.stream.model import (
     parse_compression,
 )
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
+from spark_ledger.stream.packs.store import read_packs
 from spark_ledger.stream.retention.format import encode_holds
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, Quorums, Versioned
@@ -214,7 +215,8 @@ class StreamCatalog:
     ) -> tuple[set[LedgerId], set[LedgerId]]:
         """The ledgers of rows, and those that name them: of segment lists and of manifests."""
         log = CommitLog(self._ledgers, nodes, config.stream_id)
-        rows: set[LedgerId] = set()
+        packs = (await read_packs(nodes)).value.packs
+        rows = {pack.ledger_id for pack in packs}
         naming: set[LedgerId] = set()
         parts: list[range] = []
         async for page in log.manifests.walk():
@@ -295,6 +297,7 @@ class StreamCatalog:
                 Delete(nodes.commits_path),
                 *([Delete(nodes.manifests_path)] if config.has_manifests else []),
                 *([Delete(nodes.holds_path)] if config.has_retention else []),
+                *([Delete(nodes.packs_path)] if config.has_packs else []),
                 Delete(nodes.head_path),
                 Delete(nodes.config_path),
                 Delete(identity),

@@ -19,6 +19,7 @@ PURPOSE_RAW: Final = "raw"
 PURPOSE_SEGMENTS: Final = "segments"
 PURPOSE_SEGMENT_LIST: Final = "segment-list"
 PURPOSE_MANIFEST: Final = "manifest"
+PURPOSE_PACK: Final = "pack"
 
 
 class OpenLedger(Protocol):

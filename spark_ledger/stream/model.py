@@ -151,7 +151,8 @@ class Retention:
 class StreamConfig:
     """What a stream is. ``schemas`` grows, ``deleted`` becomes true, and ``has_manifests`` becomes
     true for a stream of the former format (rule T13), ``has_retention`` when the first of its rows
-    are to be dropped (rule T18). ``retention`` says which, and ``dropping`` has the ledgers that no
+    are to be dropped (rule T18), and ``has_packs`` when commits are to be packed (rule T26).
+    ``retention`` says which rows are kept, and ``dropping`` has the ledgers that no
     commit may name any more (rule T17). Nothing else ever changes.
 
     ``stream_id`` is random: it tells a stream from a later one of the same name (rule T7). The
@@ -171,12 +172,14 @@ class StreamConfig:
     deleted: bool = False
     has_manifests: bool = True
     has_retention: bool = False
+    has_packs: bool = False
     retention: Retention = field(default_factory=Retention)
     dropping: tuple[LedgerId, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.schemas, "a stream has at least one schema"
         assert self.has_manifests or not self.has_retention, "retention drops manifests"
+        assert self.has_retention or not self.has_packs, "former ledgers are dropped (rule T25)"
         assert self.has_retention or (self.retention.is_for_ever and not self.dropping), (
             "programs that know no retention are kept out first (rule T18)"
         )

@@ -6,6 +6,7 @@ streams/<name>/head                 how far it reaches; replaced by every commit
 streams/<name>/sinks/<sink id>      newest transaction of a sink (rule T3)
 streams/<name>/manifests            root of the manifests, which hold the sealed commits (rule T11)
 streams/<name>/holds                who needs rows that retention would drop (rule T16)
+streams/<name>/packs                where rows of small commits are as well (rule T23)
 streams/<name>/commits/<b>          parent of a thousand commits, as long as one is not sealed
 streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never changed (rule T5)
 """
@@ -50,6 +51,7 @@ class StreamNodes:
         self.commits_path = f"{self.root}/commits"
         self.manifests_path = f"{self.root}/manifests"
         self.holds_path = f"{self.root}/holds"
+        self.packs_path = f"{self.root}/packs"
 
     def identity_path(self, stream_id: str) -> str:
         """The node that this stream has and no later one of its name (rule T7).

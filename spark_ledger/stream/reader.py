@@ -9,6 +9,9 @@ the other would cost a request each. So small segments are fetched in windows (`
 window needs of one ledger is one request, the ledgers are read at the same time, and the rows are
 put into stream order again. A window is bounded in bytes, and the next one is fetched while rows of
 this one are decoded.
+
+Rows that are in a pack are read from there (rule T23). Which packs there are is read once, and
+again when a former ledger is gone: then the rest is read from its pack (rule T24).
 """
 
 from __future__ import annotations
@@ -38,6 +41,9 @@ from spark_ledger.stream.format.schema import Projection
 from spark_ledger.stream.ledgers import LedgerRange, Ledgers
 from spark_ledger.stream.model import Segment, SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.packs.model import Pack
+from spark_ledger.stream.packs.places import PackedRange, cut_out, places
+from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.schema_registry import (
     STALE_READ_DELAY_S,
     STALE_READ_RETRIES,
@@ -52,7 +58,7 @@ T = TypeVar("T")
 Ranges: TypeAlias = AsyncIterator[SegmentRange] | Iterable[SegmentRange]
 """Ranges in stream order; those that are still to be looked up come as an iterator."""
 
-_Chunk: TypeAlias = list[tuple[SegmentRange, Entry]]
+_Chunk: TypeAlias = Sequence[tuple[SegmentRange | PackedRange, Entry]]
 """Entries, each with the range it belongs to."""
 
 FETCHED_AHEAD: Final = 1
@@ -98,7 +104,8 @@ class RangeReader:
     def __init__(self, ledgers: Ledgers, nodes: StreamNodes, schemas: SchemaRegistry) -> None:
         self._ledgers = ledgers
         self._nodes = nodes
-        self._schemas = schemas
+        self.schemas = schemas
+        self.packs = PackStore(ledgers, nodes)
         self._open: OrderedDict[LedgerId, _OpenLedger] = OrderedDict()
 
     def read(
@@ -116,7 +123,7 @@ class RangeReader:
         self, ranges: Ranges, schema: pa.Schema, replica_hint: ReplicaHint
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         options = _ReadOptions(asyncio.get_running_loop().time(), replica_hint)
-        decoder = _Decoder(self._nodes.name, self._schemas, schema)
+        decoder = _Decoder(self._nodes.name, self.schemas, schema)
         entries = prefetch(self._fetch_in_order(ranges, options), FETCHED_AHEAD)
         async with aclosing(entries):
             async for chunk in entries:
@@ -126,25 +133,73 @@ class RangeReader:
         self, ranges: Ranges, options: _ReadOptions
     ) -> AsyncGenerator[_Chunk, None]:
         """All entries with their ranges, in stream order, in lists of about one MiB."""
+        if self.packs.known is None and self.schemas.config.has_packs:
+            await self.packs.read()
         async for window in windows(group_neighbours(ranges)):
-            if len(window) > 1:
-                try:
-                    chunks = await self._fetch_window(window, options)
-                except (DataLossError, DigestMismatchError):
-                    pass  # one after the other, so that all rows before what is lost are delivered
-                else:
-                    for chunk in chunks:
+            if self.packs.known is None or not self.packs.known.packs:
+                async with aclosing(self._fetch_former(window, options)) as chunks:
+                    async for chunk in chunks:
                         yield chunk
-                    continue
-            for group in window:
-                parts = deque(group)
+                continue
+            parts = [part for group in window for part in group]
+            for pack, section in self.packs.known.sections(parts):
+                if pack is not None:
+                    read = self._fetch_packed(pack, section, options)
+                else:
+                    groups = [group async for group in group_neighbours(section)]
+                    read = self._fetch_former(groups, options)
+                async with aclosing(read) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+
+    async def _fetch_former(
+        self, window: list[list[SegmentRange]], options: _ReadOptions
+    ) -> AsyncGenerator[_Chunk, None]:
+        """The entries of a window from the ledgers that the commits name."""
+        if len(window) > 1:
+            try:
+                chunks = await self._fetch_window(window, options)
+            except (DataLossError, DigestMismatchError):
+                pass  # one after the other, so that all rows before what is lost are delivered
+            else:
+                for chunk in chunks:
+                    yield chunk
+                return
+        for group in window:
+            parts, rest = deque(group), group
+            try:
                 async with aclosing(self._fetch(group, options)) as batches:
                     async for entries in batches:
                         yield _with_parts(entries, parts)
+                        rest = _behind(group, EntryId(entries[-1].entry_id + 1))
+            except DataLossError:
+                packs = (await self.packs.read()).value
+                sections = list(packs.sections(rest))
+                if any(pack is None for pack, _ in sections):
+                    raise
+                for pack, section in sections:
+                    assert pack is not None, "the others have raised"
+                    async with aclosing(self._fetch_packed(pack, section, options)) as packed:
+                        async for chunk in packed:
+                            yield chunk
+
+    async def _fetch_packed(
+        self, pack: Pack, parts: list[SegmentRange], options: _ReadOptions
+    ) -> AsyncGenerator[_Chunk, None]:
+        """The entries of a pack that have rows of these ranges."""
+        name = f"stream {self._nodes.name!r}"
+        try:
+            index = await self.packs.index(pack, self.schemas.config.stream_id)
+        except NotFoundError as error:
+            raise await self._why_missing(parts, parts[0].first_entry, error) from error
+        for packed in places(pack, index, parts, name):
+            async with aclosing(self._fetch([packed.range], options)) as batches:
+                async for entries in batches:
+                    yield [(packed, entry) for entry in entries]
 
     async def _fetch_window(
         self, window: list[list[SegmentRange]], options: _ReadOptions
-    ) -> list[_Chunk]:
+    ) -> Sequence[_Chunk]:
         """The entries of a window, each ledger's run of entries fetched by one request."""
         calls = asyncio.Semaphore(RUNS_AT_ONCE_MAX)
         fetched: dict[tuple[LedgerId, EntryId], Entry] = {}
@@ -235,7 +290,7 @@ class RangeReader:
     ) -> LedgerError:
         """The error that says why an entry of a committed segment is gone."""
         part = next(part for part in group if entry_id <= part.last_entry)
-        await self._schemas.refresh()  # raises NoSuchStreamError if the stream was deleted
+        await self.schemas.refresh()  # raises NoSuchStreamError if the stream was deleted
         head = (await self._nodes.head()).value
         number = part.segment.number
         if number < head.earliest.segment:
@@ -262,9 +317,9 @@ class _Decoder:
         self._reached = (-1, 0, 0)
         """A segment's number, an entry of it, and the rows of the segment before that entry."""
 
-    async def decode(self, entries: list[tuple[SegmentRange, Entry]]) -> list[PositionedBatch]:
+    async def decode(self, entries: _Chunk) -> list[PositionedBatch]:
         for part, _ in entries:
-            version = part.segment.schema_version
+            version = _range_of(part).segment.schema_version
             if version not in self._projections:
                 source = await self._schemas.schema(version)
                 self._projections[version] = Projection(source, self._target)
@@ -274,8 +329,15 @@ class _Decoder:
             return await asyncio.to_thread(self._decode_all, entries)
         return self._decode_all(entries)
 
-    def _decode_all(self, entries: list[tuple[SegmentRange, Entry]]) -> list[PositionedBatch]:
-        return [self._decode_one(part, entry) for part, entry in entries]
+    def _decode_all(self, entries: _Chunk) -> list[PositionedBatch]:
+        found: list[PositionedBatch] = []
+        for part, entry in entries:
+            if isinstance(part, PackedRange):
+                whole = self._decode_one(part.range, entry).batch
+                found += [cut_out(whole, piece) for piece in part.pieces[entry.entry_id]]
+            else:
+                found.append(self._decode_one(part, entry))
+        return found
 
     def _decode_one(self, part: SegmentRange, entry: Entry) -> PositionedBatch:
         segment = part.segment
@@ -315,6 +377,18 @@ class _Decoder:
         rows += sum(segment.entry_rows[reached:entry])
         self._reached = (segment.number, entry, rows)
         return rows
+
+
+def _range_of(part: SegmentRange | PackedRange) -> SegmentRange:
+    return part.range if isinstance(part, PackedRange) else part
+
+
+def _behind(group: list[SegmentRange], entry_id: EntryId) -> list[SegmentRange]:
+    """What is left of a group from an entry on."""
+    rest = [part for part in group if part.last_entry >= entry_id]
+    if rest and rest[0].first_entry < entry_id:
+        rest[0] = rest[0]._replace(start=(entry_id - rest[0].segment.first_entry, 0))
+    return rest
 
 
 def _with_parts(
@@ -390,9 +464,9 @@ def runs_of(window: Iterable[list[SegmentRange]]) -> list[list[SegmentRange]]:
 
 def in_stream_order(
     window: Iterable[list[SegmentRange]], fetched: Mapping[tuple[LedgerId, EntryId], Entry]
-) -> list[_Chunk]:
+) -> Sequence[_Chunk]:
     """The entries of a window with their ranges, in lists of about one MiB."""
-    chunks: list[_Chunk] = []
+    chunks: list[list[tuple[SegmentRange | PackedRange, Entry]]] = []
     room_bytes = 0
     for group in window:
         ledger_id = group[0].segment.ledger_id

@@ -34,6 +34,7 @@ from spark_ledger.stream.model import (
     ranges_between,
 )
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.packs.optimizer import Optimizer
 from spark_ledger.stream.plan.locate import Locator
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.reader import RangeReader
@@ -70,7 +71,8 @@ class Stream:
         self._watch = HeadWatch(nodes, config.value.stream_id)
         self._reader = RangeReader(ledgers, nodes, self._schemas)
         self.locator = Locator(ledgers)
-        self.retention = StreamRetention(nodes, self._schemas, self._log)
+        self.retention = StreamRetention(nodes, self._schemas, self._log, self._reader.packs)
+        self.optimizer = Optimizer(ledgers, nodes, self._log, self._reader, self.retention)
         self._append_lock = asyncio.Lock()
         self._append_writer: SegmentWriter | None = None
         self._spare_writers: list[SegmentWriter] = []
@@ -307,8 +309,7 @@ class Stream:
     async def position_of(self, sink_id: str, transaction_id: int) -> Dlsn | None:
         """The first row of a sink's transaction; of its next one, if it made none of this number.
 
-        None if it has made neither, the earliest row if its rows were truncated. There a reader
-        goes on who keeps transactions, not positions.
+        None if it has made neither, the earliest row if its rows were truncated.
         """
         record = await self.last_transaction(sink_id)
         if record is None:
@@ -360,8 +361,7 @@ class Stream:
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Rows from ``start`` on, also those to come. Ends after ``idle_timeout`` seconds without
-        a new row (None: never). Raises as ``read``."""
+        """As ``read``, also rows to come. Ends after ``idle_timeout`` s without (None: never)."""
         target = await self._target_schema(schema, columns)
         position, end = await self._resolve(start, "latest")
         while True:

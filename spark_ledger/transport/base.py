@@ -9,7 +9,7 @@ these denies anything (rule P14).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from spark_ledger.runs import EntryRun
@@ -133,7 +133,7 @@ class Transport(Protocol):
         The deadline of the call is ``wait_s + timeout_s``.
         """
 
-    async def write_last_confirmed(
+    def write_last_confirmed(
         self,
         bookie_id: BookieId,
         ledger_id: LedgerId,
@@ -141,8 +141,8 @@ class Transport(Protocol):
         *,
         access_key: bytes = b"",
         timeout_s: float,
-    ) -> BookieStatus:
-        """Tell a bookie the LAC of an idle writer."""
+    ) -> Awaitable[BookieStatus]:
+        """Tell a bookie the LAC of an idle writer; what it answers."""
 
     async def list_entries(
         self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float

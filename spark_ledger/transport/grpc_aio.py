@@ -228,7 +228,7 @@ class GrpcTransport:
             said(answer.message),
         )
 
-    async def write_last_confirmed(
+    def write_last_confirmed(
         self,
         bookie_id: BookieId,
         ledger_id: LedgerId,
@@ -236,13 +236,12 @@ class GrpcTransport:
         *,
         access_key: bytes = b"",
         timeout_s: float,
-    ) -> BookieStatus:
-        self._check_usable()
+    ) -> asyncio.Future[BookieStatus]:
         confirmations = self._confirmations.get(bookie_id)
         if confirmations is None:
             ask = partial(self._write_last_confirmed, bookie_id)
             confirmations = self._confirmations[bookie_id] = Confirmations(ask)
-        return await confirmations.tell(
+        return confirmations.tell(
             ledger_id, last_add_confirmed, access_key=access_key, timeout_s=timeout_s
         )
 

@@ -154,10 +154,17 @@ def _manifests(commits: list[bytes]) -> list[Target]:
 
 def _keeper_nodes() -> list[Target]:
     state = keeper.KeeperState(host="h", pid=7, worked_s=8.5, gone_s={"ab": 30.0})
+    found = keeper.Unlisted(ledgers=3, user_bytes=70, deleted=2)
+    audit = keeper.AuditState(begun_s=8.5, next_page=4, so_far=found, last=found, unread=("s",))
+    page = keeper.AuditPage(looks=((8.5, (3, 4)), (80.0, (9,))))
     dropped = keeper.DroppedNode(name="orders", looks=((8.5, 3), (80.0, 9)))
     return [
         _target("state of the keeper", [keeper.encode(state)],
                 lambda d: keeper.decode(keeper.KeeperState, PATH, d), 10_000),
         _target("dropped rows", [keeper.encode(dropped)],
                 lambda d: keeper.decode(keeper.DroppedNode, PATH, d), 10_000),
+        _target("audit", [keeper.encode(audit)],
+                lambda d: keeper.decode(keeper.AuditState, PATH, d), 10_000),
+        _target("page of an audit", [keeper.encode(page)],
+                lambda d: keeper.decode(keeper.AuditPage, PATH, d), 10_000),
     ]  # fmt: skip

@@ -151,10 +151,11 @@ SECTIONS: Final = (
             Row("column headers", "", "a column as any other", _HEADERS),
             Row(
                 "column topic",
-                "stream",
-                "a write is to one stream; a column of this name is stored, "
-                "and a query writes to several by foreachBatch with txnAppId",
-                "spark/test_streaming_write.py::test_foreach_batch_with_transactions",
+                "routeColumn",
+                "set routeColumn=topic: each row goes to the stream that it names, all of a "
+                "micro-batch in one transaction; without it a column of this name is stored",
+                "unit/connector/write/test_routed.py"
+                "::test_rows_go_to_the_streams_that_they_name_in_order",
             ),
             Row(
                 "column partition",

@@ -42,6 +42,8 @@ FORMAT_WITH_MANIFESTS: Final = 2
 so a program that knows no manifests stops with a sentence (rule T13)."""
 FORMAT_WITH_RETENTION: Final = 3
 """Of the configuration alone, likewise (rule T18)."""
+FORMAT_WITH_PACKS: Final = 4
+"""Of the configuration alone, likewise (rule T26)."""
 FORMAT_WITH_VERSIONS: Final = 2
 """Of a commit that lost a race for a schema version. Who does not know it stops there."""
 
@@ -173,9 +175,11 @@ def encode_config(config: StreamConfig) -> bytes:
     """The ``config`` node. Raises ConfigurationError if it would be too large for the metadata."""
     kept = config.retention
     version = FORMAT_WITH_MANIFESTS if config.has_manifests else FORMAT_VERSION
+    if config.has_retention:
+        version = FORMAT_WITH_PACKS if config.has_packs else FORMAT_WITH_RETENTION
     data = msgspec.json.encode(
         _ConfigNode(
-            v=FORMAT_WITH_RETENTION if config.has_retention else version,
+            v=version,
             name=config.name,
             stream_id=config.stream_id,
             ensemble_size=config.quorums.ensemble_size,
@@ -206,11 +210,11 @@ def encode_config(config: StreamConfig) -> bytes:
 
 def decode_config(data: bytes, path: str) -> StreamConfig:
     """The configuration in a node."""
-    node = _decode(data, _ConfigNode, path, FORMAT_WITH_RETENTION)
+    node = _decode(data, _ConfigNode, path, FORMAT_WITH_PACKS)
     _require(bool(node.schemas), path, "no schema")
     limits = (node.retention_age_s, node.retention_bytes, node.retention_rows, node.dropping)
     _require(
-        node.v == FORMAT_WITH_RETENTION or all(each is msgspec.UNSET for each in limits),
+        node.v >= FORMAT_WITH_RETENTION or all(each is msgspec.UNSET for each in limits),
         path,
         f"retention in format version {node.v}",
     )
@@ -229,6 +233,7 @@ def decode_config(data: bytes, path: str) -> StreamConfig:
             deleted=node.deleted,
             has_manifests=node.v >= FORMAT_WITH_MANIFESTS,
             has_retention=node.v >= FORMAT_WITH_RETENTION,
+            has_packs=node.v >= FORMAT_WITH_PACKS,
             retention=Retention(
                 node.retention_age_s or None,
                 node.retention_bytes or None,

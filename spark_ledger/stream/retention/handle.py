@@ -25,6 +25,9 @@ from spark_ledger.stream.manifest.format import encode_root
 from spark_ledger.stream.manifest.tree import empty_root
 from spark_ledger.stream.model import Commit, Head, Retention, StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.packs.format import encode_packs
+from spark_ledger.stream.packs.model import Packs
+from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.retention.format import decode_holds, encode_holds
 from spark_ledger.stream.retention.names import LedgerCounts, count_ledgers
@@ -68,6 +71,7 @@ class StreamRetention:
         nodes: StreamNodes,
         schemas: SchemaRegistry,
         log: CommitLog,
+        packs: PackStore,
         *,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         rng: random.Random | None = None,
@@ -75,6 +79,7 @@ class StreamRetention:
         self._nodes = nodes
         self._schemas = schemas
         self._log = log
+        self._packs = packs
         self._clock_ms = clock_ms
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
 
@@ -105,6 +110,18 @@ class StreamRetention:
                 return
             await self._replace_config(replace(before, has_manifests=True, has_retention=True))
 
+    async def allow_packs(self) -> None:
+        """Keep programs out that know no packs, before there is one (rule T26)."""
+        tries = self._tries()
+        while True:
+            await tries.begin()
+            before = await self._schemas.refresh()
+            if before.has_packs:
+                return
+            await self._replace_config(
+                replace(before, has_manifests=True, has_retention=True, has_packs=True)
+            )
+
     def reclaimer(self, deletions: Deletions, names: LiveNames) -> Reclaimer:
         """Who gives back the space of what was dropped. For the keeper."""
 
@@ -121,7 +138,7 @@ class StreamRetention:
                 )
             return Versioned(after, version + 1)
 
-        return Reclaimer(self._nodes, self._log, listing, deletions, names)
+        return Reclaimer(self._nodes, self._log, listing, deletions, names, self._packs)
 
     async def _replace_config(self, after: StreamConfig, *checks: Operation) -> bool:
         """Replace the configuration that was just read, and make the nodes that a newer format
@@ -137,6 +154,8 @@ class StreamRetention:
             operations.append(Create(nodes.manifests_path, root))
         if not before.value.has_retention:
             operations.append(Create(nodes.holds_path, encode_holds(())))
+        if after.has_packs and not before.value.has_packs:
+            operations.append(Create(nodes.packs_path, encode_packs(Packs())))
         return await self._send(operations)
 
     # -- truncation --------------------------------------------------------------------------------
@@ -410,11 +429,11 @@ class StreamRetention:
             return False
         return True
 
-    def _tries(self) -> _Tries:
-        return _Tries(self._nodes.name, self._rng)
+    def _tries(self) -> Tries:
+        return Tries(self._nodes.name, self._rng)
 
 
-class _Tries:
+class Tries:
     """Attempts with growing pauses, until the caller has what it wants, or time is up."""
 
     def __init__(self, stream_name: str, rng: random.Random) -> None:

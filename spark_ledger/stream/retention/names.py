@@ -11,6 +11,7 @@ from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.manifest.tree import ManifestRoot
 from spark_ledger.stream.model import Head
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.packs.store import read_packs
 from spark_ledger.types import LedgerId
 
 
@@ -18,7 +19,8 @@ async def names_of(
     nodes: StreamNodes, log: CommitLog, head: Head, first: int = 0
 ) -> AsyncGenerator[set[LedgerId], None]:
     """The ledgers that commits ``first`` .. ``head.next_commit - 1`` name, a thousand commits at a
-    time, and then those of all pages of manifests, no older than that.
+    time, and then those of all pages of manifests and the packs, no older than that. Those that
+    packed commits named before are among them, also when they are gone (rule T25).
 
     All of what is not dropped, or an error: DataLossError if it cannot be read, NoSuchStreamError.
     What dropped commits name, as far as they can be read.
@@ -28,6 +30,7 @@ async def names_of(
         yield await _named_by(nodes, log, numbers)
     await log.manifests.read_root(latest=True)
     yield await _pages(nodes, log)
+    yield {pack.ledger_id for pack in (await read_packs(nodes)).value.packs}
 
 
 class LedgerCounts(NamedTuple):
@@ -38,7 +41,7 @@ class LedgerCounts(NamedTuple):
     held: int
     """Of these, such as are there only because a hold keeps rows that the limits would drop."""
     reclaimable: int
-    """Of dropped commits only, and not deleted yet."""
+    """Of dropped and of packed commits only, and not deleted yet."""
 
 
 async def count_ledgers(
@@ -49,14 +52,20 @@ async def count_ledgers(
     dropped: set[LedgerId] = set()
     held: set[LedgerId] = set()
     kept: set[LedgerId] = set()
+    packs = (await read_packs(nodes)).value
     begin, first_kept = head.earliest_commit, max(first_kept, head.earliest_commit)
     for found, first, end in (
         (dropped, root.dropped, begin),
         (held, begin, first_kept),
         (kept, first_kept, head.next_commit),
     ):
-        for numbers in _parts(root, first, end, begin):
-            found |= await _named_by(nodes, log, numbers)
+        for part in _parts(root, first, end, begin):
+            found |= await _named_by(nodes, log, packs.numbers_outside(part.start, part.stop))
+    for pack in packs.packs:
+        kept.add(pack.ledger_id)
+        if not pack.is_freed:
+            for part in _parts(root, max(pack.first, root.dropped), pack.end, begin):
+                dropped |= await _named_by(nodes, log, part)
     kept |= await _pages(nodes, log)
     return LedgerCounts(
         live=len(held | kept), held=len(held - kept), reclaimable=len(dropped - held - kept)
@@ -76,6 +85,8 @@ def _parts(root: ManifestRoot, first: int, end: int, earliest: int) -> Iterator[
 
 
 async def _named_by(nodes: StreamNodes, log: CommitLog, numbers: Sequence[int]) -> set[LedgerId]:
+    if not numbers:
+        return set()
     try:
         named = (await log.ledgers(numbers)).values()
     except (DataLossError, NotFoundError):

@@ -20,6 +20,9 @@ from spark_ledger.stream.manifest.format import encode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot
 from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.packs.format import encode_packs
+from spark_ledger.stream.packs.model import Packs
+from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.retention.names import names_of
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
@@ -50,22 +53,31 @@ class LiveNames:
     """The last commit that names each ledger, of one stream's commits from some number on.
 
     All commits are read once, and then those that were made since. If there are more ledgers than
-    may be kept, all commits are read each time.
+    may be kept, all commits are read each time. Commits that are in packs need none of the ledgers
+    that they name (rule T25).
     """
 
     def __init__(self, kept_max: int = LIVE_NAMES_MAX) -> None:
         self._kept_max = kept_max
         self._last: dict[LedgerId, int] = {}
         self._next_commit: int | None = None
+        self._packs = Packs()
 
     async def named(
-        self, log: CommitLog, ledger_ids: Collection[LedgerId], first: int, end: int
+        self,
+        log: CommitLog,
+        ledger_ids: Collection[LedgerId],
+        first: int,
+        end: int,
+        packs: Packs = Packs(),  # noqa: B008 - it never changes
     ) -> set[LedgerId]:
-        """Those of the ledgers that commits ``first`` .. ``end - 1`` name."""
+        """Those of the ledgers that commits ``first`` .. ``end - 1`` name and need."""
         wanted = set(ledger_ids)
+        if packs != self._packs:
+            self._packs, self._last, self._next_commit = packs, {}, None
         begin = first if self._next_commit is None else max(first, self._next_commit)
         for start in range(begin, end, COMMITS_PER_BUCKET):
-            numbers = range(start, min(start + COMMITS_PER_BUCKET, end))
+            numbers = packs.numbers_outside(start, min(start + COMMITS_PER_BUCKET, end))
             for number, named in (await log.ledgers(numbers)).items():
                 kept = named.rows if self._kept_max else named.rows & wanted
                 self._last.update(dict.fromkeys(kept, number))
@@ -98,12 +110,15 @@ class Reclaimer:
         listing: Listing,
         deletions: Deletions,
         names: LiveNames,
+        packs: PackStore,
     ) -> None:
         self._nodes = nodes
         self._log = log
         self._listing = listing
         self._deletions = deletions
         self._names = names
+        self._store = packs
+        self._packs = Packs()
         self._deleted = 0
 
     async def step(self, upto: int) -> Reclaimed:
@@ -121,7 +136,8 @@ class Reclaimer:
         assert upto <= head.earliest_commit, "they were dropped"
         first = 0 if before is None else before.value.dropped
         if first or upto:  # programs that do not know it are out, and no list of before is left
-            await self._listing(())
+            config = await self._listing(())
+            self._packs = (await self._store.read()).value if config.value.has_packs else Packs()
         if before is None:  # of the former format: now it has a root
             return Reclaimed(0, 0, is_done=upto == 0)
         root = before.value
@@ -129,7 +145,7 @@ class Reclaimer:
         if first >= end and not any(root.is_dropped(page) for page in root.pages()):
             return Reclaimed(0, 0, is_done=True)
         named = await self._named(first, end)
-        left = await self._delete_rows(named, end, head.next_commit)
+        left = await self._delete_rows(named, range(end, head.next_commit), self._names)
         # What is left, because its writer has it open, is found again from its first commit on.
         dropped = min((n for n, each in named.items() if each.rows & left), default=max(first, end))
         lists = {each.segment_list for n, each in named.items() if n < dropped}
@@ -152,12 +168,57 @@ class Reclaimer:
             start = behind
         return found
 
+    async def free_packed(self) -> int:
+        """Delete the former ledgers of commits in packs, and packs of dropped commits (rule T25);
+        how many ledgers. To be called when no dropped commits are half deleted.
+
+        Raises as ``step``.
+        """
+        self._deleted = 0
+        await self._log.manifests.read_root(latest=True)
+        before = self._log.manifests.versioned
+        assert before is not None, "a stream with packs has a root (rule T26)"
+        dropped = before.value.dropped
+        packs = await self._store.read()
+        gone = [pack for pack in packs.value.packs if pack.end <= dropped]
+        if gone:
+            await self._delete_all(pack.ledger_id for pack in gone)
+            packs = await self._write_packs(packs, packs.value.without(gone))
+        for pack in packs.value.packs:
+            if pack.is_freed:
+                continue
+            self._packs = packs.value
+            head = (await self._nodes.head(latest=True)).value
+            named = await self._named(max(pack.first, dropped), pack.end)
+            live = range(dropped, head.next_commit)
+            if not await self._delete_rows(named, live, LiveNames()):
+                packs = await self._write_packs(packs, packs.value.freed(pack))
+        return self._deleted
+
+    async def _write_packs(self, before: Versioned[Packs], after: Packs) -> Versioned[Packs]:
+        nodes = self._nodes
+        await nodes.store.transaction(
+            [
+                self._deletions.guard(),
+                Check(nodes.identity_path(self._log.manifests.stream_id), 0),
+                Put(nodes.packs_path, encode_packs(after), before.version),
+            ]
+        )
+        return Versioned(after, before.version + 1)
+
     async def _delete_rows(
-        self, named: dict[int, NamedLedgers], end: int, next_commit: int
+        self, named: dict[int, NamedLedgers], live: range, names: LiveNames
     ) -> set[LedgerId]:
-        """Delete ledgers of rows that no commit from ``end`` on names; those that are left."""
+        """Delete ledgers of rows that no commit of ``live``, or a later one, needs; those that are
+        left."""
+        packs = self._packs
         candidates = set[LedgerId]().union(*(each.rows for each in named.values()))
-        candidates -= await self._names.named(self._log, candidates, end, next_commit)
+        candidates -= await names.named(self._log, candidates, live.start, live.stop, packs)
+
+        async def named_since(ledger_ids: Collection[LedgerId]) -> set[LedgerId]:
+            newest = (await self._nodes.head(latest=True)).value.next_commit
+            return await names.named(self._log, ledger_ids, live.start, newest, packs)
+
         left: set[LedgerId] = set()
         free: list[Versioned[LedgerMetadata]] = []
         for ledger_id in sorted(candidates):
@@ -171,12 +232,8 @@ class Reclaimer:
             if not ledger.value.is_closed and not ledger.value.owner:
                 await self._deletions.recover(ledger_id)  # it is in no index: nobody else would
         if free:
-            left |= await self._delete_listed(free, lambda ids: self._named_since(ids, end))
+            left |= await self._delete_listed(free, named_since)
         return left
-
-    async def _named_since(self, ledger_ids: Collection[LedgerId], end: int) -> set[LedgerId]:
-        newest = (await self._nodes.head(latest=True)).value.next_commit
-        return await self._names.named(self._log, ledger_ids, end, newest)
 
     async def _delete_listed(
         self,

@@ -131,7 +131,22 @@ def test_raw_readers_kept_are_those_used_last(
     assert opened[-1] == 1, "it was not used for long"
 
 
-def test_stream_handles_kept_are_those_used_last_and_one_in_use_goes_on(cluster: Cluster) -> None:
+def test_writers_of_as_many_streams_as_a_commit_takes_keep_their_ledgers(cluster: Cluster) -> None:
+    options = connection_options()
+    names = [f"s{number}" for number in range(2 * STREAM_HANDLES_MAX)]
+    ids = {name: cluster.create(name=name).config.stream_id for name in names}
+
+    def use(name: str) -> Any:
+        return sessions.segment_writer(options, name, ids[name], compression=None, entry_bytes=None)
+
+    writers = [use(name) for name in names]
+    assert [use(name) for name in names] == writers
+
+
+def test_stream_handles_kept_are_those_used_last_and_one_in_use_goes_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "STREAM_WRITERS_MAX", 0)
     options = connection_options()
     names = [f"s{number}" for number in range(STREAM_HANDLES_MAX + 3)]
     ids = {name: cluster.create(1, 2, name=name).config.stream_id for name in names}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import cast
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger import aio
@@ -39,6 +40,26 @@ def test_handles_are_awaited_or_entered() -> None:
             waited = await asyncio.wait_for(asyncio.create_task(client.create_ledger()), 5)
             await waited.close()
             assert await client.list_ledgers() == sorted(await client.list_ledgers())
+
+    run(test)
+
+
+def test_append_to_several_streams_is_one_transaction() -> None:
+    async def test(world: World) -> None:
+        rows = pa.table({"n": pa.array([1, 2], pa.int64())})
+        async with Opening(client_of(world)) as client:
+            for name in "ab":
+                await client.create_stream(name, rows.schema)
+            for applied in (True, False):
+                commits = await client.append_to(
+                    {"a": rows, "b": rows[:1]}, sink_id="job", transaction_id=7
+                )
+                assert [(c.rows, c.applied) for c in commits.values()] == [
+                    (2, applied),
+                    (1, applied),
+                ]
+            stream = await client.stream("b")
+            assert [batch.num_rows async for batch in stream.read()] == [1]
 
     run(test)
 

@@ -123,3 +123,18 @@ def test_show_draws_the_stream_as_a_line(stream: Stream, run: Run) -> None:
     assert "xxxxxxxxxxxxxxxxxxxx|----------------------------------------" in shown
     assert "commits 0 to 1" in shown and "commits 2 to 5" in shown
     assert "2 rows" in shown and "4 rows" in shown and "back to" in shown
+
+
+def test_optimize_says_what_would_be_packed_then_what_was_then_that_nothing_is_left(
+    stream: Stream, run: Run
+) -> None:
+    ask = ("streams", "optimize", "s", "--min-entries", "6")
+    outcome = run(*ask, "--dry-run", "--json")
+    (found,) = json.loads(outcome.out)
+    assert (found["commits"], found["former_entries"], found["packed"]) == (6, 6, False)
+    outcome = run(*ask)
+    assert outcome.status == 0 and "0..5" in outcome.out
+    assert "nothing to pack" in run(*ask).out
+    assert json.loads(run(*ask, "--json").out) == []
+    refused = run("streams", "optimize", "s", "--entry-bytes", "1m", "--pack-bytes", "64k")
+    assert refused.status == 2 and "pack_bytes 65536 must be at least" in refused.err

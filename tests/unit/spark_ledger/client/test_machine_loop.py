@@ -22,6 +22,7 @@ from spark_ledger.protocol.events import (
     CloseAppender,
     Command,
     Event,
+    LastConfirmedTold,
     Tick,
 )
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
@@ -270,8 +271,40 @@ def test_answer_from_which_nothing_follows_brings_no_deadline_nearer(
                 machine.handle(Append([100]), now)
             elif rng.random() < 0.1:
                 machine.handle(AddFailed(index, bookies[index], BookieStatus.STALLED), now)
-            elif not machine.handle(AddAcknowledged(index, bookies[index], last), now):
+            elif not machine.handle(
+                rng.choice(
+                    (
+                        AddAcknowledged(index, bookies[index], last),
+                        LastConfirmedTold(bookies[index], last, rng.choice(list(BookieStatus))),
+                    )
+                ),
+                now,
+            ):
                 seen += 1
                 after = machine.next_deadline
                 assert after is None or (before is not None and after >= before)
     assert seen > 100
+
+
+@on_loop
+async def test_answer_that_fails_ends_the_loop_and_one_that_is_cancelled_does_not(
+    f: Fixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[int] = loop.create_future()
+    good: asyncio.Future[int] = loop.create_future()
+    bad: asyncio.Future[int] = loop.create_future()
+    for future in (gone, good, bad):
+        f.loop.feed_answer(future, lambda last: AddAcknowledged(0, BookieId("b0"), EntryId(last)))
+    gone.cancel()
+    good.set_result(7)
+    await settle()
+    assert f.machine.events == [AddAcknowledged(0, BookieId("b0"), EntryId(7))]
+    assert f.crashes == []
+    bad.set_exception(ValueError("a bug"))
+    await settle()
+    assert [str(error) for error in f.crashes] == ["a bug"]
+    late: asyncio.Future[int] = loop.create_future()
+    f.loop.feed_answer(late, lambda last: AddAcknowledged(0, BookieId("b0"), EntryId(last)))
+    await f.loop.stop()
+    assert late.cancelled() and len(f.machine.events) == 1

@@ -1,0 +1,315 @@
+"""Packs small commits: copies their rows into ledgers of large entries, and names those.
+
+Whoever runs it may die anywhere: a ledger that was not named is deleted as others are (rule K4),
+and one that was named is a pack. Two may run at once: of two packs of one commit one is named
+(rule T24).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
+from itertools import groupby, pairwise
+from typing import Final, NamedTuple, TypedDict, Unpack
+
+import pyarrow as pa
+
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    LedgerError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryableError,
+)
+from spark_ledger.limits.stream import PACKED_ENTRIES_MIN, PACKS_MAX
+from spark_ledger.metadata.base import Check, Put
+from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder
+from spark_ledger.stream.ledgers import PURPOSE_PACK, Ledgers, OpenLedger, ledger_tags
+from spark_ledger.stream.model import Commit, SegmentRange
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.packs.format import encode_index, encode_packs
+from spark_ledger.stream.packs.model import Choice, Chooser, Pack, PackIndex
+from spark_ledger.stream.reader import RangeReader
+from spark_ledger.stream.retention.handle import StreamRetention
+
+_COMMITS_AT_ONCE: Final = 1000
+"""Commits that are looked up at a time."""
+
+_NAME_ATTEMPTS: Final = 20
+_NAME_DELAY_S: Final = 0.05
+"""How often the pack's transaction is sent while others change the stream's nodes: for a second."""
+
+
+class Packed(NamedTuple):
+    """Commits that were packed, or would be."""
+
+    first: int
+    commits: int
+    segments: int
+    rows: int
+    size_bytes: int
+    former_entries: int
+    pack: Pack | None
+    """None: nothing was written."""
+
+
+Progress = Callable[[int, int], None]
+"""Is told how many rows of a pack were copied, and of how many."""
+
+
+class OptimizeOptions(TypedDict, total=False):
+    """What ``Optimizer.run`` takes."""
+
+    entry_bytes: int | None
+    pack_bytes: int | None
+    entries_min: int
+    dry_run: bool
+
+
+class Optimizer:
+    """Packs the small commits of one stream. Bound to one event loop."""
+
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        nodes: StreamNodes,
+        log: CommitLog,
+        reader: RangeReader,
+        retention: StreamRetention,
+    ) -> None:
+        self._ledgers = ledgers
+        self._nodes = nodes
+        self._schemas = reader.schemas
+        self._log = log
+        self._packs = reader.packs
+        self._reader = reader
+        self._retention = retention
+
+    async def run(
+        self,
+        *,
+        entry_bytes: int | None = None,
+        pack_bytes: int | None = None,
+        entries_min: int = PACKED_ENTRIES_MIN,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> AsyncGenerator[Packed, None]:
+        """Pack what is worth it, oldest first; each pack as it is done.
+
+        Entries of packs have ``entry_bytes``, and packs the commits of ``pack_bytes``: those of the
+        stream unless given. Fewer small entries than ``entries_min`` in a row are left as they are.
+
+        Raises ConfigurationError if the stream has too many packs, NoSuchStreamError,
+        DataLossError if commits were truncated meanwhile, and what reading and writing raise.
+        """
+        config = await self._schemas.refresh()
+        choice = Choice(
+            entry_bytes or config.entry_bytes, pack_bytes or config.segment_roll_bytes, entries_min
+        )
+        chooser = Chooser(choice)
+        async with aclosing(self._unpacked()) as found:
+            async for commit in found:
+                commits = chooser.add(commit)
+                if commits is not None:
+                    yield await self._pack(commits, choice, dry_run, progress)
+        commits = chooser.end()
+        if commits is not None:
+            yield await self._pack(commits, choice, dry_run, progress)
+
+    async def run_all(
+        self, *, progress: Progress | None = None, **options: Unpack[OptimizeOptions]
+    ) -> list[Packed]:
+        """As ``run``, all of it."""
+        async with aclosing(self.run(progress=progress, **options)) as found:
+            return [packed async for packed in found]
+
+    async def _unpacked(self) -> AsyncGenerator[Commit, None]:
+        """The commits that can be read and are in no pack, in order."""
+        head = (await self._nodes.head(latest=True)).value
+        packs = (await self._packs.read()).value
+        for start in range(head.earliest_commit, head.next_commit, _COMMITS_AT_ONCE):
+            numbers = packs.numbers_outside(start, min(start + _COMMITS_AT_ONCE, head.next_commit))
+            gaps = [n for n, (a, b) in enumerate(pairwise(numbers), 1) if a + 1 != b]
+            for low, high in pairwise([0, *gaps, len(numbers)]):
+                if low < high:
+                    for commit in await self._log.range(numbers[low], numbers[high - 1] + 1):
+                        yield commit
+
+    async def _pack(
+        self, commits: Sequence[Commit], choice: Choice, dry_run: bool, progress: Progress | None
+    ) -> Packed:
+        segments = [segment for commit in commits for segment in commit.segments]
+        report = Packed(
+            first=commits[0].number,
+            commits=len(commits),
+            segments=len(segments),
+            rows=sum(segment.rows for segment in segments),
+            size_bytes=sum(segment.size_bytes for segment in segments),
+            former_entries=sum(segment.entries for segment in segments),
+            pack=None,
+        )
+        if dry_run:
+            return report
+        await self._retention.allow_packs()
+        pack = await self._write(commits, choice, progress)
+        if not await self._name(pack):
+            with suppress(LedgerError):
+                await self._ledgers.delete_ledger(pack.ledger_id)
+            return report
+        return report._replace(pack=pack)
+
+    # -- the copy ----------------------------------------------------------------------------------
+
+    async def _write(
+        self, commits: Sequence[Commit], choice: Choice, progress: Progress | None
+    ) -> Pack:
+        """A closed ledger with the rows of commits and its index, all confirmed (rule T23)."""
+        config = self._schemas.config
+        quorums = config.quorums
+        ledger = await self._ledgers.create_ledger(
+            ensemble_size=quorums.ensemble_size,
+            write_quorum=quorums.write_quorum,
+            ack_quorum=quorums.ack_quorum,
+            custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_PACK),
+            until_named=True,
+        )
+        copy = _Copy(ledger)
+        try:
+            total = sum(commit.rows for commit in commits)
+            async for entries, version in self._encoded(commits, choice):
+                for entry in entries:
+                    await copy.push(entry, version)
+                if progress is not None:
+                    progress(copy.rows, total)
+            segments = [segment for commit in commits for segment in commit.segments]
+            assert copy.rows == total, "every row of the commits is in the pack (rule T23)"
+            index = PackIndex(copy.entry_rows, copy.versions, [each.rows for each in segments])
+            first = commits[0].first_segment
+            await copy.push_index(encode_index(index, config.stream_id, first))
+            await ledger.close()
+        except LedgerError:
+            with suppress(LedgerError):  # no transaction has named it
+                await self._ledgers.delete_ledger(ledger.ledger_id)
+            raise
+        finally:
+            if ledger.is_left_open:
+                self._ledgers.close_later(ledger.ledger_id)
+        return Pack(
+            first=commits[0].number,
+            end=commits[-1].number + 1,
+            first_segment=first,
+            end_segment=commits[-1].end_segment,
+            ledger_id=ledger.ledger_id,
+            entries=len(copy.entry_rows),
+            rows=copy.rows,
+            size_bytes=copy.size_bytes,
+        )
+
+    async def _encoded(
+        self, commits: Sequence[Commit], choice: Choice
+    ) -> AsyncIterator[tuple[list[EncodedEntry], int]]:
+        """The rows of commits as entries of one schema version each, in stream order."""
+        ranges = [
+            SegmentRange(segment, (0, 0), (segment.entries, 0), commit.number, commit.time_ms)
+            for commit in commits
+            for segment in commit.segments
+        ]
+        for version, parts in groupby(ranges, lambda part: part.segment.schema_version):
+            schema = await self._schemas.schema(version)
+            compression = self._schemas.config.compression
+            encoder = EntryEncoder(
+                schema, version, compression=compression, entry_bytes=choice.entry_bytes
+            )
+            async with aclosing(self._reader.read(list(parts), schema=schema)) as chunks:
+                async for chunk in chunks:
+                    batches = [positioned.batch for positioned in chunk]
+                    yield await asyncio.to_thread(_encode, encoder, batches), version
+            yield await asyncio.to_thread(encoder.flush), version
+
+    # -- the transaction ---------------------------------------------------------------------------
+
+    async def _name(self, pack: Pack) -> bool:
+        """Make a ledger a pack of the stream; False if another has packed some of its commits.
+
+        After a lost reply the node tells, and if it does not, the same is sent again: both expect
+        the version that was read. Raises RetryableError, after which the ledger may be a pack.
+        """
+        naming, nodes = self._ledgers.naming, self._nodes
+        for _ in range(_NAME_ATTEMPTS):
+            config = await self._schemas.refresh()
+            before = await self._packs.read()
+            if any(each.ledger_id == pack.ledger_id for each in before.value.packs):
+                return True
+            if before.value.overlaps(pack.first, pack.end):
+                return False  # also if ours is on its way: it expects a version that has gone
+            if pack.ledger_id in config.dropping:
+                await asyncio.sleep(_NAME_DELAY_S)
+                continue  # an audit is about to look whether anything names it (rule K9)
+            after = before.value.with_pack(pack)
+            if len(after.packs) > PACKS_MAX:
+                raise ConfigurationError(
+                    f"stream {nodes.name!r} has {PACKS_MAX} packs, and may have no more: optimize "
+                    "it less often, so that packs are larger, or truncate it"
+                )
+            operations = [
+                Check(nodes.identity_path(config.stream_id), 0),
+                Check(nodes.config_path, self._schemas.versioned.version),
+                Put(nodes.packs_path, encode_packs(after), before.version),
+                *await naming.operations([pack.ledger_id]),
+            ]
+            try:
+                await nodes.store.transaction(operations)
+            except (ConflictError, NotFoundError, OutcomeUnknownError):
+                await asyncio.sleep(_NAME_DELAY_S)
+                continue
+            naming.named([pack.ledger_id])
+            self._packs.known = after
+            return True
+        raise RetryableError(
+            f"stream {nodes.name!r}: the pack of commits {pack.first}..{pack.end - 1} could not be "
+            "named, because the stream's nodes keep changing; try again"
+        )
+
+
+class _Copy:
+    """Appends entries to a ledger, and keeps count of what is in them."""
+
+    def __init__(self, ledger: OpenLedger) -> None:
+        self._ledger = ledger
+        self._appends: list[asyncio.Future[int]] = []
+        self.entry_rows: list[int] = []
+        self.versions: list[int] = []
+        self.rows = 0
+        self.size_bytes = 0
+
+    async def push(self, entry: EncodedEntry, version: int) -> None:
+        self.entry_rows.append(entry.rows)
+        self.versions.append(version)
+        self.rows += entry.rows
+        self.size_bytes += len(entry.payload)
+        await self._push(entry.payload)
+
+    async def push_index(self, payload: bytes) -> None:
+        """Append the last entry, and wait until all are confirmed."""
+        await self._push(payload)
+        ended = await asyncio.gather(*self._appends)
+        assert ended == list(range(len(ended))), "nothing else is in this ledger"
+
+    async def _push(self, payload: bytes) -> None:
+        await self._ledger.wait_for_room()
+        future = self._ledger.append_nowait(payload)
+        future.add_done_callback(_look_at)
+        self._appends.append(future)
+
+
+def _look_at(future: asyncio.Future[int]) -> None:
+    """Look at a failure, or asyncio would report it as not handled; the last append has it too."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _encode(encoder: EntryEncoder, batches: Sequence[pa.RecordBatch]) -> list[EncodedEntry]:
+    return [entry for batch in batches for entry in encoder.add(batch)]

@@ -1,0 +1,61 @@
+"""Reads the packs of a stream, and their indexes. Keeps what it has read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from spark_ledger.errors import NotFoundError
+from spark_ledger.stream.ledgers import Ledgers
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.packs.format import decode_index, decode_packs
+from spark_ledger.stream.packs.model import Pack, PackIndex, Packs
+from spark_ledger.types import EntryId, LedgerId, Versioned
+
+INDEXES_KEPT: Final = 8
+"""Indexes that a handle keeps: some 8 MB each for packs of 100,000 segments, mostly far less."""
+
+
+async def read_packs(nodes: StreamNodes) -> Versioned[Packs]:
+    """The packs of a stream, no older than this call: none of one that was never optimized."""
+    try:
+        node = await nodes.store.get_latest(nodes.packs_path)
+    except NotFoundError:
+        return Versioned(Packs(), -1)
+    return Versioned(decode_packs(node.value, nodes.packs_path), node.version)
+
+
+class PackStore:
+    """The packs of one stream, as far as one handle knows them. Bound to one event loop.
+
+    Nothing has to be new: rows that are in no pack which is known are in their former ledgers, and
+    whoever finds one of those gone reads the packs again (rule T24).
+    """
+
+    def __init__(self, ledgers: Ledgers, nodes: StreamNodes) -> None:
+        self._ledgers = ledgers
+        self._nodes = nodes
+        self._indexes: OrderedDict[LedgerId, PackIndex] = OrderedDict()
+        self.known: Packs | None = None
+
+    async def read(self) -> Versioned[Packs]:
+        """As ``read_packs``; readers of this handle know them from now on."""
+        found = await read_packs(self._nodes)
+        self.known = found.value
+        return found
+
+    async def index(self, pack: Pack, stream_id: str) -> PackIndex:
+        """The index of a pack. Raises NotFoundError if it was dropped, CorruptionError."""
+        index = self._indexes.get(pack.ledger_id)
+        if index is None:
+            ledger = await self._ledgers.open_unconfirmed(pack.ledger_id)
+            payload = b""
+            last = EntryId(pack.entries)
+            async for entries in ledger.read_batches(last, last, unconfirmed=True):
+                payload = entries[0].payload
+            where = f"stream {self._nodes.name!r}"
+            index = self._indexes[pack.ledger_id] = decode_index(payload, pack, stream_id, where)
+        self._indexes.move_to_end(pack.ledger_id)
+        if len(self._indexes) > INDEXES_KEPT:
+            self._indexes.popitem(last=False)
+        return index

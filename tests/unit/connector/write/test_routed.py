@@ -1,0 +1,204 @@
+"""Writes whose rows go to the streams that a column names: in all of them, or in none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from connector import sessions
+from connector.options import WriteOptions, write_options
+from connector.write import routed
+from connector.write.routed import RoutedBatchWriter, RoutedStreamWriter
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    NoSuchStreamError,
+    SchemaMismatchError,
+)
+from tests.unit.connector.world import Cluster, Task, cluster, copied
+
+__all__ = ["cluster"]
+
+ROUTED = StructType([StructField("topic", StringType()), StructField("a", LongType())])
+Rows = Sequence[tuple[str | None, int]]
+
+
+def options(streaming: bool = True, /, **given: str) -> WriteOptions:
+    defaults = {"metadata": "zk://h/l", "routeColumn": "topic"}
+    return write_options({**defaults, **given}, streaming=streaming)
+
+
+def batches(rows: Rows) -> list[pa.RecordBatch]:
+    topics, values = zip(*rows, strict=True) if rows else ((), ())
+    columns = {"topic": pa.array(topics, pa.string()), "a": pa.array(values, pa.int64())}
+    return pa.table(columns).to_batches()
+
+
+def micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    *partitions: Rows,
+    run: str = "r",
+    **given: str,
+) -> None:
+    writer = RoutedStreamWriter(options(**given), ROUTED, overwrite=False)
+    messages = []
+    for partition, rows in enumerate(partitions):
+        monkeypatch.setattr(routed, "TaskContext", Task(partition, batch=number, run=run))
+        messages.append(copied(writer).write(iter(batches(rows))))
+    copied(writer).commit(copied(list(messages)), number)
+
+
+def batch(monkeypatch: pytest.MonkeyPatch, rows: Rows, **given: str) -> None:
+    writer = RoutedBatchWriter(options(False, **given), ROUTED, overwrite=False)
+    monkeypatch.setattr(routed, "TaskContext", Task())
+    copied(writer).commit([copied(writer).write(iter(batches(rows)))])
+
+
+def test_rows_go_to_the_streams_that_they_name_in_order(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    micro_batch(monkeypatch, 0, [("x", 1), ("y", 2), ("x", 3)], [("x", 4)])
+    assert {name: cluster.rows(name) for name in "xy"} == {"x": [1, 3, 4], "y": [2]}
+    assert cluster.stream("x").schema.names == ["a"]
+    micro_batch(monkeypatch, 1, [("y", 5)])
+    assert cluster.rows("y") == [2, 5]
+    micro_batch(monkeypatch, 2, [])
+    batch(monkeypatch, [("z", 6)], keepRouteColumn="true")
+    assert cluster.stream("z").schema.names == ["topic", "a"]
+
+
+def test_repeated_micro_batch_changes_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("x", 1), ("y", 2)]
+    cluster.lose_the_next_commit_reply()
+    micro_batch(monkeypatch, 0, rows)
+    micro_batch(monkeypatch, 0, rows, run="again")
+    assert [cluster.rows(name) for name in "xy"] == [[1], [2]]
+    with pytest.raises(ConflictError, match="with 1 rows; now it has 2"):
+        micro_batch(monkeypatch, 0, [*rows, ("y", 3)], run="third")
+
+
+def test_lost_commit_is_there_in_all_streams_or_in_none(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    micro_batch(monkeypatch, 0, [("x", 1), ("y", 2)])
+    for lose in (cluster.lose_the_next_commit_request, cluster.lose_the_next_commit_reply):
+        lose()
+        micro_batch(monkeypatch, 1, [("x", 3), ("y", 4)])
+    assert [cluster.rows(name) for name in "xy"] == [[1, 3], [2, 4]]
+
+
+def test_stream_made_again_between_two_attempts_is_no_silent_loss(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [("x", 1), ("y", 2)]
+    micro_batch(monkeypatch, 0, rows)
+    cluster.outside.delete_stream("y")
+    with pytest.raises(ConflictError, match="to 1 of these 2 streams"):
+        micro_batch(monkeypatch, 0, rows, run="again")
+    with caplog.at_level(logging.WARNING):
+        micro_batch(monkeypatch, 0, rows, run="third", failOnDataLoss="false")
+    assert "what was committed is kept" in caplog.text
+    micro_batch(monkeypatch, 1, [("x", 3), ("y", 4)], run="third")
+    assert [cluster.rows(name) for name in "xy"] == [[1, 3], [4]]
+
+
+def test_stream_made_again_while_rows_are_written_is_refused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RoutedStreamWriter(options(), ROUTED, overwrite=False)
+    messages = []
+    for partition in range(2):
+        monkeypatch.setattr(routed, "TaskContext", Task(partition))
+        messages.append(copied(writer).write(iter(batches([("x", 1), ("y", 2)]))))
+        cluster.create(name="y")
+    with pytest.raises(ConflictError, match="'y' was deleted and created again"):
+        writer.commit(list(messages), 0)
+    with pytest.raises(NoSuchStreamError):
+        writer.commit(list(messages[1:]), 0)
+    assert cluster.rows("x") == []
+
+
+def test_stream_that_a_lagging_server_does_not_know_yet_is_looked_for_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RoutedStreamWriter(options(), ROUTED, overwrite=False)
+    monkeypatch.setattr(routed, "TaskContext", Task())
+    message = writer.write(iter(batches([("x", 1)])))
+    found, missing = sessions.stream, [True]
+
+    def lagging(*wanted: Any) -> Any:
+        if missing:
+            missing.clear()
+            raise NoSuchStreamError("stream 'x' does not exist")
+        return found(*wanted)
+
+    monkeypatch.setattr(sessions, "stream", lagging)
+    writer.commit([message], 0)
+    assert cluster.rows("x") == [1]
+
+
+def test_batch_write_with_a_version_happens_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version in ("1", "1", "0", "2"):
+        named = {"txnAppId": "app", "txnVersion": version}
+        batch(monkeypatch, [("x", int(version)), ("y", int(version))], **named)
+    assert [cluster.rows(name) for name in "xy"] == [[1, 2], [1, 2]]
+    assert caplog.text.count("is skipped") == 2
+
+
+def test_unknown_stream_is_refused_where_none_may_be_created(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(name="x")
+    with pytest.raises(NoSuchStreamError, match=r"stream 'y' does not exist.*createStream=true"):
+        micro_batch(monkeypatch, 0, [("x", 1), ("y", 2)], createStream="false")
+    assert cluster.rows("x") == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([("x", 1), (None, 2)], "1 rows have null in 'topic'"),
+        ([("a/b", 1)], "a/b"),
+        ([(f"s{n}", n) for n in range(101)], "name more than 100 streams"),
+    ],
+)
+def test_rows_without_a_usable_name_fail_the_task(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, rows: Rows, sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        micro_batch(monkeypatch, 0, rows)
+
+
+def test_options_and_columns_of_routes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="routeColumn and stream exclude each other"):
+        options(stream="s")
+    with pytest.raises(ConfigurationError, match="keepRouteColumn needs option routeColumn"):
+        write_options(
+            {"metadata": "zk://h/l", "stream": "s", "keepRouteColumn": "true"}, streaming=True
+        )
+    for schema, sentence in (
+        (StructType([StructField("a", LongType())]), "no column 'topic'; its columns are a"),
+        (StructType([StructField("Topic", LongType())]), "'Topic' has the type bigint"),
+        (StructType([StructField("topic", StringType())]), "no column but 'topic'"),
+    ):
+        with pytest.raises(SchemaMismatchError, match=sentence):
+            RoutedStreamWriter(options(), schema, overwrite=False)
+    with pytest.raises(ConfigurationError, match="mode overwrite does not go with"):
+        RoutedBatchWriter(options(False), ROUTED, overwrite=True)
+    with pytest.raises(ConfigurationError, match="output modes other than append"):
+        RoutedStreamWriter(options(), ROUTED, overwrite=True)
+
+
+def test_continuous_trigger_is_named(cluster: Cluster) -> None:
+    with pytest.raises(ConfigurationError, match="continuous trigger"):
+        RoutedStreamWriter(options(), ROUTED, overwrite=False).commit([None], 0)
