@@ -221,7 +221,7 @@ def test_control_c_ends_the_wait_and_not_the_future(future: Future[int]) -> None
     is_next = threading.Event()
 
     def interrupt() -> None:
-        # Before the test waits it would end the whole run; to start a thread waits in the same code.
+        # Before the test waits it would end the whole run. A start of a thread waits there, too.
         is_next.wait()
         while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
             time.sleep(0.001)
