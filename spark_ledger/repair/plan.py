@@ -132,19 +132,19 @@ def _stored(ledger: LedgerMetadata, fragment: FinalFragment) -> FinalFragment | 
 
 
 def missing(copy: LaneCopy, held: Sequence[tuple[int, int]]) -> list[LaneCopy]:
-    """The parts of a lane that ranges of held entries, ascending, do not cover (rule R8)."""
+    """The parts of a lane that ranges of held entries, ascending, do not cover (rule R8).
+
+    Costs a step for each range that is held, not for each entry.
+    """
     parts: list[LaneCopy] = []
-    start: int | None = None
-    at = 0
-    for entry_id in range(copy.first, copy.last + 1, copy.stride):
-        while at < len(held) and held[at][1] < entry_id:
-            at += 1
-        is_held = at < len(held) and held[at][0] <= entry_id
-        if is_held and start is not None:
-            parts.append(copy._replace(first=start, last=entry_id - copy.stride))
-            start = None
-        elif not is_held and start is None:
-            start = entry_id
-    if start is not None:
-        parts.append(copy._replace(first=start))
+    start = copy.first
+    for low, high in (*held, (copy.last + 1, copy.last + 1)):
+        end = min(low - 1, copy.last)
+        last = end - (end - copy.first) % copy.stride
+        if start <= last:
+            if parts and parts[-1].last == start - copy.stride:
+                start = parts.pop().first
+            parts.append(copy._replace(first=start, last=last))
+        behind = max(high + 1 - copy.first, 0)
+        start = max(start, copy.first + -(-behind // copy.stride) * copy.stride)
     return parts
