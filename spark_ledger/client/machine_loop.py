@@ -122,19 +122,19 @@ class MachineLoop:
             return
         self.feed(Tick())
 
-    # Any in a coroutine's type: what it is sent and yields is between it and the event loop.
+    def answer(self, ask: Callable[[], Awaitable[Event]]) -> None:
+        """Run something that takes time; its result is the next event.
 
-    def answer(self, question: Coroutine[Any, Any, Event]) -> None:
-        """Run something that takes time; its result is the next event."""
+        Asked in the task and not before: a coroutine of a task that is cancelled before its first
+        step would never begin, and Python warns of that on standard error.
+        """
 
         async def run() -> None:
-            event = await question
+            event = await ask()
             if not self._stopped:
                 self.feed(event)
 
-        # One that was cancelled before its first step has not begun the question, and Python would
-        # warn of that on standard error.
-        self.spawn(run()).add_done_callback(lambda _: question.close())
+        self.spawn(run())
 
     def feed_answer(self, answer: Awaitable[T], event: Callable[[T], Event]) -> None:
         """As ``answer``, without a task where the answer is a future already."""
@@ -146,6 +146,8 @@ class MachineLoop:
         self._on_task_done(future)
         if not (self._stopped or future.cancelled()):
             self.feed(event(future.result()))
+
+    # Any in a coroutine's type: what it is sent and yields is between it and the event loop.
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task that ends with this loop.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.context import ClientContext
@@ -108,7 +109,7 @@ class Recovery:
     def _perform(self, command: Command) -> None:
         match command:
             case ReadLastConfirmed():
-                self._machine_loop.answer(self._read_last_confirmed(command))
+                self._machine_loop.answer(partial(self._read_last_confirmed, command))
             case ReadEntries():
                 key = (command.bookie_index, command.lane)
                 self._reads[key] = self._machine_loop.spawn(self._read(command))
@@ -125,13 +126,13 @@ class Recovery:
             case CloseAppender():
                 self._appenders.close(command.bookie_index)
             case ChooseBookies():
-                self._machine_loop.answer(self._choose(command))
+                self._machine_loop.answer(partial(self._choose, command))
             case WriteMetadata():
-                self._machine_loop.answer(self._write_metadata(command))
+                self._machine_loop.answer(partial(self._write_metadata, command))
             case ReadLength():
-                self._machine_loop.answer(self._read_length(command))
+                self._machine_loop.answer(partial(self._read_length, command))
             case TellLength():
-                self._machine_loop.answer(self._tell_length(command))
+                self._machine_loop.answer(partial(self._tell_length, command))
             case Done():
                 self._finish(Versioned(command.metadata, command.version))
             case Failed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.completions import Completion, batch_completions, fail_all
@@ -303,11 +304,11 @@ class LedgerWriter:
             case CloseAppender():
                 self._appenders.close(command.bookie_index)
             case ChooseBookies():
-                self._machine_loop.answer(self._choose(command))
+                self._machine_loop.answer(partial(self._choose, command))
             case WriteMetadata():
-                self._machine_loop.answer(self._write_metadata(command))
+                self._machine_loop.answer(partial(self._write_metadata, command))
             case ReadMetadata():
-                self._machine_loop.answer(self._context.read_metadata(self.ledger_id))
+                self._machine_loop.answer(partial(self._context.read_metadata, self.ledger_id))
             case AnnounceLastConfirmed():
                 for bookie_id in command.bookies:
                     self._announce(bookie_id, command.last_add_confirmed)

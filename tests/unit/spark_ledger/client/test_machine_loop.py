@@ -140,7 +140,7 @@ async def test_answer_that_comes_after_the_end_is_not_taken(f: Fixture) -> None:
                 go_on.set()
         return Tick()
 
-    f.loop.answer(stubborn())
+    f.loop.answer(stubborn)
     await settle()
     await f.loop.stop()
     assert f.machine.events == []
