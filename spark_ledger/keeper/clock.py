@@ -15,6 +15,8 @@ class SteadyClock:
     def __init__(self, wall_ms: int, now_s: float, saved_ms: int | None = None) -> None:
         self.reached_ms = wall_ms if saved_ms is None else saved_ms
         """Up to where the wall clock is believed: to be written down for the next keeper."""
+        self.latest_ms = self.reached_ms
+        """The latest time that was ever believed: what is dated later has a clock that is ahead."""
         self._now_s = now_s
         self.behind_ms = max(0, wall_ms - self.reached_ms)
         """By how much the wall clock is ahead of this one."""
@@ -33,6 +35,7 @@ class SteadyClock:
         else:
             # Slowly too: one that was a year behind for a minute must not stop retention for weeks.
             self.reached_ms = max(wall_ms, self.reached_ms - passed_ms)
+        self.latest_ms = max(self.latest_ms, self.reached_ms)
         self.behind_ms = max(0, wall_ms - self.reached_ms)
         # A wall clock that was set back is followed at once: that drops nothing.
         return min(wall_ms, self.reached_ms)

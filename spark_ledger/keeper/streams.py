@@ -230,7 +230,8 @@ class StreamKeeper:
                 self.done["released"] += 1
                 logger.info("hold %r of stream %r is over", hold.name, stream.name)
             if not config.retention.is_for_ever:
-                self.done["dropped"] += await retention.apply(now_ms)
+                assert self._steady is not None, "the time of this sweep is its"
+                self.done["dropped"] += await retention.apply(now_ms, self._steady.latest_ms)
         if config.dropping:  # of a keeper that was killed: commits refuse these ledgers
             await retention.reclaimer(self._deletions, LiveNames()).withdraw()
         head = await stream.head()

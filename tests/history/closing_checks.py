@@ -13,6 +13,9 @@ from tests.history.violation import Violation
 GIVING_UP = frozenset({"EnsembleLostError", "NotEnoughBookiesError", "UnauthorizedError"})
 """Errors of an append after which the writer closes its ledger by itself (rule P10)."""
 
+TAKEN_OVER = "LedgerTakenOverError"
+"""Error of an append whose writer knows that another client has closed the ledger (rule P18)."""
+
 
 def close_disagreement(history: History, final: Final) -> list[Violation]:
     """I7: whoever closes a ledger, or finds it closed, reports the same end."""
@@ -85,6 +88,19 @@ def _register_calls(ledger: LedgerFacts) -> list[Register]:
     """The operations that change or show a ledger's state, as calls on a register."""
     created = [ledger.created] if ledger.created is not None else []
     calls = [call for o in [*created, *ledger.others] if (call := _register_call(o)) is not None]
+    # A writer that heard that another client closed its ledger asks nobody when it is closed:
+    # what it then says of the end it has read before that append failed.
+    heard = [o for o in ledger.appends if o.end is not None and o.end.error == TAKEN_OVER]
+    if heard:
+        first = heard[0]
+        calls = [
+            call._replace(began=first.began)
+            if call.what == "close"
+            and call.number in ledger.own_closes
+            and call.began > first.ended
+            else call
+            for call in calls
+        ]
     # A writer that has lost too many bookies closes its ledger by itself.
     given_up = [o for o in ledger.appends if o.end is not None and o.end.error in GIVING_UP]
     if given_up:

@@ -47,6 +47,11 @@ class LedgerFacts:
     """close, recover, open, refresh, delete."""
     by_value: dict[str, Operation] = field(default_factory=dict)
 
+    @property
+    def own_closes(self) -> frozenset[int]:
+        """Those of the writer that ended well, by number."""
+        return frozenset(o.number for o in self.others if o.invoke.name == "close" and o.ok)
+
     def add(self, operation: Operation) -> None:
         match operation.invoke.name:
             case "create":

@@ -140,3 +140,17 @@ def test_a_writer_that_lost_its_ensemble_may_have_closed_its_ledger(error: str) 
     b.append(-1, entry(1), phase=Phase.UNKNOWN, error=error)
     b.look("open", 0, closed=True)
     assert names(b.history, final_ledger(entries(1))) == set()
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_writer_that_was_taken_over_may_be_closed_after_the_deletion(heard: bool) -> None:
+    """It asks nobody then (seed 12059). One that has not heard of it cannot say that it closed."""
+    b = Builder()
+    b.create()
+    b.close(-1, name="recover", process="r")
+    if heard:
+        b.append(-1, entry(0), phase=Phase.UNKNOWN, error="LedgerTakenOverError")
+    b.finish(b.begin("delete", "r", ledger_id=1))
+    b.close(-1)
+    final = final_ledger((), fragments=(), replicas={}, deleted=True)
+    assert names(b.history, final) == (set() if heard else {"not-linearizable"})

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
+from spark_ledger.errors import BookieUnavailableError, CorruptionError, LedgerClosedError
 from spark_ledger.limits.entries import LONG_POLL_S_MAX, READ_REQUEST_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
@@ -337,7 +337,10 @@ class SimTransport:
         self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
     ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
         def serve(node: BookieNode, reply: Callable[[Any], None]) -> None:
-            reply((node.list_entries(ledger_id),))
+            try:
+                reply((node.list_entries(ledger_id),))
+            except (OSError, CorruptionError):
+                reply(BookieStatus.IO_ERROR)  # as the service does
 
         told = await self._call("list_entries", bookie_id, serve, timeout_s)
         if isinstance(told, BookieStatus):

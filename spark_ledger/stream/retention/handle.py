@@ -199,11 +199,15 @@ class StreamRetention:
                 )
             await self._write_head(head, truncated(head.value, first), holds)
 
-    async def apply(self, now_ms: int) -> int:
+    async def apply(self, now_ms: int, ahead_ms: int | None = None) -> int:
         """Drop what the limits allow and no hold keeps; how many commits. For the keeper.
 
-        ``now_ms`` is a clock that cannot have jumped ahead (rule T15).
+        ``now_ms`` is a clock that cannot have jumped ahead. It may have been set back: commits that
+        are dated later than ``ahead_ms`` only, by default the same, were made by a clock that was
+        ahead (rule T15).
         """
+        ahead_ms = now_ms if ahead_ms is None else ahead_ms
+        assert ahead_ms >= now_ms, "a commit is ahead of every clock, or of none"
         dropped_from: int | None = None
         tries = self._tries()
         while True:
@@ -212,7 +216,7 @@ class StreamRetention:
             head, holds = await self._head(), await self._holds()
             if dropped_from is None:
                 dropped_from = head.value.earliest_commit
-            first = await first_kept(self._log, head.value, retention, now_ms)
+            first = await first_kept(self._log, head.value, retention, now_ms, ahead_ms)
             held = first_held(h for h in holds.value if not h.is_void(head.value, now_ms))
             if first is not None and held is not None and held.commit < first.number:
                 number = max(held.commit, head.value.earliest_commit)
@@ -402,7 +406,8 @@ class StreamRetention:
     async def ledgers(self) -> LedgerCounts:
         """How many ledgers the stream has. Reads all commits that are not given back."""
         config, head = await self._schemas.refresh(), (await self._head()).value
-        kept = await first_kept(self._log, head, config.retention, self._clock_ms())
+        now_ms = self._clock_ms()
+        kept = await first_kept(self._log, head, config.retention, now_ms, now_ms)
         number = head.earliest_commit if kept is None else kept.number
         return await count_ledgers(self._nodes, self._log, head, number)
 

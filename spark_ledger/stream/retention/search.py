@@ -7,11 +7,12 @@ from spark_ledger.stream.model import Commit, Head, Retention
 
 
 async def first_kept(
-    log: CommitLog, head: Head, retention: Retention, now_ms: int
+    log: CommitLog, head: Head, retention: Retention, now_ms: int, ahead_ms: int
 ) -> Commit | None:
     """The first commit that the limits keep, at a time; None if the stream has no live commit.
 
-    A commit goes as soon as one limit allows it. The newest one stays.
+    A commit goes as soon as one limit allows it. The newest one stays. A commit that is dated later
+    than ``ahead_ms``, which is ``now_ms`` or later, has the age of its neighbours.
     """
     if head.earliest_commit == head.next_commit:
         return None
@@ -19,7 +20,7 @@ async def first_kept(
     if retention.age_s is not None:
         # The smaller of two clocks: one that is a year ahead drops nothing (rule T15).
         cutoff_ms = min(now_ms, head.time_ms) - int(retention.age_s * 1000)
-        aged = await first_not_before(log, head, cutoff_ms, now_ms)
+        aged = await first_not_before(log, head, cutoff_ms, ahead_ms)
         number = max(number, head.next_commit - 1 if aged is None else aged)
     if retention.size_bytes is not None:
         number = max(number, await log.last_leaving(head, size_bytes=retention.size_bytes))
@@ -28,11 +29,11 @@ async def first_kept(
     return await log.get(min(number, head.next_commit - 1))
 
 
-async def first_not_before(log: CommitLog, head: Head, time_ms: int, now_ms: int) -> int | None:
+async def first_not_before(log: CommitLog, head: Head, time_ms: int, ahead_ms: int) -> int | None:
     """The first commit not made before a time, or None: all before it were.
 
     Unlike a reader that starts at a time, this takes the oldest such commit: one commit whose clock
-    was a year behind must not drop what was made before it. Commits dated later than ``now_ms``
+    was a year behind must not drop what was made before it. Commits dated later than ``ahead_ms``
     have a clock that was ahead: they count as made between their neighbours (rule T10).
     """
     ahead: int | None = None
@@ -44,6 +45,6 @@ async def first_not_before(log: CommitLog, head: Head, time_ms: int, now_ms: int
             continue
         if ahead is None or number > low:
             ahead = number
-        if (await log.get(number)).time_ms <= now_ms:
+        if (await log.get(number)).time_ms <= ahead_ms:
             return ahead
     return ahead
