@@ -10,8 +10,11 @@ from spark_ledger.keeper.clock import SteadyClock
 from spark_ledger.keeper.nodes import read_clock, write_clock
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.metadata.base import Check, MetadataStore
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.model import Retention
 from tests.unit.spark_ledger.client.world import World, run
-from tests.unit.spark_ledger.keeper.world import Clock
+from tests.unit.spark_ledger.keeper.test_streams import closed_commits, elected
+from tests.unit.spark_ledger.keeper.world import Clock, passes, read, rows
 
 HOUR_MS = 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS
@@ -94,3 +97,28 @@ def test_keeper_that_another_one_overtook_goes_on_from_what_that_has_written() -
 
 async def _nothing(_: MetadataStore) -> None:
     return None
+
+
+def test_clock_that_is_set_back_drops_nothing_young_beside_a_commit_that_is_dated_back() -> None:
+    """To a clock that is behind all that was just committed is dated ahead, and has no age."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        stream = await StreamCatalog(client).create(
+            "s", rows(1).schema, retention=Retention(age_s=7 * 24 * 3600.0)
+        )
+        await closed_commits(world, stream, 3)
+        writers_ms = stream._committer.clock_ms
+        stream._committer.clock_ms = lambda: writers_ms() - 365 * 24 * 3600 * 1000
+        await closed_commits(world, stream, 1)
+        stream._committer.clock_ms = writers_ms
+        await closed_commits(world, stream, 1)
+        clock = Clock()
+        cared = await elected(world, clock)
+        wall_ms = cared._stream_keeper._wall_ms
+        await passes(cared, clock, 60)
+        cared._stream_keeper._wall_ms = lambda: wall_ms() - 3600 * 1000
+        await passes(cared, clock, 600)
+        assert await read(stream) == [0, 1, 2, 3, 4]
+
+    run(test)

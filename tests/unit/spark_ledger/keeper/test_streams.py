@@ -349,31 +349,6 @@ def test_clock_that_jumps_a_year_drops_nothing_young(restarts: bool) -> None:
     run(test)
 
 
-def test_clock_that_is_set_back_drops_nothing_young_beside_a_commit_that_is_dated_back() -> None:
-    """To a clock that is behind all that was just committed is dated ahead, and has no age."""
-
-    async def test(world: World) -> None:
-        client = await world.client()
-        stream = await StreamCatalog(client).create(
-            "s", rows(1).schema, retention=Retention(age_s=7 * 24 * 3600.0)
-        )
-        await closed_commits(world, stream, 3)
-        writers_ms = stream._committer.clock_ms
-        stream._committer.clock_ms = lambda: writers_ms() - 365 * 24 * 3600 * 1000
-        await closed_commits(world, stream, 1)
-        stream._committer.clock_ms = writers_ms
-        await closed_commits(world, stream, 1)
-        clock = Clock()
-        cared = await elected(world, clock)
-        wall_ms = cared._stream_keeper._wall_ms
-        await passes(cared, clock, 60)
-        cared._stream_keeper._wall_ms = lambda: wall_ms() - 3600 * 1000
-        await passes(cared, clock, 600)
-        assert await read(stream) == [0, 1, 2, 3, 4]
-
-    run(test)
-
-
 def test_stream_of_the_former_format_is_upgraded_and_given_back() -> None:
     async def test(world: World) -> None:
         client = await world.client()
