@@ -34,7 +34,6 @@ from spark_ledger.keeper.nodes import (
     AuditState,
     Unlisted,
     audit_page_path,
-    encode,
     read_audit,
     read_audit_page,
 )
@@ -46,6 +45,7 @@ from spark_ledger.limits.keeper import (
 )
 from spark_ledger.limits.stream import DROPPING_LEDGERS_MAX
 from spark_ledger.metadata.base import Check, Create, Delete, Put
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
 from spark_ledger.metadata.unsettled import (
     OPEN_PATH,
@@ -170,7 +170,7 @@ class Audit:
         state = AuditState() if before is None else before.value
         state = msgspec.structs.replace(state, **changes)
         if not self._dry_run:
-            data = encode(state)
+            data = encode_node(state)
             put = (
                 Create(AUDIT_PATH, data)
                 if before is None
@@ -341,12 +341,12 @@ class Audit:
         noted = Noted(number, before.value.looks if before else (), round(self._worked_s(), 1))
         looks, path = noted.after(found), audit_page_path(number)
         if before is None and looks:
-            change = Create(path, encode(AuditPage(looks=looks)))
+            change = Create(path, encode_node(AuditPage(looks=looks)))
             await self._store.transaction([self._guard(), change])
         elif before is not None and not looks:
             await self._store.transaction([self._guard(), Delete(path, before.version)])
         elif before is not None and looks != before.value.looks:
-            data = encode(AuditPage(looks=looks))
+            data = encode_node(AuditPage(looks=looks))
             await self._store.transaction([self._guard(), Put(path, data, before.version)])
 
     async def _delete(self, run: _Run, found: list[Finding]) -> int:

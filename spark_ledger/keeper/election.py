@@ -16,9 +16,10 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
-from spark_ledger.keeper.nodes import ELECTED_PATH, EPOCH_PATH, Elected, encode
+from spark_ledger.keeper.nodes import ELECTED_PATH, EPOCH_PATH, Elected
 from spark_ledger.limits.keeper import ELECTION_RETRY_S
 from spark_ledger.metadata.base import Check, MetadataStore
+from spark_ledger.metadata.json_nodes import encode_node
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Election:
     async def _try(self) -> bool:
         try:
             try:
-                await self._store.create(ELECTED_PATH, encode(self._me), ephemeral=True)
+                await self._store.create(ELECTED_PATH, encode_node(self._me), ephemeral=True)
             except ConflictError:
                 if not await self.is_won():
                     return False

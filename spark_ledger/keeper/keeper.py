@@ -31,7 +31,7 @@ from spark_ledger.keeper.audit import Audit, Finding
 from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
-from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, encode, read_state
+from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, read_state
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
     AUDIT_S,
@@ -47,6 +47,7 @@ from spark_ledger.limits.keeper import (
     UNNAMED_GRACE_S,
 )
 from spark_ledger.metadata.base import Delete, MetadataStore, Operation
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.owners import OWNERS_PATH, is_alive
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, Page, id_path, pages
@@ -221,7 +222,7 @@ class Keeper:
         me = self._election.me
         if before is None:
             state = KeeperState(host=me.host, pid=me.pid)
-            await self._store.create(STATE_PATH, encode(state))
+            await self._store.create(STATE_PATH, encode_node(state))
             before = Versioned(state, 0)
         self._state = before
         self._gone = self._new_count(before.value.gone_s)
@@ -259,7 +260,7 @@ class Keeper:
             last_error=self._last_error,
         )
         try:
-            version = await self._store.put(STATE_PATH, encode(state), self._state.version)
+            version = await self._store.put(STATE_PATH, encode_node(state), self._state.version)
         except (ConflictError, NotFoundError, OutcomeUnknownError):
             self._state = None  # read again, if this one is still elected
             raise

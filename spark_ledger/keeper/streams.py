@@ -33,7 +33,6 @@ from spark_ledger.keeper.nodes import (
     DroppedNode,
     SweptNode,
     dropped_path,
-    encode,
     read_clock,
     read_dropped,
     read_swept,
@@ -42,6 +41,7 @@ from spark_ledger.keeper.nodes import (
 from spark_ledger.keeper.sinks import forget_sinks
 from spark_ledger.limits.keeper import RECLAIM_STEPS_MAX, SWEPT_STREAMS_MAX
 from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import StreamConfig
@@ -178,7 +178,7 @@ class StreamKeeper:
         before = await read_swept(self._store)
         if before is not None and before.value == self._waiting:
             return
-        data = encode(self._waiting)
+        data = encode_node(self._waiting)
         if before is None:
             await self._store.create(SWEPT_PATH, data)
         else:
@@ -290,7 +290,7 @@ class StreamKeeper:
         if looks == known.written:
             return
         path = dropped_path(stream_id)
-        data = encode(DroppedNode(name=stream.name, looks=tuple(looks)))
+        data = encode_node(DroppedNode(name=stream.name, looks=tuple(looks)))
         try:
             if known.version is None:
                 with contextlib.suppress(ConflictError):

@@ -8,7 +8,8 @@ from typing import Final
 from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.codec import ClusterNode, decode_node, encode_node
+from spark_ledger.metadata.codec import ClusterNode
+from spark_ledger.metadata.json_nodes import decode_node, encode_node
 
 CLUSTER_PATH: Final = "cluster"
 

@@ -19,13 +19,13 @@ them silently with its next write.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, ClassVar, Final, TypeVar
+from typing import Annotated, ClassVar, Final
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.entries import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
+from spark_ledger.metadata.json_nodes import FORMAT_VERSION, Count, Node, decode_node, encode_node
 from spark_ledger.types import (
     INCARNATION_BYTES,
     BookieId,
@@ -40,9 +40,6 @@ from spark_ledger.types import (
     Quorums,
 )
 
-FORMAT_VERSION: Final = 1
-"""To be raised when a program that knows only the older format must not touch the data."""
-
 INCARNATION_FORMAT_VERSION: Final = 2
 """Of ledgers with an incarnation. A program that does not know of it would derive other keys."""
 
@@ -50,108 +47,69 @@ LEDGER_FORMAT_VERSION: Final = 3
 """Of ledgers with an owner. A program that does not know of it would drop the owner with its next
 write, and nobody would recover the ledger."""
 
-_Count = Annotated[int, Meta(ge=0)]
 _LastEntry = Annotated[int, Meta(ge=-1)]
 _Name = Annotated[str, Meta(min_length=1)]
 
 
-class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    format_version: int = FORMAT_VERSION
-    newest_format: ClassVar[int] = FORMAT_VERSION
-    """The newest format of this kind of node that this program knows."""
-
-
-class LedgerNode(_Node, frozen=True, kw_only=True):
+class LedgerNode(Node, frozen=True, kw_only=True):
     """One ledger."""
 
     newest_format: ClassVar[int] = LEDGER_FORMAT_VERSION
 
-    ledger_id: _Count
-    ensemble_size: _Count
-    write_quorum: _Count
-    ack_quorum: _Count
+    ledger_id: Count
+    ensemble_size: Count
+    write_quorum: Count
+    ack_quorum: Count
     state: LedgerState
     fragments: Annotated[
-        list[tuple[_Count, list[_Name]]], Meta(min_length=1, max_length=FRAGMENTS_MAX)
+        list[tuple[Count, list[_Name]]], Meta(min_length=1, max_length=FRAGMENTS_MAX)
     ]
     last_entry_id: _LastEntry
-    length: _Count
+    length: Count
     digest_type: DigestType
     access_key_hash: bytes
-    creation_time_ms: _Count
+    creation_time_ms: Count
     creation_token: str
     custom_metadata: dict[str, str]
     incarnation: bytes | UnsetType = UNSET
     owner: _Name | UnsetType = UNSET
 
 
-class OwnerNode(_Node, frozen=True, kw_only=True):
+class OwnerNode(Node, frozen=True, kw_only=True):
     """One connection that makes ledgers, and the process that it belongs to."""
 
     owner: _Name
     host: str
-    pid: _Count
+    pid: Count
 
 
-class BookieNode(_Node, frozen=True, kw_only=True):
+class BookieNode(Node, frozen=True, kw_only=True):
     """One registered bookie."""
 
     bookie_id: _Name
     address: _Name
     state: BookieState
     rack: str
-    free_bytes: _Count
+    free_bytes: Count
     admin_address: str
     reason: str = ""
 
 
-class ClusterNode(_Node, frozen=True, kw_only=True):
+class ClusterNode(Node, frozen=True, kw_only=True):
     """The cluster's identity."""
 
     cluster_id: _Name
 
 
-class CounterNode(_Node, frozen=True, kw_only=True):
+class CounterNode(Node, frozen=True, kw_only=True):
     """The next ledger id.
 
     ``token`` is new with each write. Without it, two clients would write equal bytes, and one that
     lost its reply would take the other's write for its own.
     """
 
-    next_id: _Count
+    next_id: Count
     token: str
-
-
-class _AnyVersion(msgspec.Struct, frozen=True):
-    format_version: int
-
-
-N = TypeVar("N", bound=_Node)
-
-
-def encode_node(node: _Node) -> bytes:
-    """JSON bytes of a node."""
-    return msgspec.json.encode(node)
-
-
-def decode_node(kind: type[N], path: str, data: bytes) -> N:
-    """A node of this kind; ``path`` is for the error message.
-
-    Raises CorruptionError if it does not decode, ConfigurationError if it has a later format.
-    """
-    try:
-        found = msgspec.json.decode(data, type=_AnyVersion).format_version
-        if found > kind.newest_format:
-            raise ConfigurationError(
-                f"metadata node {path!r} has format version {found}, this program knows up to "
-                f"{kind.newest_format}: upgrade spark-ledger here"
-            )
-        node = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptionError(f"metadata node {path!r} is damaged: {error}") from error
-    if node.format_version < 1:
-        raise CorruptionError(f"metadata node {path!r} is damaged: format version {found}")
-    return node
 
 
 def encode_ledger(metadata: LedgerMetadata) -> bytes:

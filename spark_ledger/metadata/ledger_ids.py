@@ -22,7 +22,8 @@ from spark_ledger.limits.metadata import (
     METADATA_ATTEMPTS,
 )
 from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.codec import CounterNode, decode_node, encode_node
+from spark_ledger.metadata.codec import CounterNode
+from spark_ledger.metadata.json_nodes import decode_node, encode_node
 from spark_ledger.types import LedgerId
 
 COUNTER_PATH: Final = "ledger-id-counter"

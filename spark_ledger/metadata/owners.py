@@ -28,7 +28,8 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS, OWNER_RETRY_DELAY_S
 from spark_ledger.metadata.base import MetadataStore, Watch
-from spark_ledger.metadata.codec import OwnerNode, decode_node, encode_node
+from spark_ledger.metadata.codec import OwnerNode
+from spark_ledger.metadata.json_nodes import decode_node, encode_node
 
 OWNERS_PATH: Final = "owners"
 

@@ -33,10 +33,11 @@ from spark_ledger.limits.repair import (
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.lost import Losses, losses
-from spark_ledger.repair.nodes import STATE_PATH, AuditState, leaving, mark, read, write
+from spark_ledger.repair.nodes import STATE_PATH, AuditState, leaving, mark
 from spark_ledger.repair.plan import all_names, copies_left
 from spark_ledger.types import BookieId, BookieState, LedgerId
 
@@ -94,7 +95,7 @@ class Auditor:
         """Look who is gone; mark what that costs. Raises what the store raises."""
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)
-        before = await read(self._store, AuditState, STATE_PATH)
+        before = await read_node(self._store, AuditState, STATE_PATH)
         state = AuditState() if before is None else before.value
         if self._gone is None:
             self._gone = GoneOwners(10 * self._config.pass_s + 60.0, state.gone_s)
@@ -138,7 +139,7 @@ class Auditor:
         with contextlib.suppress(
             ConflictError, NotFoundError
         ):  # of another auditor: both are right
-            await write(self._store, STATE_PATH, after, before)
+            await write_node(self._store, STATE_PATH, after, before)
         return found
 
     async def _bookies(self) -> tuple[frozenset[BookieId], frozenset[BookieId]]:

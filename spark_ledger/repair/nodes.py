@@ -13,16 +13,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Final, TypeVar
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
-from spark_ledger.errors import ConfigurationError, ConflictError, CorruptionError, NotFoundError
+from spark_ledger.errors import ConflictError, NotFoundError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.cookies import LEAVING_PATH
+from spark_ledger.metadata.json_nodes import Count, Node, Seconds, read_node, write_node
 from spark_ledger.metadata.unsettled import id_path
-from spark_ledger.types import BookieId, LedgerId, Versioned
+from spark_ledger.types import BookieId, LedgerId
 
 MARKED_PATH: Final = "repair/marked"
 LOCKS_PATH: Final = "repair/locks"
@@ -33,93 +33,44 @@ DONE_PATH: Final = "repair/done"
 PRIORITIES: Final = (0, 1, 2, 3)
 """By copies that the worst entry has left; 3 stands for more. Fewest first."""
 
-FORMAT_VERSION: Final = 1
 
-_Count = Annotated[int, Meta(ge=0)]
-_Seconds = Annotated[float, Meta(ge=0)]
-
-
-class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    format_version: int = FORMAT_VERSION
-
-
-class Mark(_Node, frozen=True, kw_only=True):
+class Mark(Node, frozen=True, kw_only=True):
     """A ledger that lacks copies."""
 
     bookies: tuple[str, ...]
     """Those that were lost, or are leaving, when it was marked."""
 
 
-class FailedRepair(_Node, frozen=True, kw_only=True):
+class FailedRepair(Node, frozen=True, kw_only=True):
     """A ledger whose repair failed at the last try."""
 
     reason: str
-    tries: _Count
+    tries: Count
 
 
-class AuditState(_Node, frozen=True, kw_only=True):
+class AuditState(Node, frozen=True, kw_only=True):
     """What the auditor saw last."""
 
-    time_ms: _Count = 0
-    gone_s: dict[str, _Seconds] = {}
+    time_ms: Count = 0
+    gone_s: dict[str, Seconds] = msgspec.field(default_factory=dict)
     """For how long bookies were seen to be gone."""
     audited: tuple[str, ...] = ()
     """Lost bookies for which all ledgers were looked at."""
-    audit_time_ms: _Count = 0
+    audit_time_ms: Count = 0
     """When all ledgers were looked at last."""
     stopped: str = ""
     """Why nothing is marked; empty if nothing is in the way."""
 
 
-class RepairDone(_Node, frozen=True, kw_only=True):
+class RepairDone(Node, frozen=True, kw_only=True):
     """What workers have done since the cluster was made."""
 
-    ledgers: _Count = 0
-    copied_entries: _Count = 0
-    copied_bytes: _Count = 0
-    bytes_per_s: _Count = 0
+    ledgers: Count = 0
+    copied_entries: Count = 0
+    copied_bytes: Count = 0
+    bytes_per_s: Count = 0
     """Of the worker that counted last."""
-    time_ms: _Count = 0
-
-
-N = TypeVar("N", bound=_Node)
-
-
-def encode(node: _Node) -> bytes:
-    """JSON bytes of a node."""
-    return msgspec.json.encode(node)
-
-
-def decode(kind: type[N], path: str, data: bytes) -> N:
-    """A node. Raises CorruptionError if it does not decode, ConfigurationError if it has a later
-    format."""
-    try:
-        node = msgspec.json.decode(data, type=kind, strict=True)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptionError(f"metadata node {path!r} is damaged: {error}") from error
-    if node.format_version > FORMAT_VERSION:
-        raise ConfigurationError(
-            f"metadata node {path!r} has format version {node.format_version}, this program knows "
-            f"up to {FORMAT_VERSION}: upgrade spark-ledger here"
-        )
-    return node
-
-
-async def read(store: MetadataStore, kind: type[N], path: str) -> Versioned[N] | None:
-    """A node as it is now, or None if there is none."""
-    try:
-        node = await store.get_latest(path)
-    except NotFoundError:
-        return None
-    return Versioned(decode(kind, path, node.value), node.version)
-
-
-async def write(store: MetadataStore, path: str, node: _Node, before: Versioned[N] | None) -> None:
-    """Write a node over the one that was read. Raises ConflictError if it has changed."""
-    if before is None:
-        await store.create(path, encode(node))
-    else:
-        await store.put(path, encode(node), before.version)
+    time_ms: Count = 0
 
 
 def mark_root(copies: int) -> str:
@@ -133,12 +84,12 @@ async def mark(
     """Mark a ledger, or add bookies to its mark. A worker at it notices that (rule R7)."""
     path = id_path(mark_root(copies), ledger_id)
     while True:
-        before = await read(store, Mark, path)
+        before = await read_node(store, Mark, path)
         known = frozenset() if before is None else frozenset(before.value.bookies)
         if before is not None and bookies <= known:
             return
         try:
-            await write(store, path, Mark(bookies=tuple(sorted(known | bookies))), before)
+            await write_node(store, path, Mark(bookies=tuple(sorted(known | bookies))), before)
         except (ConflictError, NotFoundError):
             continue  # somebody marked it, or took it off, meanwhile
         return
@@ -152,7 +103,7 @@ async def leaving(store: MetadataStore) -> frozenset[BookieId]:
 async def count_done(store: MetadataStore, more: RepairDone, attempts: int = 5) -> None:
     """Add to what workers have done. Only for people: a count that is lost is no harm."""
     for _ in range(attempts):
-        before = await read(store, RepairDone, DONE_PATH)
+        before = await read_node(store, RepairDone, DONE_PATH)
         known = RepairDone() if before is None else before.value
         total = RepairDone(
             ledgers=known.ledgers + more.ledgers,
@@ -162,7 +113,7 @@ async def count_done(store: MetadataStore, more: RepairDone, attempts: int = 5) 
             time_ms=more.time_ms,
         )
         try:
-            await write(store, DONE_PATH, total, before)
+            await write_node(store, DONE_PATH, total, before)
         except (ConflictError, NotFoundError):
             await asyncio.sleep(0)
             continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spark_ledger.errors import NoSuchLedgerError
 from spark_ledger.limits.repair import FAILURES_SHOWN_MAX, MEASURED_LEDGERS_MAX
 from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.unsettled import id_path, pages
 from spark_ledger.repair.nodes import (
@@ -22,7 +23,6 @@ from spark_ledger.repair.nodes import (
     RepairDone,
     leaving,
     mark_root,
-    read,
 )
 from spark_ledger.repair.plan import final_fragments, lost_indexes
 from spark_ledger.types import BookieId, LedgerId, LedgerMetadata
@@ -55,8 +55,8 @@ class RepairStatus:
 
 async def look(store: MetadataStore) -> RepairStatus:
     """What the metadata say of repair."""
-    audit = await read(store, AuditState, STATE_PATH)
-    done = await read(store, RepairDone, DONE_PATH)
+    audit = await read_node(store, AuditState, STATE_PATH)
+    done = await read_node(store, RepairDone, DONE_PATH)
     marked: dict[int, int] = {}
     size = measured = 0
     for copies in PRIORITIES:
@@ -73,7 +73,7 @@ async def look(store: MetadataStore) -> RepairStatus:
     async for page in pages(store, FAILED_PATH):
         failing += len(page.ids)
         for ledger_id in page.ids[: max(0, FAILURES_SHOWN_MAX - len(failed))]:
-            node = await read(store, FailedRepair, id_path(FAILED_PATH, ledger_id))
+            node = await read_node(store, FailedRepair, id_path(FAILED_PATH, ledger_id))
             if node is not None:
                 failed.append((ledger_id, node.value))
     return RepairStatus(
@@ -90,7 +90,7 @@ async def look(store: MetadataStore) -> RepairStatus:
 
 
 async def _bytes_left(store: MetadataStore, ledger_id: LedgerId, copies: int) -> int:
-    mark = await read(store, Mark, id_path(mark_root(copies), ledger_id))
+    mark = await read_node(store, Mark, id_path(mark_root(copies), ledger_id))
     try:
         ledger = (await LedgerStore(store).read(ledger_id)).value
     except NoSuchLedgerError:

@@ -37,6 +37,7 @@ from spark_ledger.limits.repair import (
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.owners import is_alive
 from spark_ledger.metadata.unsettled import id_path, pages
@@ -53,8 +54,6 @@ from spark_ledger.repair.nodes import (
     count_done,
     leaving,
     mark_root,
-    read,
-    write,
 )
 from spark_ledger.repair.plan import all_names, waits_for_its_writer
 from spark_ledger.repair.throttle import Throttle
@@ -128,7 +127,7 @@ class Worker:
         """
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)
-        state = await read(self._store, AuditState, STATE_PATH)
+        state = await read_node(self._store, AuditState, STATE_PATH)
         if state is not None and state.value.stopped and not self._config.despite_losses:
             return 0  # rule R9
         running: set[asyncio.Task[None]] = set()
@@ -209,7 +208,7 @@ class Worker:
                 await self._store.delete(lock)
 
     async def _repair(self, ledger_id: LedgerId, mark_path: str) -> None:
-        marked = await read(self._store, Mark, mark_path)
+        marked = await read_node(self._store, Mark, mark_path)
         if marked is None:
             return  # done meanwhile
         try:
@@ -278,6 +277,6 @@ class Worker:
             return  # not the ledger's fault, and nowhere to write it
         path = id_path(FAILED_PATH, ledger_id)
         with contextlib.suppress(LedgerError):
-            known = await read(self._store, FailedRepair, path)
+            known = await read_node(self._store, FailedRepair, path)
             tries = 1 if known is None else known.value.tries + 1
-            await write(self._store, path, FailedRepair(reason=str(error), tries=tries), known)
+            await write_node(self._store, path, FailedRepair(reason=str(error), tries=tries), known)

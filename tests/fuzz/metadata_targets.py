@@ -8,6 +8,7 @@ import pyarrow as pa
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.keeper import nodes as keeper
 from spark_ledger.metadata import codec as ledgers
+from spark_ledger.metadata import json_nodes
 from spark_ledger.metadata.cookies import BookieCookie, decode_cookie, encode_cookie
 from spark_ledger.stream.format import codec as streams
 from spark_ledger.stream.manifest import format as manifests
@@ -70,8 +71,8 @@ def _ledger_nodes() -> list[Target]:
         bytes(range(16)),
     )
     bookie = BookieInfo(BookieId("bookie-1"), "host:3181", rack="/r", free_bytes=5)
-    cluster = ledgers.encode_node(ledgers.ClusterNode(cluster_id="a cluster"))
-    counter = ledgers.encode_node(ledgers.CounterNode(next_id=5, token="t"))
+    cluster = json_nodes.encode_node(ledgers.ClusterNode(cluster_id="a cluster"))
+    counter = json_nodes.encode_node(ledgers.CounterNode(next_id=5, token="t"))
     place = DirectoryPlace("/j", 5, 6, 7, 8)
     cookie = BookieCookie("a cluster", "bookie-1", "/j", ("/l",), "made")
     started = msgspec.structs.replace(cookie, start=BookieStart(3, "ab"), places=(place,))
@@ -87,9 +88,9 @@ def _ledger_nodes() -> list[Target]:
         _target("bookie's cookie", [encode_cookie(cookie), encode_cookie(started)],
                 lambda d: decode_cookie(BookieId("bookie-1"), d), 10_000),
         _target("cluster node", [cluster],
-                lambda d: ledgers.decode_node(ledgers.ClusterNode, PATH, d), 10_000),
+                lambda d: json_nodes.decode_node(ledgers.ClusterNode, PATH, d), 10_000),
         _target("ledger id counter", [counter],
-                lambda d: ledgers.decode_node(ledgers.CounterNode, PATH, d), 10_000),
+                lambda d: json_nodes.decode_node(ledgers.CounterNode, PATH, d), 10_000),
     ]  # fmt: skip
 
 
@@ -159,12 +160,12 @@ def _keeper_nodes() -> list[Target]:
     page = keeper.AuditPage(looks=((8.5, (3, 4)), (80.0, (9,))))
     dropped = keeper.DroppedNode(name="orders", looks=((8.5, 3), (80.0, 9)))
     return [
-        _target("state of the keeper", [keeper.encode(state)],
-                lambda d: keeper.decode(keeper.KeeperState, PATH, d), 10_000),
-        _target("dropped rows", [keeper.encode(dropped)],
-                lambda d: keeper.decode(keeper.DroppedNode, PATH, d), 10_000),
-        _target("audit", [keeper.encode(audit)],
-                lambda d: keeper.decode(keeper.AuditState, PATH, d), 10_000),
-        _target("page of an audit", [keeper.encode(page)],
-                lambda d: keeper.decode(keeper.AuditPage, PATH, d), 10_000),
+        _target("state of the keeper", [json_nodes.encode_node(state)],
+                lambda d: json_nodes.decode_node(keeper.KeeperState, PATH, d), 10_000),
+        _target("dropped rows", [json_nodes.encode_node(dropped)],
+                lambda d: json_nodes.decode_node(keeper.DroppedNode, PATH, d), 10_000),
+        _target("audit", [json_nodes.encode_node(audit)],
+                lambda d: json_nodes.decode_node(keeper.AuditState, PATH, d), 10_000),
+        _target("page of an audit", [json_nodes.encode_node(page)],
+                lambda d: json_nodes.decode_node(keeper.AuditPage, PATH, d), 10_000),
     ]  # fmt: skip

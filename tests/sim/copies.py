@@ -22,8 +22,9 @@ from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.metadata.base import Create
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH
-from spark_ledger.metadata.codec import ClusterNode, encode_node
+from spark_ledger.metadata.codec import ClusterNode
 from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cookie, encode_cookie
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.types import BookieInfo
 from tests.sim.disk import JOURNAL, LEDGERS
 from tests.sim.loop import Process

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_ledger.errors import DataLossError, LedgerError, NotFoundError
 from spark_ledger.keeper.keeper import Keeper
-from spark_ledger.keeper.nodes import CLOCK_PATH, KeeperClock, decode
+from spark_ledger.keeper.nodes import CLOCK_PATH, KeeperClock
 from spark_ledger.limits.keeper import CLOCK_CATCH_UP
+from spark_ledger.metadata.json_nodes import decode_node
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.codec import decode_commit, decode_config, decode_head
@@ -261,7 +262,7 @@ def _names(commit: Commit, ledger_id: LedgerId) -> bool:
 
 
 def _time_of(data: bytes) -> int:
-    return decode(KeeperClock, CLOCK_PATH, data).time_ms
+    return decode_node(KeeperClock, CLOCK_PATH, data).time_ms
 
 
 class DropClient(StreamClient):

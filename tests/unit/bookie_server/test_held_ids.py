@@ -14,7 +14,8 @@ from bookie_server.exit_codes import EXIT_OK
 from bookie_server.held_ids import pass_over_held_ids
 from spark_ledger.errors import MetadataUnavailableError
 from spark_ledger.limits.metadata import LEDGER_ID_BLOCK_MAX, RESTORED_IDS_SKIPPED
-from spark_ledger.metadata.codec import CounterNode, decode_node
+from spark_ledger.metadata.codec import CounterNode
+from spark_ledger.metadata.json_nodes import decode_node
 from spark_ledger.metadata.ledger_ids import COUNTER_PATH, next_counted, raise_counter
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from tests.unit.bookie_server.test_server import NODE, Cluster, until

@@ -29,8 +29,8 @@ from spark_ledger.keeper.nodes import (
     KeeperState,
     SweptNode,
     Unlisted,
-    encode,
 )
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.memory import MemoryTree
 from tests.unit.bookie_server.test_config import PATH
 
@@ -144,13 +144,13 @@ def test_bookie_shows_what_the_keeper_has_written_down(tmp_path: Path) -> None:
         watched = Watched(store, beside, look_s=0.02)
         (line,) = await until_lines(tmp_path / "notes", 1)
         assert watched.figures is not None and not watched.figures.elected
-        await other.create(ELECTED_PATH, encode(Elected(host=HOST, pid=int(line.split()[0]))))
+        await other.create(ELECTED_PATH, encode_node(Elected(host=HOST, pid=int(line.split()[0]))))
         found, done = Found(open=3, unnamed_of_the_dead=2), Done(recovered=7)
         state = KeeperState(host="h", pid=1, time_ms=5000, found=found, done=done)
-        await other.create(STATE_PATH, encode(state))
+        await other.create(STATE_PATH, encode_node(state))
         waits = SweptNode(reclaimable_commits=4, reclaimable_bytes=500)
-        await other.create(SWEPT_PATH, encode(waits))
-        await other.create(AUDIT_PATH, encode(AuditState(last=Unlisted(ledgers=6), deleted=9)))
+        await other.create(SWEPT_PATH, encode_node(waits))
+        await other.create(AUDIT_PATH, encode_node(AuditState(last=Unlisted(ledgers=6), deleted=9)))
         async with asyncio.timeout(20):
             while (figures := watched.figures) is None or not figures.audit_deleted:
                 await asyncio.sleep(0.01)

@@ -12,8 +12,9 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import UnauthorizedError
 from spark_ledger.keeper.keeper import Keeper
-from spark_ledger.keeper.nodes import AUDIT_PATH, AuditState, Unlisted, encode, read_audit
+from spark_ledger.keeper.nodes import AUDIT_PATH, AuditState, Unlisted, read_audit
 from spark_ledger.metadata import connect as connecting
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.transport.memory import MemoryTransport
 from tests.unit.spark_ledger.cli.conftest import Run
@@ -75,7 +76,7 @@ def test_audit_is_asked_for_and_the_status_says_so(run: Run, cluster: MemoryTree
 def test_status_says_what_audits_found(run: Run, cluster: MemoryTree) -> None:
     last = Unlisted(ledgers=5, user_bytes=2048, deleted=3)
     state = AuditState(begun_s=9.0, ended_ms=10**12, last=last, deleted=8, unread=("orders",))
-    asyncio.run(MemoryMetadataStore(cluster).create(AUDIT_PATH, encode(state)))
+    asyncio.run(MemoryMetadataStore(cluster).create(AUDIT_PATH, encode_node(state)))
     said = run("keeper", "status", *COMMAND[2:]).out
     assert "under way" in said and "could not read orders" in said
     assert "found 5 ledgers (2.0 KiB) that nothing names, deleted 3; 8 by all audits" in said

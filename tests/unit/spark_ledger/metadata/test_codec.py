@@ -14,11 +14,10 @@ from spark_ledger.metadata.codec import (
     OwnerNode,
     decode_bookie,
     decode_ledger,
-    decode_node,
     encode_bookie,
     encode_ledger,
-    encode_node,
 )
+from spark_ledger.metadata.json_nodes import decode_node, encode_node
 from spark_ledger.types import (
     BookieId,
     BookieInfo,

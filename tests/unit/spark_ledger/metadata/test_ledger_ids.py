@@ -9,7 +9,8 @@ import pytest
 
 from spark_ledger.errors import ConflictError
 from spark_ledger.limits.metadata import LEDGER_ID_BLOCK, LEDGER_ID_BLOCK_MAX
-from spark_ledger.metadata.codec import CounterNode, decode_node
+from spark_ledger.metadata.codec import CounterNode
+from spark_ledger.metadata.json_nodes import decode_node
 from spark_ledger.metadata.ledger_ids import COUNTER_PATH
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree

@@ -10,9 +10,10 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import FencedError, LedgerError
+from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.repair.copying import Copier
-from spark_ledger.repair.nodes import DONE_PATH, FAILED_PATH, FailedRepair, RepairDone, mark, read
+from spark_ledger.repair.nodes import DONE_PATH, FAILED_PATH, FailedRepair, RepairDone, mark
 from spark_ledger.repair.status import look
 from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
@@ -63,7 +64,7 @@ def test_lost_bookies_copies_are_made_again_after_the_delay(sizes: tuple[int, in
             reader = await (await world.client()).open_ledger(ledger_id)
             found = [entry.payload async for entry in reader.read(0, 19)]
             assert found == [b"%d" % n for n in range(20)]
-        done = await read(client.store, RepairDone, DONE_PATH)
+        done = await read_node(client.store, RepairDone, DONE_PATH)
         assert done is not None and done.value.ledgers > 0 and done.value.copied_bytes > 0
 
     run_virtually(test, bookies=6)
@@ -194,14 +195,14 @@ def test_entry_that_nobody_holds_is_reported_and_its_bookie_stays_named() -> Non
         assert name in await names(client, broken.ledger_id), "it may have the entry"
         assert name not in await names(client, whole.ledger_id)
         path = id_path(FAILED_PATH, broken.ledger_id)
-        failed = await read(client.store, FailedRepair, path)
+        failed = await read_node(client.store, FailedRepair, path)
         assert failed is not None and "entry 7 is" in failed.value.reason
         world.revive(name)
         await world.register(name)
         await cared.passes(400)
         assert await marked(world) == {}
         assert await lacking(world, client, broken.ledger_id) == [], "its holes are filled"
-        assert await read(client.store, FailedRepair, path) is None
+        assert await read_node(client.store, FailedRepair, path) is None
 
     run_virtually(test, bookies=4)
 
