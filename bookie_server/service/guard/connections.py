@@ -16,8 +16,12 @@ from typing import Final
 _CALL_BYTES: Final = 2_048
 """Headers of one call, with those of its answer that come back: far more than ours have."""
 
-_FRAMING_SHARE: Final = 64
-"""One byte in so many belongs to frames, window updates and probes."""
+_MESSAGE_BYTES: Final = 64
+"""What surrounds one message: its prefix, the head of its frame, the window updates for its answer.
+gRPC sends 40; in a connection's life that becomes more than what any holds."""
+
+_FRAMING_SHARE: Final = 256
+"""One byte in so many belongs to the frames of large messages: gRPC sends 9 for 16,384."""
 
 
 def _nothing() -> None: ...
@@ -29,6 +33,7 @@ class Connections:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._given: Counter[str] = Counter()
+        self._messages: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._running: Counter[str] = Counter()
         self._idle_since: dict[str, float] = {}  # those without a call, as far as they were seen
@@ -60,17 +65,19 @@ class Connections:
     def given(self, peer: str, byte_count: int) -> None:
         """A message was received as a whole."""
         self._given[peer] += byte_count
+        self._messages[peer] += 1
         self.on_sign()
 
     def held(self, received: dict[str, int]) -> dict[str, int]:
         """Bytes that gRPC holds for each connection, at least."""
         for peer, byte_count in received.items():
             if byte_count < self._given[peer]:  # another one, from the same port
-                self._given[peer] = self._calls[peer] = 0
+                self._given[peer] = self._messages[peer] = self._calls[peer] = 0
         return {
             peer: byte_count
             - self._given[peer]
             - self._given[peer] // _FRAMING_SHARE
+            - self._messages[peer] * _MESSAGE_BYTES
             - self._calls[peer] * _CALL_BYTES
             for peer, byte_count in received.items()
         }
@@ -78,7 +85,7 @@ class Connections:
     def keep(self, peers: Collection[str]) -> None:
         """Forget all but these: the others are gone."""
         kept = set(peers).union(self._running)
-        for counted in (self._given, self._calls, self._idle_since):
+        for counted in (self._given, self._messages, self._calls, self._idle_since):
             for peer in counted.keys() - kept:
                 del counted[peer]
 

@@ -31,12 +31,14 @@ from spark_ledger.limits.bookie import (
 logger = logging.getLogger(__name__)
 logger.addFilter(LogBound())  # a look that fails is repeated forty times a second
 
-_TRIM_AGAIN_S: Final = 5.0
-"""After a look at freed memory that did not help, before the next one: it takes milliseconds."""
-
 _TRIM_PAUSE_S: Final = 0.2
-"""After one that helped: meanwhile freed memory is used again, and nobody waits for the allocator,
-which is locked for as long as the kernel takes pages back."""
+"""After freed memory was given back, at least: meanwhile it is used again, and nobody waits for the
+allocator, which is locked for as long as the kernel takes pages back."""
+
+_TRIM_PAUSE_SHARE: Final = 25.0
+"""And so many times as long as that took. It may not help now, for calls hold what there is, and
+help in a moment, when their clients are gone: a bookie that waited for seconds refused the next
+flood's neighbours for what the last one had left."""
 
 _LET_GO_S: Final = 0.02
 """gRPC frees the memory of connections that were ended by then."""
@@ -95,7 +97,6 @@ class MemoryGuard:
         self._used = used
         self._trim = trim
         self._trim_at = 0.0
-        self._trimmed_at = 0.0
         self._cut_unsaid = 0  # clients that the log does not have yet
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -173,17 +174,14 @@ class MemoryGuard:
         loop = asyncio.get_running_loop()
         self.cut += cut
         self._cut_unsaid += cut
-        if cut:
-            self._trim_at = min(self._trim_at, self._trimmed_at + _TRIM_PAUSE_S)
         if loop.time() >= self._trim_at:
             before = self._used()
             if cut:
                 await asyncio.sleep(_LET_GO_S)
+            began = loop.time()
             await loop.run_in_executor(None, self._trim)
-            after = self._used()
-            helped = cut or after < 0.95 * before
-            self._trimmed_at = loop.time()
-            self._trim_at = self._trimmed_at + (_TRIM_PAUSE_S if helped else _TRIM_AGAIN_S)
+            after, ended = self._used(), loop.time()
+            self._trim_at = ended + max(_TRIM_PAUSE_S, _TRIM_PAUSE_SHARE * (ended - began))
             if self._cut_unsaid:
                 cut, self._cut_unsaid = self._cut_unsaid, 0
                 logger.warning(

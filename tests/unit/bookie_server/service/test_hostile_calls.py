@@ -340,6 +340,26 @@ async def test_request_that_is_far_too_long_is_ended_before_it_is_there(f: Fixtu
     await serves_the_others(f)
 
 
+def test_writer_of_many_small_messages_is_not_to_blame_when_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What gRPC sends around its messages added up: after 27,000 of them it was hung up on."""
+    monkeypatch.setattr(grpc_service, "BOOKIE_HELD_BYTES_MAX", 4_096)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        call = f.stub.Append(metadata=HERE)
+        for entry in range(400):
+            run = pb.EntryRun(ledger_id=1, first_entry=entry, sizes=[40], frames=bytes(40))
+            await call.write(pb.AppendRequest(adds=[pb.AddRun(tag=9, run=run)]))
+            await call.read()
+        assert await f.service.relieve() == 0
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+
+    run()
+
+
 def test_longest_idle_connections_give_way_to_new_ones() -> None:
     async def run(f: Fixture) -> None:
         await f.store(0, 1)  # the connection of an honest client
