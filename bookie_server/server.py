@@ -70,7 +70,7 @@ from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.types import BookieId, BookieInfo
-from spark_ledger.wire.allocator import keep_freed_memory
+from spark_ledger.wire.allocator import keep_freed_memory, share_heaps
 
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 
@@ -103,6 +103,7 @@ def run(
     if not __debug__:
         print("a bookie does not run under python -O: its assertions protect data", file=sys.stderr)
         return EXIT_REFUSED
+    share_heaps()
     keep_freed_memory(BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
     server = BookieServer(config, ready_file=ready_file, format_if_new=format_if_new)
     try:

@@ -19,6 +19,7 @@ from spark_ledger.limits.bookie import (
     BOOKIE_CALLS_MAX,
     BOOKIE_CONNECTIONS_MAX,
     BOOKIE_HANDSHAKE_TIMEOUT_S,
+    BOOKIE_HEADERS_BYTES_MAX,
     BOOKIE_LOOKAHEAD_BYTES,
 )
 from spark_ledger.wire.codec import SERVICE_NAME
@@ -45,6 +46,10 @@ def server_options(connections_max: int = BOOKIE_CONNECTIONS_MAX) -> list[tuple[
         # bound, gRPC would reset honest calls. ``CallLimits`` tells them to come later.
         # From a thousand calls that wait for the service loop on, gRPC resets some of the newest by
         # lot. It stays so: with a bound of 12,000 a flood of them kept the loop for ten seconds.
+        # Ours have a few hundred bytes. Each call that waits keeps its headers, in the memory of
+        # gRPC and again in Python's; gRPC's own bound is 16 KiB.
+        ("grpc.max_metadata_size", BOOKIE_HEADERS_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", BOOKIE_HEADERS_BYTES_MAX),
         # Each takes a descriptor, and the storage needs some (see ``descriptors``).
         ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.server_handshake_timeout_ms", int(BOOKIE_HANDSHAKE_TIMEOUT_S * 1000)),

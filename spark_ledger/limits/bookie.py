@@ -136,6 +136,9 @@ in half of this (``READ_PARK_S``)."""
 BOOKIE_UNREAD_S: Final = 30.0
 """The connection of an answer that was not read for so long is ended in any case."""
 
+BOOKIE_HEADERS_BYTES_MAX: Final = 4_096
+"""Headers of a call, as gRPC counts them: the name of a bookie, a deadline, what a proxy adds."""
+
 BOOKIE_HELD_BYTES_MAX: Final = 1 * MIB
 """What a connection may have on its way while memory is short: with more, its calls are cut."""
 

@@ -360,6 +360,18 @@ def test_writer_of_many_small_messages_is_not_to_blame_when_memory_is_short(
     run()
 
 
+@on_loop
+async def test_call_with_headers_far_larger_than_ours_is_refused_before_it_is_looked_at(
+    f: Fixture,
+) -> None:
+    """Each call that waits keeps its headers."""
+    for size, code in ((1_000, grpc.StatusCode.OK), (5_000, grpc.StatusCode.RESOURCE_EXHAUSTED)):
+        headers = (*HERE, ("x-padding", "y" * size))
+        call = f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=headers)
+        assert await call.code() is code
+    await serves_the_others(f)
+
+
 def test_longest_idle_connections_give_way_to_new_ones() -> None:
     async def run(f: Fixture) -> None:
         await f.store(0, 1)  # the connection of an honest client

@@ -88,6 +88,38 @@ def test_freed_memory_is_kept(
     assert not caplog.messages
 
 
+THREADS = """
+import ctypes, threading
+from spark_ledger.wire.allocator import share_heaps
+
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+{settings}
+together = threading.Barrier(6)
+def use():
+    together.wait()
+    library.malloc(ctypes.c_size_t(1000))
+    together.wait()
+threads = [threading.Thread(target=use) for _number in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+library.malloc_stats()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="not glibc")
+def test_threads_of_a_process_that_shares_heaps_have_two() -> None:
+    def heaps(settings: str) -> int:
+        command = [sys.executable, "-c", THREADS.format(settings=settings)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return done.stderr.count("Arena ")
+
+    assert heaps("share_heaps()") == 2
+    assert heaps("") > 2
+
+
 def test_a_refused_parameter_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
