@@ -23,10 +23,14 @@ its way. A bookie that lies costs a reader no more than this."""
 PROOF_PAUSE_S: Final = 0.1
 """Before the second of these tries; twice as long before the third."""
 
-_UNREACHED: Final = frozenset(
-    {BookieStatus.TIMEOUT, BookieStatus.UNAVAILABLE, BookieStatus.TOO_MANY_REQUESTS}
+_TRIED_AGAIN: Final = frozenset(
+    {
+        BookieStatus.TIMEOUT,
+        BookieStatus.UNAVAILABLE,
+        BookieStatus.TOO_MANY_REQUESTS,
+        BookieStatus.IO_ERROR,
+    }
 )
-_TRIED_AGAIN: Final = _UNREACHED | {BookieStatus.IO_ERROR}
 
 
 @asynccontextmanager
@@ -119,21 +123,33 @@ class Prover:
     async def prove(self, round_: LastConfirmedRead | LongPoll) -> None:
         """Read one entry after the other, as long as there are any that may prove more."""
         tried: set[Proof] = set()
-        # What is believed changes with each: a bookie that is lost takes its support along.
-        while untried := [proof for proof in round_.proofs if proof not in tried]:
-            proof = untried[0]
-            tried.add(proof)
-            tries, status = 0, BookieStatus.IO_ERROR
-            while status in _TRIED_AGAIN and tries < PROOF_TRIES:
-                await asyncio.sleep(tries * PROOF_PAUSE_S)
-                proved, status = await self._read(proof)
+        unread: list[int] = []
+        while True:
+            # What may prove more changes with each that is read, and with each that cannot be.
+            untried = [proof for proof in round_.proofs if proof not in tried]
+            if untried:
+                tried.add(untried[0])
+                proved, status = await self._try(untried[0])
                 if proved is not None:
                     round_.prove(proved)
-                    break
-                tries += 1
+                elif not status.is_denial:
+                    unread.append(untried[0].bookie_index)
+            elif unread:
+                # Only now: another one may have proved what this one says.
+                round_.fail(unread.pop())
             else:
-                if status in _UNREACHED:
-                    round_.fail(proof.bookie_index)
+                return
+
+    async def _try(self, proof: Proof) -> tuple[EntryId | None, BookieStatus]:
+        """Read an entry, more than once if need be. Who denies what it says it has is a liar; of
+        every other answer nobody knows whether the bookie lies or its copy is damaged."""
+        tries = 0
+        while True:
+            proved, status = await self._read(proof)
+            tries += 1
+            if proved is not None or status not in _TRIED_AGAIN or tries == PROOF_TRIES:
+                return proved, status
+            await asyncio.sleep(tries * PROOF_PAUSE_S)
 
     async def _read(self, proof: Proof) -> tuple[EntryId | None, BookieStatus]:
         """What the entry proves, or why it cannot be had."""

@@ -48,7 +48,7 @@ class Claims:
         self._newest: dict[int, EntryId] = {}
         """The highest entry that each says it holds."""
         self._mute: set[int] = set()
-        """Who gave no answer that says anything: failed or busy."""
+        """Who gave no answer that says anything: failed or busy, or cannot prove what it says."""
         self._proved: EntryId = NO_ENTRY
 
     def take(
@@ -87,7 +87,11 @@ class Claims:
         mute = frozenset(self._mute)
         if agreement_suffices(mute, self._quorums) or not self.is_disputed:
             return []
-        above = [index for index, claim in self._claims.items() if claim > self.believed]
+        above = [
+            index
+            for index, claim in self._claims.items()
+            if claim > self.believed and index not in mute
+        ]
         above.sort(key=lambda index: -self._claims[index])
         asked = [(index, self._newest[index]) for index in above]
         return [Proof(index, bookies[index], last) for index, last in asked if last > NO_ENTRY]
@@ -96,10 +100,16 @@ class Claims:
         """A verified entry carries this last add confirmed."""
         self._proved = max(self._proved, last_add_confirmed)
 
-    def fail(self, bookie_index: int) -> None:
-        """A bookie has said something, and cannot be reached for the proof."""
-        del self._claims[bookie_index]
+    def fail(self, bookie_index: int) -> bool:
+        """A bookie has said something, and its proof cannot be had. True: it counts as one that
+        gave no answer, because nobody else has proved what it says.
+
+        It supports what it says all the same: it has said it, and it may not be one of the liars.
+        """
+        if self._claims[bookie_index] <= self.believed:
+            return False
         self._mute.add(bookie_index)
+        return True
 
     @property
     def told(self) -> list[int]:
@@ -179,16 +189,18 @@ class LastConfirmedRead:
         self.conclude()
 
     def fail(self, bookie_index: int) -> None:
-        """A bookie cannot be reached for its proof: it counts as one that has not answered. Else an
-        end that was confirmed long ago could stay unseen."""
-        self._claims.fail(bookie_index)
+        """A bookie's proof cannot be had, because it cannot be reached, or its copy is damaged: it
+        counts as one that has not answered (rule P13). Else an end that was confirmed long ago
+        could stay unseen."""
+        if self._error is not None or not self._claims.fail(bookie_index):
+            return
         self._known.discard(bookie_index)
         self._result = None
         if self.is_covered:
             self.conclude()
         else:
             bookie_id = self._metadata.last_fragment.bookies[bookie_index]
-            self._last_problem = f"bookie {bookie_id} cannot be read"
+            self._last_problem = f"bookie {bookie_id}: its newest entry cannot be read"
             self._error = self._too_few(BookieUnavailableError)
 
     def conclude(self) -> None:
@@ -283,7 +295,7 @@ class LongPoll:
         self._claims.prove(last_add_confirmed)
 
     def fail(self, bookie_index: int) -> None:
-        """A bookie cannot be reached for its proof."""
+        """A bookie's proof cannot be had."""
         self._claims.fail(bookie_index)
 
     def answer(

@@ -203,38 +203,95 @@ def test_proof_that_is_damaged_on_its_way_is_read_again() -> None:
     run(test, bookies=2)
 
 
-@pytest.mark.parametrize("status", [BookieStatus.NO_SUCH_ENTRY, BookieStatus.IO_ERROR])
-def test_bookie_that_cannot_prove_what_it_says_is_not_believed(status: BookieStatus) -> None:
-    """It lies, or its copy is damaged: neither ends a reader."""
-
+def test_bookie_that_denies_what_it_says_it_has_is_not_believed() -> None:
     async def test(world: World) -> None:
         writer, _ = await known_to_one(world)
         client = await world.client()
 
         async def refused(_chunks: AsyncGenerator[ReadChunk, None]) -> Any:
-            yield ReadChunk(status, None, EntryId(2), "no")
+            yield ReadChunk(BookieStatus.NO_SUCH_ENTRY, None, EntryId(2), "no")
 
         asked = interposed(client, refused)
         reader = await client.open_ledger(writer.ledger_id)
-        assert reader.last_add_confirmed == -1
-        assert len(asked) == (3 if status is BookieStatus.IO_ERROR else 1)
+        assert reader.last_add_confirmed == -1 and len(asked) == 1
 
     run(test, bookies=2)
 
 
-def test_bookie_that_is_gone_before_its_proof_has_not_answered() -> None:
+@pytest.mark.parametrize("status", [BookieStatus.UNAVAILABLE, BookieStatus.IO_ERROR])
+def test_bookie_whose_proof_cannot_be_had_has_not_answered(status: BookieStatus) -> None:
+    """It is gone, or its copy is damaged: nobody knows then what was confirmed."""
+
     async def test(world: World) -> None:
         writer, knowing = await known_to_one(world)
         client = await world.client()
 
-        async def gone(_chunks: AsyncGenerator[ReadChunk, None]) -> Any:
-            yield ReadChunk(BookieStatus.UNAVAILABLE, None, EntryId(2), "gone")
+        async def unread(_chunks: AsyncGenerator[ReadChunk, None]) -> Any:
+            yield ReadChunk(status, None, EntryId(2), "no")
 
-        interposed(client, gone)
-        with pytest.raises(BookieUnavailableError, match=f"{knowing} cannot be read"):
+        interposed(client, unread)
+        with pytest.raises(BookieUnavailableError, match=f"{knowing}: its newest entry cannot be"):
             await client.open_ledger(writer.ledger_id)
 
     run(test, bookies=2)
+
+
+def test_open_beside_a_damaged_copy_and_a_bookie_that_is_down_fails_until_that_one_is_back() -> (
+    None
+):
+    """Seed 25356 of the simulation: it said that nothing is confirmed, although the two of three
+    that have the last entry are the bookie with the damaged copy, and the one that was down."""
+
+    async def test(world: World) -> None:
+        writer = await told_by_three(world)
+        rotten, down, empty = writer.metadata.last_fragment.bookies
+        client = await world.client(read_timeout_s=2.0)
+        answered(client, {empty: lambda told: LastConfirmed(BookieStatus.NO_SUCH_LEDGER)})
+        honest = client._context.transport.read
+
+        async def reading(bookie_id: BookieId, *args: Any, **kwargs: Any) -> Any:
+            if bookie_id == rotten:
+                yield ReadChunk(BookieStatus.IO_ERROR, None, EntryId(2), "checksum")
+                return
+            async for chunk in honest(bookie_id, *args, **kwargs):
+                yield chunk
+
+        client._context.transport.read = reading  # type: ignore[method-assign]
+        world.kill(down)
+        with pytest.raises(BookieUnavailableError, match="cannot be read"):
+            await client.open_ledger(writer.ledger_id)
+        world.revive(down)
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed == 1
+
+    run(test)
+
+
+def test_damaged_copy_ends_no_open_when_another_copy_proves_the_same() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=NEVER_S)
+        writer = await client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=1)
+        for payload in (b"0", b"1", b"2"):
+            await writer.append(payload)
+        rotten, good, empty = writer.metadata.last_fragment.bookies
+        client = await world.client(read_timeout_s=2.0)
+        answered(client, {empty: lambda told: LastConfirmed(BookieStatus.NO_SUCH_LEDGER)})
+        asked: list[BookieId] = []
+        honest = client._context.transport.read
+
+        async def reading(bookie_id: BookieId, *args: Any, **kwargs: Any) -> Any:
+            asked.append(bookie_id)
+            if bookie_id == rotten:
+                yield ReadChunk(BookieStatus.IO_ERROR, None, EntryId(2), "checksum")
+                return
+            async for chunk in honest(bookie_id, *args, **kwargs):
+                yield chunk
+
+        client._context.transport.read = reading  # type: ignore[method-assign]
+        reader = await client.open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed == 1 and asked == [rotten, rotten, rotten, good]
+
+    run(test)
 
 
 def test_lost_announcement_is_repeated_until_readers_see_the_end() -> None:

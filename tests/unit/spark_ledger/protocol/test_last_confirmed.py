@@ -274,7 +274,7 @@ def test_bookie_that_cannot_be_read_has_not_answered() -> None:
     round_.answer(says(1, 5, 6))
     round_.fail(1)
     assert round_.result is None and isinstance(round_.error, BookieUnavailableError)
-    assert "b1 cannot be read" in str(round_.error)
+    assert "b1: its newest entry cannot be read" in str(round_.error)
     assert round_.proofs == [], "a round that has failed asks for nothing more"
 
 
@@ -284,8 +284,27 @@ def test_others_suffice_without_the_bookie_that_cannot_be_read() -> None:
         round_.answer(says(index, last, last + 1))
     assert round_.result == 2
     round_.fail(3)
-    assert round_.error is None and round_.result == 1, "three of those who answer have to agree"
-    assert [proof.bookie_index for proof in round_.proofs] == [2, 1]
+    assert round_.error is None and round_.result == 2, "what it said still supports the others"
+    assert [proof.bookie_index for proof in round_.proofs] == [2]
+
+
+def test_bookie_that_cannot_be_read_has_answered_once_another_proves_what_it_says() -> None:
+    round_ = LastConfirmedRead(ledger((2, 2, 1), (0, "b0 b1")), fence=False)
+    round_.answer(says(0, 4, 6))
+    round_.answer(says(1, 5, 6))
+    round_.prove(EntryId(5))
+    round_.fail(1)
+    assert round_.error is None and round_.result == 5
+
+
+def test_round_that_has_failed_fails_once() -> None:
+    """Two of three cannot be read; the first of them is one too many already."""
+    round_ = LastConfirmedRead(ledger((3, 3, 1), (0, "b0 b1 b2")), fence=False)
+    for index, last in enumerate((1, 4, 9)):
+        round_.answer(says(index, last, last + 1))
+    round_.fail(2)
+    round_.fail(1)
+    assert "b2: its newest entry cannot be read" in str(round_.error)
 
 
 def test_poll_is_ended_by_a_proof() -> None:
