@@ -250,13 +250,12 @@ class Copier:
 
     def _as_somebody_puts_it(self, node: BookieNode, copy: MemoryFileSystem) -> MemoryFileSystem:
         """File by file, or the whole disk with its inodes if the bookie has started since. Nobody
-        could tell the whole disk from the original if not; nor if the cluster's cookie is older
-        than the copy, as it came from a backup (rule S13)."""
+        could tell the whole disk from the original if not (rule S13)."""
         data = node.arrival._zookeeper.tree.get(cookie_path(node.bookie_id)).value
         cookie = decode_cookie(node.bookie_id, data)
-        start = read_start(copy, JOURNAL)
-        known = [each.counter for each in (start.current, start.pending) if each is not None]
-        is_as_new = cookie.start is None or cookie.start.counter <= max(known)
-        if is_as_new or self.draw.random() < 0.5:
+        start, here = read_start(copy, JOURNAL), read_start(node.disk.files, JOURNAL)
+        # A cluster that was restored knows no later start until the bookie has noted its own again.
+        latest = {cookie.start, here.current} if cookie.accepts_newer else {cookie.start}
+        if latest & {start.current, start.pending} or self.draw.random() < 0.5:
             return copy.copy()
         return copy.crash_clone(None)
