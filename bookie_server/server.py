@@ -35,6 +35,7 @@ from bookie_server.keeper_process import keeper_beside
 from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
+from bookie_server.refetch import Refetch
 from bookie_server.registration import (
     Registration,
     format_new,
@@ -239,6 +240,9 @@ class BookieServer:
             leaving = LeavingWatch(store, BookieId(self._cookie.bookie_id), self._on_leaving)
             closing.push_async_callback(leaving.stop)
             self._collect(closing, store, keys)
+            refetch = Refetch(self._bookie, store, BookieId(self._cookie.bookie_id))
+            refetch.start()
+            closing.push_async_callback(refetch.stop)
             await self._stop.wait()
             logger.info("stopping: %s", self._replaced or self._fatal or "asked to")
         if self._replaced:

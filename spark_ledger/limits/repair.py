@@ -53,3 +53,9 @@ MEASURED_LEDGERS_MAX: Final = 1_000
 
 REPAIR_COUNTED_S: Final = 5.0
 """A worker writes this often down what it has copied, for those who look at the status."""
+
+REFETCH_LOOK_S: Final = 15.0
+"""A bookie looks this often whether repair has brought what it found damaged: a few passes."""
+
+REFETCH_LEDGERS_AT_ONCE: Final = 200
+"""Ledgers of one such look: a metadata read each, and a list of what is held."""

@@ -115,6 +115,7 @@ RULES = {
         libraries="msgspec",
     ),
     "spark_ledger.repair.plan": rule(*VALUES, "spark_ledger.protocol", banned=IMPURE),
+    "spark_ledger.repair.holes": rule(*VALUES, "spark_ledger.repair.plan", banned=IMPURE),
     "spark_ledger.repair.lost": rule(*VALUES, banned=IMPURE),
     "spark_ledger.repair": rule(
         *PUBLIC,
@@ -197,6 +198,9 @@ RULES = {
         *PUBLIC,
         "spark_ledger.keeper.nodes",
         "spark_ledger.metadata",
+        "spark_ledger.repair.holes",
+        "spark_ledger.repair.nodes",
+        "spark_ledger.repair.plan",
         "spark_ledger.wire",
         "bookie_server",
         libraries="grpc msgspec",
