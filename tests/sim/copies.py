@@ -253,7 +253,9 @@ class Copier:
         could tell the whole disk from the original if not (rule S13)."""
         data = node.arrival._zookeeper.tree.get(cookie_path(node.bookie_id)).value
         cookie = decode_cookie(node.bookie_id, data)
-        start = read_start(copy, JOURNAL)
-        if cookie.start in (start.current, start.pending) or self.draw.random() < 0.5:
+        start, here = read_start(copy, JOURNAL), read_start(node.disk.files, JOURNAL)
+        # A cluster that was restored knows no later start until the bookie has noted its own again.
+        latest = {cookie.start, here.current} if cookie.accepts_newer else {cookie.start}
+        if latest & {start.current, start.pending} or self.draw.random() < 0.5:
             return copy.copy()
         return copy.crash_clone(None)

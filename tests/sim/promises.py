@@ -45,7 +45,7 @@ class Promises:
 
     def note(self, run: EntryRun, collected: int) -> None:
         """An add is acknowledged that was accepted when the ledger was collected so often."""
-        self._witness.stored(self._node, run)
+        self._witness.stored(self._node, run, collected)
         if collected != self._collected[run.ledger_id]:
             return
         frames = self.acknowledged.setdefault(run.ledger_id, {})

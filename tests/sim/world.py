@@ -19,13 +19,13 @@ from tests.sim.clients import (
 from tests.sim.collecting import Collections
 from tests.sim.dropping import DropClient, DropReaderClient, Drops
 from tests.sim.invariants import Invariants
-from tests.sim.keepers import start_keeper
+from tests.sim.keepers import KeeperClient
 from tests.sim.misbehaving import Misbehaviour
 from tests.sim.network import Network
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
 from tests.sim.racing import RaceClient
-from tests.sim.repairing import start_repairer
+from tests.sim.repairing import RepairClient
 from tests.sim.restoring import Owners
 from tests.sim.strangers import StrangerClient
 from tests.sim.streams import AppendClient, Checkpoint, SinkClient, StreamReaderClient
@@ -91,9 +91,9 @@ class World(SimBase):
         if self.options.stream is not None:
             self._populate_stream(self.options.stream)
         for number in range(self.options.keepers):
-            start_keeper(self, f"keeper{number}")
+            KeeperClient.begin(self, f"keeper{number}")
         for number in range(self.options.repairers):
-            start_repairer(self, f"repairer{number}")
+            RepairClient.begin(self, f"repairer{number}")
         if self.options.collects:
             self.collections = Collections(self)
 
