@@ -21,6 +21,10 @@ line is the likely cause, and the rest has no room and no time for all copies.""
 REPAIR_BYTES_PER_S: Final = 32 * MIB
 """What one worker copies at most; a quarter of a slow disk, so that writers hardly notice."""
 
+REPAIR_SOURCE_BYTES_PER_S: Final = 16 * MIB
+"""What one worker reads from one bookie at most: half of what it copies, so that one lost bookie's
+copies come from two others at least, and each has most of its disk left for its clients."""
+
 REPAIRS_AT_ONCE: Final = 16
 """Ledgers that one worker repairs at a time: small ones cost round trips and no bytes."""
 

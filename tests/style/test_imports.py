@@ -161,7 +161,8 @@ RULES = {
     "bookie_server.reads": rule(
         *VALUES, "bookie_server.core", "bookie_server.storage", banned="asyncio threading"
     ),
-    "bookie_server.first_contact": rule(*VALUES, banned=IMPURE),
+    "bookie_server.first_contact": rule(*VALUES, "bookie_server.core", banned=IMPURE),
+    "bookie_server.waiting_adds": rule(*VALUES, banned=IMPURE),
     "bookie_server.duplicates": rule(*VALUES, "bookie_server.storage", banned="asyncio threading"),
     "bookie_server.bookie": rule(
         *VALUES,
@@ -171,6 +172,7 @@ RULES = {
         "bookie_server.duplicates",
         "bookie_server.first_contact",
         "bookie_server.reads",
+        "bookie_server.waiting_adds",
         "bookie_server.watchers",
         banned="asyncio threading",
     ),
