@@ -199,7 +199,7 @@ class _Run:
     # -- the collector -----------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        keys = self._bookie._first_contacts._keys
+        keys = self._bookie._first_contacts._look_up.__self__  # type: ignore[attr-defined]
         assert isinstance(keys, SimKeys)
         self._collector = LedgerCollector(
             self,

@@ -14,7 +14,7 @@ from spark_ledger.repair.auditor import AuditorConfig
 from spark_ledger.repair.plan import FinalFragment, final_fragments, lane_copies
 from spark_ledger.repair.service import RepairConfig, run_repair
 from spark_ledger.repair.worker import WorkerConfig
-from spark_ledger.types import LedgerMetadata
+from spark_ledger.types import LedgerId, LedgerMetadata
 from tests.sim.serving import ServiceClient
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ class RepairClient(ServiceClient):
     async def serve(self, client: LedgerClient, stop: asyncio.Event) -> None:
         """See ``ServiceClient``."""
         await run_repair(client, CONFIG, stop)
+
+    def recovers(self, ledger_id: int) -> None:
+        """No writer loses its ledger before it had time."""
+        assert self.world.marks is not None, "this schedule has repairers"
+        self.world.marks.recovers(LedgerId(ledger_id))
 
     async def look(self, client: LedgerClient) -> None:
         """An operator takes out a bookie that is well, or lets it stay."""

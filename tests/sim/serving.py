@@ -46,6 +46,9 @@ class ServiceClient(Client):
     async def look(self, client: LedgerClient) -> None:
         """What else happens beside it, now and then."""
 
+    def recovers(self, ledger_id: int) -> None:
+        """It begins to recover a ledger."""
+
     def ending(self) -> None:
         """It is about to die, or has ended."""
 
@@ -55,6 +58,8 @@ class ServiceClient(Client):
         open_ledger = client.open_ledger
 
         async def recorded(ledger_id: int, *, recover: bool = False) -> LedgerReader:
+            if recover:
+                self.recovers(ledger_id)
             opening = open_ledger(ledger_id, recover=recover)
             if recover and ledger_id in self.world.ledger_ids:
                 reader = await self.attempt("recover", opening, ledger_id=ledger_id)
