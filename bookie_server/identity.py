@@ -12,7 +12,8 @@ directories is recognised as one (rule S13):
 A start that finds another one pending writes the cookie once more before it begins: whatever the
 interrupted start has sent and nobody has seen yet fails then, by the cookie's version.
 
-A clean stop takes the same steps, so that a copy made while the bookie ran is older than it.
+A clean stop takes the same steps, so that a copy made while the bookie ran is older than it. When
+the cluster was restored and accepts newer starts, the bookie that runs notes its own once more.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ from spark_ledger.errors import (
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS, REGISTER_RETRY_DELAY_S
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cookie, encode_cookie
-from spark_ledger.types import BookieId, BookieStart, DirectoryPlace
+from spark_ledger.types import BookieId, BookieStart, DirectoryPlace, Versioned
 
 OnDisk = Callable[[Callable[[], None]], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
+_NO_START: Final = KnownStart(None, is_confirmed=True)
 _DISK_IS_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -94,6 +96,8 @@ class Identity:
         self.is_claimed = False
         self.start: BookieStart | None = None
         """The start that was claimed; None on a full disk that never noted one."""
+        self._noted: BookieCookie | None = None
+        """The cluster's cookie as this start left it; None if it could not note itself."""
 
     async def check(self) -> None:
         """Check that these directories may serve, before anything in them is changed.
@@ -141,11 +145,12 @@ class Identity:
             accepts_newer=False,
         )
         version = await self._put(begun, version, before=cookie.start)
-        self.start = new
+        self.start, self._noted = new, begun
         if not await self._note_current(directories, new):
             return
         confirmed = msgspec.structs.replace(begun, is_confirmed=True)
         await self._put(confirmed, version, before=new)
+        self._noted = confirmed
         logger.info("start %d of bookie %s", new.counter, self._bookie_id)
 
     async def release(self) -> None:
@@ -268,8 +273,13 @@ class Identity:
             await changed.wait()
             changed.clear()
             try:
-                verdict, there = await self._look()
-            except RetryableError:
+                node = await self._look()
+                known = _NO_START if node is None else _known(node.value)
+                verdict = standing(self.start, known)
+                if node is not None and known.accepts_newer and verdict is not Standing.REPLACED:
+                    await self._note_again(node.version)
+                    continue
+            except (RetryableError, ConflictError, OutcomeUnknownError):
                 await asyncio.sleep(REGISTER_RETRY_DELAY_S)
                 changed.set()
                 continue
@@ -277,6 +287,7 @@ class Identity:
                 logger.exception("the cluster's cookie of this bookie cannot be read")
                 continue
             if verdict is Standing.REPLACED:
+                there = known.start
                 on_replaced(
                     f"another process has started as bookie {self._bookie_id!r} (start "
                     f"{there.counter if there else 0}, this is start "
@@ -293,13 +304,24 @@ class Identity:
                 )
             was_older = is_older
 
-    async def _look(self) -> tuple[Standing, BookieStart | None]:
+    async def _look(self) -> Versioned[BookieCookie] | None:
         try:
             node = await self._store.get_latest(cookie_path(self._bookie_id))
         except NotFoundError:
-            return standing(self.start, None), None
-        known = _known(decode_cookie(self._bookie_id, node.value))
-        return standing(self.start, known), known.start
+            return None
+        return Versioned(decode_cookie(self._bookie_id, node.value), node.version)
+
+    async def _note_again(self, version: int) -> None:
+        """The cluster was restored, and would let any directories of this bookie start whose number
+        is not below its own. Those that serve are these: it does not have to (rule S13)."""
+        if self._noted is None:
+            return
+        await self._store.put(cookie_path(self._bookie_id), encode_cookie(self._noted), version)
+        logger.info(
+            "start %d of bookie %s is noted again, after ZooKeeper was restored",
+            0 if self.start is None else self.start.counter,
+            self._bookie_id,
+        )
 
 
 def _known(cookie: BookieCookie) -> KnownStart:

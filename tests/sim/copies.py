@@ -19,6 +19,7 @@ from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.start_record import read_start
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
+from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.metadata.base import Create
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH
@@ -27,7 +28,6 @@ from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cook
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.types import BookieInfo
 from tests.sim.disk import JOURNAL, LEDGERS
-from tests.sim.loop import Process
 
 if TYPE_CHECKING:
     from tests.sim.node import BookieNode
@@ -253,7 +253,9 @@ class Copier:
         could tell the whole disk from the original if not (rule S13)."""
         data = node.arrival._zookeeper.tree.get(cookie_path(node.bookie_id)).value
         cookie = decode_cookie(node.bookie_id, data)
-        start = read_start(copy, JOURNAL)
-        if cookie.start in (start.current, start.pending) or self.draw.random() < 0.5:
+        start, here = read_start(copy, JOURNAL), read_start(node.disk.files, JOURNAL)
+        # A cluster that was restored knows no later start until the bookie has noted its own again.
+        latest = {cookie.start, here.current} if cookie.accepts_newer else {cookie.start}
+        if latest & {start.current, start.pending} or self.draw.random() < 0.5:
             return copy.copy()
         return copy.crash_clone(None)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bookie_server.identity import Identity
-from spark_ledger.errors import ConflictError, OutcomeUnknownError
+from spark_ledger.errors import ConfigurationError, ConflictError, OutcomeUnknownError
 from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.cookies import accept_newer_starts, cookie_path, encode_cookie
 from spark_ledger.metadata.memory import Fault, Outcome
@@ -80,3 +80,49 @@ async def test_bookie_that_notes_its_own_stop_does_not_take_it_for_another_start
     identity._store.put = slow_put  # type: ignore[method-assign]
     await identity.release()
     assert told == []
+
+
+@pytest.mark.parametrize("backup_of_start", [1, 2])
+def test_bookie_that_serves_while_the_cluster_is_restored_is_the_only_one_that_may_start(
+    backup_of_start: int,
+) -> None:
+    """It need not start again for that: a copy of its disk could come first."""
+
+    @in_world
+    async def run(world: World) -> None:
+        backups = []
+        for _start in range(2):
+            running = await world.start()
+            backups.append(encode_cookie(world.known()))
+        told: list[str] = []
+        running.watch(told.append)
+        clone = world.files.crash_clone(None)
+        store, path = world.tree.open_session(), cookie_path(B)
+        await store.put(path, backups[backup_of_start - 1], world.tree.get(path).version)
+        assert await accept_newer_starts(store) == [B]
+        async with asyncio.timeout(10):
+            while world.known().accepts_newer:
+                await asyncio.sleep(0.001)
+        assert world.known().start == running.start
+        assert world.known().is_confirmed
+        await running.release()
+        assert not told
+        with pytest.raises(ConfigurationError, match="is an older copy"):
+            await world.start(clone)
+        await world.start()
+
+    run()
+
+
+@in_world
+async def test_start_that_could_not_be_noted_is_not_noted_again(world: World) -> None:
+    """The disk was full: the directories do not know more than the cluster that was restored."""
+    await world.start()
+    running = world.identity()
+    running.start = world.known().start
+    told: list[str] = []
+    running.watch(told.append)
+    assert await accept_newer_starts(world.tree.open_session()) == [B]
+    await asyncio.sleep(0.01)
+    assert world.known().accepts_newer
+    await running.close()
