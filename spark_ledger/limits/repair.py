@@ -72,3 +72,9 @@ CHECK_PASS_S: Final = 60.0
 LOST_LOOKED_UP_S: Final = 1.0
 """Ledgers that a worker begins within this time share one look at who is registered: a bookie that
 comes back meanwhile is copied from, and copied once for nothing."""
+
+REFETCH_LOOK_S: Final = 15.0
+"""A bookie looks this often whether repair has brought what it found damaged: a few passes."""
+
+REFETCH_LEDGERS_AT_ONCE: Final = 200
+"""Ledgers of one such look: a metadata read each, and a list of what is held."""
