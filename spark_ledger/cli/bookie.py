@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from spark_ledger.cli.arguments.settings import Command, Settings, common_options
-from spark_ledger.cli.show.output import print_json, print_table, size_text
+from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
 
 
 def config_option(command: Command) -> Command:
@@ -103,5 +103,12 @@ def status(settings: Settings, bookie_id: str) -> None:
             ("journal", size_text(words.journal_bytes)),
             ("entry logs", size_text(words.entry_log_bytes)),
             ("free", size_text(words.free_bytes)),
+            ("verified", _verified(words.scrubbed_at)),
+            ("damaged", f"{words.damaged} blocks found, {words.lacking} await copies"),
         ),
     )
+
+
+def _verified(scrubbed_at: float) -> str:
+    """When all that is stored had been read and verified."""
+    return f"{age_text(round(scrubbed_at * 1000))} ago" if scrubbed_at else "not yet as a whole"

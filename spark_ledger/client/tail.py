@@ -123,7 +123,8 @@ class Tail:
     async def _learned_of_others(self, known: LedgerMetadata) -> bool:
         """Whether the metadata now name other bookies; waits while nobody can say."""
         deadline = self._loop.time() + TAIL_METADATA_WAIT_S
-        while self._loop.time() < deadline:
+        # An error ends who reads the metadata: nobody would look for them again.
+        while self._error is None and self._loop.time() < deadline:
             self._looked.clear()
             self._changed.set()
             await self._wait_for(self._looked, deadline - self._loop.time())
@@ -131,7 +132,7 @@ class Tail:
                 return True
             if not self._is_away:
                 return False
-        return False
+        return self._error is not None
 
     async def _wait_for_news(self, wait_s: float, follower: asyncio.Task[None]) -> None:
         """Until LAC or the metadata may have changed, or the time is over."""

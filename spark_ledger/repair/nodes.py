@@ -3,7 +3,7 @@
 | node | contents |
 |---|---|
 | repair/marked/<copies left>/00/0000/L0001 | format_version, the bookies whose copies are missing |
-| repair/locks/<ledger id> | ephemeral: the worker that is at it |
+| repair/locks/<ledger id> | ephemeral: the worker that is at it (``metadata/repair_locks.py``) |
 | repair/failed/00/0000/L0001 | format_version, why the last try failed, how many did |
 | repair/leaving/<bookie id> | an operator takes this bookie out of the cluster |
 | repair/state | format_version, what the auditor saw last |
@@ -25,7 +25,6 @@ from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.types import BookieId, LedgerId
 
 MARKED_PATH: Final = "repair/marked"
-LOCKS_PATH: Final = "repair/locks"
 FAILED_PATH: Final = "repair/failed"
 STATE_PATH: Final = "repair/state"
 DONE_PATH: Final = "repair/done"

@@ -10,11 +10,11 @@ from spark_ledger.limits.repair import FAILURES_SHOWN_MAX, MEASURED_LEDGERS_MAX
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.repair_locks import LOCKS_PATH
 from spark_ledger.metadata.unsettled import id_path, pages
 from spark_ledger.repair.nodes import (
     DONE_PATH,
     FAILED_PATH,
-    LOCKS_PATH,
     PRIORITIES,
     STATE_PATH,
     AuditState,

@@ -76,9 +76,9 @@ class Invariants(Witness):
 
     # -- what bookies say --------------------------------------------------------------------------
 
-    def stored(self, node: BookieNode, run: EntryRun) -> None:
+    def stored(self, node: BookieNode, run: EntryRun, collected: int) -> None:
         """Check I4: no entry ever has two contents."""
-        if self.owners is not None and (mixed := self.owners.mixed(node, run)):
+        if self.owners is not None and (mixed := self.owners.mixed(node, run, collected)):
             self._world.violate("restore", "mixed", mixed)
         if self.of(run.ledger_id).disturbed:
             return

@@ -45,7 +45,7 @@ class Promises:
 
     def note(self, run: EntryRun, collected: int) -> None:
         """An add is acknowledged that was accepted when the ledger was collected so often."""
-        self._witness.stored(self._node, run)
+        self._witness.stored(self._node, run, collected)
         if collected != self._collected[run.ledger_id]:
             return
         frames = self.acknowledged.setdefault(run.ledger_id, {})
@@ -93,7 +93,7 @@ class Promises:
         if (
             bookie.failure
             or not bookie._waiting
-            or bookie._storage.is_full(bookie._waiting[0].run.ledger_id)
+            or bookie._storage.is_full(bookie._waiting.first.run.ledger_id)
         ):
             return
         text = f"{node.name} has room again, and {len(bookie._waiting)} adds wait all the same"

@@ -18,7 +18,7 @@ from spark_ledger.cli.restoring import accept_restored
 from spark_ledger.errors import LedgerError
 from spark_ledger.runs import EntryRun
 from tests.history.final import FinalLedger
-from tests.history.model import History, Operation
+from tests.history.model import History, Operation, Phase
 from tests.history.values import verify
 from tests.history.violation import Violation
 from tests.sim.clients import Client, WriterClient
@@ -128,13 +128,17 @@ class Owners:
     """Whose entries each bookie holds. Checks that no bookie mixes two ledgers of one id."""
 
     def __init__(self) -> None:
-        self._owners: dict[tuple[str, int], str] = {}
+        self._owners: dict[tuple[str, int, int], str] = {}
 
-    def mixed(self, node: BookieNode, run: EntryRun) -> str:
-        """Note what a bookie has stored; what is wrong with it, or ""."""
+    def mixed(self, node: BookieNode, run: EntryRun, collected: int) -> str:
+        """Note what a bookie has stored; what is wrong with it, or "".
+
+        ``collected``: how often it had let go of the ledger of this id when it accepted the add.
+        What it holds then is another ledger, if the id was given again.
+        """
         for _, frame in run.split():
             owner = owner_of(bytes(frame))
-            known = self._owners.setdefault((node.name, run.ledger_id), owner)
+            known = self._owners.setdefault((node.name, run.ledger_id, collected), owner)
             if known != owner:
                 return f"{node.name} holds entries of {known} and {owner} in ledger {run.ledger_id}"
         return ""
@@ -171,7 +175,16 @@ def check_disturbed(
 def _check_successors(
     world: World, disturbed: frozenset[int], final: dict[int, FinalLedger]
 ) -> Iterator[Violation]:
-    """A ledger that was made after the restore keeps what was acknowledged, whatever its id."""
+    """A ledger that was made after the restore keeps what was acknowledged, whatever its id.
+
+    Unless it was deleted: that there is a ledger of its id proves nothing. A client that stood
+    still while it made one, before the restore, makes it when the id is free again.
+    """
+    deletions: dict[int, int] = {}
+    for operation in world.history.operations("delete"):
+        if operation.phase is not Phase.FAIL:
+            last = deletions.get(operation.ledger_id, -1)
+            deletions[operation.ledger_id] = max(last, operation.ended)
     for operation in world.history.operations("append"):
         ledger_id = operation.ledger_id
         if ledger_id not in disturbed or not operation.ok:
@@ -182,6 +195,8 @@ def _check_successors(
         ledger, entry_id = final[ledger_id], operation.end.entry_id
         if ledger.unreadable or (ledger.deleted and world.invariants.of(ledger_id).deleted):
             continue  # bookies that hold the lost ledger of this id count as failed ones
+        if deletions.get(ledger_id, -1) > operation.began:
+            continue
         if ledger.values[entry_id : entry_id + 1] != operation.values:
             text = f"entry {entry_id} of ledger {ledger_id}, made after the restore, is lost"
             yield _restore_violation("new ledger", text, operation)

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 class Witness:
     """Is told what bookies answer; see ``invariants``."""
 
-    def stored(self, node: BookieNode, run: EntryRun) -> None:
-        """A bookie has acknowledged a run."""
+    def stored(self, node: BookieNode, run: EntryRun, collected: int) -> None:
+        """A bookie has acknowledged a run, which it accepted when it had collected the ledger so
+        often."""
 
     def told(self, node: BookieNode, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
         """A bookie has answered with a last add confirmed."""

@@ -13,9 +13,9 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import LedgerError, NoSuchEntryError, NoSuchLedgerError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
-from spark_ledger.transport.base import LastConfirmed
+from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 
 class Outage:
@@ -163,6 +163,35 @@ def test_tail_of_a_ledger_that_is_deleted_says_so() -> None:
             await asyncio.wait_for(followed.task, 10)
 
     run(test)
+
+
+def test_tail_whose_read_fails_after_the_ledger_was_deleted_says_so_at_once() -> None:
+    """Seed 416791 of the simulation: it waited five minutes for metadata that nobody read."""
+
+    async def test(world: World) -> None:
+        writer = await (await world.client(explicit_lac_delay_s=0.01)).create_ledger()
+        await writer.append(b"0")
+        await asyncio.sleep(0.5)  # all bookies have been told that it is confirmed
+        client, reader = await open_reader(world, writer.ledger_id)
+        assert reader.last_add_confirmed == 0
+        asked, deleted = asyncio.Event(), asyncio.Event()
+
+        async def reading(*_args: Any, **_options: Any) -> AsyncIterator[ReadChunk]:
+            asked.set()
+            await deleted.wait()
+            yield ReadChunk(BookieStatus.UNAVAILABLE, None, EntryId(0), "gone")
+
+        client._context.transport.read = reading  # type: ignore[method-assign,assignment]
+        followed = Followed(reader)
+        await asyncio.wait_for(asked.wait(), 10)
+        await client.delete_ledger(writer.ledger_id)
+        await asyncio.sleep(0.5)  # the tail hears of it, and waits for its read
+        Outage(client).on = True
+        deleted.set()
+        with pytest.raises(NoSuchLedgerError):
+            await asyncio.wait_for(followed.task, 10)
+
+    run_virtually(test)
 
 
 def lie(client: LedgerClient, liar: str, **said: Any) -> None:
