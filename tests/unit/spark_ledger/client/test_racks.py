@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.unit.spark_ledger.client.world import world as world_of
 from tests.unit.spark_ledger.repair.world import crew, give_cookies, lacking, lose
 from tests.unit.virtual_time import run_in_virtual_time
 
-FIVE_OVER_THREE = {"ensemble_size": 5, "write_quorum": 3, "ack_quorum": 2}
+FIVE_OVER_THREE: dict[str, Any] = {"ensemble_size": 5, "write_quorum": 3, "ack_quorum": 2}
 
 
 async def with_policy(world: World, **fields: int | bool) -> LedgerClient:
@@ -46,7 +47,8 @@ def racks_of_write_sets(world: World, ledger: LedgerMetadata) -> list[int]:
 def test_new_ledgers_are_spread_over_racks() -> None:
     async def test(world: World) -> None:
         client = await with_policy(world, min_racks=2)
-        for options in ({}, FIVE_OVER_THREE, {"ensemble_size": 2, "write_quorum": 2}):
+        two: dict[str, Any] = {"ensemble_size": 2, "write_quorum": 2}
+        for options in ({}, FIVE_OVER_THREE, two):
             for _ in range(5):
                 writer = await client.create_ledger(**options)
                 assert min(racks_of_write_sets(world, writer.metadata)) >= 2
@@ -59,7 +61,8 @@ def test_rack_that_is_lost_takes_no_acknowledged_entry_and_stops_no_writer() -> 
     async def test(world: World) -> None:
         await give_cookies(world)
         client = await with_policy(world, min_racks=2)
-        writers = [await client.create_ledger(**FIVE_OVER_THREE) for _ in range(4)]
+        kinds: tuple[dict[str, Any], ...] = 2 * ({}, FIVE_OVER_THREE)
+        writers = [await client.create_ledger(**each) for each in kinds]
         for number in range(20):
             for writer in writers:
                 await writer.append(b"%d" % number)
@@ -78,7 +81,9 @@ def test_rack_that_is_lost_takes_no_acknowledged_entry_and_stops_no_writer() -> 
         for writer in writers:
             ledger = await client.ledger_metadata(writer.ledger_id)
             assert await lacking(world, client, writer.ledger_id) == []
-            assert min(racks_of_write_sets(world, ledger)) == 2, "repair and changes keep it"
+            # Two of five that are lost may leave no choice that adheres; one of three does.
+            if ledger.quorums.ensemble_size == 3:
+                assert min(racks_of_write_sets(world, ledger)) == 2, "repair and changes keep it"
 
     run_virtually(test, bookies=9, racks=3)
 
