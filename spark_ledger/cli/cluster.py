@@ -142,7 +142,7 @@ def usage(settings: Settings, verify: bool) -> None:
 )
 @common_options
 @click.pass_obj
-def placement(settings: Settings, **wanted: int | bool | None) -> None:
+def placement(settings: Settings, /, **wanted: int | bool | None) -> None:
     """Show over how many racks and regions the copies of new entries are spread, or change it.
 
     Clients that are connected hear of a change within a minute. What is there already stays where

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from spark_ledger.errors import BookieUnavailableError, NoSuchLedgerError, NotFoundError
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
@@ -205,7 +205,7 @@ def after_a_restore(uri: str, without: Collection[str]) -> Restored:
     return asyncio.run(run())
 
 
-def placement_policy(uri: str, changes: Mapping[str, int | bool]) -> PlacementPolicy:
+def placement_policy(uri: str, changes: Mapping[str, Any]) -> PlacementPolicy:
     """The cluster's placement policy, after ``changes`` to it."""
 
     async def run() -> PlacementPolicy:

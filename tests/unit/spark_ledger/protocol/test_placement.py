@@ -82,7 +82,7 @@ def test_bookies_with_more_space_get_more_ledgers_within_bounds() -> None:
     for _ in range(1000):
         load[chosen(candidates, load=load, shuffle=draw.shuffle)[0]] += 1
     # The one in the middle has 100; it gets as much as the one that does not say.
-    parts = {name: count / load[BookieId("b1")] for name, count in load.items()}
+    parts = {str(name): count / load[BookieId("b1")] for name, count in load.items()}
     assert parts["b2"] == pytest.approx(2, rel=0.1) and parts["b3"] == pytest.approx(3, rel=0.1)
     assert parts["b0"] == pytest.approx(parts["b5"], rel=0.2) == pytest.approx(0.1, rel=0.2)
     assert parts["b4"] == pytest.approx(1, rel=0.1)
