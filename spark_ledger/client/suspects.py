@@ -78,7 +78,7 @@ class Suspects:
         for suspected in (self._until, self._liars, self._quarantined):
             for bookie_id in [bookie for bookie, until in suspected.items() if until <= now]:
                 del suspected[bookie_id]
-        return {*self._until, *self._liars, *self._quarantined}
+        return {*self._until, *self._liars}.union(self._quarantined)
 
     async def answers(self, bookie_id: BookieId, *, ask_now: bool = False) -> bool:
         """Whether a bookie answers; one that does is not suspected any more, unless it lied.
