@@ -26,6 +26,8 @@ class Piece(NamedTuple):
     first: int
     """The row in the pack's entry that the first of them is."""
     rows: int
+    row: int
+    """How many rows of the stream come before the first of them."""
 
 
 class PackedRange(NamedTuple):
@@ -49,7 +51,9 @@ def places(
         begin, left, at = row, count, slot
         while left:
             taken = min(left, starts[entry + 1] - begin)
-            piece = Piece(part, number, at, begin - starts[entry], taken)
+            nth = part.segment.number - pack.first_segment
+            before = part.segment_row + begin - index.segment_starts[nth]
+            piece = Piece(part, number, at, begin - starts[entry], taken, before)
             pieces.setdefault(EntryId(entry), []).append(piece)
             begin, left, at = begin + taken, left - taken, at + taken
             entry += left > 0
@@ -124,4 +128,5 @@ def cut_out(whole: pa.RecordBatch, piece: Piece) -> PositionedBatch:
         part.commit,
         part.commit_time_ms,
         whole.slice(piece.first, piece.rows),
+        piece.row,
     )

@@ -44,11 +44,13 @@ NOT_TEXT = b"\xff\xfe"
 
 
 class Row(NamedTuple):
-    """A row as it was first read: its values, its ``_ledger`` column, and its commit."""
+    """A row as it was first read: its values, its ``_ledger`` column, its commit, and how many rows
+    of the stream come before it, which is its offset for code that was written for Kafka."""
 
     values: tuple[object, ...]
     place: tuple[object, ...]
     commit: int
+    before: int
 
     @property
     def position(self) -> Dlsn:
@@ -64,7 +66,8 @@ def rows_of(batches: list[PositionedBatch]) -> list[Row]:
         ]
         values = zip(*(column.to_pylist() for column in columns), strict=True)
         places = zip(*(part.to_pylist() for part in ledger_array(each).flatten()), strict=True)
-        found += [Row(v, p, each.commit) for v, p in zip(values, places, strict=True)]
+        rows = enumerate(zip(values, places, strict=True), each.row)
+        found += [Row(v, p, each.commit, number) for number, (v, p) in rows]
     return found
 
 
