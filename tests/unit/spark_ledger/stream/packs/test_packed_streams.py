@@ -22,9 +22,10 @@ from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.metadata_column import PositionedBatch, ledger_array
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, purpose_of
-from spark_ledger.stream.model import SegmentRange, ranges_between
+from spark_ledger.stream.model import SegmentRange
 from spark_ledger.stream.packs.format import decode_packs
 from spark_ledger.stream.packs.model import Packs
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
