@@ -27,7 +27,12 @@ from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import another, run, small_manifests
 
-SCHEMA = pa.schema({"user": pa.string(), "at": pa.timestamp("us", tz="UTC"), "day": pa.date32()})
+COLUMNS: dict[str, pa.DataType] = {
+    "user": pa.string(),
+    "at": pa.timestamp("us", tz="UTC"),
+    "day": pa.date32(),
+}
+SCHEMA = pa.schema(COLUMNS)
 WIDER = pa.schema([*SCHEMA, pa.field("more", pa.int64())])
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -136,6 +141,26 @@ def test_read_by_time_or_key_fetches_only_segments_that_may_match() -> None:
                 async for each in stream.read_ranges(ranges, where=asked)
             ]
             assert fetched == {"time": [(2, 1, 2), (3, 1, 3)], "key": [(7, 1, 7)]}[what]
+
+    run(scenario())
+
+
+def test_segment_of_several_entries_has_the_bounds_of_all() -> None:
+    async def scenario() -> None:
+        columns: dict[str, pa.DataType] = {"at": pa.timestamp("us"), "day": pa.date32()}
+        schema = pa.schema(columns)
+        stream = await StreamCatalog(FakeLedgers()).create(
+            "s", schema, key_columns=["day"], time_column="at", entry_bytes=1024
+        )
+        times = [datetime(2026, 1, 1) + timedelta(hours=n) for n in range(1000)]
+        rows: dict[str, list[Any]] = {"at": times, "day": [when.date() for when in times]}
+        (segment,) = (await stream.append(pa.table(rows, schema))).segments
+        assert segment.entries > 2
+        for end in (times[1], times[500]):
+            found = await read_rows(stream, where(event_time_until=end))
+            assert [row["at"] for row in found] == [when for when in times if when < end]
+        assert len(await read_rows(stream, where(key=times[0].date()))) == 24
+        assert len(await read_rows(stream, where(event_time_from=times[-2]))) == 2
 
     run(scenario())
 
