@@ -17,7 +17,7 @@ from bookie_server.bookie import Bookie
 from bookie_server.collection.collecting import CollectionConfig
 from bookie_server.collection.collector import CollectorConfig, LedgerCollector
 from bookie_server.daemon_thread import in_daemon_thread
-from bookie_server.first_contact import Answer
+from bookie_server.first_contact import Answer, NoLedgers
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
@@ -47,7 +47,7 @@ _ALONE_S = 5.0
 _WAITING = 2_000
 
 
-class _AnyLedger:
+class _AnyLedger(NoLedgers):
     """Keys of ledgers that have none."""
 
     def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bookie_server.bookie import Bookie
-from bookie_server.first_contact import Answer
+from bookie_server.first_contact import Answer, NoLedgers
 from bookie_server.garbage import Collector
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
@@ -37,7 +37,7 @@ IN_FLIGHT_MAX = 1_000
 PROBE_S = 0.001
 
 
-class _NoKeys:
+class _NoKeys(NoLedgers):
     """All ledgers were made without a key."""
 
     def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:

@@ -15,13 +15,12 @@ it writes what it finds to other bookies before it closes the ledger (rule P16).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
 
 from bookie_server.core.admission import Admission, BytesInFlight, admit, refuse_for_failed_flush
+from bookie_server.core.copies import CopyGrant, refuse_copy
 from bookie_server.core.disk_space import refuse_for_space
 from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.core.read_only import Stall, stall
@@ -34,7 +33,7 @@ from bookie_server.core.transitions import (
     on_last_confirmed,
 )
 from bookie_server.duplicates import refuse_other_bytes
-from bookie_server.first_contact import FirstContacts, LedgerKeys
+from bookie_server.first_contact import LedgerKeys, LookUps
 from bookie_server.reads import list_entries, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.disks import DiskWatch
@@ -46,24 +45,14 @@ from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from bookie_server.storage.records import RecordType
 from bookie_server.storage.stats import StorageStats
+from bookie_server.waiting_adds import PendingAdd, WaitingAdds
 from bookie_server.watchers import Watchers
 from spark_ledger.bookie_api import Done, LedgerEnd, ReadOutcome, Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
-
-
-class _Add(NamedTuple):
-    """An add of which nothing was decided yet. ``done`` also releases its bytes in flight."""
-
-    run: EntryRun
-    access_key: bytes
-    recovery: bool
-    last_add_confirmed: EntryId
-    done: Done
-    in_metadata: bytes | None = None
-    """The key's hash in the metadata; None if nobody had to look yet."""
+from spark_ledger.wire.shown_keys import is_copy_key, shown_hash
 
 
 class Bookie:
@@ -87,17 +76,18 @@ class Bookie:
         # Any thread: each says for its methods who may call them.
         self._journal = journal
         self._storage = storage
+        self.lacking = storage.lacking
         self._disks = disks
         self._post = post
         # Changed by the service thread; `stats` reads their sizes from any thread.
         self._bytes_in_flight = BytesInFlight()
-        self._waiting: deque[_Add] = deque()
-        self._waiting_bytes = 0
+        self._waiting = WaitingAdds()
         # Service thread only.
         self._fences: dict[LedgerId, list[Done]] = {}  # in memory, and not durable yet
         self._refused_fences: set[LedgerId] = set()  # in memory, and refused
         self._watchers = Watchers()
-        self._first_contacts = FirstContacts(keys)
+        self._first_contacts = LookUps(keys.look_up)
+        self._copies = LookUps(keys.look_up_copy)
         self._locks = tuple(locks)  # the thread that closes, when no other is left
 
     def start(self) -> None:
@@ -133,28 +123,39 @@ class Bookie:
             return
         self._bytes_in_flight.acquire(size)
         answer = partial(self._answer, size, done)
-        self._admit(_Add(run, access_key, recovery, last_add_confirmed, answer))
+        key_hash = access_key_hash(access_key)
+        add = PendingAdd(run, key_hash, recovery, last_add_confirmed, answer)
+        if recovery and is_copy_key(access_key):
+            self._copies.wait(run.ledger_id, partial(self._copy, add))
+        else:
+            self._admit(add)
         self._disks.wrote(size)
 
-    def _admit(self, add: _Add) -> None:
+    def _copy(self, add: PendingAdd, grant: CopyGrant | Refusal) -> None:
+        """Go on with an add of repair: from here on it has the ledger's own key (rule R11)."""
+        run = add.run
+        if isinstance(grant, CopyGrant):
+            refusal = refuse_copy(grant, run.ledger_id, add.key_hash, run.last_entry)
+            if refusal is None:
+                own = grant.access_key_hash
+                self._admit(add._replace(key_hash=own, in_metadata=own))
+                return
+            grant = refusal
+        add.done(*grant)
+
+    def _admit(self, add: PendingAdd) -> None:
         admission = admit(
             recovery=add.recovery,
             disk_full=self.leaving or self._disks.reason(add.run.ledger_id),
             is_full=self._storage.is_full(add.run.ledger_id),
             others_wait=bool(self._waiting),
-            waiting_bytes=self._waiting_bytes,
+            waiting_bytes=self._waiting.size_bytes,
             flush_failure=self._flush_refusal(add.run.ledger_id),
         )
         if admission is Admission.WAIT:
             self._waiting.append(add)
-            self._waiting_bytes += len(add.run.frames)
         else:
             self._add(add, admission if isinstance(admission, Refusal) else None)
-
-    def _pop_waiting(self) -> _Add:
-        add = self._waiting.popleft()
-        self._waiting_bytes -= len(add.run.frames)
-        return add
 
     def batch(self) -> AbstractContextManager[None]:
         """Adds made within become durable together: the runs of one message."""
@@ -242,7 +243,7 @@ class Bookie:
             ledger_record = self._storage.ledger_record(ledger_id)
         except (OSError, CorruptionError) as error:
             return LedgerEnd.without_end(BookieStatus.IO_ERROR, str(error))
-        return end_of_ledger(ledger_record, ledger_id, access_key_hash(access_key))
+        return end_of_ledger(ledger_record, ledger_id, shown_hash(access_key))
 
     def watch_last_confirmed(
         self, ledger_id: LedgerId, callback: Callable[[], None]
@@ -344,14 +345,14 @@ class Bookie:
         (rule P3).
         """
         while self._waiting:
-            refusal = self._flush_refusal(self._waiting[0].run.ledger_id)
+            refusal = self._flush_refusal(self._waiting.first.run.ledger_id)
             if refusal is not None:
-                self._pop_waiting().done(*refusal)
-            elif self._storage.is_full(self._waiting[0].run.ledger_id):
+                self._waiting.pop().done(*refusal)
+            elif self._storage.is_full(self._waiting.first.run.ledger_id):
                 self._storage.request_flush()
                 return
             else:
-                self._add(self._pop_waiting())
+                self._add(self._waiting.pop())
 
     def close(self) -> None:
         """Make everything accepted durable, move it to the entry log, release the directories.
@@ -363,8 +364,9 @@ class Bookie:
         Raises OSError or CorruptionError if the last flush fails.
         """
         self._first_contacts.close()
+        self._copies.close()
         while self._waiting:
-            self._pop_waiting().done(BookieStatus.IO_ERROR, "the bookie is shutting down")
+            self._waiting.pop().done(BookieStatus.IO_ERROR, "the bookie is shutting down")
         self._disks.stop()
         self._journal.close()
         try:
@@ -375,17 +377,16 @@ class Bookie:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _add(self, add: _Add, no_room: Refusal | None = None) -> None:
+    def _add(self, add: PendingAdd, no_room: Refusal | None = None) -> None:
         """Decide and perform an add. Without room it is refused, unless the ledger's record refuses
         it already: a writer has to hear of a fence, and not only of a full disk."""
         run = add.run
-        key_hash = access_key_hash(add.access_key)
         accepted = self._decide(
             run.ledger_id,
             lambda now: on_add(
                 now,
                 run.ledger_id,
-                key_hash,
+                add.key_hash,
                 recovery=add.recovery,
                 last_entry=run.last_entry,
                 last_add_confirmed=add.last_add_confirmed,
@@ -458,8 +459,7 @@ class Bookie:
 
     def _flush_refusal(self, ledger_id: LedgerId) -> Refusal | None:
         """The answer to an add that would have to wait for a flush, if the last one failed."""
-        failure = self._storage.flush_failure(ledger_id)
-        if failure is not None:
+        if (failure := self._storage.flush_failure(ledger_id)) is not None:
             return refuse_for_failed_flush(failure.message, disk_full=failure.no_space)
         return None
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
+from bookie_server.core.copies import CopyGrant
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.types import BookieStatus, LedgerId
 
@@ -22,12 +23,20 @@ Answer = Callable[[bytes | Refusal], None]
 """Receives, once, the hash of a ledger's access key as the metadata have it, or why it cannot be
 had. Empty: the ledger was made by an older version, and has no key."""
 
+CopyAnswer = Callable[[CopyGrant | Refusal], None]
+"""Receives, once, who may copy the ledger here."""
+
+F = TypeVar("F")
+
 
 class LedgerKeys(Protocol):
     """Where the keys of ledgers are looked up: the cluster's metadata."""
 
     def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
         """Call back within a bounded time, on the service thread, at once or later."""
+
+    def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
+        """The same for who may copy the ledger, as the metadata have it now."""
 
 
 class NoLedgers:
@@ -37,20 +46,24 @@ class NoLedgers:
         """Refuse."""
         answer(not_in_the_metadata(ledger_id))
 
+    def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
+        """Refuse."""
+        answer(not_in_the_metadata(ledger_id))
 
-class FirstContacts:
+
+class LookUps(Generic[F]):
     """The requests that wait for a key. Everything here belongs to the service thread."""
 
-    def __init__(self, keys: LedgerKeys) -> None:
-        self._keys = keys
-        self._waiting: dict[LedgerId, list[Answer]] = {}
+    def __init__(self, look_up: Callable[[LedgerId, Callable[[F | Refusal], None]], None]) -> None:
+        self._look_up = look_up
+        self._waiting: dict[LedgerId, list[Callable[[F | Refusal], None]]] = {}
         self._closed = False
 
     def is_waiting(self, ledger_id: LedgerId) -> bool:
         """Whether a request of this ledger waits, so that the next one has to wait as well."""
         return ledger_id in self._waiting
 
-    def wait(self, ledger_id: LedgerId, resume: Answer) -> None:
+    def wait(self, ledger_id: LedgerId, resume: Callable[[F | Refusal], None]) -> None:
         """Have a request go on once the ledger's key is known, or is not to be had."""
         if self._closed:
             resume(_closing())
@@ -58,7 +71,7 @@ class FirstContacts:
             self._waiting[ledger_id].append(resume)
         else:
             self._waiting[ledger_id] = [resume]
-            self._keys.look_up(ledger_id, partial(self._answered, ledger_id))
+            self._look_up(ledger_id, partial(self._answered, ledger_id))
 
     def close(self) -> None:
         """Refuse what waits, and what comes."""
@@ -66,7 +79,7 @@ class FirstContacts:
         for ledger_id in list(self._waiting):
             self._answered(ledger_id, _closing())
 
-    def _answered(self, ledger_id: LedgerId, answer: bytes | Refusal) -> None:
+    def _answered(self, ledger_id: LedgerId, answer: F | Refusal) -> None:
         for resume in self._waiting.pop(ledger_id, ()):  # none: it was closed meanwhile
             resume(answer)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from bookie_server.first_contact import Answer, not_in_the_metadata
+from bookie_server.core.copies import CopyGrant, grant_of
+from bookie_server.first_contact import Answer, CopyAnswer, not_in_the_metadata
 from bookie_server.service.guard.log_bound import LogBound
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
@@ -15,17 +18,23 @@ from spark_ledger.limits.bookie import (
     FIRST_CONTACT_TIMEOUT_S,
 )
 from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.repair_locks import RepairLock, lock_path
 from spark_ledger.types import BookieStatus, LedgerId
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogBound())  # anybody can ask for ledgers that do not exist
 
 
+F = TypeVar("F")
+
+
 class MetadataKeys:
     """Implements ``LedgerKeys``. Everything here belongs to the loop of the metadata store."""
 
     def __init__(self, store: MetadataStore) -> None:
+        self._store = store
         self._ledgers = LedgerStore(store)
         self._turns = asyncio.Semaphore(FIRST_CONTACT_LOOKUPS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -34,19 +43,43 @@ class MetadataKeys:
 
     def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
         """Read the ledger's metadata, or say "busy" when that takes too long: ask again later."""
+        self._start(ledger_id, self._key, answer)
+
+    def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
+        """Read who holds the ledger's repair lock, as it is now: behind what its holder wrote."""
+        self._start(ledger_id, self._grant, answer)
+
+    async def _key(self, ledger_id: LedgerId) -> bytes:
+        return (await self._ledgers.read_newest(ledger_id)).value.access_key_hash
+
+    async def _grant(self, ledger_id: LedgerId) -> CopyGrant:
+        lock = await read_node(self._store, RepairLock, lock_path(ledger_id))
+        ledger = await self._ledgers.read_newest(ledger_id)  # of a server that has caught up
+        return grant_of(ledger.value, b"" if lock is None else lock.value.key_hash)
+
+    def _start(
+        self,
+        ledger_id: LedgerId,
+        read: Callable[[LedgerId], Awaitable[F]],
+        answer: Callable[[F | Refusal], None],
+    ) -> None:
         if len(self._tasks) >= FIRST_CONTACT_LOOKUPS_WAITING_MAX:
             answer(_busy(ledger_id, f"{len(self._tasks)} other ledgers are looked up"))
             return
-        task = asyncio.get_running_loop().create_task(self._look_up(ledger_id, answer))
+        task = asyncio.get_running_loop().create_task(self._look_up(ledger_id, read, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
-        found: bytes | Refusal = _busy(ledger_id, "the look-up was given up")
+    async def _look_up(
+        self,
+        ledger_id: LedgerId,
+        read: Callable[[LedgerId], Awaitable[F]],
+        answer: Callable[[F | Refusal], None],
+    ) -> None:
+        found: F | Refusal = _busy(ledger_id, "the look-up was given up")
         try:
             async with asyncio.timeout(FIRST_CONTACT_TIMEOUT_S), self._turns:
-                ledger = await self._ledgers.read_newest(ledger_id)
-            found = ledger.value.access_key_hash
+                found = await read(ledger_id)
             self.found += 1
         except NoSuchLedgerError:
             found = not_in_the_metadata(ledger_id)

@@ -7,7 +7,7 @@ record and one index row carry many entries. ``sizes`` delimits the frames insid
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -26,16 +26,17 @@ class EntryRun:
     entry_ids: Sequence[int] | None
     sizes: Sequence[int]
     frames: bytes
+    last_entry: EntryId = field(init=False, compare=False)
+    """Kept, because a run on its way is asked for it a dozen times."""
+
+    def __post_init__(self) -> None:
+        ids = self.entry_ids  # of a malformed run there may be none
+        last = ids[-1] if ids else self.first_entry + len(self.sizes) - 1
+        object.__setattr__(self, "last_entry", last)
 
     @property
     def count(self) -> int:
         return len(self.sizes)
-
-    @property
-    def last_entry(self) -> EntryId:
-        if self.entry_ids is not None:
-            return EntryId(self.entry_ids[-1])
-        return EntryId(self.first_entry + len(self.sizes) - 1)
 
     def ids(self) -> Sequence[int]:
         """All entry ids, ascending."""

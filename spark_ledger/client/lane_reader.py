@@ -235,18 +235,31 @@ def verify_chunk(
     match; the first that is not so counts as damaged on that replica (IO_ERROR).
     """
     bookie_index, lane = command.bookie_index, command.lane
-    if chunk.run is None:
-        entry_id = EntryId(max(int(chunk.entry_id), expected))
-        return [], ReadEnded(bookie_index, lane, chunk.status, entry_id, chunk.message)
-    run = chunk.run
-    problem = run_error(run) or _not_wanted(run, ledger_id, command, expected)
-    if problem:
-        return [], ReadEnded(bookie_index, lane, BookieStatus.IO_ERROR, EntryId(expected), problem)
+    run, ended = wanted_run(ledger_id, command, expected, chunk)
+    if run is None:
+        return [], ended
     entries, damage = open_run(digest, run)
     if damage is not None:
         at = EntryId(expected + len(entries) * command.stride)
         return entries, ReadEnded(bookie_index, lane, BookieStatus.IO_ERROR, at, str(damage))
     return entries, None
+
+
+def wanted_run(
+    ledger_id: LedgerId, command: ReadEntries, expected: int, chunk: ReadChunk
+) -> tuple[EntryRun | None, ReadEnded | None]:
+    """The run of a chunk if it has the very entries asked for, in order, or the end of the read.
+
+    Their digests are not looked at.
+    """
+    bookie_index, lane, run = command.bookie_index, command.lane, chunk.run
+    if run is None:
+        entry_id = EntryId(max(int(chunk.entry_id), expected))
+        return None, ReadEnded(bookie_index, lane, chunk.status, entry_id, chunk.message)
+    problem = run_error(run) or _not_wanted(run, ledger_id, command, expected)
+    if not problem:
+        return run, None
+    return None, ReadEnded(bookie_index, lane, BookieStatus.IO_ERROR, EntryId(expected), problem)
 
 
 def _not_wanted(run: EntryRun, ledger_id: LedgerId, command: ReadEntries, expected: int) -> str:

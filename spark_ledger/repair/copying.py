@@ -1,31 +1,44 @@
 """Copies entries as they are from bookies that hold them to one that does not (rule R4).
 
-A frame is sent on only after its digest was verified, and an entry counts only once the target has
-synced it. What a lane lacks on every source is an error: nothing is invented and nothing skipped.
+A frame is sent on only after its digest was verified, or, of a ledger with a password, after it
+was read twice (rule R11). An entry counts only once the target has synced it. What a lane lacks on
+every source is an error: nothing is invented and nothing skipped.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import NamedTuple
 
 from spark_ledger.client.context import ClientContext
-from spark_ledger.client.lane_reader import verify_chunk
+from spark_ledger.client.lane_reader import verify_chunk, wanted_run
 from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
 from spark_ledger.limits.entries import READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.events import ReadEnded, ReadEntries
+from spark_ledger.repair.compare import Comparison
 from spark_ledger.repair.plan import LaneCopy
-from spark_ledger.repair.throttle import Throttle
+from spark_ledger.repair.throttle import Throttles
 from spark_ledger.runs import EntryRun
-from spark_ledger.transport.base import AddResult, Appender
+from spark_ledger.transport.base import AddResult, Appender, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import Digest
 
 
 class TargetFailedError(Exception):
     """The bookie that was to hold the copy did not store it: another one may."""
+
+
+class Access(NamedTuple):
+    """What a worker shows to bookies, and how it verifies what they send."""
+
+    to_read: bytes
+    to_copy: bytes
+    digest: Digest | None
+    """None: only who has the password can check it."""
 
 
 class Copier:
@@ -35,17 +48,17 @@ class Copier:
         self,
         context: ClientContext,
         ledger_id: LedgerId,
-        digest: Digest,
-        access_key: bytes,
-        throttle: Throttle,
+        access: Access,
+        throttles: Throttles,
         counts: Counter[str],
     ) -> None:
         self._context = context
         self._ledger_id = ledger_id
-        self._digest = digest
-        self._access_key = access_key
-        self._throttle = throttle
+        self._access = access
+        self._throttles = throttles
         self._counts = counts
+        self._silent: set[BookieId] = set()
+        """Those that did not answer: they are not asked again to compare."""
 
     async def copy(self, lane: LaneCopy, target: BookieId) -> None:
         """Bring one lane to a bookie, synced there.
@@ -53,7 +66,7 @@ class Copier:
         Raises TargetFailedError, NoSuchEntryError if every source denies an entry, and
         BookieUnavailableError if a source that may have it cannot be asked.
         """
-        sink = _Sink(self._context, self._ledger_id, self._access_key, target)
+        sink = _Sink(self._context, self._ledger_id, self._access.to_copy, target)
         position = lane.first
         try:
             while position <= lane.last_entry:
@@ -64,7 +77,8 @@ class Copier:
     async def _go_on(self, lane: LaneCopy, position: int, sink: _Sink) -> int:
         """Ask each source once, from where the one before ended; the next entry to copy."""
         began, answers, denied = position, [], True
-        for source in lane.sources:
+        present = self._throttles.least_loaded(lane.present)
+        for source in (*present, *(each for each in lane.sources if each not in present)):
             if source == sink.target:
                 continue
             position, ended = await self._copy_from(source, lane, position, sink)
@@ -87,29 +101,95 @@ class Copier:
         command = ReadEntries(
             0, 0, source, EntryId(position), EntryId(lane.last), lane.stride, fence=False
         )
-        chunks = self._context.transport.read(
-            source,
-            self._ledger_id,
-            command.first,
-            command.last,
-            stride=lane.stride,
-            max_bytes=READ_REQUEST_BYTES_MAX,
-            access_key=self._access_key,
-            timeout_s=self._context.config.read_timeout_s,
-        )
-        async with aclosing(chunks):
+        if self._access.digest is None:
+            return await self._copy_compared(command, lane, sink)
+        async with aclosing(self._chunks(command)) as chunks:
             async for chunk in chunks:
-                good, ended = verify_chunk(self._ledger_id, self._digest, command, position, chunk)
+                good, ended = verify_chunk(
+                    self._ledger_id, self._access.digest, command, position, chunk
+                )
                 if good and chunk.run is not None:
                     run = _prefix(chunk.run, len(good))
-                    await self._throttle.take(len(run.frames))
-                    await sink.store(run)
+                    await self._throttles.take(source, len(run.frames))
+                    await self._store(run, sink)
                     position = run.last_entry + lane.stride
-                    self._counts["entries"] += run.count
-                    self._counts["bytes"] += len(run.frames)
                 if ended is not None:
                     return position, ended
         return position, None
+
+    async def _copy_compared(
+        self, command: ReadEntries, lane: LaneCopy, sink: _Sink
+    ) -> tuple[int, ReadEnded | None]:
+        """The same for frames that nobody here can verify: each is read twice (rule R11)."""
+        source, position = command.bookie_id, int(command.first)
+        runs, ended = await self._read(command)
+        for run in runs:
+            await self._throttles.take(source, len(run.frames))
+        compared = Comparison(source, runs)
+        for other in lane.present:
+            if other not in (source, sink.target) and other not in self._silent:
+                await self._compare(compared, other, lane.stride, also_differing=True)
+        await self._compare(compared, source, lane.stride, also_differing=False)
+        good = compared.count
+        for run in runs:
+            if good > 0:
+                await self._store(_prefix(run, min(good, run.count)), sink)
+                position = run.ids()[min(good, run.count) - 1] + lane.stride
+            good -= run.count
+        if good < 0:
+            ended = ReadEnded(0, 0, BookieStatus.IO_ERROR, EntryId(position), compared.reason)
+        return position, ended
+
+    async def _compare(
+        self, compared: Comparison, bookie_id: BookieId, stride: int, *, also_differing: bool
+    ) -> None:
+        """Read once more, from this bookie, what nobody has confirmed so far."""
+        wanted = compared.open(also_differing=also_differing)
+        position = 0
+        while wanted and position <= wanted[-1]:
+            first = EntryId(max(position, wanted[0]))
+            command = ReadEntries(0, 0, bookie_id, first, wanted[-1], stride, fence=False)
+            runs, ended = await self._read(command)
+            for run in runs:
+                await self._throttles.take(bookie_id, len(run.frames))
+                compared.look(bookie_id, run)
+            position = runs[-1].last_entry + stride if runs else int(first)
+            if ended is None:
+                return  # it sends no more at once
+            if not ended.status.is_denial:
+                self._silent.add(bookie_id)
+                return
+            position += stride
+
+    async def _read(self, command: ReadEntries) -> tuple[list[EntryRun], ReadEnded | None]:
+        """What one bookie sends at once, if it is what was asked for; no digest is looked at."""
+        runs: list[EntryRun] = []
+        position = int(command.first)
+        async with aclosing(self._chunks(command)) as chunks:
+            async for chunk in chunks:
+                run, ended = wanted_run(self._ledger_id, command, position, chunk)
+                if run is None:
+                    return runs, ended
+                runs.append(run)
+                position = run.last_entry + command.stride
+        return runs, None
+
+    async def _store(self, run: EntryRun, sink: _Sink) -> None:
+        await sink.store(run)
+        self._counts["entries"] += run.count
+        self._counts["bytes"] += len(run.frames)
+
+    def _chunks(self, command: ReadEntries) -> AsyncGenerator[ReadChunk, None]:
+        return self._context.transport.read(
+            command.bookie_id,
+            self._ledger_id,
+            command.first,
+            command.last,
+            stride=command.stride,
+            max_bytes=READ_REQUEST_BYTES_MAX,
+            access_key=self._access.to_read,
+            timeout_s=self._context.config.read_timeout_s,
+        )
 
 
 def _prefix(run: EntryRun, count: int) -> EntryRun:
@@ -166,7 +246,8 @@ class _Sink:
                         self._open()
                         self._appender.send(run)
                     elif result.status not in (BookieStatus.OK, BookieStatus.STALLED):
-                        self._context.suspect(self.target)
+                        if result.status is not BookieStatus.UNAUTHORIZED:
+                            self._context.suspect(self.target)
                         raise TargetFailedError(
                             f"bookie {self.target} did not store a copy: "
                             f"{result.message or result.status.name}"

@@ -12,16 +12,16 @@ from spark_ledger.errors import (
     LedgerError,
     NoSuchEntryError,
     NotEnoughBookiesError,
-    UnauthorizedError,
 )
 from spark_ledger.limits.repair import TARGETS_TRIED_MAX
+from spark_ledger.protocol.ensemble import replace_bookies
 from spark_ledger.protocol.events import (
     ChooseBookies,
     MetadataFailed,
     MetadataWritten,
     WriteMetadata,
 )
-from spark_ledger.repair.copying import Copier, TargetFailedError
+from spark_ledger.repair.copying import Access, Copier, TargetFailedError
 from spark_ledger.repair.plan import (
     FinalFragment,
     LaneCopy,
@@ -32,9 +32,10 @@ from spark_ledger.repair.plan import (
     missing,
     renamed,
 )
-from spark_ledger.repair.throttle import Throttle
+from spark_ledger.repair.throttle import Throttles
 from spark_ledger.types import BookieId, BookieStatus, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import derive_keys, digest_for
+from spark_ledger.wire.shown_keys import hash_as_key
 
 logger = logging.getLogger(__name__)
 
@@ -49,23 +50,15 @@ class LedgerRepair:
         self,
         context: ClientContext,
         ledger: Versioned[LedgerMetadata],
-        throttle: Throttle,
+        copy_key: bytes,
+        throttles: Throttles,
         counts: Counter[str],
     ) -> None:
-        """``counts``: gets entries and bytes that were copied."""
+        """``copy_key``: of the lock that is held. ``counts``: gets what was copied."""
         self._context = context
         self._ledger = ledger
-        metadata = ledger.value
-        self._locked = metadata.has_password
-        access_key, digest_key = derive_keys(b"", metadata.ledger_id, metadata.incarnation)
-        self._copier = Copier(
-            context,
-            metadata.ledger_id,
-            digest_for(metadata.digest_type, digest_key),
-            access_key,
-            throttle,
-            counts,
-        )
+        access = _access(ledger.value, copy_key)
+        self._copier = Copier(context, ledger.value.ledger_id, access, throttles, counts)
         self.changed = False
         """Whether the metadata name other bookies now, or a copy was made."""
 
@@ -75,10 +68,6 @@ class LedgerRepair:
         Raises NotEnoughBookiesError, NoSuchEntryError, BookieUnavailableError, ConflictError and
         what the metadata store raises. What was done by then stays.
         """
-        if self._locked:
-            raise UnauthorizedError(
-                f"ledger {self._ledger.value.ledger_id}: it has a password, and is not repaired"
-            )
         errors: list[LedgerError] = []
         for fragment in final_fragments(self._ledger.value):
             for step in (self._replace_lost, self._refill_others):
@@ -137,8 +126,11 @@ class LedgerRepair:
         refused: set[BookieId] = set()
         for _ in range(TARGETS_TRIED_MAX):
             members = frozenset(fragment.bookies) | lost | refused | set(others.values())
+            ensemble = replace_bookies(fragment.bookies, others)
+            left = [i for i in lost_indexes(ensemble, lost) if i != index]  # of these, too, soon
+            quorums = self._ledger.value.quorums
             chosen = await self._context.replacements(
-                ChooseBookies((index,), frozenset(members), {}, {})
+                ChooseBookies((index, *left), members, {}, {}, ensemble=ensemble, quorums=quorums)
             )
             if index not in chosen.replacements:
                 break
@@ -154,6 +146,8 @@ class LedgerRepair:
         raise NotEnoughBookiesError(
             f"ledger {self._ledger.value.ledger_id}: no writable bookie outside of its ensemble "
             f"takes the copies of {fragment.bookies[index]}"
+            + " in a rack that the strict placement policy allows"
+            * self._context.is_strict
         )
 
     async def _copy(self, lane: LaneCopy, target: BookieId) -> None:
@@ -178,3 +172,11 @@ class LedgerRepair:
                 f"ledger {self._ledger.value.ledger_id}: its fragment at entry {fragment.first} "
                 "was changed by somebody else meanwhile"
             )
+
+
+def _access(ledger: LedgerMetadata, copy_key: bytes) -> Access:
+    """The keys of a ledger without a password are derived; of another only hashes are known."""
+    if ledger.has_password:
+        return Access(hash_as_key(ledger.access_key_hash), copy_key, None)
+    access_key, digest_key = derive_keys(b"", ledger.ledger_id, ledger.incarnation)
+    return Access(access_key, access_key, digest_for(ledger.digest_type, digest_key))

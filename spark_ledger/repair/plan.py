@@ -31,6 +31,8 @@ class LaneCopy(NamedTuple):
     last: int
     stride: int
     sources: tuple[BookieId, ...]
+    present: tuple[BookieId, ...] = ()
+    """Those of them that are not lost."""
 
     @property
     def last_entry(self) -> int:
@@ -91,7 +93,8 @@ def lane_copies(
         others = [fragment.bookies[i] for i in lane.indexes if i != index]
         own = fragment.bookies[index]
         sources = (*sorted(others, key=lambda each: each in lost), own)
-        found.append(LaneCopy(first, fragment.last, lane.stride, sources))
+        present = tuple(each for each in sources if each not in lost)
+        found.append(LaneCopy(first, fragment.last, lane.stride, sources, present))
     return found
 
 

@@ -1,9 +1,11 @@
-"""A byte rate that several copies share."""
+"""Byte rates that several copies share: one of the worker, and one of each bookie read from."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from spark_ledger.types import BookieId
 
 
 class Throttle:
@@ -14,9 +16,43 @@ class Throttle:
         self._clock = clock or asyncio.get_running_loop().time
         self._free_at = self._clock()
 
-    async def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may pass. In the order of the calls."""
+    @property
+    def wait_s(self) -> float:
+        """How long the next one waits."""
+        return max(0.0, self._free_at - self._clock())
+
+    def reserve(self, count: int) -> float:
+        """Take ``count`` bytes; how long to wait until they may pass. In the order of the calls."""
         now = self._clock()
         self._free_at = max(self._free_at, now - 1.0) + count / self._rate
-        if self._free_at > now:
-            await asyncio.sleep(self._free_at - now)
+        return max(0.0, self._free_at - now)
+
+
+class Throttles:
+    """What one worker copies, in sum and from each bookie."""
+
+    def __init__(
+        self,
+        bytes_per_s: float,
+        source_bytes_per_s: float,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._total = Throttle(bytes_per_s, clock)
+        self._source_rate = source_bytes_per_s
+        self._sources: dict[BookieId, Throttle] = {}
+
+    async def take(self, source: BookieId, count: int) -> None:
+        """Wait until ``count`` bytes that came from a bookie may go on."""
+        wait_s = max(self._total.reserve(count), self._of(source).reserve(count))
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
+    def least_loaded(self, sources: Sequence[BookieId]) -> list[BookieId]:
+        """The sources, those first that have the least to wait for; else in their order."""
+        return sorted(sources, key=lambda each: self._of(each).wait_s)
+
+    def _of(self, source: BookieId) -> Throttle:
+        if source not in self._sources:
+            self._sources[source] = Throttle(self._source_rate, self._clock)
+        return self._sources[source]

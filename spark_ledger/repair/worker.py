@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,26 +26,29 @@ from spark_ledger.errors import (
     NoSuchLedgerError,
     NotFoundError,
     OutcomeUnknownError,
+    UnauthorizedError,
 )
 from spark_ledger.limits.repair import (
+    LOST_LOOKED_UP_S,
     OPEN_LEDGER_GRACE_S,
     REPAIR_BYTES_PER_S,
     REPAIR_COUNTED_S,
     REPAIR_FAILED_AGAIN_S,
     REPAIR_FAILED_AGAIN_S_MAX,
     REPAIR_PASS_S,
+    REPAIR_SOURCE_BYTES_PER_S,
     REPAIRS_AT_ONCE,
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.json_nodes import read_node, write_node
+from spark_ledger.metadata.json_nodes import encode_node, read_node, write_node
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.owners import is_alive
+from spark_ledger.metadata.repair_locks import RepairLock, lock_path
 from spark_ledger.metadata.unsettled import id_path, pages
 from spark_ledger.repair.ledger import LedgerRepair
 from spark_ledger.repair.nodes import (
     FAILED_PATH,
-    LOCKS_PATH,
     PRIORITIES,
     STATE_PATH,
     AuditState,
@@ -56,8 +60,10 @@ from spark_ledger.repair.nodes import (
     mark_root,
 )
 from spark_ledger.repair.plan import all_names, waits_for_its_writer
-from spark_ledger.repair.throttle import Throttle
+from spark_ledger.repair.throttle import Throttles
 from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.wire.frame import access_key_hash
+from spark_ledger.wire.shown_keys import COPY_SECRET_BYTES, copy_key
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +73,8 @@ class WorkerConfig:
     """How fast a worker works, and how long it waits for writers."""
 
     bytes_per_s: float = REPAIR_BYTES_PER_S
+    source_bytes_per_s: float = REPAIR_SOURCE_BYTES_PER_S
+    """What is read from one bookie, so that its readers and writers hardly notice."""
     at_once: int = REPAIRS_AT_ONCE
     pass_s: float = REPAIR_PASS_S
     open_grace_s: float = OPEN_LEDGER_GRACE_S
@@ -99,8 +107,11 @@ class Worker:
         self._ledgers = LedgerStore(self._store)
         self._registry = BookieRegistry(self._store)
         self._clock = clock or asyncio.get_running_loop().time
-        self._throttle = Throttle(self._config.bytes_per_s)
+        self._throttles = Throttles(self._config.bytes_per_s, self._config.source_bytes_per_s)
         self._paused: dict[LedgerId, _Pause] = {}
+        self._gone: frozenset[BookieId] = frozenset()
+        """Those that the last look found lost, and when that was."""
+        self._looked_at = float("-inf")
         self._waiting_since: dict[LedgerId, tuple[object, float]] = {}
         """Open ledgers that name a lost bookie: which fragment, and since when it was seen."""
         self._uncounted: Counter[str] = Counter()
@@ -191,23 +202,24 @@ class Worker:
 
     async def _try(self, ledger_id: LedgerId, copies: int) -> None:
         """Repair one ledger under its lock; what goes wrong is written down (rule R6)."""
-        lock = f"{LOCKS_PATH}/{ledger_id}"
+        lock, key = lock_path(ledger_id), copy_key(secrets.token_bytes(COPY_SECRET_BYTES))
+        holder = encode_node(RepairLock(key_hash=access_key_hash(key)))
         try:
-            await self._store.create(lock, b"", ephemeral=True)
+            await self._store.create(lock, holder, ephemeral=True)
         except ConflictError:
             return  # another worker is at it
         except LedgerError as error:
             logger.warning("ledger %d is not locked: %s", ledger_id, error)
             return
         try:
-            await self._repair(ledger_id, id_path(mark_root(copies), ledger_id))
+            await self._repair(ledger_id, id_path(mark_root(copies), ledger_id), key)
         except LedgerError as error:
             await self._failed(ledger_id, error)
         finally:
             with contextlib.suppress(LedgerError):
                 await self._store.delete(lock)
 
-    async def _repair(self, ledger_id: LedgerId, mark_path: str) -> None:
+    async def _repair(self, ledger_id: LedgerId, mark_path: str, key: bytes) -> None:
         marked = await read_node(self._store, Mark, mark_path)
         if marked is None:
             return  # done meanwhile
@@ -217,23 +229,40 @@ class Worker:
             await self._unmark(ledger_id, mark_path, marked.version)
             return
         lost = await self.lost_now(marked.value)
+        unauthorized = None
         if waits_for_its_writer(ledger.value, lost):
-            ledger = await self._recover_if_due(ledger, lost)
-        repair = LedgerRepair(self._client.context, ledger, self._throttle, self._uncounted)
+            try:
+                ledger = await self._recover_if_due(ledger, lost)
+            except UnauthorizedError as error:
+                unauthorized = error  # its other fragments are none the worse
+        context, counts = self._client.context, self._uncounted
+        repair = LedgerRepair(context, ledger, key, self._throttles, counts)
         ledger = await repair.run(lost)
+        if unauthorized is not None:
+            raise unauthorized
         # What was marked since is not done: the mark has another version then (rule R7).
         if not all_names(ledger.value) & lost:
             self._uncounted["ledgers"] += repair.changed
             await self._unmark(ledger_id, mark_path, marked.version)
 
     async def lost_now(self, marked: Mark) -> frozenset[BookieId]:
-        """Those of the marked bookies that are lost still: one that came back is not (rule R1)."""
+        """Those of the marked bookies that are lost still: one that came back is not (rule R1).
+
+        Ledgers that are begun at the same time share a look as long as it finds all lost. That one
+        is there, and its mark may go, only a look says that is later than the mark.
+        """
+        bookies = frozenset(map(BookieId, marked.bookies))
+        if self._clock() - self._looked_at >= LOST_LOOKED_UP_S or not bookies <= self._gone:
+            present = await self._present()
+            self._gone, self._looked_at = bookies - present, self._clock()
+        return bookies & self._gone
+
+    async def _present(self) -> frozenset[BookieId]:
+        """Who is registered, and does not leave."""
         registered: set[BookieId] = set()
         for state in (BookieState.WRITABLE, BookieState.READ_ONLY):
             registered.update((await self._registry.names(state)).value)
-        gone = await leaving(self._store)
-        bookies = frozenset(map(BookieId, marked.bookies))
-        return frozenset(each for each in bookies if each not in registered or each in gone)
+        return frozenset(registered) - await leaving(self._store)
 
     async def _recover_if_due(
         self, ledger: Versioned[LedgerMetadata], lost: frozenset[BookieId]
@@ -246,6 +275,11 @@ class Worker:
             self._waiting_since[ledger_id] = (fragment, since)
         if self._clock() - since < self._config.open_grace_s:
             return ledger
+        if ledger.value.has_password:
+            raise UnauthorizedError(
+                f"ledger {ledger_id}: its last fragment names a lost bookie, its writer adds "
+                "nothing, and only who knows the password can close it: run ledger ledgers recover"
+            )
         owner = ledger.value.owner
         alive = bool(owner) and await is_alive(self._store, owner)
         logger.info(

@@ -46,6 +46,8 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     edits: tuple[Edit, ...] = ()
     unit: tuple[str, ...] = ()
     """Test files for the suite "unit", if not those named after the mutated file."""
+    only: str = ""
+    """An option that the seeds of the suite "sim" have to draw, if the bug shows nowhere else."""
     equivalent: str = ""
     """Why the change is harmless, because of other rules; then the mutant is not run."""
     area: str = ""

@@ -168,13 +168,14 @@ def _exhaustive(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]
             yield scope.name, partial(check, scope)
 
 
-def _sim(_mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
+def _sim(mutant: Mutant, start: str | None) -> Iterator[tuple[str, Try]]:
+    from tests.sim.running import seeds_with
     from tests.sim.schedule import run_schedule
 
     def check(seed: int) -> str:
         return "; ".join(map(str, run_schedule(seed).violations))
 
-    for seed in _seeds(start):
+    for seed in seeds_with(mutant.only, 0 if start is None else int(start)):
         yield str(seed), partial(check, seed)
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tests.sim.options import Options
 from tests.sim.regressions import options_saved, save
 from tests.sim.running import Failure, Totals, differing_seeds, git_commit, run_many
 from tests.sim.schedule import Outcome, run_schedule
@@ -42,6 +43,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--schedules", type=int, help="how many to run")
     parser.add_argument("--seed", type=int, help="the first seed; alone: replay this one")
+    parser.add_argument(
+        "--only",
+        metavar="OPTION",
+        default="",
+        choices=["", *Options.__struct_fields__],
+        help="only schedules that draw this option, as repairers, restores or drops",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--json", type=Path, help="write the totals to this file")
     parser.add_argument("--options", help="JSON object: options instead of those of the seed")
@@ -71,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not console.is_terminal and totals.schedules % LINES_EVERY == 0:
                 console.print(f"{totals.schedules:,} of {count:,}: {note}")
 
-        totals = run_many(first, count, jobs=arguments.jobs, progress=show)
+        totals = run_many(first, count, jobs=arguments.jobs, only=arguments.only, progress=show)
     elapsed_s = time.monotonic() - began
     console.print(table_of(totals, first, elapsed_s))
     if arguments.json is not None:

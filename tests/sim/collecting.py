@@ -28,7 +28,7 @@ from tests.sim.disk import LEDGERS
 from tests.sim.keys import SimKeys
 
 if TYPE_CHECKING:
-    from tests.sim.loop import Process
+    from spark_ledger.lab.simulation.loop import Process
     from tests.sim.node import BookieNode
     from tests.sim.world import World
 
@@ -199,7 +199,7 @@ class _Run:
     # -- the collector -----------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        keys = self._bookie._first_contacts._keys
+        keys = self._bookie._first_contacts._look_up.__self__  # type: ignore[attr-defined]
         assert isinstance(keys, SimKeys)
         self._collector = LedgerCollector(
             self,

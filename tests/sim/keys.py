@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bookie_server.first_contact import Answer
+from bookie_server.first_contact import Answer, CopyAnswer
 from bookie_server.ledger_keys import MetadataKeys
+from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.types import LedgerId
-from tests.sim.loop import Process
 from tests.sim.zookeeper import SimZookeeper
 
 
@@ -33,6 +33,13 @@ class SimKeys:
 
     def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
         """See ``first_contact.LedgerKeys``."""
+        self._known().look_up(ledger_id, lambda found: self._run(partial(answer, found)))
+
+    def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
+        """See ``first_contact.LedgerKeys``."""
+        self._known().look_up_copy(ledger_id, lambda found: self._run(partial(answer, found)))
+
+    def _known(self) -> MetadataKeys:
         if self._keys is None:
             self._keys = MetadataKeys(self._zookeeper.stores[self._process.name])
-        self._keys.look_up(ledger_id, lambda found: self._run(partial(answer, found)))
+        return self._keys

@@ -93,7 +93,7 @@ class Promises:
         if (
             bookie.failure
             or not bookie._waiting
-            or bookie._storage.is_full(bookie._waiting[0].run.ledger_id)
+            or bookie._storage.is_full(bookie._waiting.first.run.ledger_id)
         ):
             return
         text = f"{node.name} has room again, and {len(bookie._waiting)} adds wait all the same"

@@ -8,15 +8,14 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.repair.auditor import AuditorConfig
 from spark_ledger.repair.plan import FinalFragment, final_fragments, lane_copies
 from spark_ledger.repair.service import RepairConfig, run_repair
 from spark_ledger.repair.worker import WorkerConfig
-from spark_ledger.types import LedgerMetadata
-from tests.sim.clients import Client
+from spark_ledger.types import LedgerId, LedgerMetadata
+from tests.sim.serving import ServiceClient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,81 +23,43 @@ if TYPE_CHECKING:
     from spark_ledger.types import BookieId
     from tests.sim.base import SimBase
     from tests.sim.node import BookieNode
-    from tests.sim.world import World
 
 CONFIG: Final = RepairConfig(
     AuditorConfig(lost_bookie_delay_s=0.1, pass_s=0.1, reads_per_s=1e4, mass_loss_share=0.8),
     WorkerConfig(bytes_per_s=1e6, pass_s=0.1, open_grace_s=1.0),
 )
-_CRASH: Final = 0.02
 _CHANGES_ITS_MIND: Final = 0.05
-_LOOK_S: Final = 0.05
-_AFTER_HEALING_S: Final = 2.0
 
 
-class RepairClient(Client):
-    """An auditor and a worker, until a while after the faults have ended."""
+class RepairClient(ServiceClient):
+    """An auditor and a worker; and an operator who takes bookies out, and lets them stay."""
 
-    def __init__(self, world: World, name: str, starts: int = 0) -> None:
-        super().__init__(world, f"{name}.{starts}")
-        self._repairer = name
-        self._starts = starts
-        self.start(self._run())
+    crash_fault = "repairer crash"
+    _leaving = ""
+    """The node that says who is to leave."""
 
-    async def connect(self) -> LedgerClient:
-        """A client whose recoveries are in the history, as everybody's are."""
-        client = await super().connect()
-        open_ledger = client.open_ledger
+    async def serve(self, client: LedgerClient, stop: asyncio.Event) -> None:
+        """See ``ServiceClient``."""
+        await run_repair(client, CONFIG, stop)
 
-        async def recorded(ledger_id: int, *, recover: bool = False) -> LedgerReader:
-            opening = open_ledger(ledger_id, recover=recover)
-            if recover and ledger_id in self.world.ledger_ids:
-                reader = await self.attempt("recover", opening, ledger_id=ledger_id)
-                assert isinstance(reader, LedgerReader), "that is what opening a ledger gives"
-                return reader
-            return await opening
+    def recovers(self, ledger_id: int) -> None:
+        """No writer loses its ledger before it had time."""
+        assert self.world.marks is not None, "this schedule has repairers"
+        self.world.marks.recovers(LedgerId(ledger_id))
 
-        client.open_ledger = recorded  # type: ignore[method-assign,assignment]
-        return client
-
-    async def _run(self) -> None:
-        world, stop = self.world, asyncio.Event()
-        client = await self.connect()
-        working = asyncio.get_running_loop().create_task(run_repair(client, CONFIG, stop))
-        leaving = ""
-        while not world.healing:
-            await asyncio.sleep(_LOOK_S)
-            if self.draw.random() < _CHANGES_ITS_MIND:
-                leaving = await self._change_its_mind(client, leaving)
-            if self.draw.random() < _CRASH:
-                world.fault("repairer crash", self.name)
-                again_s = self.draw.uniform(0.0, 0.5)
-                name, starts = self._repairer, self._starts + 1
-                world.loop.later(again_s, None, start_repairer, world, name, starts)
-                self.crash()
-                await asyncio.sleep(0)  # a dead process never returns from here
-        await asyncio.sleep(_AFTER_HEALING_S)
-        stop.set()
-        await working
-
-    async def _change_its_mind(self, client: LedgerClient, leaving: str) -> str:
-        """An operator takes out a bookie that is well, or lets it stay; who is to leave now."""
-        world = self.world
+    async def look(self, client: LedgerClient) -> None:
+        """An operator takes out a bookie that is well, or lets it stay."""
+        if self.draw.random() >= _CHANGES_ITS_MIND:
+            return
         with contextlib.suppress(LedgerError):
-            if leaving:
-                await client.store.delete(leaving)
-                return ""
-            path = leaving_path(self.draw.choice(sorted(world.nodes)))
+            if self._leaving:
+                await client.store.delete(self._leaving)
+                self._leaving = ""
+                return
+            path = leaving_path(self.draw.choice(sorted(self.world.nodes)))
             await client.store.create(path, b"")
-            world.fault("bookie taken out", path)
-            return path
-        return leaving
-
-
-def start_repairer(world: World, name: str, starts: int = 0) -> None:
-    """Start one more repairer."""
-    if not world.healing:
-        world.clients.append(RepairClient(world, name, starts))
+            self.world.fault("bookie taken out", path)
+            self._leaving = path
 
 
 def is_repair(old: LedgerMetadata, new: LedgerMetadata) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from tests.sim.options import Options, draw_options
 from tests.sim.schedule import Outcome, quiet, run_schedule
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -92,14 +94,18 @@ def run_seeds(seeds: Iterable[int]) -> Totals:
 
 
 def run_many(
-    first: int, count: int, *, jobs: int, progress: Callable[[Totals], None] | None = None
+    first: int,
+    count: int,
+    *,
+    jobs: int,
+    only: str = "",
+    progress: Callable[[Totals], None] | None = None,
 ) -> Totals:
-    """Run ``count`` schedules from seed ``first`` on, in ``jobs`` processes."""
+    """Run ``count`` schedules from seed ``first`` on, in ``jobs`` processes. ``only`` leaves out
+    the seeds that do not draw this option."""
     totals = Totals()
-    tasks = [
-        range(start, min(start + _SEEDS_PER_TASK, first + count))
-        for start in range(first, first + count, _SEEDS_PER_TASK)
-    ]
+    seeds = list(itertools.islice(seeds_with(only, first), count))
+    tasks = [seeds[at : at + _SEEDS_PER_TASK] for at in range(0, count, _SEEDS_PER_TASK)]
     for part in _parts(tasks, jobs):
         totals.merge(part)
         if progress is not None:
@@ -108,7 +114,18 @@ def run_many(
     return totals
 
 
-def _parts(tasks: list[range], jobs: int) -> Iterator[Totals]:
+def seeds_with(option: str, first: int) -> Iterator[int]:
+    """The seeds from ``first`` on that draw an option. Raises ValueError if there is none."""
+    if option and option not in Options.__struct_fields__:
+        raise ValueError(
+            f"{option!r} is no option of a schedule: {', '.join(Options.__struct_fields__)}"
+        )
+    return (
+        seed for seed in itertools.count(first) if not option or getattr(draw_options(seed), option)
+    )
+
+
+def _parts(tasks: list[list[int]], jobs: int) -> Iterator[Totals]:
     if jobs <= 1:
         yield from map(run_seeds, tasks)
         return

@@ -5,6 +5,7 @@ SPARK_LEDGER_SIM_SCHEDULES sets how many; ``python -m tests.sim`` runs any numbe
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Final
 import pytest
 
 from tests import effort
-from tests.sim.options import FAULTS
+from tests.sim.options import FAULTS, draw_options
 from tests.sim.regressions import options_saved, saved
-from tests.sim.running import Totals, differing_seeds, run_many
+from tests.sim.running import Totals, differing_seeds, run_many, seeds_with
 from tests.sim.schedule import run_schedule
 
 SCHEDULES: Final = int(
@@ -99,3 +100,11 @@ def test_schedule_that_failed_once_passes(path: Path) -> None:
     seed = int(path.stem.removeprefix("sim_"))
     outcome = run_schedule(seed, options_saved(seed))
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
+
+
+def test_only_an_option_leaves_out_the_seeds_that_do_not_draw_it() -> None:
+    seeds = list(itertools.islice(seeds_with("repairers", 100), 5))
+    assert all(draw_options(seed).repairers for seed in seeds)
+    assert not any(draw_options(seed).repairers for seed in {*range(100, seeds[-1])} - {*seeds})
+    with pytest.raises(ValueError, match="no option of a schedule"):
+        next(seeds_with("repairs", 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from spark_ledger.lab.simulation.network import Network
 from spark_ledger.types import BookieId
 from tests.history.model import Event, History, Phase
 from tests.sim.base import SimBase
@@ -19,13 +20,13 @@ from tests.sim.clients import (
 from tests.sim.collecting import Collections
 from tests.sim.dropping import DropClient, DropReaderClient, Drops
 from tests.sim.invariants import Invariants
-from tests.sim.keepers import start_keeper
+from tests.sim.keepers import KeeperClient
+from tests.sim.marks import Marks
 from tests.sim.misbehaving import Misbehaviour
-from tests.sim.network import Network
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
 from tests.sim.racing import RaceClient
-from tests.sim.repairing import start_repairer
+from tests.sim.repairing import CONFIG, RepairClient
 from tests.sim.restoring import Owners
 from tests.sim.strangers import StrangerClient
 from tests.sim.streams import AppendClient, Checkpoint, SinkClient, StreamReaderClient
@@ -46,6 +47,10 @@ class World(SimBase):
         if options.restores:
             self.invariants.owners = Owners()
         self.drops = Drops(self) if options.drops else None
+        self.marks: Marks | None = None
+        if options.repairers:
+            bookies = [BookieId(f"b{number}") for number in range(options.bookies)]
+            self.marks = Marks(self, bookies, CONFIG.worker.open_grace_s)
         self.network = Network(self)
         self.zookeeper = SimZookeeper(
             self,
@@ -91,9 +96,9 @@ class World(SimBase):
         if self.options.stream is not None:
             self._populate_stream(self.options.stream)
         for number in range(self.options.keepers):
-            start_keeper(self, f"keeper{number}")
+            KeeperClient.begin(self, f"keeper{number}")
         for number in range(self.options.repairers):
-            start_repairer(self, f"repairer{number}")
+            RepairClient.begin(self, f"repairer{number}")
         if self.options.collects:
             self.collections = Collections(self)
 
@@ -122,6 +127,8 @@ class World(SimBase):
         self.invariants.observe(path, data)
         if self.drops is not None:
             self.drops.observe(path, data)
+        if self.marks is not None:
+            self.marks.observe(path, data)
 
     def start_sink(self, checkpoint: Checkpoint, plan: StreamPlan) -> None:
         """Start one more driver of a sink."""

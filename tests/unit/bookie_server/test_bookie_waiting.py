@@ -186,4 +186,4 @@ def test_adds_behind_many_waiting_bytes_are_told_so_at_once(
     machine.flush()
     assert [answer[0][0] for answer in waiting[:2]] == [OK, OK]
     assert machine.add(LEDGER, [first + 2], size=ENTRY_BYTES) is OK
-    assert machine.bookie._waiting_bytes == 0
+    assert machine.bookie._waiting.size_bytes == 0

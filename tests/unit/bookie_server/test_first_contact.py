@@ -9,7 +9,7 @@ import pytest
 
 from bookie_server import ledger_keys
 from bookie_server.first_contact import Answer as KeyAnswer
-from bookie_server.first_contact import FirstContacts
+from bookie_server.first_contact import CopyAnswer, LookUps
 from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.limits.bookie import FIRST_CONTACT_TIMEOUT_S
@@ -44,6 +44,9 @@ class SlowKeys:
 
     def look_up(self, ledger_id: LedgerId, answer: KeyAnswer) -> None:
         self.asked.append((ledger_id, answer))
+
+    def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
+        raise AssertionError("nobody copies")
 
     def answer(self, found: bytes | Refusal | None = None) -> None:
         """Answer the oldest look-up; None: with the ledger's key."""
@@ -162,7 +165,7 @@ def test_close_refuses_what_waits_for_a_key(machine: Machine, keys: SlowKeys) ->
 
 def test_request_after_the_close_is_refused_and_looks_nothing_up(keys: SlowKeys) -> None:
     """Nobody would answer it any more, and the drain of the service would wait for it."""
-    contacts = FirstContacts(keys)
+    contacts = LookUps(keys.look_up)
     contacts.close()
     answers: list[bytes | Refusal] = []
     contacts.wait(L, answers.append)

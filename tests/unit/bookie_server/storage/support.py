@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bookie_server.core.copies import CopyGrant
 from bookie_server.first_contact import Answer as KeyAnswer
-from bookie_server.first_contact import LedgerKeys, not_in_the_metadata
+from bookie_server.first_contact import CopyAnswer, LedgerKeys, not_in_the_metadata
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
@@ -73,6 +74,7 @@ class KnownKeys:
     def __init__(self) -> None:
         self.hashes: dict[LedgerId, bytes] = {}
         self.missing: set[int] = set()
+        self.grants: dict[int, CopyGrant] = {}
 
     def learn(self, ledger_id: int, key: bytes) -> None:
         """A ledger was made with this key, unless it has been made before."""
@@ -84,6 +86,11 @@ class KnownKeys:
             answer(not_in_the_metadata(ledger_id))
         else:
             answer(self.hashes.get(ledger_id, b""))
+
+    def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
+        """Nobody holds a ledger's repair lock, unless ``grants`` say so."""
+        none = CopyGrant(b"", self.hashes.get(ledger_id, b""), EntryId(-1))
+        answer(self.grants.get(ledger_id, none))
 
 
 class Machine:

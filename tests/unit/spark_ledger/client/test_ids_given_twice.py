@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bookie_server.first_contact import Answer
+from bookie_server.first_contact import Answer, CopyAnswer
 from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.config import ClientConfig
@@ -41,6 +41,10 @@ class World:
     def look_up(self, ledger_id: LedgerId, answer: Answer) -> None:
         """See ``first_contact.LedgerKeys``; asks the metadata store of now."""
         self._keys.look_up(ledger_id, answer)
+
+    def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
+        """The same for a copy."""
+        self._keys.look_up_copy(ledger_id, answer)
 
     def held(self) -> list[dict[int, bytes]]:
         """What each bookie holds of ledger 1."""

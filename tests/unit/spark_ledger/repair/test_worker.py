@@ -14,9 +14,8 @@ from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.repair.copying import Copier
 from spark_ledger.repair.nodes import DONE_PATH, FAILED_PATH, FailedRepair, RepairDone, mark
-from spark_ledger.repair.status import look
 from spark_ledger.types import BookieId, BookieStatus, LedgerId
-from tests.unit.spark_ledger.client.world import World, run, run_virtually
+from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.world import (
     contents,
     crew,
@@ -398,19 +397,3 @@ def test_deleted_ledger_loses_its_mark() -> None:
         assert await marked(world) == {}
 
     run_virtually(test)
-
-
-def test_ledger_with_a_password_is_left_and_says_so() -> None:
-    async def test(world: World) -> None:
-        await give_cookies(world)
-        client = await world.client()
-        writer = await filled(client, password=b"secret")
-        await writer.close()
-        await lose(world, "b0")
-        await (await crew(world)).passes(120)
-        found = await look(client.store)
-        assert found.marked == {2: 1} and found.failing == 1 and found.bytes_left > 0
-        assert "it has a password" in found.failed[0][1].reason
-        assert found.audit.gone_s.keys() == {"b0"}
-
-    run(test)  # keys are derived in a thread

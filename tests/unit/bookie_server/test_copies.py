@@ -1,0 +1,138 @@
+"""A bookie takes copies of a ledger whose key the sender does not know, and nothing else of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie_server.core.copies import CopyGrant, grant_of
+from bookie_server.first_contact import NoLedgers
+from bookie_server.ledger_keys import MetadataKeys
+from spark_ledger.bookie_api import Refusal
+from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.metadata.repair_locks import RepairLock, lock_path
+from spark_ledger.types import (
+    BookieId,
+    BookieStatus,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+)
+from spark_ledger.wire.frame import access_key_hash
+from spark_ledger.wire.shown_keys import copy_key, hash_as_key
+from tests.unit.bookie_server.storage.support import Machine, expected, formatted
+
+OK, UNAUTHORIZED = BookieStatus.OK, BookieStatus.UNAUTHORIZED
+KEY = b"the key of the ledger"
+COPIES = copy_key(b"c" * 24)
+L = LedgerId(7)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    made = Machine(formatted())
+    made.keys.learn(7, KEY)
+    made.keys.grants[7] = CopyGrant(access_key_hash(COPIES), access_key_hash(KEY), EntryId(9))
+    return made
+
+
+def test_copy_of_who_holds_the_lock_is_stored_under_the_ledgers_own_key(machine: Machine) -> None:
+    assert machine.add(7, [3, 4], key=COPIES, recovery=True) is OK
+    assert machine.held(7) == expected(7, [3, 4])
+    assert machine.add(7, [10], key=KEY) is OK, "the record has the ledger's key"
+    assert machine.add(7, [5], key=COPIES, recovery=True) is OK, "also with a record"
+    assert machine.fence(7, key=KEY) is OK
+    assert machine.add(7, [6], key=COPIES, recovery=True) is OK, "copies pass a fence"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_copy_key_of_another_lock_stores_nothing(machine: Machine, *, known: bool) -> None:
+    if known:
+        assert machine.add(7, [0], key=KEY) is OK
+    held = machine.held(7)
+    assert machine.add(7, [3], key=copy_key(b"x" * 24), recovery=True) is UNAUTHORIZED
+    machine.keys.grants.clear()
+    assert machine.add(7, [3], key=COPIES, recovery=True) is UNAUTHORIZED, "the lock is gone"
+    assert machine.held(7) == held
+    assert machine.bookie.append_bytes_in_flight == 0
+
+
+def test_entry_that_is_not_final_is_not_copied(machine: Machine) -> None:
+    assert machine.add(7, [9, 10], key=COPIES, recovery=True) is UNAUTHORIZED
+    assert machine.held(7) == {}
+
+
+def test_copy_key_appends_and_fences_nothing(machine: Machine) -> None:
+    assert machine.add(7, [0], key=KEY) is OK
+    assert machine.add(7, [3], key=COPIES) is UNAUTHORIZED, "not a recovery's"
+    assert machine.fence(7, key=COPIES) is UNAUTHORIZED
+    assert not machine.is_fenced(7)
+
+
+def test_copy_of_an_older_ledger_with_the_same_id_is_refused(machine: Machine) -> None:
+    machine.keys.hashes[L] = access_key_hash(b"older")
+    assert machine.add(7, [0], key=b"older") is OK
+    assert machine.add(7, [3], key=COPIES, recovery=True) is UNAUTHORIZED
+
+
+def test_hash_of_the_key_tells_a_reader_whether_it_is_the_same_ledger(machine: Machine) -> None:
+    assert machine.add(7, [0], key=KEY) is OK
+    shown = hash_as_key(access_key_hash(KEY))
+    assert machine.bookie.end_of_ledger(L, access_key=shown).status is OK
+    other = hash_as_key(access_key_hash(b"older"))
+    assert machine.bookie.end_of_ledger(L, access_key=other).status is UNAUTHORIZED
+    assert machine.add(7, [1], key=shown) is UNAUTHORIZED, "to know the hash is no right to add"
+    assert machine.add(7, [1], key=shown, recovery=True) is UNAUTHORIZED
+
+
+def test_bookie_without_metadata_takes_no_copies() -> None:
+    machine = Machine(formatted(), keys=NoLedgers())
+    assert machine.add(7, [0], key=COPIES, recovery=True) is UNAUTHORIZED
+
+
+def ledger(*, closed: bool) -> LedgerMetadata:
+    bookies = (BookieId("a"),)
+    state, last = (LedgerState.CLOSED, 30) if closed else (LedgerState.OPEN, -1)
+    return LedgerMetadata(
+        L,
+        Quorums(1, 1, 1),
+        (Fragment(EntryId(0), bookies), Fragment(EntryId(20), (BookieId("b"),))),
+        state=state,
+        last_entry_id=EntryId(last),
+        access_key_hash=access_key_hash(KEY),
+    )
+
+
+def test_last_fragment_of_an_open_ledger_is_not_final() -> None:
+    assert grant_of(ledger(closed=False), b"").final_end == 19
+    assert grant_of(ledger(closed=True), b"").final_end == 30
+
+
+def test_grant_is_read_from_the_lock_and_the_metadata() -> None:
+    async def main() -> None:
+        store = MemoryMetadataStore()
+        keys = MetadataKeys(store)
+
+        async def grant() -> CopyGrant | Refusal:
+            found = asyncio.get_running_loop().create_future()
+            keys.look_up_copy(L, found.set_result)
+            answer: CopyGrant | Refusal = await found
+            return answer
+
+        assert isinstance(await grant(), Refusal), "no such ledger"
+        await LedgerStore(store).create(ledger(closed=True))
+        assert await grant() == CopyGrant(b"", access_key_hash(KEY), EntryId(30))
+        await store.create(lock_path(L), encode_node(RepairLock(key_hash=b"h")), ephemeral=True)
+        assert await grant() == CopyGrant(b"h", access_key_hash(KEY), EntryId(30))
+        await store.delete(lock_path(L))
+        await store.create(lock_path(L), b"")  # a worker of an older version
+        refusal = await grant()
+        assert isinstance(refusal, Refusal) and refusal.status is BookieStatus.IO_ERROR
+
+    asyncio.run(main())
