@@ -50,7 +50,7 @@ async def drain(
     told: Callable[[Named], None],
 ) -> None:
     """Have a bookie take nothing new, and return once nothing names it. It stays a bookie of the
-    cluster, and read-only, until ``stay`` (rule R12).
+    cluster, and read-only, until ``stay`` (rule R13).
 
     ``told`` hears what names it after each look at all ledgers, every few seconds. Raises
     NotFoundError if the cluster has no such bookie, and what the metadata store raises:

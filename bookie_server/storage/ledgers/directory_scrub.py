@@ -107,6 +107,10 @@ class DirectoryScrub:
         position = self.position
         return position.is_running or time.time() - position.ended_at >= interval_s
 
+    def begin_anew(self) -> None:
+        """Have the next pass read everything, also what an unfinished one has read."""
+        self.position = Position(ended_at=self.position.ended_at)
+
     def run(self, flush_lock: Lock, pace: Pace) -> None:
         """Go on with a pass, or begin one, up to its end.
 
