@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Protocol
 
 from bookie_server.storage.index.lmdb_tables import (
     LEDGER_KEY,
     PROOF,
     ROW,
-    LmdbTables,
     opened,
     read_row,
 )  # fmt: skip
@@ -17,8 +17,18 @@ from spark_ledger.errors import CorruptionError
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 
 
+class Cursor(Protocol):
+    """What is used of a cursor of LMDB over one table; ``False``: it is behind the last item."""
+
+    def first(self) -> bool: ...
+    def next(self) -> bool: ...
+    def key(self) -> bytes: ...
+    def item(self) -> tuple[bytes, bytes]: ...
+    def delete(self) -> bool: ...
+
+
 def drop_damaged_rows(
-    tables: LmdbTables, transaction: Any
+    path: Path, cursor: Cursor, proofs: Cursor
 ) -> tuple[dict[LedgerId, EntryId], Proof]:
     """Take out rows of ledgers that do not add up to their proofs, and proofs that are damaged.
 
@@ -27,21 +37,20 @@ def drop_damaged_rows(
     """
     counted: dict[LedgerId, Proof] = {}
     last: dict[LedgerId, EntryId] = {}
-    cursor = transaction.cursor(tables.rows)
     more = cursor.first()
     while more:
         key, stored = cursor.item()
         ledger_id = LedgerId(LEDGER_KEY.unpack_from(key)[0])
         try:
-            opened(key, stored, ROW.size, "a row", tables.path)
-            row = read_row(key, stored, tables.path)
+            opened(key, stored, ROW.size, "a row", path)
+            row = read_row(key, stored, path)
         except CorruptionError:
             more = cursor.delete() and bool(cursor.key())
             continue
         counted[ledger_id] = counted.get(ledger_id, Proof()).replacing(None, stored)
         last[ledger_id] = max(last.get(ledger_id, NO_ENTRY), row.last_entry)
         more = cursor.next()
-    stated = _good_proofs(tables, transaction)
+    stated = _good_proofs(path, proofs)
     bad = {each for each in counted.keys() | stated if counted.get(each) != stated.get(each)}
     more = cursor.first()
     while more:
@@ -55,15 +64,14 @@ def drop_damaged_rows(
     return {each: last.get(each, NO_ENTRY) for each in bad}, total
 
 
-def _good_proofs(tables: LmdbTables, transaction: Any) -> dict[LedgerId, Proof]:
+def _good_proofs(path: Path, cursor: Cursor) -> dict[LedgerId, Proof]:
     """The proofs that are whole; the others are taken out."""
     found: dict[LedgerId, Proof] = {}
-    cursor = transaction.cursor(tables.proofs)
     more = cursor.first()
     while more:
         key, stored = cursor.item()
         try:
-            value = opened(key, stored, PROOF.size, "a proof", tables.path)
+            value = opened(key, stored, PROOF.size, "a proof", path)
         except CorruptionError:
             more = cursor.delete() and bool(cursor.key())
             continue

@@ -163,7 +163,8 @@ class LmdbUpdate:
     def drop_damaged(self) -> dict[LedgerId, EntryId]:
         assert not self._proofs, "nothing was changed yet"
         with translated(self._path):
-            dropped, self._rows_proof = drop_damaged_rows(self._tables, self._transaction)
+            proofs = self._transaction.cursor(self._tables.proofs)
+            dropped, self._rows_proof = drop_damaged_rows(self._path, self._cursor, proofs)
         self._proofs = dict.fromkeys(dropped, Proof())
         self._log_uses.count_anew()
         return dropped
