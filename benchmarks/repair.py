@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.repair --ledgers 10000`` closes so many ledgers of one small entry on four
 bookies, or with ``--gb 2`` ledgers of 64 MiB that hold so much, kills one bookie, marks what it
-held, and prints ledgers and bytes per second of one worker, and the worker's processor time for each
+held, and prints ledgers and bytes per second of one worker, and its processor time for each
 ledger. Time that the auditor waits for the bookie to come back is not in it.
 """
 

@@ -48,7 +48,7 @@ from spark_ledger.repair.nodes import (
     mark,
     mark_root,
 )
-from spark_ledger.repair.plan import all_names, copies_left
+from spark_ledger.repair.plan import all_names, bytes_on, copies_left
 from spark_ledger.types import BookieId, BookieState, LedgerId
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ class Auditor:
         self._gone: GoneOwners | None = None
         """None: read what the auditor before has counted."""
         self._audited_at: float | None = None
+        self.named_bytes = 0
+        """What lost bookies have to hold of the ledgers that name them, as of the last audit."""
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
         """Audit while elected, until ``stop`` is set. Outages are waited out."""
@@ -186,6 +188,7 @@ class Auditor:
         is lost as well. Page by page, at a bounded rate: never all at once.
         """
         marked, gone = 0, frozenset(lost)
+        self.named_bytes = 0
         logger.info("all ledgers are looked at; lost or leaving: %s", ", ".join(sorted(gone)))
         async for page in pages(self._store, LEDGERS_PATH):
             for start in range(0, len(page.ids), METADATA_READS_IN_FLIGHT_MAX):
@@ -208,6 +211,7 @@ class Auditor:
         named = all_names(ledger) & lost
         if not named:
             return False
+        self.named_bytes += bytes_on(ledger, named)
         await mark(self._store, ledger_id, named, copies_left(ledger, lost))
         return True
 
