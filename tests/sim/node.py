@@ -257,6 +257,11 @@ class BookieNode:
             bookie.flush()
             if self.world.options.compacts:  # as the compaction thread does on a full disk
                 bookie._storage.compactor.run_once(full=True, paced=False)
+            if self.world.options.scrubs:
+                before = bookie._storage.scrubber.stats.bad
+                bookie._storage.scrubber.run_once()
+                found = bookie._storage.scrubber.stats.bad - before
+                self.world.counts["damaged blocks found"] += found
         except (OSError, CorruptionError) as error:
             self.say(f"{self.name} cannot flush: {error}")
             bookie._post(bookie.on_flushed)

@@ -148,6 +148,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether somebody holds rows and commits in the moment in which others drop and delete."""
     repairers: int = 0
     """How many make the copies of bookies again that were gone for a moment."""
+    scrubs: bool = False
+    """Whether bookies verify all that they store after each flush."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -209,6 +211,7 @@ def draw_options(seed: int) -> Options:
         audits=draw.random() < 0.5 and stream is not None,
         races=draw.random() < 0.8,
         repairers=int(draw.random() < 0.1),
+        scrubs=draw.random() < 0.25 and rot in ("flip", "everywhere"),
     )
     if options.audits:
         options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
