@@ -37,7 +37,17 @@ from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.lost import Losses, losses
-from spark_ledger.repair.nodes import STATE_PATH, AuditState, leaving, mark
+from spark_ledger.repair.nodes import (
+    COUNTS_PATH,
+    FAILED_PATH,
+    PRIORITIES,
+    STATE_PATH,
+    AuditState,
+    RepairCounts,
+    leaving,
+    mark,
+    mark_root,
+)
 from spark_ledger.repair.plan import all_names, bytes_on, copies_left
 from spark_ledger.types import BookieId, BookieState, LedgerId
 
@@ -142,7 +152,22 @@ class Auditor:
             ConflictError, NotFoundError
         ):  # of another auditor: both are right
             await write_node(self._store, STATE_PATH, after, before)
+        await self._count(len(audited | found.lost))
         return found
+
+    async def _count(self, lost: int) -> None:
+        """Write down how much is marked, if that has changed."""
+        by_copies = [await _count_ids(self._store, mark_root(copies)) for copies in PRIORITIES]
+        counts = RepairCounts(
+            lost=lost,
+            marked=sum(by_copies),
+            marked_at_one=sum(by_copies[:2]),
+            failing=await _count_ids(self._store, FAILED_PATH),
+        )
+        known = await read_node(self._store, RepairCounts, COUNTS_PATH)
+        if known is None or known.value != counts:
+            with contextlib.suppress(ConflictError, NotFoundError):
+                await write_node(self._store, COUNTS_PATH, counts, known)
 
     async def _bookies(self) -> tuple[frozenset[BookieId], frozenset[BookieId]]:
         """Those that are registered, and all that the cluster has had."""
@@ -189,3 +214,7 @@ class Auditor:
         self.named_bytes += bytes_on(ledger, named)
         await mark(self._store, ledger_id, named, copies_left(ledger, lost))
         return True
+
+
+async def _count_ids(store: MetadataStore, path: str) -> int:
+    return sum([len(page.ids) async for page in pages(store, path)])
