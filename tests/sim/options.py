@@ -148,6 +148,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether somebody holds rows and commits in the moment in which others drop and delete."""
     repairers: int = 0
     """How many make the copies of bookies again that were gone for a moment."""
+    together: bool = False
+    """Whether sinks commit to two streams at once, of which one is truncated or deleted."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -209,6 +211,7 @@ def draw_options(seed: int) -> Options:
         audits=draw.random() < 0.5 and stream is not None,
         races=draw.random() < 0.8,
         repairers=int(draw.random() < 0.1),
+        together=draw.random() < 0.4 and stream is not None,
     )
     if options.audits:
         options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
@@ -218,6 +221,8 @@ def draw_options(seed: int) -> Options:
         options = msgspec.structs.replace(options, stream=more, keepers=max(1, options.keepers))
     else:
         options = msgspec.structs.replace(options, races=False)
+    if options.drops:  # what those streams lose nobody counts
+        options = msgspec.structs.replace(options, together=False)
     if options.ledger_stalls:  # else the write cache is hardly ever full
         options = msgspec.structs.replace(options, write_cache_bytes=8192)
     if options.false_fences or options.lonely_tails:
