@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv java demo check test sim mutants chaos proof bench proto format clean
+.PHONY: help venv java demo check test sim mutants chaos proof matrix bench proto format clean
 
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
@@ -69,6 +69,9 @@ chaos: $(STAMP) java ## real processes under load and faults: MINUTES=n
 proof: $(STAMP) java ## the rest of the tests and whole proofs; writes PROOF.md (forty minutes)
 	@python -m tests.proof
 
+matrix: $(STAMP) java ## the connector's tests with each version of Spark, Spark Connect too: ONLY=version
+	@python -m tests.spark.matrix $(if $(ONLY),--only $(ONLY))
+
 demo: $(STAMP) java ## real flights through two streams, with faults on the way; prints a report
 	@python -m examples.demo
 
@@ -83,6 +86,6 @@ format: $(STAMP) ## format the sources and apply safe fixes
 	@ruff check --fix .
 
 clean: ## remove everything that can be made again
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .bench
+	@rm -rf $(VENV) .matrix build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .bench
 	@rm -rf .coverage* spark-warehouse metastore_db derby.log artifacts
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

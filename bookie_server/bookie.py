@@ -76,6 +76,7 @@ class Bookie:
         # Any thread: each says for its methods who may call them.
         self._journal = journal
         self._storage = storage
+        self.lacking = storage.lacking
         self._disks = disks
         self._post = post
         # Changed by the service thread; `stats` reads their sizes from any thread.
@@ -458,8 +459,7 @@ class Bookie:
 
     def _flush_refusal(self, ledger_id: LedgerId) -> Refusal | None:
         """The answer to an add that would have to wait for a flush, if the last one failed."""
-        failure = self._storage.flush_failure(ledger_id)
-        if failure is not None:
+        if (failure := self._storage.flush_failure(ledger_id)) is not None:
             return refuse_for_failed_flush(failure.message, disk_full=failure.no_space)
         return None
 

@@ -114,6 +114,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     entry_log_cached_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["entry_log_cached_bytes"]
     write_once_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["write_once_bytes"]
     compaction_bytes_per_s: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["compaction_bytes_per_s"]
+    scrub_bytes_per_s: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["scrub_bytes_per_s"]
+    scrub_interval_s: Seconds = _DEFAULTS["scrub_interval_s"]
     block_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["block_cache_bytes"]
     index_map_bytes: Bytes = _DEFAULTS["index_map_bytes"]
     disk_high_water_mark: Share = _DEFAULTS["disk_high_water_mark"]

@@ -135,6 +135,8 @@ def _open(
         write_once_bytes=config.write_once_bytes,
         entry_log_bytes=config.entry_log_bytes,
         compaction_bytes_per_s=config.compaction_bytes_per_s,
+        scrub_bytes_per_s=config.scrub_bytes_per_s,
+        scrub_interval_s=config.scrub_interval_s,
         on_flushed=flushed,
         on_fatal=lambda message: post(partial(on_fatal, message)),
     )

@@ -63,6 +63,9 @@ class Report:
             free_bytes=free_bytes(self._config),
             uptime_s=time.monotonic() - self._started_at,
             next_ledger_id=self._bookie.next_ledger_id(),
+            scrubbed_at=stats.ledger_storage.scrub.ended_at,
+            damaged=stats.ledger_storage.scrub.bad,
+            lacking=stats.ledger_storage.scrub.lacking,
         )
 
     def status(self) -> dict[str, object]:

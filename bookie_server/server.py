@@ -35,6 +35,7 @@ from bookie_server.keeper_process import keeper_beside
 from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
+from bookie_server.refetch import Refetch
 from bookie_server.registration import (
     Registration,
     format_new,
@@ -239,6 +240,7 @@ class BookieServer:
             leaving = LeavingWatch(store, BookieId(self._cookie.bookie_id), self._on_leaving)
             closing.push_async_callback(leaving.stop)
             self._collect(closing, store, keys)
+            self._refetch(closing, store)
             await self._stop.wait()
             logger.info("stopping: %s", self._replaced or self._fatal or "asked to")
         if self._replaced:
@@ -378,6 +380,12 @@ class BookieServer:
             temporary.replace(self._ready_file)
         print(f"ready {text}", flush=True)
         logger.info("bookie %s serves on %s", ready.bookie_id, address)
+
+    def _refetch(self, closing: AsyncExitStack, store: MetadataStore) -> None:
+        """Have repair bring back what is damaged here, until the stop begins."""
+        refetch = Refetch(self._bookie, store, BookieId(self._cookie.bookie_id))
+        refetch.start()
+        closing.push_async_callback(refetch.stop)
 
     def _collect(self, closing: AsyncExitStack, store: MetadataStore, keys: MetadataKeys) -> None:
         """Give back what deleted ledgers take, from now on until the stop begins."""

@@ -208,6 +208,10 @@ class BookieState(StrEnum):
     READ_ONLY = "readonly"
 
 
+DEFAULT_RACK: Final = "/default-rack"
+"""Where a bookie is that was not told its rack: all such bookies are in one rack."""
+
+
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
     """A registered bookie: who it is, where it answers, what it takes."""
@@ -215,7 +219,7 @@ class BookieInfo:
     bookie_id: BookieId
     address: str
     state: BookieState = BookieState.WRITABLE
-    rack: str = "/default-rack"
+    rack: str = DEFAULT_RACK
     free_bytes: int = 0
     admin_address: str = ""
     reason: str = ""
@@ -225,6 +229,36 @@ class BookieInfo:
     def id(self) -> BookieId:
         """Short for ``bookie_id``."""
         return self.bookie_id
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPolicy:
+    """Over how many racks and regions a cluster wants the copies of each entry (rule P21).
+
+    ``strict``: where that cannot be had, nothing is placed; else the best there is, and it is said.
+    """
+
+    min_racks: int = 1
+    """Racks that hold the copies of an entry, at least; as many as copies if those are fewer."""
+    min_regions: int = 1
+    min_racks_for_durability: int = 1
+    """One rack less than this may burn down, and what was acknowledged is still there."""
+    min_regions_for_durability: int = 1
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        for name in PLACEMENT_MINIMA:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigurationError(f"{name} {value!r}: needs a whole number from 1 on")
+
+
+PLACEMENT_MINIMA: Final = (
+    "min_racks",
+    "min_regions",
+    "min_racks_for_durability",
+    "min_regions_for_durability",
+)
 
 
 class BookieStart(NamedTuple):

@@ -111,6 +111,9 @@ ONLY_IN_PROOF: Final = (
     "test_zookeeper_with_a_full_heap_ends_says_so_and_has_its_data_with_a_larger_one",
     "tests/integration/test_restored_zookeeper.py::"
     "test_restored_zookeeper_changes_no_ledger_and_gives_no_id_again",
+    "tests/spark/test_clusters.py::test_executors_die_and_a_task_hangs_and_each_row_is_there_once",
+    "tests/spark/test_clusters.py::test_package_comes_with_the_job",
+    "tests/spark/test_connect.py::test_thin_client_writes_follows_and_reads",
     "tests/spark/test_crashes.py::test_slow_driver_cannot_commit_after_a_second_one",
     "tests/spark/test_migrate.py::test_migration_copies_each_record_once_and_proves_it",
     "tests/spark/test_several.py::test_pattern_is_followed_over_new_streams_and_a_restart",
@@ -137,7 +140,7 @@ ONLY_IN_PROOF: Final = (
 - copies of a checkpoint: an old one, refused;
 - two sinks: ``integration/test_streams.py`` has several processes that commit to one stream;
 - an outage of bookies under a raw ledger: under a stream's query;
-- killed workers and drivers, so that tasks are repeated;
+- killed workers and drivers, so that tasks are repeated, and clusters of processes with them;
 - the measure of branches: the tests that it measures."""
 
 

@@ -62,6 +62,9 @@ class Description:
     free_bytes: int
     uptime_s: float
     next_ledger_id: int = 0
+    scrubbed_at: float = 0.0
+    damaged: int = 0
+    lacking: int = 0
 
 
 class BookieService:
@@ -355,6 +358,9 @@ class BookieService:
             free_bytes=description.free_bytes,
             uptime_s=description.uptime_s,
             next_ledger_id=description.next_ledger_id,
+            scrubbed_at=description.scrubbed_at,
+            damaged=description.damaged,
+            lacking=description.lacking,
         )
 
     # -- parts -------------------------------------------------------------------------------------

@@ -178,6 +178,7 @@ def _storage(storage: StorageStats) -> Iterator[Metric]:
     yield _gauge("bookie_storage_failed", "1 after a failure.", int(bool(storage.failure)))
     yield from _directories(storage)
     yield from _space(storage)
+    yield from _scrub(storage)
 
 
 def _read_only(causes: Collection[Cause]) -> Iterator[Metric]:
@@ -238,6 +239,46 @@ def _space(storage: StorageStats) -> Iterator[Metric]:
         "bookie_compaction_failed",
         "1 after a pass that failed.",
         int(bool(compaction.last_failure)),
+    )
+
+
+def _scrub(storage: StorageStats) -> Iterator[Metric]:
+    scrub = storage.ledger_storage.scrub
+    ended = GaugeMetricFamily(
+        "bookie_scrub_ended_at_seconds",
+        "When all that is stored had been verified last, since 1970; 0: never.",
+        labels=["directory"],
+    )
+    lacking = GaugeMetricFamily(
+        "bookie_lacking_stretches",
+        "Stretches of entries that are damaged and await copies.",
+        labels=["directory"],
+    )
+    families = [
+        CounterMetricFamily(name, help_text, labels=["directory"])
+        for name, help_text in (
+            ("bookie_scrubbed_blocks", "Blocks that were verified."),
+            ("bookie_scrubbed_bytes", "Bytes of them."),
+            ("bookie_bad_blocks", "Blocks that were found damaged."),
+            ("bookie_bad_index_ledgers", "Ledgers whose part of the index was found damaged."),
+            ("bookie_refetched_stretches", "Damaged stretches that are whole again."),
+        )
+    ]
+    for name, counts in zip(storage.directories[1:], scrub.directories, strict=True):
+        ended.add_metric([name], counts.ended_at)
+        lacking.add_metric([name], counts.lacking)
+        values = (
+            counts.blocks,
+            counts.byte_count,
+            counts.bad_blocks,
+            counts.bad_ledgers,
+            counts.refetched,
+        )
+        for family, value in zip(families, values, strict=True):
+            family.add_metric([name], value)
+    yield from (ended, lacking, *families)
+    yield _gauge(
+        "bookie_scrub_failed", "1 after a pass that broke off.", int(bool(scrub.last_failure))
     )
 
 

@@ -8,7 +8,11 @@ from pathlib import Path
 from bookie_server.core.disk_space import WaterMarks
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import GIB, KIB, MIB
-from spark_ledger.limits.storage import COMPACTION_BYTES_PER_S
+from spark_ledger.limits.storage import (
+    COMPACTION_BYTES_PER_S,
+    SCRUB_BYTES_PER_S,
+    SCRUB_INTERVAL_S,
+)
 from spark_ledger.types import BookieId
 
 
@@ -38,6 +42,8 @@ class StorageConfig:
     ``disk_check_interval_s``: longest time between two looks at the disks.
     ``compaction_bytes_per_s``: how much live data is copied per second to give back what is dead
     beside it; 0 copies nothing, and only logs without live entries go.
+    ``scrub_bytes_per_s``: how much of what is stored is read per second to find damage; 0: none.
+    ``scrub_interval_s``: from the end of one such pass to the begin of the next.
     ``index_map_bytes``: address space of one directory's index, the most it can grow to; the file
     itself is as small as its content.
     """
@@ -55,6 +61,8 @@ class StorageConfig:
     block_cache_bytes: int = 32 * MIB
     write_once_bytes: int = 64 * KIB
     compaction_bytes_per_s: int = COMPACTION_BYTES_PER_S
+    scrub_bytes_per_s: int = SCRUB_BYTES_PER_S
+    scrub_interval_s: float = SCRUB_INTERVAL_S
     index_map_bytes: int = 64 * GIB
     disk_high_water_mark: float = 0.95
     disk_low_water_mark: float = 0.90
@@ -81,6 +89,7 @@ class StorageConfig:
             ("block_cache_bytes", 0),
             ("write_once_bytes", 0),
             ("compaction_bytes_per_s", 0),
+            ("scrub_bytes_per_s", 0),
             ("index_map_bytes", MIB),
         ):
             value = getattr(self, name)
@@ -90,7 +99,7 @@ class StorageConfig:
             raise ConfigurationError(
                 f"entry_log_bytes is {self.entry_log_bytes}: at most {2 * GIB} is allowed"
             )
-        for name in ("flush_interval_s", "disk_check_interval_s"):
+        for name in ("flush_interval_s", "disk_check_interval_s", "scrub_interval_s"):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: must be > 0")
         assert self.water_marks, "making them checks them"

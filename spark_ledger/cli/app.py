@@ -40,7 +40,7 @@ from spark_ledger.version import __version__
 GROUPS: Final = {
     "local": "Run a ZooKeeper and bookies on this machine, for development.",
     "bookie": "Run, prepare and question one bookie.",
-    "cluster": "Show what a cluster holds, and go on after ZooKeeper was restored.",
+    "cluster": "Show what a cluster holds, say where its copies go, and go on after a restore.",
     "bookies": "List the bookies of a cluster, and have them free space.",
     "ledgers": "Look at, write, read and repair ledgers.",
     "streams": "Create, read, truncate and delete streams; say how much is kept.",

@@ -17,6 +17,7 @@ from spark_ledger.limits import KIB
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S, REPAIR_BYTES_PER_S
 
 if TYPE_CHECKING:
+    from spark_ledger.repair.nodes import CheckState
     from spark_ledger.repair.service import RepairConfig
     from spark_ledger.repair.status import RepairStatus
 
@@ -149,6 +150,12 @@ def _fields(found: RepairStatus) -> dict[str, object]:
         "bytes_left": found.bytes_left,
         "bytes_left_of_ledgers": found.measured,
         "working": found.working,
+        "check": {
+            "begun_ms": found.check.begun_ms or None,
+            "last_ended_ms": found.check.ended_ms or None,
+            "ledgers": found.check.ledgers,
+            "with_holes": found.check.with_holes,
+        },
         "bytes_per_s": found.rate,
         "failing_ledgers": found.failing,
         "failed": [
@@ -174,19 +181,34 @@ def _print(found: RepairStatus) -> None:
     count = sum(found.marked.values())
     of = "" if found.measured == count else f" in the first {found.measured} of them"
     left = f", about {size_text(found.bytes_left)} to copy{of}" if count else ""
-    click.echo(f"lack copies   {count} ledgers{left}")
+    click.echo(f"lack copies   {_many(count, 'ledger')}{left}")
     for copies, number in found.marked.items():
-        click.echo(f"              {number} with {copies}{' or more' * (copies == 3)} copies left")
-    click.echo(f"at work on    {found.working} ledgers, {size_text(found.rate)} a second")
+        many = "3 or more copies" if copies == 3 else _many(copies, "copy", "copies")
+        click.echo(f"              {number} with {many} left")
+    click.echo(f"at work on    {_many(found.working, 'ledger')}, {size_text(found.rate)} a second")
     click.echo(
-        f"done          {done.ledgers} ledgers, {done.copied_entries} entries, "
-        f"{size_text(done.copied_bytes)}"
+        f"done          {_many(done.ledgers, 'ledger')}, "
+        f"{_many(done.copied_entries, 'entry', 'entries')}, {size_text(done.copied_bytes)}"
     )
+    click.echo(f"check         {_check_text(found.check)}")
     if audit.stopped:
         click.echo(f"stopped: {audit.stopped}")
     if found.failing:
-        click.echo(f"\n{found.failing} ledgers failed at the last try:")
+        click.echo(f"\n{_many(found.failing, 'ledger')} failed at the last try:")
         print_table(
             ("ledger#", "tries#", "why..."),
             ((ledger_id, node.tries, node.reason) for ledger_id, node in found.failed),
         )
+
+
+def _many(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or one + 's'}"
+
+
+def _check_text(check: CheckState) -> str:
+    found = f"{_many(check.ledgers, 'ledger')} asked for, {check.with_holes} with holes"
+    if check.begun_ms:
+        return f"under way since {age_text(check.begun_ms)}: {found}"
+    if not check.ledgers:
+        return "none yet"
+    return f"ended {age_text(check.ended_ms)} ago: {found}"

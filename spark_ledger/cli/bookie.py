@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from spark_ledger.cli.arguments.settings import Command, Settings, common_options
-from spark_ledger.cli.show.output import print_json, print_table, size_text
+from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
 
 
 def config_option(command: Command) -> Command:
@@ -23,11 +23,11 @@ def config_option(command: Command) -> Command:
     )(command)
 
 
-def become_server(*arguments: str) -> NoReturn:
+def become_server(*arguments: str, program: str = "bookie_server") -> NoReturn:
     """Replace this process by the server: signals and the exit code are then the server's own."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "bookie_server", *arguments])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", program, *arguments])  # noqa: S606
 
 
 @click.group()
@@ -77,6 +77,35 @@ def relocate(config: Path, yes: bool) -> None:
 
 
 @group.command()
+@click.argument("path", type=click.Path(exists=True, file_okay=False))
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="List what is damaged as lacking: the bookie asks others for it once it serves.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def check(path: str, repair: bool, as_json: bool) -> None:
+    """Verify all that the journal or ledger directory PATH of a stopped bookie holds.
+
+    Changes nothing without --repair. Exit status 0: all is whole; 1: something is damaged or
+    lacking; 2: it is in use, or no such directory.
+    """
+    flags = ["--repair"] * repair + ["--json"] * as_json
+    become_server("check", path, *flags, program="bookie_server.checking")
+
+
+@group.command()
+@click.argument("path", type=click.Path(exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each block.")
+def dump(path: str, as_json: bool) -> None:
+    """List the blocks of one log of a ledger directory, and whether each is whole.
+
+    Changes nothing. Exit status 1: a block is damaged.
+    """
+    become_server("dump", path, *(["--json"] * as_json), program="bookie_server.checking")
+
+
+@group.command()
 @click.argument("bookie_id")
 @common_options
 @click.pass_obj
@@ -103,5 +132,12 @@ def status(settings: Settings, bookie_id: str) -> None:
             ("journal", size_text(words.journal_bytes)),
             ("entry logs", size_text(words.entry_log_bytes)),
             ("free", size_text(words.free_bytes)),
+            ("verified", _verified(words.scrubbed_at)),
+            ("damaged", f"{words.damaged} blocks found, {words.lacking} await copies"),
         ),
     )
+
+
+def _verified(scrubbed_at: float) -> str:
+    """When all that is stored had been read and verified."""
+    return f"{age_text(round(scrubbed_at * 1000))} ago" if scrubbed_at else "not yet as a whole"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     from spark_ledger.cli.usage import Held, Usage
 
 
+_PLACES: Final = click.IntRange(min=1)
+
+
 @click.group()
 def group() -> None:
-    """Show what a cluster holds, and go on after ZooKeeper was restored."""
+    """Show what a cluster holds, say where its copies go, and go on after a restore."""
 
 
 @group.command()
@@ -117,6 +120,46 @@ def usage(settings: Settings, verify: bool) -> None:
     )
     click.echo("")
     _say_the_rest(found)
+
+
+@group.command()
+@click.option("--min-racks", type=_PLACES, help="Racks that hold the copies of an entry.")
+@click.option("--min-regions", type=_PLACES, help="Regions that hold the copies of an entry.")
+@click.option(
+    "--min-racks-for-durability",
+    type=_PLACES,
+    help="No acknowledged entry is lost while fewer racks than this burn down.",
+)
+@click.option(
+    "--min-regions-for-durability",
+    type=_PLACES,
+    help="No acknowledged entry is lost while fewer regions than this burn down.",
+)
+@click.option(
+    "--strict/--not-strict",
+    default=None,
+    help="Refuse what cannot be placed so; or take the best there is, and say so.",
+)
+@common_options
+@click.pass_obj
+def placement(settings: Settings, /, **wanted: int | bool | None) -> None:
+    """Show over how many racks and regions the copies of new entries are spread, or change it.
+
+    Clients that are connected hear of a change within a minute. What is there already stays where
+    it is.
+    """
+    from dataclasses import asdict
+
+    from spark_ledger.cli.inspection import placement_policy
+
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    policy = asdict(placement_policy(settings.uri(), changes))
+    if settings.as_json:
+        print_json(policy)
+        return
+    for name, value in policy.items():
+        shown = ("yes" if value else "no") if isinstance(value, bool) else value
+        click.echo(f"{name:<27}{shown}")
 
 
 def _verify(settings: Settings, uri: str) -> None:

@@ -7,10 +7,10 @@ store and the transport below the client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from spark_ledger.errors import BookieUnavailableError, NoSuchLedgerError, NotFoundError
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
@@ -22,6 +22,7 @@ from spark_ledger.types import (
     EntryId,
     LedgerId,
     LedgerMetadata,
+    PlacementPolicy,
 )
 
 if TYPE_CHECKING:
@@ -200,6 +201,22 @@ def after_a_restore(uri: str, without: Collection[str]) -> Restored:
 
         async with _store(uri) as store, _transport(store) as transport:
             return await accept_restored(store, transport, without)
+
+    return asyncio.run(run())
+
+
+def placement_policy(uri: str, changes: Mapping[str, Any]) -> PlacementPolicy:
+    """The cluster's placement policy, after ``changes`` to it."""
+
+    async def run() -> PlacementPolicy:
+        from spark_ledger.metadata.cluster import read_cluster_node, set_placement
+
+        async with _store(uri) as store:
+            policy = (await read_cluster_node(store)).value.policy
+            if changes:
+                policy = replace(policy, **changes)
+                await set_placement(store, policy)
+            return policy
 
     return asyncio.run(run())
 

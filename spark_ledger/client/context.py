@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -45,9 +45,10 @@ from spark_ledger.protocol.events import (
     MetadataWritten,
     WriteMetadata,
 )
-from spark_ledger.protocol.placement import choose_bookies, shortage
+from spark_ledger.protocol.placement import preferred, shortage
+from spark_ledger.protocol.racks import Placed, faults, place
 from spark_ledger.transport.base import Transport
-from spark_ledger.types import BookieId, LedgerId
+from spark_ledger.types import BookieId, LedgerId, Quorums
 
 
 class OpenHandle(Protocol):
@@ -103,13 +104,29 @@ class ClientContext:
         known = [self.directory.get(bookie_id) for bookie_id in bookies]
         return distances([info for info in known if info is not None], self.directory.all())
 
-    async def new_ensemble(self, count: int) -> tuple[BookieId, ...] | None:
-        """Bookies for a new ledger: least loaded first, suspects only if they answer."""
-        return await self._choose(count, exclude=frozenset(), ask_now=True)
+    @property
+    def is_strict(self) -> bool:
+        """Whether nothing is placed against the cluster's placement policy."""
+        return self.directory.policy.strict
 
-    def why_no_ensemble(self, count: int) -> str:
+    async def new_ensemble(self, quorums: Quorums) -> tuple[BookieId, ...] | None:
+        """Bookies for a new ledger: least loaded first, suspects only if they answer, spread over
+        racks (rule P21)."""
+        wanted = [None] * quorums.ensemble_size
+        placed = await self._place(wanted, quorums, frozenset(), ask_now=True, allowed=0)
+        return None if placed is None else tuple(placed[i] for i in range(quorums.ensemble_size))
+
+    def why_no_ensemble(self, quorums: Quorums) -> str:
         """What ``new_ensemble`` lacked a moment ago, and what to do."""
-        return shortage(self.directory.all(), count, silent=self.suspects.now())
+        count, suspects = quorums.ensemble_size, self.suspects.now()
+        placed = self._placed_of([None] * count, quorums, frozenset(suspects))
+        if placed is None:
+            return shortage(self.directory.all(), count, silent=suspects)
+        return (
+            "would break the cluster's placement policy, which is strict: "
+            f"{', and '.join(sorted(set(placed.faults)))}. Start bookies in other racks (see "
+            "ledger bookies list), change the policy (see ledger cluster placement)"
+        )
 
     async def replacements(self, command: ChooseBookies) -> BookiesChosen:
         """Bookies for the failed members of an ensemble, as far as there are any (rule P10).
@@ -123,11 +140,22 @@ class ClientContext:
             self.suspects.add_liar(bookie_id)
         taken = set(command.members)
         found: dict[int, BookieId] = {}
+        quorums, policy = command.quorums, self.directory.policy
+        racks: list[str | None] = [self.directory.rack(b) for b in command.ensemble]
+        allowed = len(faults(racks, quorums, policy))  # what is so already is no reason to refuse
         for bookie_index in command.indexes:
-            chosen = await self._choose(1, exclude=frozenset(taken), ask_now=False)
+            # Those that are looked for next are vacant too: one choice must not spoil the others.
+            vacant = [i for i in command.indexes if i not in found]
+            wanted = [None if i in vacant else rack for i, rack in enumerate(racks)]
+            own = [None if i == bookie_index else rack for i, rack in enumerate(racks)]
+            exclude = frozenset(taken)
+            chosen = await self._place(
+                wanted, quorums, exclude, ask_now=False, allowed=allowed, otherwise=own
+            )
             if chosen is not None:
-                found[bookie_index] = chosen[0]
-                taken.add(chosen[0])
+                found[bookie_index] = chosen[bookie_index]
+                racks[bookie_index] = self.directory.rack(found[bookie_index])
+                taken.add(found[bookie_index])
         writable = {info.bookie_id for info in self.directory.writable()}
         back = {b: i for i, b in command.failed.items() if i not in found and b in writable}
         async with aclosing(self.suspects.answering(back)) as answering:
@@ -135,32 +163,60 @@ class ClientContext:
                 found[back[bookie_id]] = bookie_id
         return BookiesChosen(found, frozenset(command.silent).difference(found))
 
-    async def _choose(
-        self, count: int, *, exclude: frozenset[BookieId], ask_now: bool
-    ) -> tuple[BookieId, ...] | None:
-        suspects = self.suspects.now() - exclude
-        chosen = self._choose_of_others(count, exclude | suspects)
-        if chosen is not None or not suspects:
-            return chosen
-        async with aclosing(self.suspects.answering(suspects, ask_now=ask_now)) as answering:
-            async for bookie_id in answering:
-                suspects.discard(bookie_id)
-                chosen = self._choose_of_others(count, exclude | suspects)
-                if chosen is not None:
-                    return chosen
-        # A suspect may have been cleared meanwhile by somebody else's probe, and others come.
-        return self._choose_of_others(count, exclude | (suspects & self.suspects.now()))
+    async def _place(
+        self,
+        wanted: Sequence[str | None],
+        quorums: Quorums,
+        exclude: frozenset[BookieId],
+        *,
+        ask_now: bool,
+        allowed: int,
+        otherwise: Sequence[str | None] | None = None,
+    ) -> dict[int, BookieId] | None:
+        """Bookies for the vacant indexes, of suspects only those that answer.
 
-    def _choose_of_others(
-        self, count: int, exclude: frozenset[BookieId]
-    ) -> tuple[BookieId, ...] | None:
-        return choose_bookies(
+        Suspects are asked when the others are too few, and when they cannot be placed with
+        ``allowed`` faults. Then a strict policy has nobody, and another one the best there is.
+        """
+        suspects = self.suspects.now() - exclude
+        placed = self._placed_of(wanted, quorums, exclude | suspects, otherwise)
+        if suspects and (placed is None or len(placed.faults) > allowed):
+            async with aclosing(self.suspects.answering(suspects, ask_now=ask_now)) as answering:
+                async for bookie_id in answering:
+                    suspects.discard(bookie_id)
+                    placed = self._placed_of(wanted, quorums, exclude | suspects, otherwise)
+                    if placed is not None and len(placed.faults) <= allowed:
+                        return placed.bookies
+            # A suspect may have been cleared meanwhile by somebody else's probe, and others come.
+            suspects &= self.suspects.now()
+            placed = self._placed_of(wanted, quorums, exclude | suspects, otherwise)
+        if placed is None:
+            return None
+        if len(placed.faults) > allowed:
+            if self.is_strict:
+                return None
+            self.counters.misplaced += 1
+        return placed.bookies
+
+    def _placed_of(
+        self,
+        wanted: Sequence[str | None],
+        quorums: Quorums,
+        exclude: frozenset[BookieId],
+        otherwise: Sequence[str | None] | None = None,
+    ) -> Placed | None:
+        """The choice among bookies outside of ``exclude``; ``otherwise``: what is wanted if there
+        are not enough for all of it."""
+        usable = preferred(
             self.directory.writable(),
-            count,
             exclude=exclude,
             load=self.load,
             shuffle=self.random.shuffle,
         )
+        placed = place(wanted, usable, quorums, self.directory.policy)
+        if placed is None and otherwise is not None:
+            placed = place(otherwise, usable, quorums, self.directory.policy)
+        return placed
 
     async def write_metadata(
         self, command: WriteMetadata

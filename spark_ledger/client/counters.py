@@ -20,6 +20,8 @@ class ClientCounters:
     """Payload of the entries."""
     ensemble_changes: int = 0
     """Times that failed bookies of a ledger were replaced by others."""
+    misplaced: int = 0
+    """Choices of bookies that the cluster's placement policy has something against (rule P21)."""
 
     def since(self, before: ClientCounters) -> ClientCounters:
         """What was added since a copy was made."""
@@ -30,4 +32,5 @@ class ClientCounters:
             self.entries_read - before.entries_read,
             self.bytes_read - before.bytes_read,
             self.ensemble_changes - before.ensemble_changes,
+            self.misplaced - before.misplaced,
         )

@@ -21,7 +21,7 @@ from spark_ledger.config import ClientConfig, build
 from spark_ledger.errors import ConfigurationError, NotEnoughBookiesError, UnauthorizedError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cluster import ensure_cluster
+from spark_ledger.metadata.cluster import ensure_cluster_node
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
@@ -86,8 +86,9 @@ class LedgerClient:
         ``draw`` is for whatever it does at random: choosing bookies, and when to try again.
         """
         draw = draw or random.Random()  # noqa: S311 - no secret comes from it
-        await ensure_cluster(store)
+        cluster = await ensure_cluster_node(store)
         directory = BookieDirectory(BookieRegistry(store), draw)
+        directory.policy = cluster.policy
         await directory.start()
         if transport is None:
             # grpc is loaded here and not above: importing spark_ledger shall not cost it.
@@ -152,14 +153,15 @@ class LedgerClient:
         it (rule P20). ``until_named``: for streams, see ``stream.ledgers.Ledgers``.
 
         Raises ConfigurationError if an argument is wrong, NotEnoughBookiesError if fewer than
-        ``ensemble_size`` bookies are writable, MetadataUnavailableError, OutcomeUnknownError.
+        ``ensemble_size`` bookies are writable, or a strict placement policy finds none in the right
+        racks, MetadataUnavailableError, OutcomeUnknownError.
         """
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         custom = _check_custom_metadata({} if custom_metadata is None else custom_metadata)
         _check_password(password)
-        bookies = await self._context.new_ensemble(ensemble_size)
+        bookies = await self._context.new_ensemble(quorums)
         if bookies is None:
-            reason = self._context.why_no_ensemble(ensemble_size)
+            reason = self._context.why_no_ensemble(quorums)
             raise NotEnoughBookiesError(
                 f"a ledger with ensemble_size {ensemble_size} {reason}, or lower ensemble_size"
             )

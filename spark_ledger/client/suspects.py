@@ -12,10 +12,13 @@ from collections.abc import AsyncGenerator, Iterable
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits.client import (
+    BOOKIE_FLAPS_MAX,
+    BOOKIE_FLAPS_WITHIN_S,
     BOOKIE_LIED_S,
     BOOKIE_PROBE_HOLDS_S,
     BOOKIE_PROBE_TIMEOUT_S,
     BOOKIE_PROBES_MAX,
+    BOOKIE_QUARANTINE_S,
     BOOKIE_SUSPECT_S,
 )
 from spark_ledger.transport.base import Transport
@@ -32,6 +35,10 @@ class Suspects:
         self._liars: dict[BookieId, float] = {}
         """Bookies that answer probes and fail ledgers, each with the time until which others are
         preferred, whatever a probe brings."""
+        self._quarantined: dict[BookieId, float] = {}
+        """Bookies that fail and come back all the time, each with the end of its quarantine."""
+        self._flaps: dict[BookieId, list[float]] = {}
+        """When bookies failed lately, each outage once."""
         self._probes: dict[BookieId, asyncio.Task[bool]] = {}
         """The questions that are open."""
         self._found: dict[BookieId, tuple[float, bool]] = {}
@@ -40,9 +47,25 @@ class Suspects:
 
     def add(self, bookie_id: BookieId) -> None:
         """A bookie failed: prefer others for a while. That it answered before says nothing now."""
-        self._until[bookie_id] = asyncio.get_running_loop().time() + BOOKIE_SUSPECT_S
+        now = asyncio.get_running_loop().time()
+        self._until[bookie_id] = now + BOOKIE_SUSPECT_S
+        self._count_flap(bookie_id, now)
         if self._found.get(bookie_id, (0.0, False))[1]:
             del self._found[bookie_id]
+
+    def _count_flap(self, bookie_id: BookieId, now: float) -> None:
+        """Note an outage; a bookie that has too many is in quarantine (rule P23).
+
+        All writers of a client lose a bookie in the same moment: that is one.
+        """
+        known = self._flaps.get(bookie_id, [])
+        if known and now - known[-1] < BOOKIE_SUSPECT_S:
+            return
+        recent = [*(t for t in known if now - t < BOOKIE_FLAPS_WITHIN_S), now]
+        self._flaps[bookie_id] = recent
+        if len(recent) >= BOOKIE_FLAPS_MAX:
+            self._quarantined[bookie_id] = now + BOOKIE_QUARANTINE_S
+            del self._flaps[bookie_id]
 
     def add_liar(self, bookie_id: BookieId) -> None:
         """A bookie said what the metadata disprove (rule P18): prefer others for longer. It answers
@@ -52,10 +75,10 @@ class Suspects:
     def now(self) -> set[BookieId]:
         """Who is suspected."""
         now = asyncio.get_running_loop().time()
-        for suspected in (self._until, self._liars):
+        for suspected in (self._until, self._liars, self._quarantined):
             for bookie_id in [bookie for bookie, until in suspected.items() if until <= now]:
                 del suspected[bookie_id]
-        return {*self._until, *self._liars}
+        return {*self._until, *self._liars}.union(self._quarantined)
 
     async def answers(self, bookie_id: BookieId, *, ask_now: bool = False) -> bool:
         """Whether a bookie answers; one that does is not suspected any more, unless it lied.

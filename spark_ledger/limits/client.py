@@ -80,6 +80,30 @@ BOOKIE_PROBE_HOLDS_S: Final = 0.5
 BOOKIE_PROBES_MAX: Final = 16
 """Probes at once of one client: a rack of silent bookies is looked through in a few seconds."""
 
+BOOKIE_FLAPS_MAX: Final = 5
+"""A bookie that failed so often within ``BOOKIE_FLAPS_WITHIN_S``, and answered in between, is in
+quarantine: each of its failures is an ensemble change for every writer (rule P23)."""
+
+BOOKIE_FLAPS_WITHIN_S: Final = 300.0
+"""Failures of longer ago are forgotten: a bookie is restarted a few times in a rolling upgrade."""
+
+BOOKIE_QUARANTINE_S: Final = 600.0
+"""For so long a bookie in quarantine gets new data only where others do not suffice. Then it is
+tried as any other; an operator's repair is seen without a command."""
+
+# -- placement -------------------------------------------------------------------------------------
+
+PLACEMENT_WEIGHT_MAX: Final = 3.0
+"""A bookie gets at most three times what the one in the middle gets, however empty it is: all that
+is new, and is read the most, would be on the few bookies that were added last."""
+
+PLACEMENT_WEIGHT_MIN: Final = 0.1
+"""And at least a tenth: one that is really full says so itself, by being read-only."""
+
+PLACEMENT_STEPS_MAX: Final = 2000
+"""Tries to fill an index with a rack, in one choice. All ensembles of five over four racks are not
+as many; a step takes about 20 microseconds, and all of them must not hold up adds."""
+
 # -- readers ---------------------------------------------------------------------------------------
 
 READ_TIMEOUT_S: Final = 10.0

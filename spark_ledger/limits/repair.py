@@ -57,3 +57,24 @@ MEASURED_LEDGERS_MAX: Final = 1_000
 
 REPAIR_COUNTED_S: Final = 5.0
 """A worker writes this often down what it has copied, for those who look at the status."""
+
+CHECK_INTERVAL_S: Final = 7 * 24 * 3600.0
+"""All bookies are asked this often which entries they hold. What is lost without a lost bookie is
+rare, and two other copies are there meanwhile."""
+
+CHECKED_MEMBERS_PER_S: Final = 100.0
+"""Questions that a check asks: a million ledgers of three bookies take eight hours, and a bookie
+answers ten times as many beside its work."""
+
+CHECK_PASS_S: Final = 60.0
+"""A keeper looks this often whether a check is due."""
+
+LOST_LOOKED_UP_S: Final = 1.0
+"""Ledgers that a worker begins within this time share one look at who is registered: a bookie that
+comes back meanwhile is copied from, and copied once for nothing."""
+
+REFETCH_LOOK_S: Final = 15.0
+"""A bookie looks this often whether repair has brought what it found damaged: a few passes."""
+
+REFETCH_LEDGERS_AT_ONCE: Final = 200
+"""Ledgers of one such look: a metadata read each, and a list of what is held."""

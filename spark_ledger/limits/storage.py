@@ -47,3 +47,28 @@ COMPACTION_ROWS_AT_ONCE: Final = 1_000
 
 SCAN_WINDOW_BYTES: Final = 256 * KIB
 """Read at once in the search for blocks of a log; longer blocks are passed over unread."""
+
+# -- scrub -----------------------------------------------------------------------------------------
+
+SCRUB_BYTES_PER_S: Final = 8 * MIB
+"""Read and verified per second, in all directories: a hundredth of what a disk does, and 4.8 TB in
+a week."""
+
+SCRUB_INTERVAL_S: Final = 7 * 24 * 3600.0
+"""From the end of one pass to the begin of the next. Latent errors of sectors are found in time if
+all is read every one or two weeks."""
+
+SCRUB_FIRST_S: Final = 60.0
+"""A bookie that has just started has other things to read."""
+
+SCRUB_AGAIN_S: Final = 60.0
+"""A pass that broke off goes on after this."""
+
+SCRUB_SAVED_S: Final = 60.0
+"""How often a pass writes down how far it is: what a restart has to read again."""
+
+SCRUB_LEDGERS_AT_ONCE: Final = 1_000
+"""Ids of ledgers that a pass holds in memory."""
+
+LACKING_MAX: Final = 100_000
+"""Damaged blocks that await copies, per directory: a file of 5 MB. A disk with more is lost."""

@@ -33,8 +33,9 @@ from spark_ledger.limits.metadata import (
     SESSION_TIMEOUT_S,
 )
 from spark_ledger.metadata.base import MetadataStore, Watch
+from spark_ledger.metadata.cluster import read_cluster_node
 from spark_ledger.metadata.codec import decode_bookie, encode_bookie
-from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
+from spark_ledger.types import BookieId, BookieInfo, BookieState, PlacementPolicy, Versioned
 
 BookieIds = list[BookieId]
 """Inside of a class that has a method ``list``."""
@@ -363,6 +364,16 @@ class BookieRegistry:
             return None
         # The path decides about the state; the data inside may be older.
         return replace(decode_bookie(path, bookie_id, node.value), state=state)
+
+    async def placement(self, before: PlacementPolicy) -> PlacementPolicy:
+        """The cluster's placement policy; ``before`` if there is none that can be read."""
+        try:
+            return (await read_cluster_node(self._store)).value.policy
+        except NotFoundError:
+            return before
+        except (CorruptionError, ConfigurationError) as error:
+            logger.warning("the placement policy stays as it was: %s", error)
+            return before
 
     async def names(self, state: BookieState) -> Versioned[BookieIds]:
         """Who is registered in one state, with the number of changes; see ``store.listing``."""

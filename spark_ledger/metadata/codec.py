@@ -8,7 +8,8 @@
 | | also incarnation (base64), since format 3 also owner |
 | owner | format_version, owner, host, pid |
 | bookie | format_version, bookie_id, address, state, rack, free_bytes, admin_address |
-| cluster | format_version, cluster_id |
+| cluster | format_version, cluster_id; since format 2 also placement, the fields of |
+| | ``types.PlacementPolicy`` |
 | ledger id counter | format_version, next_id, token |
 
 A node that does not decode raises CorruptionError with its path; a node of a later format raises
@@ -18,10 +19,11 @@ them silently with its next write.
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Annotated, ClassVar, Final
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.entries import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
@@ -37,6 +39,7 @@ from spark_ledger.types import (
     LedgerId,
     LedgerMetadata,
     LedgerState,
+    PlacementPolicy,
     Quorums,
 )
 
@@ -48,6 +51,10 @@ LEDGER_FORMAT_VERSION: Final = 3
 write, and nobody would recover the ledger."""
 
 _LastEntry = Annotated[int, Meta(ge=-1)]
+CLUSTER_PLACEMENT_FORMAT: Final = 2
+"""Cluster nodes that hold a placement policy."""
+
+_AtLeastOne = Annotated[int, Meta(ge=1)]
 _Name = Annotated[str, Meta(min_length=1)]
 
 
@@ -95,10 +102,38 @@ class BookieNode(Node, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class ClusterNode(Node, frozen=True, kw_only=True):
-    """The cluster's identity."""
+class PlacementFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A ``PlacementPolicy``."""
 
+    min_racks: _AtLeastOne = 1
+    min_regions: _AtLeastOne = 1
+    min_racks_for_durability: _AtLeastOne = 1
+    min_regions_for_durability: _AtLeastOne = 1
+    strict: bool = False
+
+
+class ClusterNode(Node, frozen=True, kw_only=True):
+    """The cluster's identity, and where it wants copies. A program that knows no placement must not
+    place copies where there is a policy, so that has a format of its own."""
+
+    newest_format: ClassVar[int] = CLUSTER_PLACEMENT_FORMAT
     cluster_id: _Name
+    placement: PlacementFields | UnsetType = UNSET
+
+    @property
+    def policy(self) -> PlacementPolicy:
+        """The cluster's placement policy."""
+        fields = PlacementFields() if self.placement is UNSET else self.placement
+        return PlacementPolicy(**structs.asdict(fields))
+
+    def with_policy(self, policy: PlacementPolicy) -> ClusterNode:
+        """The node with another policy."""
+        fields = PlacementFields(**dataclasses.asdict(policy))
+        return structs.replace(
+            self,
+            placement=fields,
+            format_version=max(self.format_version, CLUSTER_PLACEMENT_FORMAT),
+        )
 
 
 class CounterNode(Node, frozen=True, kw_only=True):

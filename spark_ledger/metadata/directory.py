@@ -22,7 +22,7 @@ from spark_ledger.limits.metadata import (
 )
 from spark_ledger.metadata.base import Watch
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.types import BookieId, BookieInfo, BookieState
+from spark_ledger.types import DEFAULT_RACK, BookieId, BookieInfo, BookieState, PlacementPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,9 @@ class BookieDirectory:
         """In this order: a bookie that is just changing its state counts as read-only."""
         self._bookies: Mapping[BookieId, BookieInfo] = {}
         self._addresses: dict[BookieId, str] = {}
+        self._racks: dict[BookieId, str] = {}
+        self.policy = PlacementPolicy()
+        """The cluster's placement policy as last seen."""
         self._watch: Watch | None = None
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -103,6 +106,10 @@ class BookieDirectory:
         """Where a bookie answers, or last did: one that is no longer registered may still serve,
         and says who it is when it is asked."""
         return self._addresses.get(bookie_id)
+
+    def rack(self, bookie_id: BookieId) -> str:
+        """Where a bookie is, or was when it was registered last."""
+        return self._racks.get(bookie_id, DEFAULT_RACK)
 
     def get(self, bookie_id: BookieId) -> BookieInfo | None:
         """A registered bookie."""
@@ -142,8 +149,11 @@ class BookieDirectory:
             except MetadataUnavailableError as error:
                 self._failures, self._failure = self._failures + 1, error
                 raise
+            if again:
+                self.policy = await self._registry.placement(self.policy)
             self._bookies = {bookie_id: found[bookie_id] for bookie_id in sorted(found)}
         self._addresses.update((info.bookie_id, info.address) for info in found.values())
+        self._racks.update((info.bookie_id, info.rack) for info in found.values())
 
     async def _follow(self) -> None:
         while True:

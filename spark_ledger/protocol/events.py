@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.protocol.ensemble import LaneRange
-from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerMetadata
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerMetadata, Quorums
 
 # -- events ----------------------------------------------------------------------------------------
 
@@ -260,12 +260,15 @@ class ChooseBookies(NamedTuple):
     A failed bookie may return to its own index (rule P10), never to another: ``failed`` says which.
     Those of ``silent`` have not failed (rule P11): who is not replaced, and alive, is waited for.
     ``liars`` spoke of a fence that is not there (rule P18): new ledgers should do without them.
+    ``ensemble``, in order, and ``quorums`` say whose copies are to be in different racks (P21).
     """
 
     indexes: tuple[int, ...]
     members: frozenset[BookieId]
     failed: Mapping[int, BookieId]
     silent: Mapping[int, BookieId]
+    ensemble: tuple[BookieId, ...]
+    quorums: Quorums
     liars: frozenset[BookieId] = frozenset()
 
 

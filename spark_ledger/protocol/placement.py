@@ -1,4 +1,4 @@
-"""Which bookies get new data, and which replica a reader asks first (rule P19).
+"""Which bookies get new data first (rule P22), and which replica a reader asks first (rule P19).
 
 Pure: chance comes in as the caller's ``shuffle``, what is known of bookies as plain values.
 """
@@ -7,39 +7,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from spark_ledger.limits.client import PLACEMENT_WEIGHT_MAX, PLACEMENT_WEIGHT_MIN
 from spark_ledger.types import BookieId, BookieInfo, BookieState, ReplicaHint
 
 
-def choose_bookies(
+def preferred(
     candidates: Sequence[BookieInfo],
-    count: int,
     *,
     exclude: Collection[BookieId],
     load: Mapping[BookieId, int],
     shuffle: Callable[[list[BookieInfo]], None],
-) -> tuple[BookieId, ...] | None:
-    """``count`` distinct writable bookies outside ``exclude``, or None when there are too few.
+) -> list[BookieInfo]:
+    """The writable bookies outside ``exclude``, those that should get new data first (rule P22).
 
-    The least loaded come first; ``load`` is any number that grows with the work a client has given
-    a bookie (open ledgers, bytes), 0 for one it does not name. ``shuffle`` decides between equals,
-    so that clients which know nothing of each other do not all choose the same bookies.
+    ``load`` is any number that grows with the work a client has given a bookie (open ledgers,
+    bytes), 0 for one it does not name; it is divided by the bookie's weight, so that a bookie with
+    twice the space gets twice the ledgers. ``shuffle`` decides between equals, so that clients
+    which know nothing of each other do not all choose the same bookies.
     """
-    assert count >= 0, "A negative number of bookies cannot be chosen."
     usable = [
         bookie
         for bookie in candidates
         if bookie.state is BookieState.WRITABLE and bookie.bookie_id not in exclude
     ]
     assert len({bookie.bookie_id for bookie in usable}) == len(usable), "A bookie is listed once."
-    if len(usable) < count:
-        return None
     shuffle(usable)
-    usable.sort(key=lambda bookie: load.get(bookie.bookie_id, 0))  # stable: equals stay shuffled
-    return tuple(bookie.bookie_id for bookie in usable[:count])
+    weights = _weights(usable)
+    chance = {bookie.bookie_id: turn / len(usable) for turn, bookie in enumerate(usable)}
+
+    def burden(bookie: BookieInfo) -> float:
+        name = bookie.bookie_id
+        return (load.get(name, 0) + chance[name]) / weights[name]
+
+    return sorted(usable, key=burden)
+
+
+def _weights(bookies: Sequence[BookieInfo]) -> dict[BookieId, float]:
+    """Free space in parts of what the bookie in the middle has, within bounds. Who does not say how
+    much it has counts as that one (rule P22)."""
+    known = sorted(bookie.free_bytes for bookie in bookies if bookie.free_bytes > 0)
+    middle = known[len(known) // 2] if known else 1
+    return {
+        bookie.bookie_id: min(
+            max((bookie.free_bytes or middle) / middle, PLACEMENT_WEIGHT_MIN), PLACEMENT_WEIGHT_MAX
+        )
+        for bookie in bookies
+    }
 
 
 def shortage(registered: Sequence[BookieInfo], count: int, *, silent: Collection[BookieId]) -> str:
-    """Why ``choose_bookies`` found no ``count`` bookies, and what to do. ``silent`` failed an add
+    """Why there were no ``count`` bookies, and what to do. ``silent`` failed an add
     lately and did not answer when they were asked again."""
     named = [f"{b.bookie_id} (did not answer)" for b in registered if b.bookie_id in silent]
     named += [

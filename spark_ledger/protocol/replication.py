@@ -339,6 +339,8 @@ class Replication:
             members=frozenset(member.bookie_id for member in members),
             failed={i: members[i].bookie_id for i in due if self._may_return(members[i], now)},
             silent={i: members[i].bookie_id for i in silent},
+            ensemble=tuple(member.bookie_id for member in members),
+            quorums=self._quorums,
             liars=frozenset(
                 member.bookie_id for member in members if member.status is BookieStatus.FENCED
             ),

@@ -14,6 +14,7 @@ from spark_ledger.errors import (
     NotEnoughBookiesError,
 )
 from spark_ledger.limits.repair import TARGETS_TRIED_MAX
+from spark_ledger.protocol.ensemble import replace_bookies
 from spark_ledger.protocol.events import (
     ChooseBookies,
     MetadataFailed,
@@ -125,8 +126,11 @@ class LedgerRepair:
         refused: set[BookieId] = set()
         for _ in range(TARGETS_TRIED_MAX):
             members = frozenset(fragment.bookies) | lost | refused | set(others.values())
+            ensemble = replace_bookies(fragment.bookies, others)
+            left = [i for i in lost_indexes(ensemble, lost) if i != index]  # of these, too, soon
+            quorums = self._ledger.value.quorums
             chosen = await self._context.replacements(
-                ChooseBookies((index,), frozenset(members), {}, {})
+                ChooseBookies((index, *left), members, {}, {}, ensemble=ensemble, quorums=quorums)
             )
             if index not in chosen.replacements:
                 break
@@ -142,6 +146,8 @@ class LedgerRepair:
         raise NotEnoughBookiesError(
             f"ledger {self._ledger.value.ledger_id}: no writable bookie outside of its ensemble "
             f"takes the copies of {fragment.bookies[index]}"
+            + " in a rack that the strict placement policy allows"
+            * self._context.is_strict
         )
 
     async def _copy(self, lane: LaneCopy, target: BookieId) -> None:

@@ -8,6 +8,7 @@
 | repair/leaving/<bookie id> | an operator takes this bookie out of the cluster |
 | repair/state | format_version, what the auditor saw last |
 | repair/done | format_version, what workers have done, for people |
+| repair/check | format_version, how far the periodic check is, and what the last one found |
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ MARKED_PATH: Final = "repair/marked"
 FAILED_PATH: Final = "repair/failed"
 STATE_PATH: Final = "repair/state"
 DONE_PATH: Final = "repair/done"
+CHECK_PATH: Final = "repair/check"
 
 PRIORITIES: Final = (0, 1, 2, 3)
 """By copies that the worst entry has left; 3 stands for more. Fewest first."""
@@ -37,7 +39,7 @@ class Mark(Node, frozen=True, kw_only=True):
     """A ledger that lacks copies."""
 
     bookies: tuple[str, ...]
-    """Those that were lost, or are leaving, when it was marked."""
+    """Those that were lost, or are leaving, when it was marked; none: a member has holes."""
 
 
 class FailedRepair(Node, frozen=True, kw_only=True):
@@ -59,6 +61,19 @@ class AuditState(Node, frozen=True, kw_only=True):
     """When all ledgers were looked at last."""
     stopped: str = ""
     """Why nothing is marked; empty if nothing is in the way."""
+
+
+class CheckState(Node, frozen=True, kw_only=True):
+    """The check of all ledgers: the one that is under way, or else the last one."""
+
+    begun_ms: Count = 0
+    """0: none is under way."""
+    ended_ms: Count = 0
+    """When the last one ended, or the cluster's first keeper began."""
+    after: Count = 0
+    """Ledgers up to this one are done."""
+    ledgers: Count = 0
+    with_holes: Count = 0
 
 
 class RepairDone(Node, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Auditor and worker side by side, as the keeper's process and ``ledger autorecovery run`` do."""
+"""Auditor, checker and worker side by side: in the keeper's process, in ``ledger autorecovery``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
+from spark_ledger.repair.checker import Checker, CheckerConfig
 from spark_ledger.repair.worker import Worker, WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)
 class RepairConfig:
-    """What both do."""
+    """What all of them do."""
 
     auditor: AuditorConfig = field(default_factory=AuditorConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
+    checker: CheckerConfig = field(default_factory=CheckerConfig)
 
 
 async def run_repair(
@@ -25,7 +27,8 @@ async def run_repair(
     stop: asyncio.Event,
     is_elected: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Repair until ``stop`` is set; audit while elected. Belongs to the loop of the client."""
+    """Repair until ``stop`` is set; audit and check while elected. On the loop of the client."""
     async with asyncio.TaskGroup() as group:
         group.create_task(Auditor(client, config.auditor).run(stop, is_elected))
+        group.create_task(Checker(client, config.checker).run(stop, is_elected))
         group.create_task(Worker(client, config.worker).run(stop))

@@ -13,11 +13,13 @@ from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.repair_locks import LOCKS_PATH
 from spark_ledger.metadata.unsettled import id_path, pages
 from spark_ledger.repair.nodes import (
+    CHECK_PATH,
     DONE_PATH,
     FAILED_PATH,
     PRIORITIES,
     STATE_PATH,
     AuditState,
+    CheckState,
     FailedRepair,
     Mark,
     RepairDone,
@@ -34,6 +36,7 @@ class RepairStatus:
 
     audit: AuditState
     done: RepairDone
+    check: CheckState
     leaving: tuple[BookieId, ...]
     marked: dict[int, int]
     """Marked ledgers by copies that were left."""
@@ -57,6 +60,7 @@ async def look(store: MetadataStore) -> RepairStatus:
     """What the metadata say of repair."""
     audit = await read_node(store, AuditState, STATE_PATH)
     done = await read_node(store, RepairDone, DONE_PATH)
+    check = await read_node(store, CheckState, CHECK_PATH)
     marked: dict[int, int] = {}
     size = measured = 0
     for copies in PRIORITIES:
@@ -79,6 +83,7 @@ async def look(store: MetadataStore) -> RepairStatus:
     return RepairStatus(
         audit=AuditState() if audit is None else audit.value,
         done=RepairDone() if done is None else done.value,
+        check=CheckState() if check is None else check.value,
         leaving=tuple(sorted(await leaving(store))),
         marked=marked,
         working=len(await store.children(LOCKS_PATH)),

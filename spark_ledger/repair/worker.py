@@ -29,6 +29,7 @@ from spark_ledger.errors import (
     UnauthorizedError,
 )
 from spark_ledger.limits.repair import (
+    LOST_LOOKED_UP_S,
     OPEN_LEDGER_GRACE_S,
     REPAIR_BYTES_PER_S,
     REPAIR_COUNTED_S,
@@ -108,6 +109,9 @@ class Worker:
         self._clock = clock or asyncio.get_running_loop().time
         self._throttles = Throttles(self._config.bytes_per_s, self._config.source_bytes_per_s)
         self._paused: dict[LedgerId, _Pause] = {}
+        self._gone: frozenset[BookieId] = frozenset()
+        """Those that the last look found lost, and when that was."""
+        self._looked_at = float("-inf")
         self._waiting_since: dict[LedgerId, tuple[object, float]] = {}
         """Open ledgers that name a lost bookie: which fragment, and since when it was seen."""
         self._uncounted: Counter[str] = Counter()
@@ -242,13 +246,23 @@ class Worker:
             await self._unmark(ledger_id, mark_path, marked.version)
 
     async def lost_now(self, marked: Mark) -> frozenset[BookieId]:
-        """Those of the marked bookies that are lost still: one that came back is not (rule R1)."""
+        """Those of the marked bookies that are lost still: one that came back is not (rule R1).
+
+        Ledgers that are begun at the same time share a look as long as it finds all lost. That one
+        is there, and its mark may go, only a look says that is later than the mark.
+        """
+        bookies = frozenset(map(BookieId, marked.bookies))
+        if self._clock() - self._looked_at >= LOST_LOOKED_UP_S or not bookies <= self._gone:
+            present = await self._present()
+            self._gone, self._looked_at = bookies - present, self._clock()
+        return bookies & self._gone
+
+    async def _present(self) -> frozenset[BookieId]:
+        """Who is registered, and does not leave."""
         registered: set[BookieId] = set()
         for state in (BookieState.WRITABLE, BookieState.READ_ONLY):
             registered.update((await self._registry.names(state)).value)
-        gone = await leaving(self._store)
-        bookies = frozenset(map(BookieId, marked.bookies))
-        return frozenset(each for each in bookies if each not in registered or each in gone)
+        return frozenset(registered) - await leaving(self._store)
 
     async def _recover_if_due(
         self, ledger: Versioned[LedgerMetadata], lost: frozenset[BookieId]

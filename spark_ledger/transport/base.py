@@ -67,6 +67,12 @@ class BookieDescription(NamedTuple):
     uptime_s: float
     next_ledger_id: int = 0
     """Above every ledger that it has heard of; 0 from an older version, which does not say."""
+    scrubbed_at: float = 0.0
+    """When it had verified all that it stores the last time, since 1970; 0: never."""
+    damaged: int = 0
+    """Blocks, and parts of the index, that it found damaged since it started."""
+    lacking: int = 0
+    """Stretches of entries that are damaged there and await copies."""
 
 
 class Appender(Protocol):

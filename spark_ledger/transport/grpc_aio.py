@@ -298,6 +298,9 @@ class GrpcTransport:
             answer.free_bytes,
             answer.uptime_s,
             answer.next_ledger_id,
+            answer.scrubbed_at,
+            answer.damaged,
+            answer.lacking,
         )
 
     async def close(self) -> None:

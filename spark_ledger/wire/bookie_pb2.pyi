@@ -209,7 +209,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("bookie_id", "cluster_id", "version", "state", "ledgers", "journal_bytes", "entry_log_bytes", "free_bytes", "uptime_s", "status", "message", "next_ledger_id")
+    __slots__ = ("bookie_id", "cluster_id", "version", "state", "ledgers", "journal_bytes", "entry_log_bytes", "free_bytes", "uptime_s", "status", "message", "next_ledger_id", "scrubbed_at", "damaged", "lacking")
     BOOKIE_ID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,9 @@ class DescribeResponse(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     NEXT_LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    SCRUBBED_AT_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
     bookie_id: str
     cluster_id: str
     version: str
@@ -234,4 +237,7 @@ class DescribeResponse(_message.Message):
     status: Status
     message: str
     next_ledger_id: int
-    def __init__(self, bookie_id: _Optional[str] = ..., cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., ledgers: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., entry_log_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., next_ledger_id: _Optional[int] = ...) -> None: ...
+    scrubbed_at: float
+    damaged: int
+    lacking: int
+    def __init__(self, bookie_id: _Optional[str] = ..., cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., ledgers: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., entry_log_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., next_ledger_id: _Optional[int] = ..., scrubbed_at: _Optional[float] = ..., damaged: _Optional[int] = ..., lacking: _Optional[int] = ...) -> None: ...

@@ -14,8 +14,8 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.types import BookieInfo, BookieState
 
 if TYPE_CHECKING:
+    from spark_ledger.lab.simulation.loop import Process
     from spark_ledger.metadata.bookies import BookieRegistry
-    from tests.sim.loop import Process
     from tests.sim.node import BookieNode
 
 LOOK_S: Final = 0.25

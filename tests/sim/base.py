@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from spark_ledger.lab.simulation.loop import SimulatedLoop
 from tests.history.violation import Violation
-from tests.sim.loop import SimulatedLoop
 from tests.sim.options import Options
 
 if TYPE_CHECKING:

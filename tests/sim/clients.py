@@ -22,10 +22,10 @@ from spark_ledger.errors import (
     NotFoundError,
     UnauthorizedError,
 )
+from spark_ledger.lab.simulation.loop import Process
 from tests.history.model import Phase
 from tests.history.values import value
 from tests.sim.fences import write_more
-from tests.sim.loop import Process
 from tests.sim.options import LedgerPlan
 from tests.sim.tailing import LonelyTail
 from tests.sim.transport import SimTransport

@@ -28,7 +28,7 @@ from tests.sim.disk import LEDGERS
 from tests.sim.keys import SimKeys
 
 if TYPE_CHECKING:
-    from tests.sim.loop import Process
+    from spark_ledger.lab.simulation.loop import Process
     from tests.sim.node import BookieNode
     from tests.sim.world import World
 

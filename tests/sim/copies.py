@@ -19,6 +19,7 @@ from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.start_record import read_start
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
+from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.metadata.base import Create
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH
@@ -27,7 +28,6 @@ from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cook
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.types import BookieInfo
 from tests.sim.disk import JOURNAL, LEDGERS
-from tests.sim.loop import Process
 
 if TYPE_CHECKING:
     from tests.sim.node import BookieNode

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from spark_ledger.errors import DataLossError, LedgerError, NotFoundError
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import CLOCK_PATH, KeeperClock
+from spark_ledger.lab.simulation.loop import Process, current_process
 from spark_ledger.limits.keeper import CLOCK_CATCH_UP
 from spark_ledger.metadata.json_nodes import decode_node
 from spark_ledger.metadata.ledgers import ledger_path
@@ -28,7 +29,6 @@ from spark_ledger.stream.retention.rules import Hold
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn, LedgerId
 from tests.sim.keepers import config_of
-from tests.sim.loop import Process, current_process
 from tests.sim.racing import Listings
 from tests.sim.streams import NAME, StreamClient
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from bookie_server.first_contact import Answer, CopyAnswer
 from bookie_server.ledger_keys import MetadataKeys
+from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.types import LedgerId
-from tests.sim.loop import Process
 from tests.sim.zookeeper import SimZookeeper
 
 

@@ -22,6 +22,7 @@ from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
 from spark_ledger.bookie_api import Done, Refusal, refuse_reader
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
+from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.limits import KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
@@ -32,7 +33,6 @@ from tests.sim.base import SimBase
 from tests.sim.copies import Arrival
 from tests.sim.disk import JOURNAL, LEDGERS, Disk, PowerCut
 from tests.sim.keys import SimKeys
-from tests.sim.loop import Process
 from tests.sim.promises import GOES_ON_S, Promises
 from tests.sim.witness import Witness
 
@@ -257,6 +257,11 @@ class BookieNode:
             bookie.flush()
             if self.world.options.compacts:  # as the compaction thread does on a full disk
                 bookie._storage.compactor.run_once(full=True, paced=False)
+            if self.world.options.scrubs:
+                before = bookie._storage.scrubber.stats.bad
+                bookie._storage.scrubber.run_once()
+                found = bookie._storage.scrubber.stats.bad - before
+                self.world.counts["damaged blocks found"] += found
         except (OSError, CorruptionError) as error:
             self.say(f"{self.name} cannot flush: {error}")
             bookie._post(bookie.on_flushed)

@@ -148,6 +148,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether somebody holds rows and commits in the moment in which others drop and delete."""
     repairers: int = 0
     """How many make the copies of bookies again that were gone for a moment."""
+    scrubs: bool = False
+    """Whether bookies verify all that they store after each flush."""
     together: bool = False
     """Whether sinks commit to two streams at once, of which one is truncated or deleted."""
 
@@ -211,6 +213,7 @@ def draw_options(seed: int) -> Options:
         audits=draw.random() < 0.5 and stream is not None,
         races=draw.random() < 0.8,
         repairers=int(draw.random() < 0.1),
+        scrubs=draw.random() < 0.25 and rot in ("flip", "everywhere"),
         together=draw.random() < 0.4 and stream is not None,
     )
     if options.audits:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from spark_ledger.errors import LedgerError, NoSuchLedgerError
+from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn, LedgerId
-from tests.sim.loop import Process
 from tests.sim.streams import SCHEMA, StreamClient
 
 if TYPE_CHECKING:

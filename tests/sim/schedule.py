@@ -23,6 +23,7 @@ from typing import Any, Final
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper import keeper
+from spark_ledger.lab.simulation.loop import Deadlock, current_process
 from spark_ledger.stream import nodes
 from spark_ledger.stream.commit import commit_nodes, committer, sealer
 from spark_ledger.stream.manifest import tree
@@ -36,7 +37,6 @@ from tests.history.violation import Violation
 from tests.sim.base import Step
 from tests.sim.clients import Client, read_all
 from tests.sim.dropping import LastKeeper
-from tests.sim.loop import Deadlock, current_process
 from tests.sim.nemesis import Nemesis
 from tests.sim.options import Options, options_of
 from tests.sim.restoring import check_disturbed, without

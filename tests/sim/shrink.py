@@ -101,6 +101,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("busy", 0.0),
         ("lies", ""),
         ("collects", False),
+        ("scrubs", False),
         ("lone_liar", True),
         ("ledger_stalls", False),
         ("false_fences", False),

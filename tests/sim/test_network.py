@@ -6,8 +6,8 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from tests.sim.loop import Process, SimulatedLoop
-from tests.sim.network import Direction, Network
+from spark_ledger.lab.simulation.loop import Process, SimulatedLoop
+from spark_ledger.lab.simulation.network import Direction, Network
 
 LANES, MESSAGES = 50, 100
 

@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from spark_ledger.errors import BookieUnavailableError, CorruptionError, LedgerClosedError
+from spark_ledger.lab.simulation.loop import Handle, Process
+from spark_ledger.lab.simulation.network import Direction, Network
 from spark_ledger.limits.entries import LONG_POLL_S_MAX, READ_REQUEST_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
-from tests.sim.loop import Handle, Process
-from tests.sim.network import Direction, Network
 from tests.sim.node import BookieNode
 
 KEEPALIVE_S = 1.5

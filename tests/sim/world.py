@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from spark_ledger.lab.simulation.network import Network
 from spark_ledger.types import BookieId
 from tests.history.model import Event, History, Phase
 from tests.sim.base import SimBase
@@ -22,7 +23,6 @@ from tests.sim.invariants import Invariants
 from tests.sim.keepers import KeeperClient
 from tests.sim.marks import Marks
 from tests.sim.misbehaving import Misbehaviour
-from tests.sim.network import Network
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
 from tests.sim.racing import RaceClient

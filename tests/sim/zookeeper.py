@@ -20,11 +20,11 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
+from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.metadata.base import Create, Delete, Operation, Put, Watch, check_path
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree, _Node
 from spark_ledger.types import Versioned
 from tests.sim.base import SimBase
-from tests.sim.loop import Process
 
 R = TypeVar("R")
 

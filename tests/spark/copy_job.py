@@ -13,24 +13,20 @@ from pyspark.sql import SparkSession
 def main() -> None:
     metadata, source, target, checkpoint, rows_per_batch, *faults = sys.argv[1:]
     spark = SparkSession.builder.appName("copy").getOrCreate()
-    rows = (
-        spark.readStream.format("ledger")
-        .option("metadata", metadata)
-        .option("stream", source)
-        .option("maxRowsPerTrigger", rows_per_batch)
-        .option("minPartitions", 2)
-        .load()
-    )
-    writer = rows.writeStream.format("ledger")
+    name, given = "ledger", {"metadata": metadata}
     if faults:
         from tests.spark.faulty import FaultyDataSource
 
         spark.dataSource.register(FaultyDataSource)
-        writer = rows.writeStream.format("ledger_faulty").option("faults", faults[0])
+        name, given = FaultyDataSource.name(), {"metadata": metadata, "faults": faults[0]}
+    rows = (
+        spark.readStream.format(name)
+        .options(**given, stream=source, maxRowsPerTrigger=rows_per_batch, minPartitions=2)
+        .load()
+    )
     query = (
-        writer.option("metadata", metadata)
-        .option("stream", target)
-        .option("checkpointLocation", checkpoint)
+        rows.writeStream.format(name)
+        .options(**given, stream=target, checkpointLocation=checkpoint)
         .trigger(availableNow=True)
         .start()
     )

@@ -8,6 +8,7 @@ happen when that step is reached; the file is removed then, so a fault happens o
     kill            SIGKILL for the process that is at this step
     kill-executor   SIGKILL for the JVM that runs this task
     wait            nothing, until the directory has a file ``go``
+    hang            nothing more: somebody has to kill the process
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class Faults:
         """Let all processes that wait go on."""
         (self.directory / "go").touch()
 
+    def forget(self, step: str) -> None:
+        """The fault of a step may happen once more."""
+        (self.directory / f"{step}.done").unlink()
+
     def reach(self, step: str) -> None:
         """Say that this process is at a step, and take what is armed for it."""
         for _ in self._happening(step):
@@ -108,9 +113,9 @@ class Faults:
         if action == "kill-executor":
             jvms = [each for each in psutil.Process().parents() if each.name() == "java"]
             jvms[0].kill()
-        assert action in ("wait", "kill-executor"), action
+        assert action in ("wait", "hang", "kill-executor"), action
         deadline = time.monotonic() + WAIT_S_MAX
-        while not (self.directory / "go").exists():
+        while action == "hang" or not (self.directory / "go").exists():
             assert time.monotonic() < deadline, f"nobody released {step}"
             yield
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 import pyspark
 
 SPARK_HOME = Path(pyspark.__file__).parent
+SUBMIT = SPARK_HOME / "bin" / "spark-submit"
 
 # Most of the time goes into the start of virtual machines: they compile quickly, and not well.
 JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -33,14 +35,21 @@ class Submitter:
         self.directory = directory
         self._left: list[psutil.Process] = []
 
-    def submit(self, master: str, job: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    def submit(
+        self,
+        master: str,
+        job: Path,
+        *arguments: str,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
         """``spark-submit`` replaces itself by the JVM of the driver: they are one process."""
         conf = [part for item in CONF.items() for part in ("--conf", "=".join(item))]
         with (self.directory / "log").open("ab") as log:
             return subprocess.Popen(
-                [SPARK_HOME / "bin" / "spark-submit", "--master", master, *conf, job, *arguments],
+                [SUBMIT, "--master", master, *conf, *options, job, *arguments],
                 cwd=self.directory,
-                env={**os.environ, "SPARK_HOME": str(SPARK_HOME)},
+                env={**os.environ, "SPARK_HOME": str(SPARK_HOME), **(environment or {})},
                 stdout=log,
                 stderr=log,
             )

@@ -115,6 +115,7 @@ RULES = {
         libraries="msgspec",
     ),
     "spark_ledger.repair.plan": rule(*VALUES, "spark_ledger.protocol", banned=IMPURE),
+    "spark_ledger.repair.holes": rule(*VALUES, "spark_ledger.repair.plan", banned=IMPURE),
     "spark_ledger.repair.lost": rule(*VALUES, banned=IMPURE),
     "spark_ledger.repair": rule(
         *PUBLIC,
@@ -133,6 +134,8 @@ RULES = {
         "spark_ledger.limits",
         libraries="pyspark msgspec",
     ),
+    # the lab knows the protocol's machines and its own world; nobody but its commands knows the lab
+    "spark_ledger.lab": rule(*VALUES, "spark_ledger.protocol", libraries="matplotlib rich msgspec"),
     "spark_ledger.cli": rule("spark_ledger", libraries="click rich msgspec pyarrow"),
     # spark_ledger/__init__.py, aio.py, and local/, which starts processes: all of the library
     "spark_ledger": rule("spark_ledger", libraries="msgspec"),
@@ -199,6 +202,9 @@ RULES = {
         *PUBLIC,
         "spark_ledger.keeper.nodes",
         "spark_ledger.metadata",
+        "spark_ledger.repair.holes",
+        "spark_ledger.repair.nodes",
+        "spark_ledger.repair.plan",
         "spark_ledger.wire",
         "bookie_server",
         libraries="grpc msgspec",

@@ -119,6 +119,9 @@ class IndexUpdate(Protocol):
     def move_row(self, ledger_id: LedgerId, row: IndexRow, location: BlockLocation) -> bool:
         """Have a row name a copy of its block; False if the row is not as it was."""
 
+    def delete_row(self, ledger_id: LedgerId, row: IndexRow) -> bool:
+        """Take out one row; False if it is not as it was."""
+
     def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
         """Take out the ledger's first rows, at most so many; what they were. Less than the limit
         means that none is left."""

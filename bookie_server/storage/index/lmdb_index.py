@@ -62,25 +62,33 @@ class LmdbIndex:
     A read sees the snapshot of the last commit before it began, whatever commits meanwhile.
     """
 
-    def __init__(self, path: Path, *, map_bytes: int) -> None:
-        """Open or make the index in directory ``path``, and check its sums.
+    def __init__(self, path: Path, *, map_bytes: int, read_only: bool = False) -> None:
+        """Open or make the index in directory ``path``, and check its sums. ``read_only``: it has
+        to be there, and nothing of it is changed, not even by LMDB itself.
 
         Raises OSError if the index cannot be opened, CorruptionError if it is damaged.
         """
         # Any thread: never changed. LMDB has its own locks.
         self._path = path
-        path.mkdir(mode=0o750, exist_ok=True)
+        if not read_only:
+            path.mkdir(mode=0o750, exist_ok=True)
         check_pages(path)
         with translated(path):
             self._env = lmdb.open(
-                str(path), map_size=map_bytes, max_dbs=5, max_readers=_READERS_MAX, mode=0o640
+                str(path),
+                map_size=map_bytes,
+                max_dbs=5,
+                max_readers=_READERS_MAX,
+                mode=0o640,
+                readonly=read_only,
+                lock=not read_only,
             )
-            self._rows = self._env.open_db(b"rows")
-            self._ledgers = self._env.open_db(b"ledgers")
-            self._proofs = self._env.open_db(b"proofs")
-            self._meta = self._env.open_db(b"meta")
-            logs = self._env.open_db(b"logs")
-            self._env.sync(True)
+            self._rows, self._ledgers, self._proofs, self._meta, logs = (
+                self._env.open_db(name, create=not read_only)
+                for name in (b"rows", b"ledgers", b"proofs", b"meta", b"logs")
+            )
+            if not read_only:
+                self._env.sync(True)
         self._tables = LmdbTables(
             path, self._env, self._rows, self._ledgers, self._proofs, self._meta, logs
         )

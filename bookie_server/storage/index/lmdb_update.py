@@ -147,6 +147,18 @@ class LmdbUpdate:
         self.put_row(ledger_id, row._replace(location=location))
         return True
 
+    def delete_row(self, ledger_id: LedgerId, row: IndexRow) -> bool:
+        self._put_new_rows_of(ledger_id)
+        with translated(self._path):
+            key, stored = stored_row(ledger_id, row)
+            if self._transaction.get(key, db=self._rows) != stored:
+                return False
+            self._proofs[ledger_id] = self._proof_of(ledger_id).without(stored)
+            self._rows_proof = self._rows_proof.without(stored)
+            self._log_uses.count(row, -1)
+            self._transaction.delete(key, db=self._rows)
+        return True
+
     def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
         assert limit > 0, "some rows are taken out"
         self._put_new_rows_of(ledger_id)

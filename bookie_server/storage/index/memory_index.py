@@ -206,6 +206,15 @@ class _MemoryUpdate:
         self.put_row(ledger_id, row._replace(location=location))
         return True
 
+    def delete_row(self, ledger_id: LedgerId, row: IndexRow) -> bool:
+        rows = self._content.rows.get(ledger_id, {})
+        if rows.get(row.first_entry) != row:
+            return False
+        del rows[row.first_entry]
+        if not rows:
+            del self._content.rows[ledger_id]
+        return True
+
     def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
         rows, taken = self._content.rows.get(ledger_id, {}), LogUse()
         for first_entry in sorted(rows)[:limit]:

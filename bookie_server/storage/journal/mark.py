@@ -44,3 +44,10 @@ def unpack_mark(data: bytes) -> Mark:
     if len(data) != MARK_BYTES:
         raise ValueError(f"a mark has {MARK_BYTES} bytes, not {len(data)}")
     return Mark._make(_MARK.unpack(data))
+
+
+def later(now: Mark | None, other: Mark | None) -> Mark | None:
+    """The other mark if it is further on, or the first; None if it is not."""
+    if other is None or (now is not None and not now.is_behind(other)):
+        return None
+    return other

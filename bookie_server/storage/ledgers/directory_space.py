@@ -66,7 +66,9 @@ class DirectorySpace:
         reader: EntryLogReader,
         logs: EntryLogs,
         run_log_mark: Callable[[], Mark | None],
+        awaited: Callable[[], set[int]] = set,
     ) -> None:
+        """``awaited``: logs with damaged blocks of which no good copy has come yet: they stay."""
         # Any thread: never changed.
         self.directory = directory
         self._file_system = file_system
@@ -74,6 +76,7 @@ class DirectorySpace:
         self._reader = reader
         self._logs = logs
         self._run_log_mark = run_log_mark
+        self._awaited = awaited
         # Whoever compacts.
         self.damaged: set[int] = set()
         """Logs that cannot be copied, since this process began: each is told once, and stays."""
@@ -105,9 +108,11 @@ class DirectorySpace:
             found = [each for each in self._entry_logs() if each not in in_use]
             found += map(run_log_id, self._covered_run_log_files())
             self._tell_missing(uses, in_use)
+        awaited = self._awaited()  # after the index: rows go behind the note of what is lacking
         return [
             LogState(log_id, file_size(self._file_system, self._path(log_id)), *use)
             for log_id in found
+            if log_id not in awaited
             for use in [uses.get(log_id, LogUse())]
         ]
 
@@ -156,6 +161,8 @@ class DirectorySpace:
             if not moved:
                 self._leave(log, f"{log.rows} rows name it, and their blocks are not found")
             return False  # a flush has added rows meanwhile: the next pass moves them
+        if log.log_id in self._awaited():
+            return False  # found damaged meanwhile
         self.remove(log._replace(rows=0))
         return True
 

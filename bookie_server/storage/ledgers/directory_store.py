@@ -28,12 +28,14 @@ from bookie_server.storage.index.base import (
 )
 from bookie_server.storage.index.intervals import StoredRow, plan_insert
 from bookie_server.storage.journal.files import remove_unfinished
-from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.journal.mark import Mark, later
 from bookie_server.storage.ledgers.block_cache import BlockCache
+from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub
 from bookie_server.storage.ledgers.directory_space import DirectorySpace
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, MissingLogError
 from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.joining import joined
+from bookie_server.storage.ledgers.lacking import Lacking
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.stretches import merge, stretches
 from bookie_server.storage.ledgers.write_cache import (
@@ -83,6 +85,7 @@ class DirectoryStore:
         self.directory = directory
         self.index = index
         self.cache = WriteCache()
+        self.lacking = Lacking(file_system, directory)
         self._file_system = file_system
         self._reader = EntryLogReader(
             file_system,
@@ -114,7 +117,17 @@ class DirectoryStore:
         )
         # Whoever compacts.
         self.space = DirectorySpace(
-            file_system, directory, index, self._reader, self.logs, lambda: self.run_log_mark
+            file_system,
+            directory,
+            index,
+            self._reader,
+            self.logs,
+            lambda: self.run_log_mark,
+            self.lacking.logs,
+        )
+        # Whoever scrubs.
+        self.scrub = DirectoryScrub(
+            file_system, directory, index, self._reader, self._read_block, self.lacking
         )
         # When the flush that runs made progress; its thread writes it, any thread reads it.
         self.moved_at = 0.0
@@ -289,7 +302,7 @@ class DirectoryStore:
         """
         if self.cache.frozen is None:
             # Without the lock: what is added meanwhile is not covered by the mark yet.
-            moved = _later(self.mark, mark) or _later(self.run_log_mark, run_log_mark)
+            moved = later(self.mark, mark) or later(self.run_log_mark, run_log_mark)
             if not moved and not self.cache.active_bytes and not self._dirty_ledgers:
                 return False
             self._freeze(mark, run_log_mark)
@@ -308,13 +321,14 @@ class DirectoryStore:
             for ledger_id, ledger_record in self._frozen_ledger_records.items():
                 if ledger_id in self._frozen_unsettled:  # it names a run that is not stored yet
                     last_entry = update.last_entry(ledger_id)
+                    last_entry = max(last_entry, self.lacking.last_entry(ledger_id))
                     ledger_record = ledger_record._replace(last_entry=last_entry)
                 update.put_ledger_record(ledger_id, ledger_record)
             self.moves()
-            if (later := _later(self.mark, self._frozen_mark)) is not None:
-                update.put_mark(later)
-            if (later := _later(self.run_log_mark, self._frozen_run_log_mark)) is not None:
-                update.put_run_log_mark(later)
+            if (moved := later(self.mark, self._frozen_mark)) is not None:
+                update.put_mark(moved)
+            if (moved := later(self.run_log_mark, self._frozen_run_log_mark)) is not None:
+                update.put_run_log_mark(moved)
             committing = True
             update.commit()
         except BaseException as error:
@@ -402,11 +416,9 @@ class DirectoryStore:
 
     def _after_commit(self, frozen: Generation) -> None:
         """Let go of what the index has: only now, so that readers find it here or there."""
-        self.mark = _later(self.mark, self._frozen_mark) or self.mark
-        self.run_log_mark = (
-            _later(self.run_log_mark, self._frozen_run_log_mark) or self.run_log_mark
-        )
-        assert _later(self.mark, self._frozen_mark) is None, (
+        self.mark = later(self.mark, self._frozen_mark) or self.mark
+        self.run_log_mark = later(self.run_log_mark, self._frozen_run_log_mark) or self.run_log_mark
+        assert later(self.mark, self._frozen_mark) is None, (
             f"the mark {self.mark} was left behind the commit of {self._frozen_mark}"
         )
         self.logs.committed()
@@ -484,10 +496,3 @@ class DirectoryStore:
             return range(row.first_entry, row.last_entry + 1)
         self.logs.make_readable(row.location.log_id)
         return [e for e in self._read_block(ledger_id, row).ids() if e >= row.first_entry]
-
-
-def _later(now: Mark | None, other: Mark | None) -> Mark | None:
-    """The other mark if it is further on, or the first; None if it is not."""
-    if other is None or (now is not None and not now.is_behind(other)):
-        return None
-    return other

@@ -25,9 +25,12 @@ from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.compaction import CompactionStats, Compactor
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.lacking import LackingLedgers
+from bookie_server.storage.ledgers.scrub import Scrubber, ScrubStats
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import GIB
+from spark_ledger.limits.storage import SCRUB_INTERVAL_S
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
@@ -48,6 +51,7 @@ class LedgerStorageStats:
     index_memory_bytes: int
     ledger_record_bytes: int
     compaction: CompactionStats
+    scrub: ScrubStats
 
 
 class FlushFailure(NamedTuple):
@@ -95,6 +99,8 @@ class LedgerStorage:
         write_once_bytes: int = 0,
         entry_log_bytes: int = GIB,
         compaction_bytes_per_s: int = 0,
+        scrub_bytes_per_s: int = 0,
+        scrub_interval_s: float = SCRUB_INTERVAL_S,
         on_flushed: Callable[[], None],
         on_fatal: Callable[[str], None],
     ) -> None:
@@ -121,6 +127,14 @@ class LedgerStorage:
             self._flush_lock,
             log_bytes=entry_log_bytes,
             bytes_per_s=compaction_bytes_per_s,
+            on_fatal=on_fatal,
+        )
+        self.lacking = LackingLedgers([store.lacking for store in stores])
+        self.scrubber = Scrubber(
+            [store.scrub for store in stores],
+            self._flush_lock,
+            bytes_per_s=scrub_bytes_per_s,
+            interval_s=scrub_interval_s,
             on_fatal=on_fatal,
         )
         # Replaced whole under _flush_lock; any thread reads.
@@ -207,9 +221,19 @@ class LedgerStorage:
     def read(
         self, ledger_id: LedgerId, first: EntryId, last: EntryId, *, stride: int, max_bytes: int
     ) -> EntryRun | None:
-        """See ``DirectoryStore.read``."""
+        """See ``DirectoryStore.read``. What is lacking is never denied (rule S22)."""
         store = self.store_of(ledger_id)
-        return store.read(ledger_id, first, last, stride=stride, max_bytes=max_bytes)
+        # Before and after: it may come back, or be found damaged, while the index is asked.
+        lacked = store.lacking.of(ledger_id)
+        found = store.read(ledger_id, first, last, stride=stride, max_bytes=max_bytes)
+        if found is None:
+            for lack in (*lacked, *store.lacking.of(ledger_id)):
+                if lack.first <= first <= lack.last:
+                    raise CorruptionError(
+                        f"{store.directory}: entry {first} of ledger {ledger_id} is damaged, and "
+                        "awaits a copy from another bookie"
+                    )
+        return found
 
     def run_with(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
         """See ``DirectoryStore.run_with``."""
@@ -310,6 +334,7 @@ class LedgerStorage:
         self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
         self._thread.start()
         self.compactor.start()
+        self.scrubber.start()
 
     def request_flush(self) -> None:
         """Have the thread flush soon."""
@@ -318,6 +343,7 @@ class LedgerStorage:
     def stop(self) -> None:
         """End the threads, after the flush that runs."""
         self._stopping = True
+        self.scrubber.stop()
         self.compactor.stop()
         self._wanted.set()
         if self._thread is not None:
@@ -354,6 +380,7 @@ class LedgerStorage:
             index_memory_bytes=sum(each["index"] for each in kept),
             ledger_record_bytes=sum(each["ledger_records"] for each in kept),
             compaction=self.compactor.stats,
+            scrub=self.scrubber.stats,
         )
 
     def next_ledger_id(self) -> int:

@@ -18,7 +18,9 @@ from bookie_server.service.prometheus import exposition
 from bookie_server.storage.disks import DiskStates
 from bookie_server.storage.journal.waiting import JournalStats
 from bookie_server.storage.ledgers.compaction import CompactionStats, DirectoryUse
+from bookie_server.storage.ledgers.directory_scrub import ScrubCounts
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorageStats
+from bookie_server.storage.ledgers.scrub import ScrubStats
 from bookie_server.storage.stats import StorageStats
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import BookieStatus
@@ -30,6 +32,8 @@ def stats(failure: str = "") -> StorageStats:
     counters = dict.fromkeys(LedgerStorageStats.__dataclass_fields__, 0)
     uses = (DirectoryUse(), DirectoryUse(1000, 700, 300, 4, 1))
     counters["compaction"] = CompactionStats(uses, 2, 5000, 600, 7)  # type: ignore[assignment]
+    scrubbed = (ScrubCounts(), ScrubCounts(5.0, 10, 1000, 2, 0, 1, 1))
+    counters["scrub"] = ScrubStats(scrubbed)  # type: ignore[assignment]
     ledger_storage = LedgerStorageStats(**counters)  # type: ignore[arg-type]
     fine = DirectoryState(Space(100, 60))
     full = DirectoryState(Space(100, 3), "disk full: /b", above_marks=True)
@@ -110,6 +114,10 @@ def test_metrics_are_in_prometheus_text() -> None:
         "bookie_compacted_bytes_total 600.0",
         "bookie_compaction_passes_total 7.0",
         "bookie_compaction_failed 0.0",
+        'bookie_scrub_ended_at_seconds{directory="/b"} 5.0',
+        'bookie_bad_blocks_total{directory="/b"} 2.0',
+        'bookie_lacking_stretches{directory="/b"} 1.0',
+        'bookie_refetched_stretches_total{directory="/b"} 1.0',
     ):
         assert line in text.splitlines(), f"{line} is not in:\n{text}"
     assert (

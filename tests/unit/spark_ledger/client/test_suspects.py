@@ -7,9 +7,11 @@ from contextlib import aclosing
 
 import pytest
 
+from spark_ledger.client import suspects as suspects_module
 from spark_ledger.client.suspects import Suspects
 from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.limits.client import (
+    BOOKIE_FLAPS_MAX,
     BOOKIE_PROBE_HOLDS_S,
     BOOKIE_PROBE_TIMEOUT_S,
     BOOKIE_PROBES_MAX,
@@ -18,6 +20,7 @@ from spark_ledger.transport.base import BookieDescription
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.virtual_time import run_in_virtual_time
 
 
 class Probed(MemoryTransport):
@@ -169,3 +172,49 @@ def test_writers_that_lose_the_same_bookie_share_its_probes() -> None:
             await writer.close()
 
     run(test)
+
+
+async def flap(suspects: Suspects, bookie_id: BookieId, times: int, every_s: float) -> None:
+    """Failures that many writers see at once; the bookie answers after each."""
+    for _ in range(times):
+        for _ in range(100):
+            suspects.add(bookie_id)
+        await asyncio.sleep(BOOKIE_PROBE_HOLDS_S)
+        assert await suspects.answers(bookie_id)
+        suspects.add(bookie_id)  # a writer that hears of it late
+        await asyncio.sleep(every_s)
+
+
+@pytest.fixture
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("FLAPS_WITHIN", 20.0), ("QUARANTINE", 20.0), ("SUSPECT", 1.0)):
+        monkeypatch.setattr(suspects_module, f"BOOKIE_{name}_S", seconds)
+
+
+@pytest.mark.usefixtures("_short_times")
+def test_bookie_that_fails_and_returns_again_and_again_is_in_quarantine_for_a_while() -> None:
+    async def main() -> None:
+        suspects = Suspects(Probed("b00"))
+        (name,) = bookies(1)
+        await flap(suspects, name, BOOKIE_FLAPS_MAX - 1, 2.0)
+        assert suspects.now() == set(), "others did not fail less"
+        await flap(suspects, name, 1, 2.0)
+        assert await suspects.answers(name), "it is well now"
+        assert suspects.now() == {name}, "and was so often not"
+        await asyncio.sleep(20.0)
+        assert suspects.now() == set()
+        await suspects.close()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.usefixtures("_short_times")
+def test_bookie_that_fails_seldom_is_not_in_quarantine() -> None:
+    async def main() -> None:
+        suspects = Suspects(Probed("b00"))
+        (name,) = bookies(1)
+        await flap(suspects, name, BOOKIE_FLAPS_MAX, 7.0)
+        assert suspects.now() == set()
+        await suspects.close()
+
+    run_in_virtual_time(main())

@@ -12,7 +12,7 @@ from spark_ledger.config import ClientConfig
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.transport.memory import MemoryTransport
-from spark_ledger.types import BookieId, BookieInfo
+from spark_ledger.types import DEFAULT_RACK, BookieId, BookieInfo
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.virtual_time import run_in_virtual_time
 
@@ -20,7 +20,9 @@ from tests.unit.virtual_time import run_in_virtual_time
 class World:
     """Bookies b0, b1, ... and a metadata tree; clients are sessions on it."""
 
-    def __init__(self, bookies: int) -> None:
+    def __init__(self, bookies: int, racks: int = 0) -> None:
+        """``racks``: deal the bookies out to so many racks, /r0, /r1, ..."""
+        self.racks = racks
         self.tree = MemoryTree()
         self.bookies = {BookieId(f"b{i}"): ScriptedBookie() for i in range(bookies)}
         self.alive = dict(self.bookies)
@@ -36,7 +38,13 @@ class World:
         bookie_id = BookieId(name)
         registry = BookieRegistry(MemoryMetadataStore(self.tree))
         self._registries[bookie_id] = registry
-        await registry.register(BookieInfo(bookie_id, f"memory:{bookie_id}"))
+        await registry.register(
+            BookieInfo(bookie_id, f"memory:{bookie_id}", rack=self.rack(bookie_id))
+        )
+
+    def rack(self, name: str) -> str:
+        """Where a bookie is."""
+        return f"/r{int(name[1:]) % self.racks}" if self.racks else DEFAULT_RACK
 
     async def client(self, **options: Any) -> LedgerClient:
         transport = MemoryTransport(self.alive)
@@ -62,8 +70,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(bookies: int = 3) -> AsyncIterator[World]:
-    made = World(bookies)
+async def world(bookies: int = 3, racks: int = 0) -> AsyncIterator[World]:
+    made = World(bookies, racks)
     await made.start()
     try:
         yield made
@@ -76,12 +84,14 @@ def run(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -> None:
     asyncio.run(_tested(test, bookies))
 
 
-def run_virtually(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -> None:
+def run_virtually(
+    test: Callable[[World], Awaitable[None]], *, bookies: int = 3, racks: int = 0
+) -> None:
     """The same on a clock that only waits move: for tests in which somebody is late or slow, and
     nobody must be so because the machine is busy."""
-    run_in_virtual_time(_tested(test, bookies))
+    run_in_virtual_time(_tested(test, bookies, racks))
 
 
-async def _tested(test: Callable[[World], Awaitable[None]], bookies: int) -> None:
-    async with world(bookies) as made:
+async def _tested(test: Callable[[World], Awaitable[None]], bookies: int, racks: int = 0) -> None:
+    async with world(bookies, racks) as made:
         await asyncio.wait_for(test(made), 20)

@@ -212,7 +212,7 @@ def test_ensure_cluster_without_any_reply_is_unknown() -> None:
 def test_a_later_cluster_format_is_refused() -> None:
     async def main() -> None:
         store = MemoryTree().open_session()
-        await store.create(CLUSTER_PATH, b'{"format_version":2,"cluster_id":"x","shards":3}')
+        await store.create(CLUSTER_PATH, b'{"format_version":3,"cluster_id":"x","shards":3}')
         with pytest.raises(ConfigurationError, match="upgrade"):
             await ensure_cluster(store)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from spark_ledger.protocol.placement import choose_bookies, read_order, shortage
+from spark_ledger.protocol.placement import preferred, read_order, shortage
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 from tests.unit.spark_ledger.protocol.ledgers import ids
 
@@ -24,11 +25,20 @@ def turn(bookies: list[BookieInfo]) -> None:
     bookies.reverse()
 
 
+def chosen(
+    candidates: list[BookieInfo],
+    *,
+    exclude: str = "",
+    load: dict[BookieId, int] | None = None,
+    shuffle: Callable[[list[BookieInfo]], None] = stay,
+) -> tuple[BookieId, ...]:
+    found = preferred(candidates, exclude=ids(exclude), load=load or {}, shuffle=shuffle)
+    return tuple(bookie.bookie_id for bookie in found)
+
+
 def test_writable_and_not_excluded_only() -> None:
     candidates = infos("b0 b1 b2") + infos("b3", BookieState.READ_ONLY)
-    chosen = choose_bookies(candidates, 2, exclude=ids("b1"), load={}, shuffle=stay)
-    assert chosen == ids("b0 b2")
-    assert choose_bookies(candidates, 3, exclude=ids("b1"), load={}, shuffle=stay) is None
+    assert chosen(candidates, exclude="b1") == ids("b0 b2")
 
 
 def test_shortage_names_bookies_and_reasons() -> None:
@@ -46,37 +56,41 @@ def test_shortage_names_bookies_and_reasons() -> None:
     assert "1 is registered" in shortage(infos("b0"), 3, silent=())
 
 
-def test_choosing_no_bookies_is_an_empty_choice() -> None:
-    assert choose_bookies([], 0, exclude=(), load={}, shuffle=stay) == ()
+def test_no_candidates_are_no_choice() -> None:
+    assert chosen([]) == ()
 
 
 def test_least_loaded_first_and_chance_among_equals() -> None:
     load = {BookieId("b0"): 2, BookieId("b1"): 1, BookieId("b2"): 1}
     candidates = infos("b0 b1 b2 b3")
-    assert choose_bookies(candidates, 4, exclude=(), load=load, shuffle=stay) == ids("b3 b1 b2 b0")
-    assert choose_bookies(candidates, 4, exclude=(), load=load, shuffle=turn) == ids("b3 b2 b1 b0")
+    assert chosen(candidates, load=load) == ids("b3 b1 b2 b0")
+    assert chosen(candidates, load=load, shuffle=turn) == ids("b3 b2 b1 b0")
 
 
 def test_equals_are_all_chosen_sometimes() -> None:
     draw = random.Random(5)
     firsts: Counter[BookieId] = Counter()
     for _ in range(300):
-        chosen = choose_bookies(
-            infos("b0 b1 b2"), 1, exclude=(), load={}, shuffle=lambda b: draw.shuffle(b)
-        )
-        assert chosen is not None
-        firsts[chosen[0]] += 1
+        firsts[chosen(infos("b0 b1 b2"), shuffle=draw.shuffle)[0]] += 1
     assert min(firsts[name] for name in ids("b0 b1 b2")) > 60
+
+
+def test_bookies_with_more_space_get_more_ledgers_within_bounds() -> None:
+    sizes = {"b0": 10, "b1": 100, "b2": 200, "b3": 10_000, "b4": 0, "b5": 1}
+    candidates = [BookieInfo(BookieId(b), "h:1", free_bytes=size) for b, size in sizes.items()]
+    draw, load = random.Random(5), Counter[BookieId]()
+    for _ in range(1000):
+        load[chosen(candidates, load=load, shuffle=draw.shuffle)[0]] += 1
+    # The one in the middle has 100; it gets as much as the one that does not say.
+    parts = {str(name): count / load[BookieId("b1")] for name, count in load.items()}
+    assert parts["b2"] == pytest.approx(2, rel=0.1) and parts["b3"] == pytest.approx(3, rel=0.1)
+    assert parts["b0"] == pytest.approx(parts["b5"], rel=0.2) == pytest.approx(0.1, rel=0.2)
+    assert parts["b4"] == pytest.approx(1, rel=0.1)
 
 
 def test_candidates_are_distinct() -> None:
     with pytest.raises(AssertionError, match="listed once"):
-        choose_bookies(infos("b0 b0"), 1, exclude=(), load={}, shuffle=stay)
-
-
-def test_a_count_is_not_negative() -> None:
-    with pytest.raises(AssertionError, match="negative number"):
-        choose_bookies([], -1, exclude=(), load={}, shuffle=stay)
+        chosen(infos("b0 b0"))
 
 
 @pytest.mark.parametrize(

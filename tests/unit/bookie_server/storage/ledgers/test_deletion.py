@@ -302,6 +302,28 @@ def test_deleted_ledger_is_denied_for_good(reopen: Callable[[], Index]) -> None:
         index.close()
 
 
+def test_row_that_is_taken_out_is_denied_and_counts_no_more(reopen: Callable[[], Index]) -> None:
+    with closing(reopen()) as index:
+        fill(index, range(2))
+        first = row(0, BlockLocation(2, 4096, 100))
+        for number, each in enumerate(index.rows(LedgerId(1))):
+            assert index.row_at(LedgerId(1), EntryId(3)) is not None, "its rows were checked"
+            update = index.begin()
+            assert update.delete_row(LedgerId(1), each)
+            assert not update.delete_row(LedgerId(1), each), "it is gone"
+            assert not update.delete_row(LedgerId(0), first), "it is another one"
+            update.commit()
+            assert len(index.rows(LedgerId(1))) == 3 - number
+            assert index.row_at(LedgerId(1), EntryId(number)) is None
+    with closing(reopen()) as index:
+        assert index.log_use() == {1: LogUse(2, 2 * 124), 1 | RUN: LogUse(2, 2 * 1024)}
+        assert index.ledger_record(LedgerId(1)) == LedgerRecord(last_entry=EntryId(3))
+        update = index.begin()
+        update.append_row(LedgerId(1), first)
+        update.commit()
+        assert index.rows(LedgerId(1)) == [first]
+
+
 def test_rows_without_a_record_are_held_and_go(index: Index) -> None:
     update = index.begin()
     update.put_row(LedgerId(3), row(0, BlockLocation(1, 4096, 10)))

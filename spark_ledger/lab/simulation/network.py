@@ -1,4 +1,4 @@
-"""The network between clients and bookies.
+"""The simulated network between clients and servers.
 
 Messages of one connection stay in order, as with TCP; connections are independent. A link is one
 direction between two machines; it may lose, hold back or delay messages, or be cut.
@@ -8,10 +8,54 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from tests.sim.base import SimBase
-from tests.sim.loop import Process
+from spark_ledger.lab.simulation.loop import Process, SimulatedLoop
+
+
+class LinkOptions(Protocol):
+    """What a seed draws of the network."""
+
+    @property
+    def loss(self) -> float:
+        """How probable it is that a connection breaks at one message."""
+
+    @property
+    def duplicates(self) -> float:
+        """How probable it is that a request is sent twice."""
+
+    @property
+    def corruption(self) -> float:
+        """How probable it is that an answer arrives with another byte in it."""
+
+    @property
+    def delay(self) -> str:
+        """``links``: each link is slow now and then."""
+
+
+class NetworkWorld(Protocol):
+    """What the network needs: time, randomness, and whom to tell of a fault."""
+
+    @property
+    def loop(self) -> SimulatedLoop:
+        """The event loop of all processes."""
+
+    @property
+    def options(self) -> LinkOptions:
+        """What the seed drew."""
+
+    @property
+    def healing(self) -> bool:
+        """No new faults."""
+
+    def random_for(self, name: str, /) -> random.Random:
+        """A generator for one purpose."""
+
+    def delay(self) -> float:
+        """Seconds that one message takes."""
+
+    def fault(self, kind: str, detail: str, /) -> None:
+        """Record that a fault was injected."""
 
 
 class Direction:
@@ -41,7 +85,7 @@ class Link:
 class Network:
     """All links."""
 
-    def __init__(self, world: SimBase) -> None:
+    def __init__(self, world: NetworkWorld) -> None:
         self.world = world
         self.draw: random.Random = world.random_for("network")
         self.links: dict[tuple[str, str], Link] = {}

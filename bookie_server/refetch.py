@@ -1,0 +1,103 @@
+"""Has repair bring back what this bookie found damaged, and sees when it is here (rule S23).
+
+The bookie marks the ledger; a worker of repair asks all its members what they hold, and copies what
+one lacks from another, as after any loss (rule R8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from bookie_server.daemon_thread import in_daemon_thread
+from bookie_server.storage.ledgers.lacking import Lack, LackingLedgers
+from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
+from spark_ledger.limits.repair import REFETCH_LEDGERS_AT_ONCE, REFETCH_LOOK_S
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.repair.holes import Hole, hole
+from spark_ledger.repair.nodes import mark
+from spark_ledger.repair.plan import copies_left
+from spark_ledger.types import BookieId, EntryId, LedgerId
+
+logger = logging.getLogger(__name__)
+
+
+class Holder(Protocol):
+    """What is asked of the bookie."""
+
+    lacking: LackingLedgers
+
+    def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
+        """Stretches that are held; None: the ledger is not known. Any thread."""
+
+
+class Refetch:
+    """Belongs to the service thread; disks are asked in threads of their own."""
+
+    def __init__(self, bookie: Holder, store: MetadataStore, bookie_id: BookieId) -> None:
+        self._bookie = bookie
+        self._store = store
+        self._bookie_id = bookie_id
+        self._ledgers = LedgerStore(store)
+        self._asked_to = LedgerId(-1)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look now and then from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(REFETCH_LOOK_S)
+            try:
+                await self.look()
+            except (LedgerError, OSError, CorruptionError) as error:
+                logger.warning("what is damaged here is asked for again later: %s", error)
+
+    async def look(self) -> None:
+        """Look at the next ledgers of which something is lacking.
+
+        Raises what the metadata store raises, and OSError or CorruptionError of the disk.
+        """
+        if self._store.restored:
+            return  # it may have forgotten ledgers, and which bookies hold them
+        lacking = self._bookie.lacking.ledgers()
+        behind = [each for each in lacking if each > self._asked_to] or lacking
+        for ledger_id in behind[:REFETCH_LEDGERS_AT_ONCE]:
+            self._asked_to = ledger_id
+            await self._look_at(ledger_id)
+
+    async def _look_at(self, ledger_id: LedgerId) -> None:
+        lacks = self._bookie.lacking.of(ledger_id)
+        held = await self._held(ledger_id)
+        try:
+            ledger = (await self._ledgers.read_latest(ledger_id)).value
+        except NoSuchLedgerError:
+            if held is None:  # deleted in the metadata, and collected here
+                await self._settle(ledger_id, set(lacks))
+            return
+        holes = {
+            lack: hole(ledger, self._bookie_id, lack.first, lack.last, held or ()) for lack in lacks
+        }
+        await self._settle(ledger_id, {lack for lack in lacks if holes[lack] is Hole.NONE})
+        if Hole.REPAIR in holes.values():
+            # No bookie is named: this one is not lost, it only lacks something.
+            await mark(self._store, ledger_id, frozenset(), copies_left(ledger, {self._bookie_id}))
+
+    async def _held(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
+        found: list[list[tuple[EntryId, EntryId]] | None] = []
+        await in_daemon_thread(lambda: found.append(self._bookie.list_entries(ledger_id)))
+        return found[0]
+
+    async def _settle(self, ledger_id: LedgerId, lacks: set[Lack]) -> None:
+        if lacks:
+            logger.info("ledger %d: %d damaged stretches are whole again", ledger_id, len(lacks))
+            await in_daemon_thread(lambda: self._bookie.lacking.refetched(list(lacks)))

@@ -1,0 +1,245 @@
+"""Reads all that one ledger directory stores, and takes what is damaged out of the index (S22).
+
+Ledger by ledger, row by row, as the index names the blocks: what no row names is dead, and harms
+nobody. Where a pass is stands in a small file, so that a restart goes on there.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
+from bookie_server.storage.index.base import Index, IndexRow
+from bookie_server.storage.ledgers.entry_log import EntryLogReader
+from bookie_server.storage.ledgers.lacking import Lack, Lacking
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import KIB
+from spark_ledger.limits.storage import (
+    COMPACTION_ROWS_AT_ONCE,
+    SCRUB_LEDGERS_AT_ONCE,
+    SCRUB_SAVED_S,
+)
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import EntryId, LedgerId
+
+logger = logging.getLogger(__name__)
+
+POSITION_NAME: Final = "scrub.json"
+_VERSION: Final = 1
+_FILE_BYTES_MAX: Final = 4 * KIB
+_DISK_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+"""What a disk says of sectors that it cannot read. Any other error says nothing about them."""
+
+Pace = Callable[[int], None]
+"""Waits until so many bytes more may be read. Raises ``Stopped`` if nothing more may."""
+ReadBlock = Callable[[LedgerId, IndexRow], EntryRun]
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a directory is. ``ledger_id`` and ``entry_id``: what is verified next."""
+
+    format_version: int = _VERSION
+    ledger_id: Annotated[int, msgspec.Meta(ge=0)] = 0
+    entry_id: Annotated[int, msgspec.Meta(ge=0)] = 0
+    is_running: bool = False
+    ended_at: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """When the last full pass ended, since 1970; 0: there was none."""
+
+
+class ScrubCounts(NamedTuple):
+    """Since the process began; ``ended_at`` and ``lacking`` outlive it."""
+
+    ended_at: float = 0.0
+    blocks: int = 0
+    byte_count: int = 0
+    bad_blocks: int = 0
+    bad_ledgers: int = 0
+    """Ledgers whose rows in the index do not add up."""
+    lacking: int = 0
+    refetched: int = 0
+
+
+class DirectoryScrub:
+    """One directory; *whoever scrubs*, one thread at a time. Counts and the list: any thread."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        index: Index,
+        reader: EntryLogReader,
+        read_block: ReadBlock,
+        lacking: Lacking,
+    ) -> None:
+        # Any thread: never changed.
+        self.directory = directory
+        self.lacking = lacking
+        self._file_system = file_system
+        self._index = index
+        self._reader = reader
+        self._read_block = read_block
+        # Whoever scrubs; replaced whole, any thread reads them.
+        self.position = self._saved_position()
+        self._counts = ScrubCounts()
+        # Whoever scrubs.
+        self._saved_s = time.monotonic()
+
+    @property
+    def counts(self) -> ScrubCounts:
+        """Any thread."""
+        return self._counts._replace(
+            ended_at=self.position.ended_at,
+            lacking=self.lacking.count,
+            refetched=self.lacking.refetched,
+        )
+
+    def is_due(self, interval_s: float) -> bool:
+        """Whether a pass is to begin, or to go on."""
+        position = self.position
+        return position.is_running or time.time() - position.ended_at >= interval_s
+
+    def begin_anew(self) -> None:
+        """Have the next pass read everything, also what an unfinished one has read."""
+        self.position = Position(ended_at=self.position.ended_at)
+
+    def run(self, flush_lock: Lock, pace: Pace) -> None:
+        """Go on with a pass, or begin one, up to its end.
+
+        Raises OSError and CorruptionError if it cannot go on, and what ``pace`` raises; the next
+        call goes on where this one was.
+        """
+        self._check_heads()
+        self.position = msgspec.structs.replace(self.position, is_running=True)
+        try:
+            while ledgers := self._index.held_ledgers(
+                self.position.ledger_id - 1, SCRUB_LEDGERS_AT_ONCE
+            ):
+                for ledger in ledgers:
+                    self._check_ledger(ledger.ledger_id, flush_lock, pace)
+                    self._go_to(LedgerId(ledger.ledger_id + 1), 0)
+            self.position = Position(ended_at=time.time())
+        finally:
+            with suppress(OSError):  # the next pass reads a little twice
+                self._save()
+
+    def _check_heads(self) -> None:
+        """Have every log opened anew: one with a damaged header is not read from memory's word."""
+        for log_id in self._index.log_use() or ():
+            self._reader.forget(log_id)
+
+    def _check_ledger(self, ledger_id: LedgerId, flush_lock: Lock, pace: Pace) -> None:
+        first = self.position.entry_id if self.position.ledger_id == ledger_id else 0
+        try:
+            self._index.ledger_record(ledger_id)
+            rows = self._index.rows(ledger_id)
+        except CorruptionError as error:
+            self._counts = self._counts._replace(bad_ledgers=self._counts.bad_ledgers + 1)
+            logger.error("ledger %d cannot be verified: %s", ledger_id, error)  # noqa: TRY400
+            return
+        bad: list[tuple[IndexRow, Lack]] = []
+        done = first
+        try:
+            for number, row in enumerate(rows, start=1):
+                if row.first_entry < first:
+                    continue
+                pace(row.byte_count)
+                damaged = self._damaged(ledger_id, row)
+                if damaged is not None:
+                    end = rows[number].first_entry - 1 if number < len(rows) else row.last_entry
+                    last = EntryId(min(row.last_entry, end))
+                    log_id = damaged.location.log_id
+                    bad.append((damaged, Lack(ledger_id, row.first_entry, last, log_id)))
+                if len(bad) >= COMPACTION_ROWS_AT_ONCE:
+                    self._take_out(ledger_id, bad, flush_lock)
+                done = row.first_entry + 1
+                if not bad:
+                    self._go_to(ledger_id, done)
+        finally:
+            self._take_out(ledger_id, bad, flush_lock)
+            self._go_to(ledger_id, done)  # not before what was found is on the list
+
+    def _damaged(self, ledger_id: LedgerId, row: IndexRow) -> IndexRow | None:
+        """The row as it is now, if its block cannot be read; None if it can, or is not wanted.
+
+        Read twice: a block may be copied meanwhile, and a disk may fail once.
+        """
+        failed = False
+        while True:
+            try:
+                self._read_block(ledger_id, row)
+            except (CorruptionError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in _DISK_ERRORS:
+                    raise
+                why = error
+            else:
+                self._count(row)
+                return None
+            now = self._index.row_at(ledger_id, row.first_entry)
+            if now is None or now.first_entry != row.first_entry:
+                return None  # the ledger was deleted
+            if now == row and failed:
+                self._count(row)
+                self._counts = self._counts._replace(bad_blocks=self._counts.bad_blocks + 1)
+                logger.error(
+                    "ledger %d lacks entries from %d on: %s", ledger_id, row.first_entry, why
+                )
+                return row
+            row, failed = now, now == row
+
+    def _count(self, row: IndexRow) -> None:
+        counts = self._counts
+        self._counts = counts._replace(
+            blocks=counts.blocks + 1, byte_count=counts.byte_count + row.byte_count
+        )
+
+    def _take_out(
+        self, ledger_id: LedgerId, bad: list[tuple[IndexRow, Lack]], flush_lock: Lock
+    ) -> None:
+        """List what is lacking, durably; then take the rows out, so that copies can come."""
+        if not bad:
+            return
+        self.lacking.add(lack for _, lack in bad)
+        with flush_lock:
+            update = self._index.begin()
+            try:
+                for row, _ in bad:
+                    update.delete_row(ledger_id, row)
+                update.commit()
+            except BaseException:
+                update.abort()
+                raise
+        bad.clear()
+
+    # -- the position ------------------------------------------------------------------------------
+
+    def _go_to(self, ledger_id: LedgerId, entry_id: int) -> None:
+        self.position = msgspec.structs.replace(
+            self.position, ledger_id=ledger_id, entry_id=entry_id
+        )
+        if time.monotonic() - self._saved_s >= SCRUB_SAVED_S:
+            with suppress(OSError):
+                self._save()
+
+    def _save(self) -> None:
+        self._saved_s = time.monotonic()
+        data = msgspec.json.encode(self.position) + b"\n"
+        write_file_durably(self._file_system, self.directory / POSITION_NAME, data)
+
+    def _saved_position(self) -> Position:
+        """Where the last process was; a pass begins anew if that cannot be told."""
+        path = self.directory / POSITION_NAME
+        try:
+            data = read_file(self._file_system, path, size_max=_FILE_BYTES_MAX)
+            position = msgspec.json.decode(data, type=Position)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return Position()
+        return position if position.format_version == _VERSION else Position()

@@ -1,0 +1,158 @@
+"""What one ledger directory has lost to damage, and may not deny (rule S22).
+
+A file, replaced as a whole: a line with the CRC32C of the rest, then JSON. It is durable before a
+row of the index goes, and an entry leaves it only once the bookie holds what it should again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Final, NamedTuple
+
+import msgspec
+from google_crc32c import value as crc32c_value
+
+from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
+from bookie_server.storage.journal.files import RESTORE_OR_FORMAT
+from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.limits import MIB
+from spark_ledger.limits.storage import LACKING_MAX
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
+
+LACKING_NAME: Final = "lacking.json"
+_VERSION: Final = 1
+_FILE_BYTES_MAX: Final = 32 * MIB
+
+
+class Lack(NamedTuple):
+    """Entries from ``first`` to ``last`` were in a block that is damaged, or some of them were.
+
+    ``log_id``: the log that has the block; it stays until they are back. 0: no block is known.
+    """
+
+    ledger_id: LedgerId
+    first: EntryId
+    last: EntryId
+    log_id: int
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format_version: int
+    lacks: list[Lack]
+
+
+class TooMuchLackingError(OSError):
+    """So much is damaged that the list has no room for more: the disk has to be replaced."""
+
+
+class LackingLedgers:
+    """The lists of all directories of a bookie; *any thread*."""
+
+    def __init__(self, directories: Sequence[Lacking]) -> None:
+        self._directories = tuple(directories)
+
+    def ledgers(self) -> list[LedgerId]:
+        """The ledgers of which something is lacking, ascending."""
+        return sorted(each for listed in self._directories for each in listed.ledgers())
+
+    def of(self, ledger_id: LedgerId) -> tuple[Lack, ...]:
+        """What is lacking of one ledger."""
+        return self._directory_of(ledger_id).of(ledger_id)
+
+    def refetched(self, lacks: Sequence[Lack]) -> None:
+        """These stretches are here again, or not wanted here any more. Raises OSError if that
+        cannot be written down; then they stay on the list."""
+        for ledger_id in {lack.ledger_id for lack in lacks}:
+            of_ledger = [lack for lack in lacks if lack.ledger_id == ledger_id]
+            self._directory_of(ledger_id).remove(of_ledger)
+
+    def _directory_of(self, ledger_id: LedgerId) -> Lacking:
+        return self._directories[ledger_id % len(self._directories)]
+
+
+class Lacking:
+    """The list of one directory; *any thread*."""
+
+    def __init__(self, file_system: FileSystem, directory: Path) -> None:
+        """Raises CorruptionError if the list is damaged, OSError if the disk fails."""
+        self._file_system = file_system
+        self._path = directory / LACKING_NAME
+        self.refetched = 0
+        """How many left the list since the process began; whoever takes them off."""
+        # Held by whoever changes the list, and its file with it.
+        self._lock = Lock()
+        # Replaced whole under _lock; any thread reads it.
+        self._by_ledger: dict[LedgerId, tuple[Lack, ...]] = _grouped(self._read())
+
+    def of(self, ledger_id: LedgerId) -> tuple[Lack, ...]:
+        """What is lacking of one ledger."""
+        return self._by_ledger.get(ledger_id, ())
+
+    def ledgers(self) -> list[LedgerId]:
+        """The ledgers of which something is lacking, ascending."""
+        return sorted(self._by_ledger)
+
+    def logs(self) -> set[int]:
+        """The logs that have blocks of which copies are awaited."""
+        return {lack.log_id for lacks in self._by_ledger.values() for lack in lacks}
+
+    @property
+    def count(self) -> int:
+        """How many stretches are lacking."""
+        return sum(map(len, self._by_ledger.values()))
+
+    def last_entry(self, ledger_id: LedgerId) -> EntryId:
+        """The highest entry that may be lacking; NO_ENTRY if none is."""
+        return max((lack.last for lack in self.of(ledger_id)), default=NO_ENTRY)
+
+    def add(self, lacks: Iterable[Lack]) -> None:
+        """List more, durably. Raises OSError; then the list is as it was."""
+        more = [lack for lack in lacks if lack not in self.of(lack.ledger_id)]
+        if more:
+            self._change(lambda now: [*now, *more])
+
+    def remove(self, lacks: Iterable[Lack]) -> None:
+        """Take some off the list: the entries are here, or not wanted here. Raises as ``add``."""
+        gone = frozenset(lacks)
+        if any(lack in self.of(lack.ledger_id) for lack in gone):
+            self._change(lambda now: [lack for lack in now if lack not in gone])
+            self.refetched += len(gone)
+
+    def _change(self, change: Callable[[list[Lack]], list[Lack]]) -> None:
+        with self._lock:
+            before = [lack for lacks in self._by_ledger.values() for lack in lacks]
+            after = change(before)
+            if len(after) > max(LACKING_MAX, len(before)):
+                raise TooMuchLackingError(
+                    f"{self._path}: more than {LACKING_MAX} blocks are damaged: replace the disk"
+                )
+            body = msgspec.json.encode(_Content(_VERSION, after))
+            data = f"{crc32c_value(body):08x}\n".encode() + body + b"\n"
+            write_file_durably(self._file_system, self._path, data)
+            self._by_ledger = _grouped(after)
+
+    def _read(self) -> list[Lack]:
+        try:
+            data = read_file(self._file_system, self._path, size_max=_FILE_BYTES_MAX)
+        except FileNotFoundError:
+            return []
+        checksum, _, body = data.partition(b"\n")
+        body = body.removesuffix(b"\n")
+        if checksum != f"{crc32c_value(body):08x}".encode():
+            raise CorruptionError(f"{self._path} is damaged: {RESTORE_OR_FORMAT}")
+        content = msgspec.json.decode(body, type=_Content)
+        if content.format_version != _VERSION:
+            raise ConfigurationError(
+                f"{self._path} has format version {content.format_version}, this program reads "
+                f"{_VERSION}: use the version that wrote it"
+            )
+        return content.lacks
+
+
+def _grouped(lacks: Iterable[Lack]) -> dict[LedgerId, tuple[Lack, ...]]:
+    found: dict[LedgerId, tuple[Lack, ...]] = {}
+    for lack in sorted(lacks):
+        found[lack.ledger_id] = (*found.get(lack.ledger_id, ()), lack)
+    return found

@@ -1,0 +1,159 @@
+"""The periodic check: asks every bookie which entries it holds, and marks ledgers with holes.
+
+No bookie has to be lost for that: a disk that was wiped, a flush that failed, or an entry that
+reached the ack quorum only (rule R12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import (
+    ConflictError,
+    LedgerClosedError,
+    LedgerError,
+    NoSuchLedgerError,
+    NotFoundError,
+)
+from spark_ledger.limits.repair import (
+    CHECK_INTERVAL_S,
+    CHECK_PASS_S,
+    CHECKED_MEMBERS_PER_S,
+)
+from spark_ledger.metadata.json_nodes import read_node, write_node
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
+from spark_ledger.metadata.unsettled import pages
+from spark_ledger.repair.nodes import CHECK_PATH, CheckState, mark
+from spark_ledger.repair.plan import FinalFragment, final_fragments, lane_copies, missing
+from spark_ledger.types import BookieStatus, LedgerId, LedgerMetadata, Versioned
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckerConfig:
+    """How often, and how fast."""
+
+    interval_s: float = CHECK_INTERVAL_S
+    """From the end of one check to the next; 0: none is made."""
+    members_per_s: float = CHECKED_MEMBERS_PER_S
+    pass_s: float = CHECK_PASS_S
+
+
+class Checker:
+    """One checker over one connection. Belongs to the loop of the client."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        config: CheckerConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``clock``: time of day, since the next keeper goes by it too."""
+        self._store = client.store
+        self._transport = client.context.transport
+        self._timeout_s = client.context.config.read_timeout_s
+        self._ledgers = LedgerStore(self._store)
+        self._config = config or CheckerConfig()
+        self._clock = clock
+
+    async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
+        """Check when it is due, while elected, until ``stop`` is set. Outages are waited out."""
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.pass_s):
+                    await stop.wait()
+            try:
+                if is_elected() and self._config.interval_s > 0 and not stop.is_set():
+                    await self.run_pass(is_elected)
+            except LedgerClosedError:
+                return
+            except (ConflictError, NotFoundError):
+                logger.info("another keeper goes on with the check")
+            except LedgerError as error:
+                logger.warning("the check is broken off, and goes on later: %s", error)
+
+    async def run_pass(self, is_elected: Callable[[], bool] = lambda: True) -> bool:
+        """Check all ledgers if that is due, from where the last keeper stopped; whether it was."""
+        known = await read_node(self._store, CheckState, CHECK_PATH)
+        now_ms = round(self._clock() * 1000)
+        if known is None:  # the first one is due an interval after the cluster was made
+            await self._write(CheckState(ended_ms=now_ms), None)
+            return False
+        state = known.value
+        if not state.begun_ms:
+            if now_ms - state.ended_ms < 1000 * self._config.interval_s:
+                return False
+            state = CheckState(begun_ms=now_ms, ended_ms=state.ended_ms)
+            known = await self._write(state, known)
+        async for page in pages(self._store, LEDGERS_PATH):
+            todo = [each for each in page.ids if each > state.after]
+            if not todo:
+                continue
+            holes = 0
+            for ledger_id in todo:
+                if not is_elected():
+                    return False
+                holes += await self.check(ledger_id)
+            state = CheckState(
+                begun_ms=state.begun_ms,
+                ended_ms=state.ended_ms,
+                after=max(todo),
+                ledgers=state.ledgers + len(todo),
+                with_holes=state.with_holes + holes,
+            )
+            known = await self._write(state, known)
+        ended = CheckState(
+            ended_ms=round(self._clock() * 1000),
+            ledgers=state.ledgers,
+            with_holes=state.with_holes,
+        )
+        await self._write(ended, known)
+        logger.info(
+            "%d ledgers were checked, %d of them have holes", state.ledgers, state.with_holes
+        )
+        return True
+
+    async def check(self, ledger_id: LedgerId) -> bool:
+        """Mark a ledger of which a bookie that answers lacks entries; whether one does."""
+        try:
+            ledger = (await self._ledgers.read(ledger_id)).value
+        except NoSuchLedgerError:
+            return False
+        poor = 0
+        for fragment in final_fragments(ledger):
+            if fragment.last < fragment.first:
+                continue
+            lacking = 0
+            for index in range(len(fragment.bookies)):
+                lacking += await self._lacks(ledger, fragment, index)
+                await asyncio.sleep(1.0 / self._config.members_per_s)
+            poor = max(poor, lacking)
+        if poor:
+            copies = max(0, ledger.quorums.write_quorum - poor)
+            await mark(self._store, ledger_id, frozenset(), copies)
+        return poor > 0
+
+    async def _lacks(self, ledger: LedgerMetadata, fragment: FinalFragment, index: int) -> bool:
+        """Whether a member says that it has not all that it should have. Silence says nothing."""
+        status, held = await self._transport.list_entries(
+            fragment.bookies[index], ledger.ledger_id, timeout_s=self._timeout_s
+        )
+        if not status.is_denial and status is not BookieStatus.OK:
+            return False
+        known = [] if status.is_denial else held
+        lanes = lane_copies(ledger, fragment, index, lost=())
+        return any(missing(lane, known) for lane in lanes)
+
+    async def _write(
+        self, state: CheckState, before: Versioned[CheckState] | None
+    ) -> Versioned[CheckState] | None:
+        await write_node(self._store, CHECK_PATH, state, before)
+        return await read_node(self._store, CheckState, CHECK_PATH)

@@ -1,0 +1,115 @@
+"""Holes are found and filled although no bookie is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.repair.checker import Checker, CheckerConfig
+from spark_ledger.repair.nodes import CHECK_PATH, CheckState
+from spark_ledger.repair.status import look
+from spark_ledger.types import BookieId, LedgerId
+from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.repair.world import contents, crew, lacking, marked
+
+WEEK_S = 7 * 24 * 3600.0
+
+
+class Checking:
+    """A checker, on a clock that a test moves."""
+
+    def __init__(self, client: LedgerClient) -> None:
+        self.now = 1e9
+        self.checker = Checker(client, CheckerConfig(members_per_s=1e6), clock=lambda: self.now)
+
+    async def check(self) -> bool:
+        """The first call only writes down when the cluster began."""
+        await self.checker.run_pass()
+        self.now += WEEK_S
+        return await self.checker.run_pass()
+
+
+async def closed(client: LedgerClient, *, count: int = 20) -> LedgerWriter:
+    writer = await client.create_ledger(ensemble_size=4, write_quorum=3, ack_quorum=2)
+    for number in range(count):
+        await writer.append(b"%d" % number)
+    await writer.close()
+    return writer
+
+
+def wipe(world: World, name: str, writer: LedgerWriter, *entry_ids: int) -> None:
+    ledgers = world.bookies[BookieId(name)].ledgers
+    if not entry_ids:
+        del ledgers[LedgerId(writer.ledger_id)]
+    for entry_id in entry_ids:
+        ledgers[LedgerId(writer.ledger_id)].entries.pop(entry_id, None)
+
+
+@pytest.mark.parametrize("entry_ids", [(), (0,), (7,), (19,), (3, 4, 5, 6)])
+def test_entries_that_a_bookie_lacks_are_found_and_filled(entry_ids: tuple[int, ...]) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer, _whole = await closed(client), await closed(client)
+        name = next(
+            bookie_id
+            for bookie_id, bookie in sorted(world.bookies.items())
+            if set(entry_ids) & set(bookie.ledgers[LedgerId(writer.ledger_id)].entries)
+            or not entry_ids
+        )
+        wipe(world, name, writer, *entry_ids)
+        assert await lacking(world, client, writer.ledger_id)
+        checking = Checking(client)
+        assert await checking.check()
+        assert await marked(world) == {writer.ledger_id: 2}, "the other one is whole"
+        found = (await look(client.store)).check
+        assert (found.ledgers, found.with_holes, found.begun_ms) == (2, 1, 0)
+        await (await crew(world)).worker.run_pass()
+        assert await lacking(world, client, writer.ledger_id) == []
+        assert await marked(world) == {}
+        assert len(await contents(client, writer.ledger_id)) == 20
+
+    run_virtually(test, bookies=4)
+
+
+def test_check_is_made_once_in_an_interval() -> None:
+    async def test(world: World) -> None:
+        checking = Checking(await world.client())
+        assert not await checking.checker.run_pass(), "it has just begun"
+        assert await checking.check()
+        checking.now += WEEK_S - 1
+        assert not await checking.checker.run_pass()
+        checking.now += 2
+        assert await checking.checker.run_pass()
+
+    run_virtually(test)
+
+
+def test_next_keeper_goes_on_where_the_last_one_stopped() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        first, second = await closed(client, count=3), await closed(client, count=3)
+        for writer in (first, second):
+            wipe(world, "b0", writer)
+        state = CheckState(begun_ms=5, after=first.ledger_id, ledgers=1)
+        await client.store.create(CHECK_PATH, encode_node(state))
+        assert await Checking(client).checker.run_pass()
+        assert set(await marked(world)) == {second.ledger_id}
+        assert (await look(client.store)).check.ledgers == 2
+
+    run_virtually(test, bookies=4)
+
+
+def test_open_fragments_and_silent_bookies_are_not_marked() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        wipe(world, "b0", writer)
+        await closed(client)
+        world.kill("b1")
+        assert await Checking(client).check()
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=4)
