@@ -22,9 +22,10 @@ from spark_ledger.stream.commit.commit_rules import Apply, Proposal, decide
 from spark_ledger.stream.commit.sealer import COMMITS_KEPT_AS_NODES
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.manifest.tree import COMMITS_PER_LEAF
-from spark_ledger.stream.model import UNPLACED, Segment, ranges_between
+from spark_ledger.stream.model import UNPLACED, Segment
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.plan.partitions import PlanLimits, plan_partitions
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 COMMITS = 10_000

@@ -17,6 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.stream.where import where
 from spark_ledger.types import Dlsn
 
 
@@ -180,6 +181,36 @@ def parse_timestamp_ms(text: str) -> int:
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     return round(when.timestamp() * 1000)
+
+
+def parse_event_time_us(text: str) -> int:
+    """Microseconds since 1970 of a time spelt as for ``parse_timestamp_ms``, which may also lie
+    before 1970."""
+    if re.fullmatch(r"-?\d{1,15}", text.strip()):
+        return int(text) * 1000
+    try:
+        when = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(
+            "needs milliseconds since 1970 or ISO 8601 such as 2026-01-31T12:00:00Z"
+        ) from None
+    found = where(event_time_from=when).start_us
+    assert found is not None, "it has a start"
+    return found
+
+
+def parse_columns(text: str) -> tuple[str, ...]:
+    """Names of columns, separated by commas."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError("needs names of columns, separated by commas, such as customer,region")
+    return names
+
+
+def parse_key(text: str) -> str | tuple[tuple[str, str], ...]:
+    """The value of a key; or by column, ``{"customer": 17, "region": "north"}``."""
+    by_column = _by_stream(text)
+    return text if by_column is None else tuple(by_column.items())
 
 
 def parse_position(text: str) -> Position:

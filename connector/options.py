@@ -35,6 +35,7 @@ from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.connector import TRIGGER_DELAY_S_DEFAULT
 from spark_ledger.stream.model import Retention
 from spark_ledger.stream.plan.partitions import PlanLimits
+from spark_ledger.stream.where import Where
 from spark_ledger.types import LedgerId, Quorums
 
 M = TypeVar("M", PositionsByStream, TimesByStream)
@@ -100,6 +101,7 @@ class ReadOptions:
     kafka_headers: bool = False
     task_log: bool = False
     several: Several | None = None
+    where: Where = field(default_factory=Where)
 
     @property
     def subject(self) -> str:
@@ -146,6 +148,8 @@ class WriteOptions:
     task_log: bool = False
     route_column: str | None = None
     keep_route_column: bool = False
+    key_columns: tuple[str, ...] = ()
+    time_column: str | None = None
 
     @property
     def subject(self) -> str:
@@ -199,7 +203,18 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
         kafka_headers=values.get_or("includeHeaders", False),
         task_log=values.get_or("taskLog", False),
         several=several,
+        where=_where(values),
     )
+
+
+def _where(values: ParsedOptions) -> Where:
+    """Which rows are wanted. Their order is checked here, the rest when the stream is known."""
+    start, end = values.get("startingEventTime", int), values.get("endingEventTime", int)
+    if start is not None and end is not None and end < start:
+        raise ConfigurationError("option endingEventTime lies before startingEventTime")
+    key = values.get("keyEquals", object)
+    assert key is None or isinstance(key, str | tuple), "what its parser makes"
+    return Where(start, end, key)
 
 
 def _kafka_columns(values: ParsedOptions) -> bool:
@@ -265,7 +280,8 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     values.require_both("txnAppId", "txnVersion")
     _refuse_password(values)
     create = values.get_or("createStream", True)
-    of_creation = ("retentionAge", "retentionBytes", "retentionRows")
+    retention = ("retentionAge", "retentionBytes", "retentionRows")
+    of_creation = (*retention, "keyColumns", "timeColumn")
     for name in ("ensembleSize", "writeQuorum", "ackQuorum", *of_creation):
         if values.has(name) and not create:
             raise ConfigurationError(
@@ -293,6 +309,8 @@ def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         task_log=values.get_or("taskLog", False),
         route_column=values.get("routeColumn", str),
         keep_route_column=values.get_or("keepRouteColumn", False),
+        key_columns=values.get("keyColumns", tuple) or (),
+        time_column=values.get("timeColumn", str),
     )
 
 
@@ -335,6 +353,11 @@ def _stream_name(values: ParsedOptions, *, or_ledger: bool) -> str:
 
 
 def _check_ledger_read(values: ParsedOptions) -> None:
+    for name in ("startingEventTime", "endingEventTime", "keyEquals"):
+        if values.has(name):
+            raise ConfigurationError(
+                f"option {name} is for streams: the entries of a raw ledger have no columns"
+            )
     if values.has("startingTransaction"):
         raise ConfigurationError("option startingTransaction is for streams, not for raw ledgers")
     for name in ("startingTimestamp", "endingTimestamp", "includeMetadata"):

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from connector.options import TriggerLimits
-from spark_ledger.stream.model import Segment, SegmentRange, cut
+from spark_ledger.stream.model import Segment, SegmentRange
+from spark_ledger.stream.ranges import cut
 from spark_ledger.types import Dlsn
 
 _NO_LIMIT: Final = 1 << 62

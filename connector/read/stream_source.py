@@ -39,6 +39,7 @@ from spark_ledger.limits.connector import (
 from spark_ledger.stream.model import Commit, Head, Segment
 from spark_ledger.stream.plan.partitions import PlanLimits, Span
 from spark_ledger.stream.plan.read_plan import plan_read
+from spark_ledger.stream.row_filter import RowFilter
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ class StreamSource:
         self._stream_id: str = stream.config.stream_id
         self._clock = clock
         self._sleep = sleep
+        self._rows: RowFilter | None = None
+        if not options.where.is_all:  # refuses what the stream cannot be asked for
+            self._rows = RowFilter(options.where, stream.config)
         self._commits = CommitCache(stream)
         self._initial: Dlsn | None = None
         self._target: Dlsn | None = None
@@ -376,6 +380,7 @@ class StreamSource:
             last,
             limits,
             self._commits.between,
+            self._rows,
         )
         return [
             StreamSpan(self._stream_id, plan)

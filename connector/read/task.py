@@ -113,7 +113,10 @@ class _StreamRead:
             try:
                 # The entries are in a commit, so they are confirmed: no LAC is asked for (rule T9).
                 for positioned in stream.read_ranges(
-                    self._ranges, schema=stored, replica_hint=plan.reads.order or plan.replica_hint
+                    self._ranges,
+                    schema=stored,
+                    replica_hint=plan.reads.order or plan.replica_hint,
+                    where=options.where,
                 ):
                     yield _with_metadata(positioned, wanted, metadata_index, options)
                     self._ranges = ranges_after(
@@ -149,7 +152,12 @@ class _SpanRead:
             commits, start, end, replica_hint = self._span
             try:
                 for positioned in stream.read_commits(
-                    commits, start, end, schema=stored, replica_hint=replica_hint
+                    commits,
+                    start,
+                    end,
+                    schema=stored,
+                    replica_hint=replica_hint,
+                    where=options.where,
                 ):
                     yield _with_metadata(positioned, wanted, metadata_index, options)
                     segment, entry, slot = positioned.position
@@ -198,6 +206,13 @@ def _stored_columns(options: ReadOptions, wanted: pa.Schema) -> tuple[pa.Schema,
 
 
 def _with_metadata(
+    positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int, options: ReadOptions
+) -> pa.RecordBatch:
+    """The rows that are wanted, with the columns that say where they are."""
+    return positioned.wanted(_all_with_metadata(positioned, wanted, metadata_index, options))
+
+
+def _all_with_metadata(
     positioned: PositionedBatch, wanted: pa.Schema, metadata_index: int, options: ReadOptions
 ) -> pa.RecordBatch:
     batch = positioned.batch
@@ -266,6 +281,8 @@ def _resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     held_bytes = 0
     for batch in batches:
         size_bytes = batch.nbytes
+        if batch.num_rows == 0:
+            continue  # a filter left none of its rows
         if held and held_bytes + size_bytes > SPARK_BATCH_BYTES_MAX:
             yield _joined(held)
             held, held_bytes = [], 0

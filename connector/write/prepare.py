@@ -114,4 +114,6 @@ def _create(options: WriteOptions, schema: pa.Schema) -> None:
         compression=options.compression or Compression.LZ4.value,
         entry_bytes=options.entry_bytes or ENTRY_BYTES_DEFAULT,
         retention=options.retention,
+        key_columns=options.key_columns,
+        time_column=options.time_column,
     )

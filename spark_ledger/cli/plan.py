@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
+import msgspec
 
 from spark_ledger.amounts import parse_size_bytes
 from spark_ledger.cli.arguments.amounts import Amount
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from spark_ledger.stream.model import Head
     from spark_ledger.stream.plan.balance import FirstRead
     from spark_ledger.stream.plan.partitions import Plan, Span
+
+_TIME: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f"])
 
 _SHOWN_MAX: Final = 4
 """Fragments of a partition in the table; ``--json`` has all."""
@@ -51,6 +55,9 @@ class _Row(NamedTuple):
     type=Amount("size", parse_size_bytes(64 * KIB)),
     help="The most bytes of a partition, as Spark's option maxBytesPerPartition.",
 )
+@click.option("--time-from", "time_from", type=_TIME, help="Only rows of this event time on.")
+@click.option("--time-until", "time_until", type=_TIME, help="Only rows of an earlier event time.")
+@click.option("--key", help='Only rows of this key: a value, or JSON such as {"a": "1"}.')
 @common_options
 @click.pass_obj
 def plan(
@@ -60,22 +67,39 @@ def plan(
     end: str | Dlsn,
     partitions: int,
     max_bytes: float | None,
+    time_from: datetime | None,
+    time_until: datetime | None,
+    key: str | None,
 ) -> None:
     """Show the partitions that Spark makes of a stream: their rows, bytes, fragments and bookies.
 
     A query makes the same ones. A fragment is named LEDGER:FIRST ENTRY. A task prefers a bookie on
     its own host, and asks another where the planned one is slow or away.
+
+    With a time or a key, segments that can have no such row are skipped, as a query with the
+    options startingEventTime, endingEventTime and keyEquals does; the last line says how much.
     """
-    from spark_ledger.stream.plan.partitions import PlanLimits
+    from spark_ledger.stream.plan.partitions import PlanLimits, Span
     from spark_ledger.stream.plan.read_plan import plan_read
+    from spark_ledger.stream.row_filter import RowFilter
+    from spark_ledger.stream.where import where as condition
 
     limits = PlanLimits(partitions, None if max_bytes is None else int(max_bytes))
     with settings.connect_streams() as client, client.stream(name) as stream:
         head = stream.head()
         words = {"earliest": head.earliest, "latest": head.end}
         first, last = (words[at] if isinstance(at, str) else at for at in (start, end))
-        rows = [_row(stream, head, each) for each in plan_read(stream, first, last, limits)]
+        asked = condition(event_time_from=time_from, event_time_until=time_until, key=_key(key))
+        wanted = None if asked.is_all else RowFilter(asked, stream.config)
+        planned = plan_read(stream, first, last, limits, None, wanted)
+        rows = [_row(stream, head, each) for each in planned]
+        skipped = None
+        if wanted is not None and not any(isinstance(each, Span) for each in planned):
+            whole = plan_read(stream, first, last, limits)
+            skipped = _skipped(rows, [_row(stream, head, each) for each in whole])
     if settings.as_json:
+        if skipped is not None:
+            print_json(skipped)
         for number, row in enumerate(rows):
             print_json(_fields(number, row))
         return
@@ -100,6 +124,28 @@ def plan(
         ("bookie", "size#"),
         sorted((bookie, size_text(size)) for bookie, size in _by_bookie(rows).items()),
     )
+    if skipped is not None:
+        size = size_text(skipped["bytes_skipped"])
+        click.echo(f"\nskipped: {skipped['rows_skipped']} rows ({size}) that cannot match")
+
+
+def _key(text: str | None) -> str | dict[str, str] | None:
+    """A key as the option has it."""
+    if text is None or not text.lstrip().startswith("{"):
+        return text
+    try:
+        values = msgspec.json.decode(text, type=dict[str, str | int | bool])
+    except msgspec.MsgspecError as error:
+        raise click.BadParameter(f"{text!r} is no JSON object of columns ({error})") from None
+    return {name: str(value) for name, value in values.items()}
+
+
+def _skipped(rows: list[_Row], whole: list[_Row]) -> dict[str, int]:
+    """How much of a read needs not be read."""
+    return {
+        "rows_skipped": sum(row.rows for row in whole) - sum(row.rows for row in rows),
+        "bytes_skipped": sum(row.size_bytes for row in whole) - sum(row.size_bytes for row in rows),
+    }
 
 
 def _row(stream: Stream, head: Head, planned: Plan | Span) -> _Row:

@@ -66,6 +66,8 @@ def list_streams(settings: Settings) -> None:
 @click.option("--ensemble", default=3, show_default=True, help="Bookies of a ledger (E).")
 @click.option("--write-quorum", default=3, show_default=True, help="Copies of an entry (WQ).")
 @click.option("--ack-quorum", default=2, show_default=True, help="Copies that confirm it (AQ).")
+@click.option("--key", "keys", multiple=True, metavar="COLUMN", help="A key column; repeatable.")
+@click.option("--time", "time_column", metavar="COLUMN", help="The column of the event time.")
 @common_options
 @click.pass_obj
 def create(
@@ -78,8 +80,10 @@ def create(
     age_s: float | None,
     size_bytes: int | None,
     rows: int | None,
+    keys: tuple[str, ...],
+    time_column: str | None,
 ) -> None:
-    """Create an empty stream."""
+    """Create an empty stream. Readers can ask for one key, and for a part of the event time."""
     columns = parse_columns(schema)
     with settings.connect_streams() as client:
         client.create_stream(
@@ -89,6 +93,8 @@ def create(
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
             retention=limits_of(age_s, size_bytes, rows),
+            key_columns=keys,
+            time_column=time_column,
         )
     if settings.as_json:
         print_json({"stream": name, "created": True})
@@ -161,6 +167,8 @@ def show(settings: Settings, name: str, commits: int, counts: bool) -> None:
             (f"clock at {number}", "a writer's clock was far ahead before this commit")
             for number in head.time_resets[-3:]
         ),
+        *([("key", ", ".join(config.key_columns))] if config.key_columns else []),
+        *([("event time", config.time_column)] if config.time_column else []),
         *((f"column {field.name}", field.type) for field in config.schema),
     )
     print_table(("", ""), facts)
@@ -198,6 +206,8 @@ def stream_fields(config: StreamConfig, head: Head, commits: list[Commit]) -> di
             for field in config.schema
         ],
         "schema_version": config.schema_version,
+        "key_columns": list(config.key_columns),
+        "time_column": config.time_column,
         "rows": head.rows,
         "bytes": head.size_bytes,
         "earliest": head.earliest._asdict(),

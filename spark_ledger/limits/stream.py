@@ -111,3 +111,11 @@ LEDGERS_LOCATED_MAX: Final = 2048
 LOCATED_S: Final = 30.0
 """For how long a plan takes the fragments of an open ledger as known. Older ones do no harm: only
 the bookie that is asked first may be one that was replaced."""
+
+KEYS_FILTERED_MAX: Final = 2048
+"""Different keys of a segment of which a filter is kept. A segment with more is read for any key,
+unless its smallest and largest key say otherwise."""
+
+KEY_FILTERS_BYTES_MAX: Final = 4 * KIB
+"""Bytes of all key filters of one commit. Its node takes a third more in ZooKeeper, where the
+newest few hundred commits of a stream are; 64 segments get 64 bytes each."""

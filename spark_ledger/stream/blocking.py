@@ -38,6 +38,7 @@ from spark_ledger.stream.segment_writer import SegmentWriter as AsyncSegmentWrit
 from spark_ledger.stream.segment_writer import as_batches
 from spark_ledger.stream.several import AppendedStreams, commit_to, wait_for_any
 from spark_ledger.stream.stream import Stream as AsyncStream
+from spark_ledger.stream.where import Where
 from spark_ledger.types import Dlsn, LedgerId, ReplicaHint
 
 T = TypeVar("T")
@@ -78,6 +79,8 @@ class StreamConnection(LedgerConnection):
         segment_roll_bytes: int = SEGMENT_ROLL_BYTES_DEFAULT,
         segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT,
         retention: Retention | None = None,
+        key_columns: Sequence[str] = (),
+        time_column: str | None = None,
         exist_ok: bool = False,
     ) -> Stream:
         """Create a stream for rows of a ``pyarrow.Schema``. See ``StreamCatalog.create``."""
@@ -93,6 +96,8 @@ class StreamConnection(LedgerConnection):
                 segment_roll_bytes=segment_roll_bytes,
                 segment_roll_age_s=segment_roll_age_s,
                 retention=retention,
+                key_columns=key_columns,
+                time_column=time_column,
                 exist_ok=exist_ok,
             )
         )
@@ -358,9 +363,10 @@ class Stream:
         *,
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
+        where: Where | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The rows from ``start`` (inclusive) to ``end`` (exclusive) as record batches."""
-        chunks = self._stream.read_chunks(start, end, schema=schema, columns=columns)
+        chunks = self._stream.read_chunks(start, end, schema=schema, columns=columns, where=where)
         return _flatten(self._portal.iterate(chunks))
 
     def tail(
@@ -372,9 +378,8 @@ class Stream:
         columns: Sequence[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Rows from ``start`` on, also those to come, until none came for ``idle_timeout`` s."""
-        return self._portal.iterate(
-            self._stream.tail(start, idle_timeout=idle_timeout, schema=schema, columns=columns)
-        )
+        tail = self._stream.tail(start, idle_timeout=idle_timeout, schema=schema, columns=columns)
+        return self._portal.iterate(tail)
 
     def read_ranges(
         self,
@@ -382,9 +387,11 @@ class Stream:
         *,
         schema: pa.Schema | None = None,
         replica_hint: ReplicaHint = 0,
+        where: Where | None = None,
     ) -> Iterator[PositionedBatch]:
         """The rows of ranges that a planner made, each batch with its position."""
-        chunks = self._stream.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
+        read = self._stream.read_range_chunks
+        chunks = read(ranges, schema=schema, replica_hint=replica_hint, where=where)
         return _flatten(self._portal.iterate(chunks))
 
     def read_commits(
@@ -395,10 +402,11 @@ class Stream:
         *,
         schema: pa.Schema | None = None,
         replica_hint: ReplicaHint = 0,
+        where: Where | None = None,
     ) -> Iterator[PositionedBatch]:
         """The rows between two positions that are in these commits, each batch with its place."""
         chunks = self._stream.read_commit_chunks(
-            commits, start, end, schema=schema, replica_hint=replica_hint
+            commits, start, end, schema=schema, replica_hint=replica_hint, where=where
         )
         return _flatten(self._portal.iterate(chunks))
 

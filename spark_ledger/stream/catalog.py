@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -22,6 +22,7 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.base import Check, Create, Delete
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.concurrency import run_all
+from spark_ledger.stream.declared import declared_columns
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.schema import canonical_schema
 from spark_ledger.stream.ledgers import TAG_STREAM_ID, Ledgers
@@ -83,21 +84,28 @@ class StreamCatalog:
         segment_roll_bytes: int = SEGMENT_ROLL_BYTES_DEFAULT,
         segment_roll_age_s: float = SEGMENT_ROLL_AGE_S_DEFAULT,
         retention: Retention | None = None,
+        key_columns: Sequence[str] = (),
+        time_column: str | None = None,
         exist_ok: bool = False,
     ) -> Stream:
         """Create a stream for rows of an Arrow schema.
 
         Types are normalised to those Spark has (``schema.canonical_schema``). With ``exist_ok`` an
         existing stream of this name is opened instead, whatever its configuration. ``retention``
-        says how much is kept, all if it is left out.
+        says how much is kept, all if it is left out. Readers can ask for one key of
+        ``key_columns`` and for a part of the time in ``time_column`` (rule T27).
 
         Raises ConflictError if the name is taken, ConfigurationError, SchemaMismatchError.
         """
         nodes = StreamNodes(self._store, name)
+        stored = canonical_schema(schema)
+        keys, time_of_event = declared_columns(stored, key_columns, time_column)
         config = StreamConfig(
             name=name,
             stream_id=uuid.uuid4().hex,
-            schemas=(canonical_schema(schema),),
+            schemas=(stored,),
+            key_columns=keys,
+            time_column=time_of_event,
             quorums=Quorums(ensemble_size, write_quorum, ack_quorum),
             compression=parse_compression(compression),
             entry_bytes=entry_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate, pairwise
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import GIB, KIB, MIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.stream.statistics import Statistics
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ class StreamConfig:
     ``retention`` says which rows are kept, and ``dropping`` has the ledgers that no
     commit may name any more (rule T17). Nothing else ever changes.
 
+    ``key_columns`` and ``time_column`` are declared when the stream is created (rule T27).
+
     ``stream_id`` is random: it tells a stream from a later one of the same name (rule T7). The
     version of a schema is its index in ``schemas``; versions are only added (rule T8).
     Raises ConfigurationError if a field is outside of its bounds.
@@ -175,6 +178,8 @@ class StreamConfig:
     has_packs: bool = False
     retention: Retention = field(default_factory=Retention)
     dropping: tuple[LedgerId, ...] = ()
+    key_columns: tuple[str, ...] = ()
+    time_column: str | None = None
 
     def __post_init__(self) -> None:
         assert self.schemas, "a stream has at least one schema"
@@ -204,6 +209,11 @@ class StreamConfig:
             )
 
     @property
+    def has_declared(self) -> bool:
+        """Whether it declares key columns or a time column."""
+        return bool(self.key_columns) or self.time_column is not None
+
+    @property
     def schema(self) -> pa.Schema:
         """The newest schema (``pyarrow.Schema``)."""
         return self.schemas[-1]
@@ -225,6 +235,8 @@ class Segment:
     ``new_schema`` is the schema of its entries while the stream may lack it, and then
     ``schema_version`` is what its writer expects. The commit gives it its version; if that is
     another, ``written_version`` has the one that the entries name (rule T19).
+
+    ``statistics`` None: nothing is known of its times and keys (rule T28).
     """
 
     number: int
@@ -237,6 +249,7 @@ class Segment:
     entry_rows: tuple[int, ...]
     written_version: int | None = None
     new_schema: pa.Schema | None = None
+    statistics: Statistics | None = None
 
     def __post_init__(self) -> None:
         reason = segment_error(
@@ -333,7 +346,8 @@ class Commit:
     def memory_bytes(self) -> int:
         """What its objects take in memory, about; measured, and held by a test."""
         entries = sum([segment.entries for segment in self.segments])
-        return 400 + 270 * len(self.segments) + 37 * entries
+        known = sum([part.statistics.memory_bytes for part in self.segments if part.statistics])
+        return 400 + 270 * len(self.segments) + 37 * entries + known
 
     @property
     def end_segment(self) -> int:
@@ -446,49 +460,3 @@ class SegmentRange(NamedTuple):
     def size_bytes(self) -> int:
         """About how many payload bytes the range holds: its share of the segment's, by rows."""
         return -(-self.segment.size_bytes * self.rows // self.segment.rows)
-
-
-def cut(
-    segment: Segment, start: Dlsn | None, end: Dlsn | None
-) -> tuple[RowInSegment, RowInSegment] | None:
-    """The part of a segment from ``start`` to ``end`` (None: no bound), or None if it has no rows.
-
-    A slot behind the last row of an entry means the first row of the next entry, so every DLSN
-    is a position between two rows.
-    """
-
-    def row_at(position: Dlsn | None, otherwise: RowInSegment) -> RowInSegment:
-        if position is None or position.segment != segment.number:
-            return otherwise
-        entry, slot = position.entry, position.slot
-        if entry >= segment.entries:
-            return (segment.entries, 0)
-        return (entry, slot) if slot < segment.entry_rows[entry] else (entry + 1, 0)
-
-    if start is not None and start.segment > segment.number:
-        return None
-    if end is not None and end.segment < segment.number:
-        return None
-    first, last = row_at(start, (0, 0)), row_at(end, (segment.entries, 0))
-    return (first, last) if first < last else None
-
-
-def ranges_between(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[SegmentRange]:
-    """The rows from ``start`` (inclusive) to ``end`` (exclusive) as ranges of segments, in order.
-
-    ``commits`` are in order and hold at least the segments between the two. The result depends on
-    nothing else (rule T5): a repeated micro-batch gets the same ranges.
-    """
-    ranges: list[SegmentRange] = []
-    for commit in commits:
-        number, time_ms, row = commit.number, commit.time_ms, commit.rows_before
-        for segment in commit.segments:
-            if start.segment < segment.number < end.segment:  # nearly all; cut would cost more
-                bounds: tuple[RowInSegment, RowInSegment] | None
-                bounds = ((0, 0), (segment.entries, 0))
-            else:
-                bounds = cut(segment, start, end)
-            if bounds is not None:
-                ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms, row))
-            row += segment.rows
-    return ranges

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -32,8 +32,6 @@ from spark_ledger.errors import (
     NotFoundError,
 )
 from spark_ledger.limits import KIB
-from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
-from spark_ledger.limits.stream import READ_WINDOW_BYTES_MAX, READ_WINDOW_BYTES_MIN
 from spark_ledger.stream.concurrency import prefetch, run_all
 from spark_ledger.stream.format.entries import EntryDecoder, read_header
 from spark_ledger.stream.format.metadata_column import PositionedBatch
@@ -44,10 +42,19 @@ from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.model import Pack
 from spark_ledger.stream.packs.places import PackedRange, cut_out, places
 from spark_ledger.stream.packs.store import PackStore
+from spark_ledger.stream.row_filter import RowFilter
 from spark_ledger.stream.schema_registry import (
     STALE_READ_DELAY_S,
     STALE_READ_RETRIES,
     SchemaRegistry,
+)
+from spark_ledger.stream.windows import (
+    Chunk,
+    Ranges,
+    group_neighbours,
+    in_stream_order,
+    runs_of,
+    windows,
 )
 from spark_ledger.types import Dlsn, Entry, EntryId, LedgerId, ReplicaHint
 
@@ -55,22 +62,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
-Ranges: TypeAlias = AsyncIterator[SegmentRange] | Iterable[SegmentRange]
-"""Ranges in stream order; those that are still to be looked up come as an iterator."""
-
-_Chunk: TypeAlias = Sequence[tuple[SegmentRange | PackedRange, Entry]]
-"""Entries, each with the range it belongs to."""
-
 FETCHED_AHEAD: Final = 1
 DECODED_AHEAD: Final = 2
 """Lists of about one MiB that wait to be decoded, and that were decoded before they are asked for,
 beside the one in work on each side."""
-
-GROUP_BYTES_MAX: Final = READ_REQUEST_BYTES_MAX
-"""Neighbouring segments are joined up to the size that a bookie sends for one request."""
-
-WINDOW_GROUPS_MAX: Final = 8192
-"""Ranges of a window, for commits of a few rows: their entries cost some 1 KB of memory each."""
 
 RUNS_AT_ONCE_MAX: Final = 32
 """Requests that one read has in flight at most."""
@@ -96,6 +91,7 @@ class _ReadOptions(NamedTuple):
     began_s: float
     """When the read began, by the loop's clock: what it reads was committed before."""
     replica_hint: ReplicaHint
+    where: RowFilter | None = None
 
 
 class RangeReader:
@@ -109,7 +105,12 @@ class RangeReader:
         self._open: OrderedDict[LedgerId, _OpenLedger] = OrderedDict()
 
     def read(
-        self, ranges: Ranges, *, schema: pa.Schema, replica_hint: ReplicaHint = 0
+        self,
+        ranges: Ranges,
+        *,
+        schema: pa.Schema,
+        replica_hint: ReplicaHint = 0,
+        where: RowFilter | None = None,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """The rows of the ranges, in order, cast to ``schema``, in lists of about one MiB.
 
@@ -117,13 +118,17 @@ class RangeReader:
         that readers share the load. Raises DataLossError if segments are gone, NoSuchStreamError
         if the stream is, CorruptionError, SchemaMismatchError, BookieUnavailableError.
         """
-        return prefetch(self._read(ranges, schema, replica_hint), DECODED_AHEAD)
+        return prefetch(self._read(ranges, schema, replica_hint, where), DECODED_AHEAD)
 
     async def _read(
-        self, ranges: Ranges, schema: pa.Schema, replica_hint: ReplicaHint
+        self,
+        ranges: Ranges,
+        schema: pa.Schema,
+        replica_hint: ReplicaHint,
+        where: RowFilter | None,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
-        options = _ReadOptions(asyncio.get_running_loop().time(), replica_hint)
-        decoder = _Decoder(self._nodes.name, self.schemas, schema)
+        options = _ReadOptions(asyncio.get_running_loop().time(), replica_hint, where)
+        decoder = _Decoder(self._nodes.name, self.schemas, schema, where)
         entries = prefetch(self._fetch_in_order(ranges, options), FETCHED_AHEAD)
         async with aclosing(entries):
             async for chunk in entries:
@@ -131,11 +136,11 @@ class RangeReader:
 
     async def _fetch_in_order(
         self, ranges: Ranges, options: _ReadOptions
-    ) -> AsyncGenerator[_Chunk, None]:
+    ) -> AsyncGenerator[Chunk, None]:
         """All entries with their ranges, in stream order, in lists of about one MiB."""
         if self.packs.known is None and self.schemas.config.has_packs:
             await self.packs.read()
-        async for window in windows(group_neighbours(ranges)):
+        async for window in windows(group_neighbours(ranges, options.where)):
             if self.packs.known is None or not self.packs.known.packs:
                 async with aclosing(self._fetch_former(window, options)) as chunks:
                     async for chunk in chunks:
@@ -154,7 +159,7 @@ class RangeReader:
 
     async def _fetch_former(
         self, window: list[list[SegmentRange]], options: _ReadOptions
-    ) -> AsyncGenerator[_Chunk, None]:
+    ) -> AsyncGenerator[Chunk, None]:
         """The entries of a window from the ledgers that the commits name."""
         if len(window) > 1:
             try:
@@ -185,7 +190,7 @@ class RangeReader:
 
     async def _fetch_packed(
         self, pack: Pack, parts: list[SegmentRange], options: _ReadOptions
-    ) -> AsyncGenerator[_Chunk, None]:
+    ) -> AsyncGenerator[Chunk, None]:
         """The entries of a pack that have rows of these ranges."""
         name = f"stream {self._nodes.name!r}"
         try:
@@ -199,7 +204,7 @@ class RangeReader:
 
     async def _fetch_window(
         self, window: list[list[SegmentRange]], options: _ReadOptions
-    ) -> Sequence[_Chunk]:
+    ) -> Sequence[Chunk]:
         """The entries of a window, each ledger's run of entries fetched by one request."""
         calls = asyncio.Semaphore(RUNS_AT_ONCE_MAX)
         fetched: dict[tuple[LedgerId, EntryId], Entry] = {}
@@ -308,7 +313,14 @@ class RangeReader:
 class _Decoder:
     """Turns entries, each with its range, into batches of one schema; large ones in a thread."""
 
-    def __init__(self, stream_name: str, schemas: SchemaRegistry, target: pa.Schema) -> None:
+    def __init__(
+        self,
+        stream_name: str,
+        schemas: SchemaRegistry,
+        target: pa.Schema,
+        where: RowFilter | None,
+    ) -> None:
+        self._where = where
         self._stream_name = stream_name
         self._schemas = schemas
         self._target = target
@@ -317,7 +329,7 @@ class _Decoder:
         self._reached = (-1, 0, 0)
         """A segment's number, an entry of it, and the rows of the segment before that entry."""
 
-    async def decode(self, entries: _Chunk) -> list[PositionedBatch]:
+    async def decode(self, entries: Chunk) -> list[PositionedBatch]:
         for part, _ in entries:
             version = _range_of(part).segment.schema_version
             if version not in self._projections:
@@ -329,11 +341,11 @@ class _Decoder:
             return await asyncio.to_thread(self._decode_all, entries)
         return self._decode_all(entries)
 
-    def _decode_all(self, entries: _Chunk) -> list[PositionedBatch]:
+    def _decode_all(self, entries: Chunk) -> list[PositionedBatch]:
         found: list[PositionedBatch] = []
         for part, entry in entries:
             if isinstance(part, PackedRange):
-                whole = self._decode_one(part.range, entry).batch
+                whole = self._decode_one(part.range, entry)
                 found += [cut_out(whole, piece) for piece in part.pieces[entry.entry_id]]
             else:
                 found.append(self._decode_one(part, entry))
@@ -366,6 +378,7 @@ class _Decoder:
             part.commit_time_ms,
             self._projections[segment.schema_version].apply(batch),
             part.segment_row + self._rows_before(segment, number) + first,
+            None if self._where is None else self._where.matching(batch),
         )
 
     def _rows_before(self, segment: Segment, entry: int) -> int:
@@ -401,90 +414,3 @@ def _with_parts(
             parts.popleft()
         result.append((parts[0], entry))
     return result
-
-
-async def group_neighbours(ranges: Ranges) -> AsyncIterator[list[SegmentRange]]:
-    """Ranges in groups: the entries of a group follow one another in one ledger."""
-    group: list[SegmentRange] = []
-    size_bytes = 0
-    async for part in _iterate(ranges):
-        if group and (
-            part.segment.ledger_id != group[-1].segment.ledger_id
-            or part.first_entry != group[-1].last_entry + 1
-            or size_bytes >= GROUP_BYTES_MAX
-        ):
-            yield group
-            group, size_bytes = [], 0
-        group.append(part)
-        size_bytes += part.segment.size_bytes
-    if group:
-        yield group
-
-
-async def windows(
-    groups: AsyncIterator[list[SegmentRange]],
-) -> AsyncIterator[list[list[SegmentRange]]]:
-    """Groups that are fetched together; one that is larger than a window is alone.
-
-    The first window is small, so that the first rows come soon, and each has twice the bytes of the
-    one before.
-    """
-    window: list[list[SegmentRange]] = []
-    size, room_bytes, room_groups = READ_WINDOW_BYTES_MIN, READ_WINDOW_BYTES_MIN, WINDOW_GROUPS_MAX
-    async for group in groups:
-        size_bytes = sum([part.segment.size_bytes for part in group])
-        if window and (size_bytes > room_bytes or room_groups == 0):
-            yield window
-            size = min(2 * size, READ_WINDOW_BYTES_MAX)
-            window, room_bytes, room_groups = [], size, WINDOW_GROUPS_MAX
-        window.append(group)
-        room_bytes -= size_bytes
-        room_groups -= 1
-    if window:
-        yield window
-
-
-def runs_of(window: Iterable[list[SegmentRange]]) -> list[list[SegmentRange]]:
-    """The ranges of a window by ledger, in the order of their entries, cut where entries that
-    nobody committed lie between."""
-    ledgers: dict[LedgerId, list[SegmentRange]] = {}
-    for group in window:
-        ledgers.setdefault(group[0].segment.ledger_id, []).extend(group)
-    runs: list[list[SegmentRange]] = []
-    for parts in ledgers.values():
-        parts.sort(key=lambda part: part.first_entry)
-        following = None
-        for part in parts:
-            if part.first_entry != following:
-                runs.append([])
-            runs[-1].append(part)
-            following = part.last_entry + 1
-    return runs
-
-
-def in_stream_order(
-    window: Iterable[list[SegmentRange]], fetched: Mapping[tuple[LedgerId, EntryId], Entry]
-) -> Sequence[_Chunk]:
-    """The entries of a window with their ranges, in lists of about one MiB."""
-    chunks: list[list[tuple[SegmentRange | PackedRange, Entry]]] = []
-    room_bytes = 0
-    for group in window:
-        ledger_id = group[0].segment.ledger_id
-        for part in group:
-            for entry_id in range(part.first_entry, part.last_entry + 1):
-                entry = fetched[ledger_id, EntryId(entry_id)]
-                if room_bytes <= 0:
-                    chunks.append([])
-                    room_bytes = READ_CHUNK_BYTES_TARGET
-                chunks[-1].append((part, entry))
-                room_bytes -= len(entry.payload)
-    return chunks
-
-
-async def _iterate(items: AsyncIterator[T] | Iterable[T]) -> AsyncIterator[T]:
-    if isinstance(items, Iterable):
-        for item in items:
-            yield item
-    else:
-        async for item in items:
-            yield item

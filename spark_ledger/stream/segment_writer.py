@@ -29,11 +29,13 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits import KIB
 from spark_ledger.limits.stream import IDLE_LEDGER_S
+from spark_ledger.stream.declared import Describer
 from spark_ledger.stream.format.arrow_types import AsyncRows, Rows
 from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder, in_pieces
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, ledger_tags
 from spark_ledger.stream.model import UNPLACED, Compression, Segment, parse_compression
 from spark_ledger.stream.schema_registry import Fit, SchemaRegistry
+from spark_ledger.stream.statistics import EntryFacts, of_entries
 from spark_ledger.types import EntryId
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,7 @@ class _OpenSegment:
     schema_version: int
     first_entry: EntryId
     entry_rows: list[int] = field(default_factory=list)
+    facts: list[EntryFacts] = field(default_factory=list)
     size_bytes: int = 0
     last: asyncio.Future[int] | None = None
     """The entry pushed last. A ledger confirms in order, so with it all are confirmed."""
@@ -95,6 +98,8 @@ class _OpenSegment:
         future.add_done_callback(self._keep_failure)
         self.last = future
         self.entry_rows.append(entry.rows)
+        if entry.facts is not None:
+            self.facts.append(entry.facts)
         self.size_bytes += len(entry.payload)
 
     def _keep_failure(self, future: asyncio.Future[int]) -> None:
@@ -127,6 +132,7 @@ class _OpenSegment:
             schema_version=self.schema_version,
             entry_rows=tuple(self.entry_rows),
             new_schema=self.new_schema,
+            statistics=of_entries(self.facts),
         )
 
 
@@ -169,6 +175,7 @@ class SegmentWriter:
         config = schemas.config
         self._compression = parse_compression(compression or config.compression)
         self._entry_bytes = entry_bytes or config.entry_bytes
+        self._describe = Describer(config) if config.has_declared else None
         self._clock = clock
         self._ledger: OpenLedger | None = None
         self._ledger_opened_s = 0.0
@@ -306,6 +313,7 @@ class SegmentWriter:
                 fit.schema_version,
                 compression=self._compression,
                 entry_bytes=self._entry_bytes,
+                describe=self._describe,
             )
         return encoder
 

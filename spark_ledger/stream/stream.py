@@ -31,12 +31,12 @@ from spark_ledger.stream.model import (
     SinkRecord,
     StreamConfig,
     check_sink_id,
-    ranges_between,
 )
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.optimizer import Optimizer
 from spark_ledger.stream.plan.locate import Locator
 from spark_ledger.stream.positions import Position, parse_position
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.retention.handle import StreamRetention
 from spark_ledger.stream.schema_registry import (
@@ -45,6 +45,8 @@ from spark_ledger.stream.schema_registry import (
     SchemaRegistry,
 )
 from spark_ledger.stream.segment_writer import SegmentWriter, push_all
+from spark_ledger.stream.wanted import columns_wanted, rows_wanted
+from spark_ledger.stream.where import Where
 from spark_ledger.types import Dlsn, ReplicaHint, Versioned
 
 T = TypeVar("T")
@@ -329,14 +331,17 @@ class Stream:
         *,
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
+        where: Where | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """The rows from ``start`` (inclusive) to ``end`` (exclusive) as record batches, in order.
 
         ``schema`` casts them (missing columns are null); ``columns`` picks some of the newest
-        schema. Raises DataLossError if the start was truncated, ConfigurationError if a position
-        lies behind the end of the stream, and what ``RangeReader.read`` raises.
+        schema, ``where`` some of the rows (rule T30).
+
+        Raises DataLossError if the start was truncated, ConfigurationError if a position lies
+        behind the end of the stream, and what ``RangeReader.read`` raises.
         """
-        return flatten(self.read_chunks(start, end, schema=schema, columns=columns))
+        return flatten(self.read_chunks(start, end, schema=schema, columns=columns, where=where))
 
     async def read_chunks(
         self,
@@ -345,13 +350,16 @@ class Stream:
         *,
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
+        where: Where | None = None,
     ) -> AsyncGenerator[list[pa.RecordBatch], None]:
         """As ``read``, in lists of about one MiB, for callers to whom each item costs time."""
-        target = await self._target_schema(schema, columns)
+        target = await columns_wanted(self._schemas, schema, columns)
+        rows = rows_wanted(self._schemas, where)
         first, last = await self._resolve(start, end)
-        async with aclosing(self._reader.read(self._ranges(first, last), schema=target)) as chunks:
+        ranges = self._ranges(first, last)
+        async with aclosing(self._reader.read(ranges, schema=target, where=rows)) as chunks:
             async for chunk in chunks:
-                yield [positioned.batch for positioned in chunk]
+                yield [positioned.wanted() for positioned in chunk]
 
     async def tail(
         self,
@@ -362,7 +370,7 @@ class Stream:
         columns: Sequence[str] | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """As ``read``, also rows to come. Ends after ``idle_timeout`` s without (None: never)."""
-        target = await self._target_schema(schema, columns)
+        target = await columns_wanted(self._schemas, schema, columns)
         position, end = await self._resolve(start, "latest")
         while True:
             async with aclosing(
@@ -386,13 +394,15 @@ class Stream:
         *,
         schema: pa.Schema | None = None,
         replica_hint: ReplicaHint = 0,
+        where: Where | None = None,
     ) -> AsyncGenerator[PositionedBatch, None]:
         """The rows of ranges that a planner made, each batch with its position.
 
         Reads no commits. Ranges must be in order; ``schema`` as for ``read``. ``replica_hint``
         chooses the replica that is asked first, so that readers share the load.
         """
-        chunks = self.read_range_chunks(ranges, schema=schema, replica_hint=replica_hint)
+        read = self.read_range_chunks
+        chunks = read(ranges, schema=schema, replica_hint=replica_hint, where=where)
         return flatten(chunks)
 
     def read_range_chunks(
@@ -401,10 +411,12 @@ class Stream:
         *,
         schema: pa.Schema | None = None,
         replica_hint: ReplicaHint = 0,
+        where: Where | None = None,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """As ``read_ranges``, in lists of about one MiB, as each item costs some callers time."""
         target = self.schema if schema is None else schema
-        return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
+        rows = rows_wanted(self._schemas, where)
+        return self._reader.read(ranges, schema=target, replica_hint=replica_hint, where=rows)
 
     def read_commit_chunks(
         self,
@@ -414,6 +426,7 @@ class Stream:
         *,
         schema: pa.Schema | None = None,
         replica_hint: ReplicaHint = 0,
+        where: Where | None = None,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
         """The rows between two positions that are in these commits, which are looked up as it goes.
 
@@ -421,7 +434,8 @@ class Stream:
         """
         target = self.schema if schema is None else schema
         ranges = self._ranges_of(commits, start, end)
-        return self._reader.read(ranges, schema=target, replica_hint=replica_hint)
+        rows = rows_wanted(self._schemas, where)
+        return self._reader.read(ranges, schema=target, replica_hint=replica_hint, where=rows)
 
     async def _ranges(self, start: Dlsn, end: Dlsn) -> AsyncIterator[SegmentRange]:
         """The ranges between two positions, from commits that are looked up in growing steps."""
@@ -445,23 +459,6 @@ class Stream:
             if Dlsn(commits[-1].end_segment) >= end:
                 return
             number, step = number + step, min(2 * step, _COMMITS_PER_STEP_MAX)
-
-    async def _target_schema(
-        self, schema: pa.Schema | None, columns: Sequence[str] | None
-    ) -> pa.Schema:
-        if schema is not None and columns is not None:
-            raise ConfigurationError("read: give schema or columns, not both")
-        if columns is None:
-            return self.schema if schema is None else schema
-        if any(name not in self.schema.names for name in columns):
-            await self.refresh()
-        for name in columns:
-            if name not in self.schema.names:
-                raise ConfigurationError(
-                    f"stream {self.name!r} has no column {name!r}; "
-                    f"it has {', '.join(self.schema.names)}"
-                )
-        return pa.schema([self.schema.field(name) for name in columns])
 
     async def _resolve(self, start: Position, end: Position) -> tuple[Dlsn, Dlsn]:
         """Both positions as DLSNs; the start is not truncated, and neither is behind the end."""

@@ -17,7 +17,7 @@ import spark_ledger
 from spark_ledger.errors import ConflictError, LedgerError, NoSuchStreamError
 from spark_ledger.local import LocalCluster
 from spark_ledger.stream.blocking import StreamConnection
-from spark_ledger.stream.model import ranges_between
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.types import Dlsn
 
 pytestmark = pytest.mark.processes

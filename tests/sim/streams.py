@@ -16,8 +16,9 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import ConflictError, LedgerError, NotFoundError, OutcomeUnknownError
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.manifest.format import decode_root
-from spark_ledger.stream.model import Commit, Segment, ranges_between
+from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.stream.segment_writer import SegmentWriter
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn

@@ -21,6 +21,7 @@ from spark_ledger.stream.model import (
     check_sink_id,
     check_transaction_id,
 )
+from spark_ledger.stream.statistics import fitted
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
@@ -59,8 +60,14 @@ class Proposal:
         )
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Proposal:
-        """The same proposal for these segments; numbers that they had are dropped."""
-        return replace(self, segments=tuple([segment.placed(UNPLACED) for segment in segments]))
+        """The same proposal for these segments; numbers that they had are dropped, and their key
+        filters made small enough for one commit (rule T28)."""
+        known = fitted([segment.statistics for segment in segments])
+        loose = [
+            replace(segment, number=UNPLACED, statistics=each)
+            for segment, each in zip(segments, known, strict=True)
+        ]
+        return replace(self, segments=tuple(loose))
 
 
 class AlreadyApplied(NamedTuple):

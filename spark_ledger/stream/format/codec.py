@@ -13,18 +13,16 @@ format 2: ``versions`` has them, as pairs (number of segments, schema version) i
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Sequence
 from itertools import chain, groupby, pairwise, repeat
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
-import pyarrow as pa
 
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
-from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.entries import LEDGER_METADATA_BYTES_MAX
+from spark_ledger.stream.declared import declared_columns
+from spark_ledger.stream.format.schema_text import decode_schema, encode_schema
 from spark_ledger.stream.model import (
     Commit,
     Compression,
@@ -34,6 +32,7 @@ from spark_ledger.stream.model import (
     SinkRecord,
     StreamConfig,
 )
+from spark_ledger.stream.statistics import Statistics
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
 FORMAT_VERSION: Final = 1
@@ -44,15 +43,11 @@ FORMAT_WITH_RETENTION: Final = 3
 """Of the configuration alone, likewise (rule T18)."""
 FORMAT_WITH_PACKS: Final = 4
 """Of the configuration alone, likewise (rule T26)."""
+FORMAT_WITH_DECLARED: Final = 5
+"""Of the configuration alone, likewise: of a stream that declares key columns or a time column
+(rule T27). The node then says as ``level`` which of the formats before it would have."""
 FORMAT_WITH_VERSIONS: Final = 2
 """Of a commit that lost a race for a schema version. Who does not know it stops there."""
-
-SCHEMA_COMPRESSED_FROM_BYTES: Final = 4 * KIB
-"""The size of a schema of about 60 columns. Smaller ones fit many times without compression."""
-
-_COMPRESSED: Final = "zlib:"
-_SCHEMA_BYTES_MAX: Final = 16 * MIB
-"""What a reader decompresses at most, whatever the node says."""
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,6 +72,9 @@ class _ConfigNode(_Node, frozen=True, kw_only=True):
     retention_bytes: int | msgspec.UnsetType = msgspec.UNSET
     retention_rows: int | msgspec.UnsetType = msgspec.UNSET
     dropping: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    level: int | msgspec.UnsetType = msgspec.UNSET
+    key_columns: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    time_column: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class _HeadNode(_Node, frozen=True, kw_only=True):
@@ -92,6 +90,9 @@ class _HeadNode(_Node, frozen=True, kw_only=True):
     """Commits at which the time went back. Left out while there are none."""
 
 
+_Filter: TypeAlias = bytes  # a field of segments has the name of the type
+
+
 class _SegmentItem(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
@@ -103,6 +104,10 @@ class _SegmentItem(
     schema: int
     entry_rows: tuple[int, ...] = ()
     """Left out when there is one entry."""
+    times: tuple[int, int] | None = None
+    keys: tuple[int, int] | None = None
+    key_filter: _Filter = b""
+    """Its statistics (rule T28); a filter is in base64."""
 
 
 _Runs: TypeAlias = tuple[tuple[int, int], ...]
@@ -179,7 +184,10 @@ def encode_config(config: StreamConfig) -> bytes:
         version = FORMAT_WITH_PACKS if config.has_packs else FORMAT_WITH_RETENTION
     data = msgspec.json.encode(
         _ConfigNode(
-            v=version,
+            v=FORMAT_WITH_DECLARED if config.has_declared else version,
+            level=version if config.has_declared else msgspec.UNSET,
+            key_columns=config.key_columns or msgspec.UNSET,
+            time_column=config.time_column or msgspec.UNSET,
             name=config.name,
             stream_id=config.stream_id,
             ensemble_size=config.quorums.ensemble_size,
@@ -210,20 +218,29 @@ def encode_config(config: StreamConfig) -> bytes:
 
 def decode_config(data: bytes, path: str) -> StreamConfig:
     """The configuration in a node."""
-    node = _decode(data, _ConfigNode, path, FORMAT_WITH_PACKS)
+    node = _decode(data, _ConfigNode, path, FORMAT_WITH_DECLARED)
     _require(bool(node.schemas), path, "no schema")
+    declares, says = bool(node.key_columns or node.time_column), node.level is not msgspec.UNSET
+    fits = (node.v == FORMAT_WITH_DECLARED) == declares == says
+    _require(fits, path, f"key and time columns in format version {node.v}")
+    level = node.level if isinstance(node.level, int) else node.v
+    _require(FORMAT_VERSION <= level <= FORMAT_WITH_PACKS, path, f"level {level}")
     limits = (node.retention_age_s, node.retention_bytes, node.retention_rows, node.dropping)
     _require(
-        node.v >= FORMAT_WITH_RETENTION or all(each is msgspec.UNSET for each in limits),
+        level >= FORMAT_WITH_RETENTION or all(each is msgspec.UNSET for each in limits),
         path,
         f"retention in format version {node.v}",
     )
     _require(all(each is msgspec.UNSET or each for each in limits), path, "a limit of nothing")
     try:
+        schemas = tuple(decode_schema(text, path) for text in node.schemas)
+        declared = declared_columns(schemas[0], node.key_columns or (), node.time_column or None)
         return StreamConfig(
             name=node.name,
             stream_id=node.stream_id,
-            schemas=tuple(decode_schema(text, path) for text in node.schemas),
+            schemas=schemas,
+            key_columns=declared[0],
+            time_column=declared[1],
             quorums=Quorums(node.ensemble_size, node.write_quorum, node.ack_quorum),
             compression=node.compression,
             entry_bytes=node.entry_bytes,
@@ -231,9 +248,9 @@ def decode_config(data: bytes, path: str) -> StreamConfig:
             segment_roll_age_s=node.segment_roll_age_s,
             created_ms=node.created_ms,
             deleted=node.deleted,
-            has_manifests=node.v >= FORMAT_WITH_MANIFESTS,
-            has_retention=node.v >= FORMAT_WITH_RETENTION,
-            has_packs=node.v >= FORMAT_WITH_PACKS,
+            has_manifests=level >= FORMAT_WITH_MANIFESTS,
+            has_retention=level >= FORMAT_WITH_RETENTION,
+            has_packs=level >= FORMAT_WITH_PACKS,
             retention=Retention(
                 node.retention_age_s or None,
                 node.retention_bytes or None,
@@ -245,33 +262,6 @@ def decode_config(data: bytes, path: str) -> StreamConfig:
         raise
     except LedgerError as error:
         raise CorruptionError(f"metadata node {path}: {error}") from error
-
-
-def encode_schema(schema: pa.Schema) -> str:
-    """An Arrow schema as text. A long one is compressed: its columns resemble each other."""
-    data = schema.serialize().to_pybytes()
-    if len(data) < SCHEMA_COMPRESSED_FROM_BYTES:
-        return base64.b64encode(data).decode("ascii")
-    return _COMPRESSED + base64.b64encode(zlib.compress(data)).decode("ascii")
-
-
-def decode_schema(text: str, path: str) -> pa.Schema:
-    """The Arrow schema in a text."""
-    try:
-        data = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)
-        if text.startswith(_COMPRESSED):
-            data = _unpacked(data)
-        return pa.ipc.read_schema(pa.py_buffer(data))
-    except (ValueError, OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        raise CorruptionError(f"metadata node {path}: damaged Arrow schema: {error}") from error
-
-
-def _unpacked(data: bytes) -> bytes:
-    unpacking = zlib.decompressobj()
-    unpacked = unpacking.decompress(data, _SCHEMA_BYTES_MAX)
-    if not unpacking.eof:
-        raise ValueError("it is cut off, or too large")
-    return unpacked
 
 
 # -- head and sinks --------------------------------------------------------------------------------
@@ -418,6 +408,7 @@ def decode_segment_list(
 
 
 def _item(segment: Segment) -> _SegmentItem:
+    known = segment.statistics or Statistics()
     return _SegmentItem(
         ledger=segment.ledger_id,
         first=segment.first_entry,
@@ -426,6 +417,9 @@ def _item(segment: Segment) -> _SegmentItem:
         bytes=segment.size_bytes,
         schema=segment.entries_version,
         entry_rows=segment.entry_rows if segment.entries > 1 else (),
+        times=known.times,
+        keys=known.keys,
+        key_filter=known.key_filter,
     )
 
 
@@ -465,6 +459,9 @@ def _segment(item: _SegmentItem, number: int, path: str) -> Segment:
             size_bytes=item.bytes,
             schema_version=item.schema,
             entry_rows=item.entry_rows or (item.rows,),
+            statistics=Statistics(item.times, item.keys, item.key_filter)
+            if item.times or item.keys or item.key_filter
+            else None,
         )
     except ValueError as error:  # checked once: ten thousand commits are planned at a time
         raise CorruptionError(f"metadata node {path}: segment {number}: {error}") from error

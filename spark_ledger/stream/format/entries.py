@@ -19,7 +19,7 @@ a malicious writer must not make a reader crash or run out of memory.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.format.arrow_types import concat_batches, map_type
 from spark_ledger.stream.format.ipc_message import check_record_batch_message
 from spark_ledger.stream.model import Compression
+from spark_ledger.stream.statistics import EntryFacts
 
 HEADER: Final = struct.Struct(">4sHHII")
 HEADER_BYTES: Final = HEADER.size
@@ -57,6 +58,8 @@ class EncodedEntry(NamedTuple):
 
     payload: bytes
     rows: int
+    facts: EntryFacts | None = None
+    """What its segment's statistics are made from, of a stream that declares columns."""
 
 
 class EntryHeader(NamedTuple):
@@ -76,8 +79,15 @@ class EntryEncoder:
     """
 
     def __init__(
-        self, schema: pa.Schema, schema_version: int, *, compression: Compression, entry_bytes: int
+        self,
+        schema: pa.Schema,
+        schema_version: int,
+        *,
+        compression: Compression,
+        entry_bytes: int,
+        describe: Callable[[pa.RecordBatch], EntryFacts] | None = None,
     ) -> None:
+        self._describe = describe
         self.schema = schema
         self.schema_version = schema_version
         self._code = _CODES[compression]
@@ -184,7 +194,8 @@ class EntryEncoder:
             else:
                 header = HEADER.pack(MAGIC, 0, self._code, self.schema_version, piece.num_rows)
                 payload = b"".join((header, buffer.slice(start, end - start)))
-                entries.append(EncodedEntry(payload, piece.num_rows))
+                facts = None if self._describe is None else self._describe(piece)
+                entries.append(EncodedEntry(payload, piece.num_rows, facts))
             first_row += piece.num_rows
         return entries
 

@@ -28,6 +28,13 @@ class PositionedBatch(NamedTuple):
     batch: pa.RecordBatch
     row: int = 0
     """How many rows of the stream come before the first of these."""
+    matching: pa.BooleanArray | None = None
+    """Which of them the reader wants; None: all. Positions count all of them."""
+
+    def wanted(self, batch: pa.RecordBatch | None = None) -> pa.RecordBatch:
+        """The rows that the reader wants, of this batch or of one made from it row by row."""
+        whole = self.batch if batch is None else batch
+        return whole if self.matching is None else whole.filter(self.matching)
 
 
 def ledger_type(*, names_stream: bool = False) -> pa.StructType:

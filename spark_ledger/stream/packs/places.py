@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from spark_ledger.errors import CorruptionError
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import Segment, SegmentRange
@@ -26,6 +24,8 @@ class Piece(NamedTuple):
     first: int
     """The row in the pack's entry that the first of them is."""
     rows: int
+    row: int
+    """How many rows of the stream come before the first of them."""
 
 
 class PackedRange(NamedTuple):
@@ -49,7 +49,9 @@ def places(
         begin, left, at = row, count, slot
         while left:
             taken = min(left, starts[entry + 1] - begin)
-            piece = Piece(part, number, at, begin - starts[entry], taken)
+            nth = part.segment.number - pack.first_segment
+            before = part.segment_row + begin - index.segment_starts[nth]
+            piece = Piece(part, number, at, begin - starts[entry], taken, before)
             pieces.setdefault(EntryId(entry), []).append(piece)
             begin, left, at = begin + taken, left - taken, at + taken
             entry += left > 0
@@ -114,14 +116,16 @@ def _packed(
     return PackedRange(whole, {entry: pieces[entry] for entry in entries})
 
 
-def cut_out(whole: pa.RecordBatch, piece: Piece) -> PositionedBatch:
+def cut_out(whole: PositionedBatch, piece: Piece) -> PositionedBatch:
     """The rows of one former entry, as if they had been read from there: also with the ledger that
     their commit names, so that what is read is a function of commits alone (rule T5)."""
-    part = piece.range
+    part, matching = piece.range, whole.matching
     return PositionedBatch(
         Dlsn(part.segment.number, piece.entry, piece.slot),
         part.segment.ledger_id,
         part.commit,
         part.commit_time_ms,
-        whole.slice(piece.first, piece.rows),
+        whole.batch.slice(piece.first, piece.rows),
+        piece.row,
+        None if matching is None else matching.slice(piece.first, piece.rows),
     )

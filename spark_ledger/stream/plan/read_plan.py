@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_ledger.limits.connector import SEGMENTS_PLANNED_MAX
-from spark_ledger.stream.model import Commit, CommitMark, ranges_between
+from spark_ledger.stream.model import Commit, CommitMark
 from spark_ledger.stream.plan.balance import Balance, units_of, weights_of
 from spark_ledger.stream.plan.partitions import (
     Plan,
@@ -19,6 +19,8 @@ from spark_ledger.stream.plan.partitions import (
     plan_partitions,
     plan_spans,
 )
+from spark_ledger.stream.ranges import ranges_between
+from spark_ledger.stream.row_filter import RowFilter
 from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
@@ -33,12 +35,13 @@ def plan_read(
     last: Dlsn,
     limits: PlanLimits,
     commits_between: CommitsBetween | None = None,
+    rows: RowFilter | None = None,
 ) -> list[Plan] | list[Span]:
     """Partitions for the rows from ``first`` (inclusive) to ``last`` (exclusive).
 
     Their rows depend on commits only (rule T5). A read of more than ``SEGMENTS_PLANNED_MAX``
-    segments becomes spans, for which the tasks look the commits up. Raises as
-    ``Stream.commits_between``.
+    segments becomes spans, for which the tasks look the commits up. Segments that can have none of
+    ``rows`` are in no partition (rule T29). Raises as ``Stream.commits_between``.
     """
     if first >= last:
         return []
@@ -51,7 +54,10 @@ def plan_read(
         if spans is not None:
             return spans
     commits = (commits_between or stream.commits_between)(first.segment, end_segment)
-    return with_bookies(stream, plan_partitions(ranges_between(commits, first, last), limits))
+    ranges = ranges_between(commits, first, last)
+    if rows is not None:
+        ranges = [part for part in ranges if rows.may_match(part.segment)]
+    return with_bookies(stream, plan_partitions(ranges, limits))
 
 
 def with_bookies(stream: Stream, plans: Sequence[Plan]) -> list[Plan]:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from connector.options import TriggerLimits
 from connector.read.planner import has_rows, trigger_end
 from spark_ledger.limits import MIB
-from spark_ledger.stream.model import Segment, ranges_between
+from spark_ledger.stream.model import Segment
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.plan.world import commits, segment, streams
 

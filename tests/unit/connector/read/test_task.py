@@ -73,7 +73,7 @@ class FakeStream:
         return SimpleNamespace(earliest=Dlsn(self._earliest))
 
     def read_ranges(
-        self, ranges: Any, *, schema: Any, replica_hint: int
+        self, ranges: Any, *, schema: Any, replica_hint: int, where: Any
     ) -> Iterator[PositionedBatch]:
         for part in ranges:
             number = part.segment.number
@@ -175,7 +175,7 @@ class FlakyStream(FakeStream):
         self.failures = failures
 
     def read_ranges(
-        self, ranges: Any, *, schema: Any, replica_hint: int
+        self, ranges: Any, *, schema: Any, replica_hint: int, where: Any
     ) -> Iterator[PositionedBatch]:
         budget = self.failures.pop(0) if self.failures else 1000
         for part in ranges:

@@ -13,7 +13,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.errors import LedgerClosedError, NoSuchStreamError, SchemaMismatchError
 from spark_ledger.stream.blocking import StreamConnection
-from spark_ledger.stream.model import ranges_between
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, table

@@ -23,11 +23,10 @@ from spark_ledger.stream.model import (
     check_sink_id,
     check_stream_name,
     check_transaction_id,
-    cut,
     parse_compression,
-    ranges_between,
     segment_error,
 )
+from spark_ledger.stream.ranges import cut, ranges_between
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
 
 

@@ -19,14 +19,11 @@ from spark_ledger.errors import (
 from spark_ledger.limits import KIB
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.metadata_column import ledger_array, ledger_type
-from spark_ledger.stream.model import SegmentRange, ranges_between
-from spark_ledger.stream.reader import (
-    DECODED_AHEAD,
-    FETCHED_AHEAD,
-    GROUP_BYTES_MAX,
-    group_neighbours,
-)
+from spark_ledger.stream.model import SegmentRange
+from spark_ledger.stream.ranges import ranges_between
+from spark_ledger.stream.reader import DECODED_AHEAD, FETCHED_AHEAD
 from spark_ledger.stream.stream import Stream
+from spark_ledger.stream.windows import GROUP_BYTES_MAX, group_neighbours
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, loose, numbers, run, table

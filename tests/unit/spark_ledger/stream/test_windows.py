@@ -11,16 +11,16 @@ from spark_ledger.errors import DataLossError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.limits.stream import READ_WINDOW_BYTES_MAX, READ_WINDOW_BYTES_MIN
-from spark_ledger.stream import reader
+from spark_ledger.stream import windows as windows_module
 from spark_ledger.stream.model import SegmentRange
-from spark_ledger.stream.reader import (
+from spark_ledger.stream.stream import Stream
+from spark_ledger.stream.windows import (
     WINDOW_GROUPS_MAX,
     group_neighbours,
     in_stream_order,
     runs_of,
     windows,
 )
-from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Entry, EntryId, LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.test_reader import build, places, whole
@@ -125,9 +125,9 @@ def test_windows_are_read_ahead_of_the_consumer_but_not_without_bound(
 ) -> None:
     async def scenario() -> None:
         size = 4 * KIB
-        monkeypatch.setattr(reader, "READ_WINDOW_BYTES_MIN", size)
-        monkeypatch.setattr(reader, "READ_WINDOW_BYTES_MAX", size)
-        monkeypatch.setattr(reader, "READ_CHUNK_BYTES_TARGET", size // 4)
+        monkeypatch.setattr(windows_module, "READ_WINDOW_BYTES_MIN", size)
+        monkeypatch.setattr(windows_module, "READ_WINDOW_BYTES_MAX", size)
+        monkeypatch.setattr(windows_module, "READ_CHUNK_BYTES_TARGET", size // 4)
         ledgers = FakeLedgers()
         stream = await interleaved(ledgers, 300, 4, random.Random(1))
         total = sum(len(p) for each in ledgers.ledgers.values() for p in each.payloads)

@@ -13,6 +13,7 @@ import pytest
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
+from spark_ledger.stream.format.schema_text import decode_schema, encode_schema
 from spark_ledger.stream.model import Commit, Compression, Head, SinkRecord, StreamConfig
 from spark_ledger.types import Dlsn, LedgerId, Quorums
 from tests.unit.spark_ledger.stream.test_model import segment
@@ -309,11 +310,11 @@ def test_a_wide_schema_leaves_room_for_many_versions() -> None:
     versions = tuple(schema.append(pa.field(f"more{n}", pa.int64())) for n in range(20))
     config = replace(CONFIG, schemas=versions)
     assert codec.decode_config(codec.encode_config(config), "p") == config
-    text = codec.encode_schema(schema)
+    text = encode_schema(schema)
     assert len(text) < len(schema.serialize()) / 4
     for damaged in (text[:-8], text.removeprefix("zlib:"), "zlib:" + text[20:]):
         with pytest.raises(CorruptionError, match="node p: damaged Arrow schema"):
-            codec.decode_schema(damaged, "p")
+            decode_schema(damaged, "p")
 
 
 def test_a_schema_that_is_too_wide_for_the_metadata_is_refused() -> None:
@@ -324,10 +325,10 @@ def test_a_schema_that_is_too_wide_for_the_metadata_is_refused() -> None:
 
 
 def test_a_schema_with_a_stray_character_is_refused() -> None:
-    text = codec.encode_schema(CONFIG.schemas[0])
-    assert codec.decode_schema(text, "p") == CONFIG.schemas[0]
+    text = encode_schema(CONFIG.schemas[0])
+    assert decode_schema(text, "p") == CONFIG.schemas[0]
     with pytest.raises(CorruptionError, match="node p"):
-        codec.decode_schema(f"{text[:8]}!{text[8:]}", "p")
+        decode_schema(f"{text[:8]}!{text[8:]}", "p")
 
 
 def test_a_schema_that_is_cut_or_damaged_anywhere_is_refused_or_read() -> None:
@@ -338,9 +339,7 @@ def test_a_schema_that_is_cut_or_damaged_anywhere_is_refused_or_read() -> None:
         flipped[place] ^= 0xFF
         for data in (raw[:place], bytes(flipped)):
             try:
-                assert isinstance(
-                    codec.decode_schema(base64.b64encode(data).decode(), "p"), pa.Schema
-                )
+                assert isinstance(decode_schema(base64.b64encode(data).decode(), "p"), pa.Schema)
             except CorruptionError as error:
                 assert "node p: damaged Arrow schema" in str(error)
                 refused.add(type(error.__cause__))

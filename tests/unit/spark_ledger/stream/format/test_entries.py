@@ -86,7 +86,7 @@ def encode_all(
 ) -> list[tuple[bytes, int]]:
     made = encoder(batches[0].schema, compression, entry_bytes=entry_bytes)
     entries = [entry for batch in batches for entry in made.add(batch)]
-    return [*entries, *made.flush()]
+    return [(entry.payload, entry.rows) for entry in (*entries, *made.flush())]
 
 
 @pytest.mark.parametrize("compression", list(Compression))
@@ -159,7 +159,7 @@ def test_many_small_batches_are_glued_into_one_entry() -> None:
     made = encoder(pa.schema([("a", pa.int64())]))
     for n in range(1000):
         assert made.add(pa.record_batch({"a": [n]})) == []
-    ((payload, rows),) = made.flush()
+    ((payload, rows, _),) = made.flush()
     assert rows == 1000
     assert decode_entry(payload, made.schema, "e").column(0).to_pylist() == list(range(1000))
     assert made.flush() == []

@@ -22,9 +22,10 @@ from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.metadata_column import PositionedBatch, ledger_array
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, purpose_of
-from spark_ledger.stream.model import SegmentRange, ranges_between
+from spark_ledger.stream.model import SegmentRange
 from spark_ledger.stream.packs.format import decode_packs
 from spark_ledger.stream.packs.model import Packs
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
@@ -44,11 +45,13 @@ NOT_TEXT = b"\xff\xfe"
 
 
 class Row(NamedTuple):
-    """A row as it was first read: its values, its ``_ledger`` column, and its commit."""
+    """A row as it was first read: its values, its ``_ledger`` column, its commit, and how many rows
+    of the stream come before it, which is its offset for code that was written for Kafka."""
 
     values: tuple[object, ...]
     place: tuple[object, ...]
     commit: int
+    before: int
 
     @property
     def position(self) -> Dlsn:
@@ -64,7 +67,8 @@ def rows_of(batches: list[PositionedBatch]) -> list[Row]:
         ]
         values = zip(*(column.to_pylist() for column in columns), strict=True)
         places = zip(*(part.to_pylist() for part in ledger_array(each).flatten()), strict=True)
-        found += [Row(v, p, each.commit) for v, p in zip(values, places, strict=True)]
+        rows = enumerate(zip(values, places, strict=True), each.row)
+        found += [Row(v, p, each.commit, number) for number, (v, p) in rows]
     return found
 
 

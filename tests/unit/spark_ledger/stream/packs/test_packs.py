@@ -13,11 +13,12 @@ from spark_ledger.errors import ConfigurationError, CorruptionError, DataLossErr
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.metadata_column import PositionedBatch
-from spark_ledger.stream.model import Retention, SegmentRange, ranges_between
+from spark_ledger.stream.model import Retention, SegmentRange
 from spark_ledger.stream.packs import optimizer, store
 from spark_ledger.stream.packs.format import decode_packs, encode_packs
 from spark_ledger.stream.packs.model import Choice, Chooser, Pack, Packs
 from spark_ledger.stream.packs.optimizer import Packed
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.stream.retention.names import count_ledgers
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from spark_ledger.protocol.ensemble import fragment_of, lane_ranges
 from spark_ledger.protocol.placement import read_order
-from spark_ledger.stream.model import ranges_between
 from spark_ledger.stream.plan.balance import (
     Balance,
     FirstReads,
@@ -26,6 +25,7 @@ from spark_ledger.stream.plan.balance import (
 from spark_ledger.stream.plan.locate import Located
 from spark_ledger.stream.plan.partitions import Plan, PlanLimits
 from spark_ledger.stream.plan.read_plan import plan_read
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.types import (
     BookieId,
     BookieInfo,

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.connector import PARTITIONS_MAX
-from spark_ledger.stream.model import ranges_between
 from spark_ledger.stream.plan.partitions import (
     Plan,
     PlanLimits,
     partition_count,
     plan_partitions,
 )
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.plan.world import commits, segment, streams
 

@@ -13,9 +13,9 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.limits import KIB
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.model import ranges_between
 from spark_ledger.stream.plan.partitions import Plan, PlanLimits, plan_partitions
 from spark_ledger.stream.plan.read_plan import with_bookies
+from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.stream.stream import Stream
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId, Dlsn

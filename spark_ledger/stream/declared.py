@@ -1,0 +1,119 @@
+"""The key and the time column that a stream declares: which may be, and their values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits.stream import KEYS_FILTERED_MAX
+from spark_ledger.stream.format.arrow_types import ArrowArray, ArrowField
+from spark_ledger.stream.model import StreamConfig
+from spark_ledger.stream.statistics import Bounds, EntryFacts, key_hash
+
+MICROS_PER_DAY: Final = 24 * 3600 * 1_000_000
+
+
+def declared_columns(
+    schema: pa.Schema, key_columns: Sequence[str], time_column: str | None
+) -> tuple[tuple[str, ...], str | None]:
+    """The columns with the names that the schema has; names match in any case.
+
+    Raises ConfigurationError if there is no such column, it is named twice, or its type cannot be
+    a key or a time.
+    """
+    keys = tuple(_found(schema, name, "key column").name for name in key_columns)
+    if len(set(keys)) < len(keys):
+        raise ConfigurationError(f"key columns {', '.join(keys)}: one is named twice")
+    for name in keys:
+        type_ = schema.field(name).type
+        if not (_is_whole(type_) or pat.is_string(type_) or pat.is_binary(type_)):
+            raise ConfigurationError(
+                f"key column {name!r} is {type_}: a key is text, binary, boolean, a whole number, "
+                "a date or a timestamp"
+            )
+    if time_column is None:
+        return keys, None
+    field = _found(schema, time_column, "time column")
+    if not (pat.is_timestamp(field.type) or pat.is_date32(field.type)):
+        raise ConfigurationError(
+            f"time column {field.name!r} is {field.type}: it must be a timestamp or a date"
+        )
+    return keys, field.name
+
+
+def _found(schema: pa.Schema, name: str, what: str) -> ArrowField:
+    same = [field for field in schema if field.name.lower() == name.lower()]
+    exact = [field for field in same if field.name == name] or same
+    if not exact:
+        raise ConfigurationError(
+            f"{what} {name!r}: the stream has no such column; it has {', '.join(schema.names)}"
+        )
+    return exact[0]
+
+
+def _is_whole(type_: pa.DataType) -> bool:
+    return (
+        pat.is_integer(type_)
+        or pat.is_boolean(type_)
+        or pat.is_date32(type_)
+        or pat.is_timestamp(type_)
+    )
+
+
+def plain(values: ArrowArray) -> ArrowArray:
+    """The values of a key column as numbers or bytes. Text may be any bytes, as in Spark."""
+    if pat.is_string(values.type):
+        return values.cast(pa.binary())
+    if pat.is_binary(values.type):
+        return values
+    if pat.is_date32(values.type) or pat.is_boolean(values.type):
+        return values.cast(pa.int32()).cast(pa.int64())
+    return values.cast(pa.int64())
+
+
+def times_us(values: ArrowArray) -> ArrowArray:
+    """The values of a time column in microseconds; of days, their beginning."""
+    import pyarrow.compute as pc
+
+    if pat.is_date32(values.type):
+        return pc.multiply(plain(values), pa.scalar(MICROS_PER_DAY, pa.int64()))
+    return plain(values)
+
+
+class Describer:
+    """Tells of batches what goes into the statistics of their segment (rule T28)."""
+
+    def __init__(self, config: StreamConfig) -> None:
+        self._keys = list(config.key_columns)
+        self._time = config.time_column
+
+    def __call__(self, batch: pa.RecordBatch) -> EntryFacts:
+        times = None if self._time is None else _bounds(times_us(batch.column(self._time)))
+        if not self._keys:
+            return EntryFacts(times, None, frozenset())
+        columns = [plain(batch.column(name)) for name in self._keys]
+        is_ordered = len(columns) == 1 and not pat.is_binary(columns[0].type)
+        keys = _bounds(columns[0]) if is_ordered else None
+        return EntryFacts(times, keys, _hashes(columns))
+
+
+def _bounds(values: ArrowArray) -> Bounds | None:
+    import pyarrow.compute as pc
+
+    found: Any = pc.min_max(values).as_py()
+    return None if found["min"] is None else (found["min"], found["max"])
+
+
+def _hashes(columns: list[ArrowArray]) -> frozenset[int] | None:
+    """A hash for each key without null; None if there are too many."""
+    names = [str(nth) for nth in range(len(columns))]
+    rows = pa.Table.from_arrays(columns, names=names)
+    distinct = rows.group_by(names, use_threads=False).aggregate([])
+    if distinct.num_rows > KEYS_FILTERED_MAX:
+        return None
+    keys = zip(*(distinct.column(name).to_pylist() for name in names), strict=True)
+    return frozenset(key_hash(key) for key in keys if None not in key)
