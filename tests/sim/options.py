@@ -216,6 +216,17 @@ def draw_options(seed: int) -> Options:
         scrubs=draw.random() < 0.25 and rot in ("flip", "everywhere"),
         together=draw.random() < 0.4 and stream is not None,
     )
+    options = _with_keepers(options)
+    if options.ledger_stalls:  # else the write cache is hardly ever full
+        options = msgspec.structs.replace(options, write_cache_bytes=8192)
+    if options.false_fences or options.lonely_tails:
+        return _all_well(options)
+    return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
+
+
+def _with_keepers(options: Options) -> Options:
+    """A stream whose rows are dropped needs a keeper, and so does one that is audited."""
+    stream = options.stream
     if options.audits:
         options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
     if options.drops:  # keepers drop what retention allows
@@ -226,11 +237,7 @@ def draw_options(seed: int) -> Options:
         options = msgspec.structs.replace(options, races=False)
     if options.drops:  # what those streams lose nobody counts
         options = msgspec.structs.replace(options, together=False)
-    if options.ledger_stalls:  # else the write cache is hardly ever full
-        options = msgspec.structs.replace(options, write_cache_bytes=8192)
-    if options.false_fences or options.lonely_tails:
-        return _all_well(options)
-    return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
+    return options
 
 
 _HARMLESS_TO_BOOKIES: Final = frozenset(
