@@ -50,7 +50,7 @@ def test_cluster_in_order_is_well() -> None:
         assert (verified.closed, verified.open, verified.locked) == (3, 1, 1)
         assert verified.named_bytes == 15
         assert [each.user_bytes for each in verified.bookies.values()] == [4, 4, 4]
-        assert [each.entries for each in verified.bookies.values()] == [2, 2, 2]
+        assert [each.entries for each in verified.bookies.values()] == [3, 3, 3]
 
     run_in_world(test)
 
