@@ -20,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     from bookie_server.config import load
+    from bookie_server.rack import with_rack
     from bookie_server.server import format_bookie, relocate_bookie, run
     from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.relocate:
             print(relocate_bookie(config))
             return EXIT_OK
+        config = with_rack(config)
     except (ConfigurationError, CorruptionError) as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED

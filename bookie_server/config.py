@@ -142,6 +142,12 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rack: Annotated[str, msgspec.Meta(pattern="^/.+")] = "/default-rack"
     """Failure domain: a path with a leading slash."""
 
+    rack_file: str = ""
+    """Look the rack up in this file instead, by bookie_id, then by the address of ``listen``."""
+
+    rack_script: str = ""
+    """Or ask this program, which gets the address and prints the rack."""
+
     memory_bytes: Bytes = BOOKIE_MEMORY_BYTES
     """What the process may take, its caches included; near it, the bookie hangs up on clients that
     keep it waiting."""
@@ -218,7 +224,16 @@ def parse(text: str, path: Path) -> BookieConfig:
         journal_directory=_absolute(root, config.storage.journal_directory),
         ledger_directories=[_absolute(root, name) for name in config.storage.ledger_directories],
     )
-    config = msgspec.structs.replace(config, storage=storage)
+    if sum(map(bool, (config.rack_file, config.rack_script, "rack" in values))) > 1:
+        raise ConfigurationError(
+            f"configuration file {path}: only one of rack, rack_file and rack_script says the rack"
+        )
+    places = {
+        key: _absolute(root, value)
+        for key in ("rack_file", "rack_script")
+        if (value := values.get(key))
+    }
+    config = msgspec.structs.replace(config, storage=storage, **places)
     needed = _memory_needed(config.storage)
     if config.memory_bytes < needed:
         raise ConfigurationError(

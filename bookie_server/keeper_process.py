@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from bookie_server.config import AutorecoverySettings, BookieConfig
-from bookie_server.service.metrics import KeeperFigures, ServiceMetrics
+from bookie_server.repair_figures import read_repair_figures
+from bookie_server.service.metrics import KeeperFigures, RepairFigures, ServiceMetrics
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper.nodes import (
     ELECTED_PATH,
@@ -152,6 +153,7 @@ class Watched:
         self._look_s = look_s
         self.figures: KeeperFigures | None = None
         """None before the first look."""
+        self.repair: RepairFigures | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
@@ -163,6 +165,7 @@ class Watched:
         while True:
             try:
                 self.figures = await self._look()
+                self.repair = await read_repair_figures(self._store)
             except LedgerError as error:  # the numbers stay as they were, and their time says so
                 logger.info("the keeper's numbers were not read: %s", error)
             await asyncio.sleep(self._look_s)
@@ -204,6 +207,7 @@ def keeper_beside(
     environment = {"SPARK_LEDGER_METADATA": config.metadata}
     watched = Watched(store, KeeperProcess(store, command(config), environment))
     metrics.keeper = lambda: watched.figures
+    metrics.repair = lambda: watched.repair
     return watched.stop
 
 

@@ -52,6 +52,9 @@ ROT_SAMPLES: Final = Share(400, 1_000)
 INDEX_ROT_SAMPLES: Final = Share(40, 100)
 """Bytes of an index that are damaged, each seen by a process of its own."""
 
+SCRUBBED_FLIPS: Final = Share(50, 1_000)
+"""Bytes of logs and index that are damaged while a bookie runs, all found by one scrub."""
+
 CRASH_POINTS: Final = Share(1_000, 10_000)
 """Crash points in all: the seed of a test, or one long run of ``python -m tests.crash``."""
 
@@ -88,6 +91,9 @@ RANDOM_STREAMS: Final = Share(1, 20)
 
 PACKED_STREAMS: Final = Share(1, 20)
 """Streams that are optimized while anything happens to them, thirty times, a second each."""
+
+LAB_SEEDS: Final = Share(2, 100)
+"""Seeds of the replication lab, each of which kills servers at random under three protocols."""
 
 MUTANTS: Final = Share(24, ALL)
 """Mutants that are put in again and have to be found where they were found before: one of each

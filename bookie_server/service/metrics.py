@@ -71,6 +71,25 @@ class KeeperFigures(NamedTuple):
     audit_deleted: int = 0
 
 
+class RepairFigures(NamedTuple):
+    """What repair has written down, as a bookie read it last."""
+
+    looked_at: float = 0.0
+    """When the auditor looked last, in seconds since 1970."""
+    gone_bookies: int = 0
+    lost_bookies: int = 0
+    stopped: bool = False
+    marked: int = 0
+    marked_at_one: int = 0
+    failing: int = 0
+    checked_at: float = 0.0
+    with_holes: int = 0
+    """What the last check found."""
+    repaired: int = 0
+    copied_entries: int = 0
+    copied_bytes: int = 0
+
+
 class ServiceMetrics:
     """Counters of the service since the start of the process."""
 
@@ -86,6 +105,7 @@ class ServiceMetrics:
         self.collection: Callable[[], CollectionStats] = CollectionStats
         """How the garbage collection goes."""
         self.keeper: Callable[[], KeeperFigures | None] = _no_keeper
+        self.repair: Callable[[], RepairFigures | None] = _no_repair
         """How the keeper goes; None where this bookie does not look."""
         self.append_streams = 0
         """Append streams open now."""
@@ -124,4 +144,8 @@ class ServiceMetrics:
 
 
 def _no_keeper() -> KeeperFigures | None:
+    return None
+
+
+def _no_repair() -> RepairFigures | None:
     return None

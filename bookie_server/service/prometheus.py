@@ -18,7 +18,7 @@ from bookie_server.core.collection import Cause as CollectionCause
 from bookie_server.core.collection import CollectionStats
 from bookie_server.core.read_only import Cause
 from bookie_server.service.guard.memory import anonymous_bytes
-from bookie_server.service.keeper_families import keeper_families
+from bookie_server.service.keeper_families import keeper_families, repair_families
 from bookie_server.service.metrics import Histogram, ServiceMetrics
 from bookie_server.storage.stats import StorageStats
 from spark_ledger.types import BookieStatus
@@ -50,6 +50,7 @@ def _families(
     yield from _service(metrics)
     yield from _collection(metrics.collection())
     yield from keeper_families(metrics.keeper())
+    yield from repair_families(metrics.repair())
     yield from _storage(storage)
     yield from _read_only(read_only)
 

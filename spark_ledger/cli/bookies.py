@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,6 +17,24 @@ if TYPE_CHECKING:
     from spark_ledger.cli.inspection import BookieRow
     from spark_ledger.metadata.collection import PassReport
     from spark_ledger.types import BookieInfo
+
+
+_OPEN_GRACE: Final = click.option(
+    "--open-ledger-grace",
+    type=DURATION_S,
+    default="1m",
+    show_default=True,
+    metavar="TIME",
+    help="Open ledgers that still name it after so long are recovered: their writers add nothing.",
+)
+_REPAIR_RATE: Final = click.option(
+    "--repair-rate",
+    type=size_of(KIB),
+    default=str(REPAIR_BYTES_PER_S),
+    show_default="32m",
+    metavar="SIZE",
+    help="Bytes per second that are copied at most.",
+)
 
 
 @click.group()
@@ -111,22 +129,8 @@ def collect(
 @group.command()
 @click.argument("bookie_id")
 @click.option("--cancel", is_flag=True, help="Let it stay: it takes new entries again.")
-@click.option(
-    "--open-ledger-grace",
-    type=DURATION_S,
-    default="1m",
-    show_default=True,
-    metavar="TIME",
-    help="Open ledgers that still name it after so long are recovered: their writers add nothing.",
-)
-@click.option(
-    "--repair-rate",
-    type=size_of(KIB),
-    default=str(REPAIR_BYTES_PER_S),
-    show_default="32m",
-    metavar="SIZE",
-    help="Bytes per second that are copied at most.",
-)
+@_OPEN_GRACE
+@_REPAIR_RATE
 @common_options
 @click.pass_obj
 def decommission(
@@ -158,6 +162,49 @@ def decommission(
         print_json({"bookie_id": bookie_id, "decommissioned": True, "runs": left.runs})
     else:
         click.echo(f"{bookie_id} is out of the cluster" + "; stop it now" * left.runs)
+
+
+@group.command()
+@click.argument("bookie_id")
+@click.option("--undo", is_flag=True, help="Let it take new entries again; what was copied stays.")
+@_OPEN_GRACE
+@_REPAIR_RATE
+@common_options
+@click.pass_obj
+def drain(
+    settings: Settings, bookie_id: str, undo: bool, open_ledger_grace: float, repair_rate: float
+) -> None:
+    """Empty a bookie, for instance to exchange its disks: no new entries, and what it holds is
+    copied to others. It stays in the cluster, read-only, until --undo.
+
+    May be stopped at any time: begun again, it goes on.
+    """
+    from spark_ledger.cli.leaving import empty, let_stay
+
+    uri = settings.uri()
+    if undo:
+        stays = let_stay(uri, bookie_id)
+        if settings.as_json:
+            print_json({"bookie_id": bookie_id, "undone": stays})
+        else:
+            said = "takes new entries again" if stays else "was not being drained"
+            click.echo(f"{bookie_id} {said}")
+        return
+    empty(
+        uri,
+        bookie_id,
+        open_grace_s=open_ledger_grace,
+        bytes_per_s=repair_rate,
+        told=lambda left: click.echo(
+            f"{left.ledgers} ledgers with {size_text(left.size_bytes)} name {bookie_id}", err=True
+        ),
+    )
+    if settings.as_json:
+        print_json({"bookie_id": bookie_id, "drained": True})
+    else:
+        click.echo(
+            f"{bookie_id} is empty and read-only; ledger bookies drain {bookie_id} --undo ends that"
+        )
 
 
 def _outcome(bookie_id: str, report: PassReport | None) -> tuple[object, ...]:

@@ -44,6 +44,12 @@ def group() -> None:
 @group.command()
 @click.option("--bookies", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option(
+    "--racks",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Deal the bookies out to so many racks; see ledger cluster placement.",
+)
+@click.option(
     "--zookeeper-heap",
     type=size_of(16 * MIB),
     envvar=HEAP_VARIABLE,
@@ -66,6 +72,7 @@ def group() -> None:
 def up(
     settings: Settings,
     bookies: int,
+    racks: int | None,
     zookeeper_heap: int | None,
     lost_bookie_delay: float,
     directory: Path,
@@ -79,6 +86,7 @@ def up(
             bookies,
             zookeeper_heap_bytes=zookeeper_heap,
             lost_bookie_delay_s=lost_bookie_delay,
+            racks=racks or 0,
         )
     show(settings, cluster)
     if not settings.as_json:

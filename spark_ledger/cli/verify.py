@@ -106,17 +106,16 @@ class _Comparison:
 
     async def run(self) -> Verified:
         await self._ask_all()
-        named: set[LedgerId] = set()
+        looked_to = 0
         async for page in pages(self._store, LEDGERS_PATH):
-            named.update(page.ids)
-            self._end = max([self._end, *page.ids])
             for part in _parts(page.ids, LEDGERS_AT_ONCE):
                 await asyncio.gather(*map(self._compare, part))
                 self._advance(len(part))
-        others = [LedgerId(each) for each in range(self._end) if each not in named]
-        for part in _parts(others, QUESTIONS_AT_ONCE):
-            for bookie_id in self._asked():
-                await asyncio.gather(*(self._look_for(bookie_id, each) for each in part))
+            assert not page.ids or page.ids[0] >= looked_to, "pages come in order"
+            for ledger_id in page.ids:
+                await self._look_for_others(looked_to, ledger_id)
+                looked_to = ledger_id + 1
+        await self._look_for_others(looked_to, self._end)
         return self._found
 
     async def _ask_all(self) -> None:
@@ -272,6 +271,12 @@ class _Comparison:
 
     # -- ledgers that they do not name -------------------------------------------------------------
 
+    async def _look_for_others(self, first: int, end: int) -> None:
+        """Ask every bookie for the ids from ``first`` up to ``end``, which is left out."""
+        for part in _parts(range(first, end), QUESTIONS_AT_ONCE):
+            for bookie_id in self._asked():
+                await asyncio.gather(*(self._look_for(bookie_id, each) for each in part))
+
     async def _look_for(self, bookie_id: BookieId, ledger_id: LedgerId) -> None:
         if not await self._held(bookie_id, ledger_id):
             return
@@ -299,6 +304,6 @@ def _add(total: BookieCopies, more: BookieCopies) -> None:
     total.beyond += more.beyond
 
 
-def _parts(ids: Sequence[LedgerId], size: int) -> Iterator[Sequence[LedgerId]]:
+def _parts(ids: Sequence[int], size: int) -> Iterator[list[LedgerId]]:
     for start in range(0, len(ids), size):
-        yield ids[start : start + size]
+        yield [LedgerId(each) for each in ids[start : start + size]]

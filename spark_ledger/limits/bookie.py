@@ -125,6 +125,9 @@ what the budget of memory allows when little of it is used."""
 BOOKIE_MEMORY_INTERVAL_S_MAX: Final = 0.25
 """How often at least. Forty looks a second were over 1 % of a core, for each idle bookie."""
 
+RACK_SCRIPT_S: Final = 10.0
+"""A program that is asked for a bookie's rack and does not end within this ends the start."""
+
 BOOKIE_ANSWER_BYTES_MAX: Final = 64 * MIB
 """Bytes read for clients and not sent yet: at a gigabyte per second, a few network round trips."""
 

@@ -16,6 +16,7 @@ from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import MIB
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 from spark_ledger.local.ports import HOST
+from spark_ledger.types import DEFAULT_RACK
 
 CONFIG_NAME: Final = "bookie.toml"
 
@@ -78,12 +79,14 @@ def write_config(
     *,
     keeper: bool,
     lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
+    rack: str = DEFAULT_RACK,
 ) -> Path:
     """Write the config file; its path."""
     config = directory / CONFIG_NAME
     config.write_text(
         f"metadata = {_quoted(metadata_uri)}\n"
         f"bookie_id = {_quoted(bookie_id)}\n"
+        f"rack = {_quoted(rack)}\n"
         f"session_timeout_s = {SESSION_TIMEOUT_S}\n"
         "\n[listen]\n"
         f"host = {_quoted(HOST)}\n"
@@ -119,6 +122,15 @@ def read_ports(directory: Path) -> Ports:
         return Ports()
     config = tomllib.loads(text)
     return Ports(config["listen"]["port"], config["admin"]["port"])
+
+
+def read_rack(directory: Path) -> str:
+    """The rack of the last start."""
+    try:
+        found = tomllib.loads((directory / CONFIG_NAME).read_text()).get("rack", DEFAULT_RACK)
+    except FileNotFoundError:
+        return DEFAULT_RACK
+    return str(found)
 
 
 def _quoted(text: str) -> str:

@@ -57,7 +57,8 @@ class LocalCluster:
     the machine's. When it is full, ZooKeeper ends, is started again, and clients' errors say so.
 
     ``lost_bookie_delay_s``: with a keeper, the copies of a bookie that is gone for so long are made
-    again on others.
+    again on others. ``racks``: deal the bookies out to so many racks, /rack-0, /rack-1, ...; with 0
+    each is where it was the last time.
 
     No process outlives the caller, even one that is killed. Thread-safe, but start and stop one
     bookie from one thread at a time. Raises ConfigurationError if Java, pyspark or the bookie's
@@ -72,6 +73,7 @@ class LocalCluster:
         keeper: bool = False,
         zookeeper_heap_bytes: int | None = None,
         lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
+        racks: int = 0,
         _daemon: bool = False,
     ) -> None:
         if not isinstance(bookies, int) or bookies < 0:
@@ -84,6 +86,7 @@ class LocalCluster:
         self._durable = not temporary
         self._keeper = keeper
         self._lost_bookie_delay_s = lost_bookie_delay_s
+        self._racks = racks
         self._processes = Processes(self.directory, remove=temporary, daemon=_daemon)
         self._zookeeper = _Server(ZOOKEEPER, self.directory / ZOOKEEPER)
         self._bookies: list[_Server] = []
@@ -292,6 +295,11 @@ class LocalCluster:
         self._bookies.append(server)
         return server
 
+    def _rack(self, server: _Server) -> str:
+        if self._racks:
+            return f"/rack-{self._bookies.index(server) % self._racks}"
+        return bookie.read_rack(server.directory)
+
     def _begin_bookie(self, server: _Server, *, on_new_ports: bool = False) -> None:
         before = bookie.Ports() if on_new_ports else bookie.read_ports(server.directory)
         ports = bookie.Ports(
@@ -306,6 +314,7 @@ class LocalCluster:
             ports,
             keeper=self._keeper,
             lost_bookie_delay_s=self._lost_bookie_delay_s,
+            rack=self._rack(server),
         )
         bookie.ready_file(server.directory).unlink(missing_ok=True)
         argv, env = bookie.command(sys.executable, server.directory, config)

@@ -59,10 +59,11 @@ def up(
     *,
     zookeeper_heap_bytes: int | None = None,
     lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
+    racks: int = 0,
 ) -> ClusterStatus:
     """Start a cluster that keeps running, on the data in ``directory`` if there are any.
 
-    ``zookeeper_heap_bytes``, ``lost_bookie_delay_s``: as in ``LocalCluster``.
+    ``zookeeper_heap_bytes``, ``lost_bookie_delay_s``, ``racks``: as in ``LocalCluster``.
 
     Raises ConfigurationError if one runs there already, and whatever ``LocalCluster`` raises.
     """
@@ -72,6 +73,7 @@ def up(
         keeper=True,
         zookeeper_heap_bytes=zookeeper_heap_bytes,
         lost_bookie_delay_s=lost_bookie_delay_s,
+        racks=racks,
         _daemon=True,
     )
     state = cluster.directory / STATE_NAME

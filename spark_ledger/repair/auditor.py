@@ -37,8 +37,18 @@ from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.lost import Losses, losses
-from spark_ledger.repair.nodes import STATE_PATH, AuditState, leaving, mark
-from spark_ledger.repair.plan import all_names, copies_left
+from spark_ledger.repair.nodes import (
+    COUNTS_PATH,
+    FAILED_PATH,
+    PRIORITIES,
+    STATE_PATH,
+    AuditState,
+    RepairCounts,
+    leaving,
+    mark,
+    mark_root,
+)
+from spark_ledger.repair.plan import all_names, bytes_on, copies_left
 from spark_ledger.types import BookieId, BookieState, LedgerId
 
 logger = logging.getLogger(__name__)
@@ -73,6 +83,8 @@ class Auditor:
         self._gone: GoneOwners | None = None
         """None: read what the auditor before has counted."""
         self._audited_at: float | None = None
+        self.named_bytes = 0
+        """What lost bookies have to hold of the ledgers that name them, as of the last audit."""
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
         """Audit while elected, until ``stop`` is set. Outages are waited out."""
@@ -140,7 +152,22 @@ class Auditor:
             ConflictError, NotFoundError
         ):  # of another auditor: both are right
             await write_node(self._store, STATE_PATH, after, before)
+        await self._count(len(audited | found.lost))
         return found
+
+    async def _count(self, lost: int) -> None:
+        """Write down how much is marked, if that has changed."""
+        by_copies = [await _count_ids(self._store, mark_root(copies)) for copies in PRIORITIES]
+        counts = RepairCounts(
+            lost=lost,
+            marked=sum(by_copies),
+            marked_at_one=sum(by_copies[:2]),
+            failing=await _count_ids(self._store, FAILED_PATH),
+        )
+        known = await read_node(self._store, RepairCounts, COUNTS_PATH)
+        if known is None or known.value != counts:
+            with contextlib.suppress(ConflictError, NotFoundError):
+                await write_node(self._store, COUNTS_PATH, counts, known)
 
     async def _bookies(self) -> tuple[frozenset[BookieId], frozenset[BookieId]]:
         """Those that are registered, and all that the cluster has had."""
@@ -161,6 +188,7 @@ class Auditor:
         is lost as well. Page by page, at a bounded rate: never all at once.
         """
         marked, gone = 0, frozenset(lost)
+        self.named_bytes = 0
         logger.info("all ledgers are looked at; lost or leaving: %s", ", ".join(sorted(gone)))
         async for page in pages(self._store, LEDGERS_PATH):
             for start in range(0, len(page.ids), METADATA_READS_IN_FLIGHT_MAX):
@@ -183,5 +211,10 @@ class Auditor:
         named = all_names(ledger) & lost
         if not named:
             return False
+        self.named_bytes += bytes_on(ledger, named)
         await mark(self._store, ledger_id, named, copies_left(ledger, lost))
         return True
+
+
+async def _count_ids(store: MetadataStore, path: str) -> int:
+    return sum([len(page.ids) async for page in pages(store, path)])

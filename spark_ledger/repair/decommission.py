@@ -1,4 +1,4 @@
-"""Takes a bookie out of the cluster: its copies away, nothing that names it, then its cookie.
+"""Empties a bookie: its copies away, nothing that names it; and takes it out of the cluster.
 
 It needs no keeper: it marks what names the bookie, and works at that beside other workers
 (rule R10). It may be cut off anywhere, and begun again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from spark_ledger.client.ledger_client import LedgerClient
@@ -23,12 +23,72 @@ from spark_ledger.types import BookieId
 _PAUSE_S = 2.0
 """Between two looks at all ledgers: longer than clients take to see that a bookie is read-only."""
 
+_LOOK_S = 10.0
+"""Between two looks at what is left while copies are made: each reads the metadata of all."""
+
 
 class Left(NamedTuple):
     """A bookie that is out of the cluster."""
 
     runs: bool
     """It is registered still: it serves nobody, and has to be stopped."""
+
+
+class Named(NamedTuple):
+    """What still names a bookie that is being emptied."""
+
+    ledgers: int
+    size_bytes: int
+    """About so many bytes of closed ledgers it has to hold."""
+
+
+async def drain(
+    client: LedgerClient,
+    bookie_id: BookieId,
+    config: WorkerConfig,
+    *,
+    told: Callable[[Named], None],
+) -> None:
+    """Have a bookie take nothing new, and return once nothing names it. It stays a bookie of the
+    cluster, and read-only, until ``stay`` (rule R13).
+
+    ``told`` hears what names it after each look at all ledgers, every few seconds. Raises
+    NotFoundError if the cluster has no such bookie, and what the metadata store raises:
+    begun again, it goes on where it was.
+    """
+    store, registry = client.store, BookieRegistry(client.store)
+    known = await registry.list_cookies()
+    is_known = bookie_id in known or bookie_id in await leaving(store)
+    if not is_known and await registry.get(bookie_id) is None:
+        raise NotFoundError(f"this cluster has no bookie {bookie_id}: see ledger bookies list")
+    with contextlib.suppress(ConflictError):  # it was begun before
+        await store.create(leaving_path(bookie_id), b"")
+    auditor, worker = Auditor(client, AuditorConfig()), Worker(client, config)
+
+    async def look() -> int:
+        named = await auditor.audit(frozenset([bookie_id]))
+        told(Named(named, auditor.named_bytes))
+        return named
+
+    looks_without = 0
+    while looks_without < 2:
+        named = await look()
+        looks_without = 0 if named else looks_without + 1
+        if named:
+            await _work(worker, look)
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _work(worker: Worker, look: Callable[[], Awaitable[int]]) -> None:
+    """One pass of a worker, with looks meanwhile at what is left."""
+    work = asyncio.create_task(worker.run_pass())
+    try:
+        while not (await asyncio.wait({work}, timeout=_LOOK_S))[0]:
+            await look()
+        await work
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
 
 async def decommission(
@@ -44,22 +104,8 @@ async def decommission(
     Raises NotFoundError if the cluster has no such bookie, and what the metadata store raises:
     begun again, it goes on where it was.
     """
-    store, registry = client.store, BookieRegistry(client.store)
-    known = await registry.list_cookies()
-    is_known = bookie_id in known or bookie_id in await leaving(store)
-    if not is_known and await registry.get(bookie_id) is None:
-        raise NotFoundError(f"this cluster has no bookie {bookie_id}: see ledger bookies list")
-    with contextlib.suppress(ConflictError):  # it was begun before
-        await store.create(leaving_path(bookie_id), b"")
-    auditor, worker = Auditor(client, AuditorConfig()), Worker(client, config)
-    looks_without = 0
-    while looks_without < 2:
-        named = await auditor.audit(frozenset([bookie_id]))
-        told(named)
-        looks_without = 0 if named else looks_without + 1
-        if named:
-            await worker.run_pass()
-        await asyncio.sleep(_PAUSE_S)
+    registry = BookieRegistry(client.store)
+    await drain(client, bookie_id, config, told=lambda left: told(left.ledgers))
     await registry.delete_cookie(bookie_id)
     runs = await registry.get(bookie_id) is not None
     if not runs:

@@ -8,6 +8,7 @@
 | repair/leaving/<bookie id> | an operator takes this bookie out of the cluster |
 | repair/state | format_version, what the auditor saw last |
 | repair/done | format_version, what workers have done, for people |
+| repair/counts | format_version, how much is marked and fails, for metrics |
 | repair/check | format_version, how far the periodic check is, and what the last one found |
 """
 
@@ -30,6 +31,7 @@ FAILED_PATH: Final = "repair/failed"
 STATE_PATH: Final = "repair/state"
 DONE_PATH: Final = "repair/done"
 CHECK_PATH: Final = "repair/check"
+COUNTS_PATH: Final = "repair/counts"
 
 PRIORITIES: Final = (0, 1, 2, 3)
 """By copies that the worst entry has left; 3 stands for more. Fewest first."""
@@ -74,6 +76,17 @@ class CheckState(Node, frozen=True, kw_only=True):
     """Ledgers up to this one are done."""
     ledgers: Count = 0
     with_holes: Count = 0
+
+
+class RepairCounts(Node, frozen=True, kw_only=True):
+    """What the auditor counted last. Only people and metrics read it."""
+
+    lost: Count = 0
+    """Bookies whose copies are made again: lost, or leaving."""
+    marked: Count = 0
+    marked_at_one: Count = 0
+    """Of these, those of which the worst entry had one copy left, or none."""
+    failing: Count = 0
 
 
 class RepairDone(Node, frozen=True, kw_only=True):

@@ -68,6 +68,20 @@ def all_names(ledger: LedgerMetadata) -> frozenset[BookieId]:
     return frozenset(bookie_id for fragment in ledger.fragments for bookie_id in fragment.bookies)
 
 
+def bytes_on(ledger: LedgerMetadata, bookies: Collection[BookieId]) -> int:
+    """About how many bytes these bookies have to hold of a closed ledger; 0 of an open one."""
+    if not ledger.is_closed or ledger.last_entry_id < 0:
+        return 0
+    quorums = ledger.quorums
+    per_entry = ledger.length / (ledger.last_entry_id + 1)
+    share = quorums.write_quorum / quorums.ensemble_size
+    entries = sum(
+        (fragment.last + 1 - fragment.first) * len(lost_indexes(fragment.bookies, bookies))
+        for fragment in final_fragments(ledger)
+    )
+    return round(entries * share * per_entry)
+
+
 def copies_left(ledger: LedgerMetadata, lost: Collection[BookieId]) -> int:
     """Copies of the worst entry that bookies which are not lost may hold."""
     return min(

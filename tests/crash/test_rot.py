@@ -8,7 +8,15 @@ import pytest
 
 from tests.crash.index_rot import DIED, WRONG, rot_index
 from tests.crash.rot import CUT, FLIP, ZEROS, rot
-from tests.effort import INDEX_ROT_SAMPLES, ROT_SAMPLES, ROT_SEEDS, Share, in_shares
+from tests.crash.scrubbed import scrub_rot
+from tests.effort import (
+    INDEX_ROT_SAMPLES,
+    ROT_SAMPLES,
+    ROT_SEEDS,
+    SCRUBBED_FLIPS,
+    Share,
+    in_shares,
+)
 
 SHORT_SEED = 3
 
@@ -36,3 +44,15 @@ def test_damage_to_the_index_is_harmless_or_refused(samples: int, tmp_path: Path
     print(f"seed {seed}", dict(outcomes))
     assert outcomes[WRONG] == outcomes[DIED] == 0
     assert outcomes["refused"] and outcomes["unreadable"] and outcomes["right"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "flips", in_shares([SCRUBBED_FLIPS.test, SCRUBBED_FLIPS.proof], Share(1, 2))
+)
+def test_flipped_bytes_are_found_by_one_scrub_refilled_and_not_served(
+    flips: int, tmp_path: Path
+) -> None:
+    figures = scrub_rot(tmp_path / "bookie", 5, flips=flips)
+    print(figures)
+    assert figures["damaged_blocks"] > flips // 2 and figures["damaged_ledgers_of_the_index"] > 1

@@ -40,6 +40,12 @@ def test_killed_bookies_copies_are_made_again_and_the_others_may_go_then() -> No
                 ledgers.append(writer.ledger_id)
                 writer.append(b"%d" % number * 1000)
             stream.append(pa.table({"n": [number]}, SCHEMA))
+        locked = []
+        for number in range(5):
+            with client.create_ledger(password=b"secret") as writer:
+                locked.append(writer.ledger_id)
+                for _ in range(10):
+                    writer.append(b"%d" % number * 1000)
         idle = client.create_ledger()
         idle.append(b"idle")
         before = client.ledger_metadata(ledgers[0]).fragments[0].bookies
@@ -63,6 +69,10 @@ def test_killed_bookies_copies_are_made_again_and_the_others_may_go_then() -> No
             with client.open_ledger(ledger_id) as reader:
                 (entry,) = reader.read(0, 0)
                 assert entry.payload == b"%d" % number * 1000
+        for number, ledger_id in enumerate(locked):
+            with client.open_ledger(ledger_id, password=b"secret") as reader:
+                found = [entry.payload for entry in reader.read(0, 9)]
+                assert found == [b"%d" % number * 1000] * 10
         rows = [n for batch in stream.read() for n in batch.column("n").to_pylist()]
         assert rows == list(range(30))
 

@@ -122,6 +122,10 @@ class IndexUpdate(Protocol):
     def delete_row(self, ledger_id: LedgerId, row: IndexRow) -> bool:
         """Take out one row; False if it is not as it was."""
 
+    def drop_damaged(self) -> dict[LedgerId, EntryId]:
+        """Take out all rows of ledgers whose rows do not add up, before any other change; of each
+        the highest entry that a good row named."""
+
     def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
         """Take out the ledger's first rows, at most so many; what they were. Less than the limit
         means that none is left."""

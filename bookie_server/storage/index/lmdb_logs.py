@@ -39,6 +39,10 @@ class LogUses:
         self._counts_all = stated is None or not tables.logs_are_known
         self._changes: dict[int, LogUse] = {}
 
+    def count_anew(self) -> None:
+        """Rows went that could not be read: count all that are left, at the commit."""
+        self._counts_all = True
+
     def count(self, row: IndexRow, sign: int) -> None:
         """A row is put (1) or taken out (-1)."""
         log_id = row.location.log_id

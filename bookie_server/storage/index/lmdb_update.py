@@ -8,6 +8,7 @@ from bookie_server.core.ledger_record import KEY_HASH_BYTES, LedgerRecord
 from bookie_server.storage.index.base import BlockLocation, IndexRow, LogUse, RowsInRange
 from bookie_server.storage.index.lmdb_commit import commit_now
 from bookie_server.storage.index.lmdb_errors import translated
+from bookie_server.storage.index.lmdb_heal import drop_damaged_rows
 from bookie_server.storage.index.lmdb_logs import LogUses
 from bookie_server.storage.index.lmdb_tables import (
     DELETED_KEY,
@@ -158,6 +159,15 @@ class LmdbUpdate:
             self._log_uses.count(row, -1)
             self._transaction.delete(key, db=self._rows)
         return True
+
+    def drop_damaged(self) -> dict[LedgerId, EntryId]:
+        assert not self._proofs, "nothing was changed yet"
+        with translated(self._path):
+            proofs = self._transaction.cursor(self._tables.proofs)
+            dropped, self._rows_proof = drop_damaged_rows(self._path, self._cursor, proofs)
+        self._proofs = dict.fromkeys(dropped, Proof())
+        self._log_uses.count_anew()
+        return dropped
 
     def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
         assert limit > 0, "some rows are taken out"

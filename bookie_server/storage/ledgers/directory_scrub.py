@@ -20,7 +20,7 @@ import msgspec
 from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
 from bookie_server.storage.index.base import Index, IndexRow
 from bookie_server.storage.ledgers.entry_log import EntryLogReader
-from bookie_server.storage.ledgers.lacking import Lack, Lacking
+from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.storage import (
@@ -92,6 +92,7 @@ class DirectoryScrub:
         self._counts = ScrubCounts()
         # Whoever scrubs.
         self._saved_s = time.monotonic()
+        self._damaged_ledgers = 0
 
     @property
     def counts(self) -> ScrubCounts:
@@ -126,6 +127,8 @@ class DirectoryScrub:
                 for ledger in ledgers:
                     self._check_ledger(ledger.ledger_id, flush_lock, pace)
                     self._go_to(LedgerId(ledger.ledger_id + 1), 0)
+            if self._damaged_ledgers:
+                self._heal(flush_lock)
             self.position = Position(ended_at=time.time())
         finally:
             with suppress(OSError):  # the next pass reads a little twice
@@ -143,6 +146,7 @@ class DirectoryScrub:
             rows = self._index.rows(ledger_id)
         except CorruptionError as error:
             self._counts = self._counts._replace(bad_ledgers=self._counts.bad_ledgers + 1)
+            self._damaged_ledgers += 1
             logger.error("ledger %d cannot be verified: %s", ledger_id, error)  # noqa: TRY400
             return
         bad: list[tuple[IndexRow, Lack]] = []
@@ -218,6 +222,27 @@ class DirectoryScrub:
                 update.abort()
                 raise
         bad.clear()
+
+    def _heal(self, flush_lock: Lock) -> None:
+        """Take the rows of ledgers that do not add up out of the index, once all that they may have
+        named is on the list (rule S24)."""
+        with flush_lock:
+            update = self._index.begin()
+            try:
+                dropped = update.drop_damaged()
+                lacks = []
+                for ledger_id, last in dropped.items():
+                    record = self._index.ledger_record(ledger_id)
+                    if record is not None:  # else only a damaged key has named it
+                        lacks.append(
+                            Lack(ledger_id, EntryId(0), max(last, record.last_entry), NO_LOG)
+                        )
+                self.lacking.add(lacks)
+                update.commit()
+            except BaseException:
+                update.abort()
+                raise
+        self._damaged_ledgers = 0
 
     # -- the position ------------------------------------------------------------------------------
 

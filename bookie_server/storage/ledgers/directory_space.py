@@ -28,6 +28,7 @@ from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, block_path
 from bookie_server.storage.ledgers.entry_log import log_ids as entry_log_ids
 from bookie_server.storage.ledgers.entry_logs import EntryLogs
+from bookie_server.storage.ledgers.lacking import NO_LOG
 from bookie_server.storage.ledgers.log_scan import scan_blocks
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.storage import COMPACTION_ROWS_AT_ONCE
@@ -109,6 +110,8 @@ class DirectorySpace:
             found += map(run_log_id, self._covered_run_log_files())
             self._tell_missing(uses, in_use)
         awaited = self._awaited()  # after the index: rows go behind the note of what is lacking
+        if NO_LOG in awaited:
+            return []
         return [
             LogState(log_id, file_size(self._file_system, self._path(log_id)), *use)
             for log_id in found

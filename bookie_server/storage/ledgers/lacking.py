@@ -22,6 +22,7 @@ from spark_ledger.limits.storage import LACKING_MAX
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 
 LACKING_NAME: Final = "lacking.json"
+NO_LOG: Final = 0
 _VERSION: Final = 1
 _FILE_BYTES_MAX: Final = 32 * MIB
 
@@ -29,7 +30,8 @@ _FILE_BYTES_MAX: Final = 32 * MIB
 class Lack(NamedTuple):
     """Entries from ``first`` to ``last`` were in a block that is damaged, or some of them were.
 
-    ``log_id``: the log that has the block; it stays until they are back. 0: no block is known.
+    ``log_id``: the log that has the block; it stays until they are back. ``NO_LOG``: the index does
+    not know where the blocks are, so that every log stays.
     """
 
     ledger_id: LedgerId

@@ -124,3 +124,44 @@ def test_check_refuses_what_is_in_use_or_no_directory_of_a_bookie(
     machine.close()
     assert main(["check", str(root)]) == 2
     assert main(["dump", str(root / "ledgers" / "bookie.json")]) == 2
+
+
+@pytest.mark.parametrize("part", ["value", "key", "proof"])
+def test_damaged_rows_of_the_index_come_back_as_copies_and_others_stay(
+    root: Path, part: str
+) -> None:
+    machine = opened(root)
+    assert machine.add(4, range(5)) is BookieStatus.OK
+    machine.flush()
+    (store,) = machine.bookie._storage._stores
+    index = store.index
+    assert isinstance(index, LmdbIndex)
+    with index._env.begin(write=True) as transaction:  # as a disk does it, below the sums
+        table = index._proofs if part == "proof" else index._rows
+        cursor = transaction.cursor(table)
+        assert cursor.first()
+        key, stored = cursor.item()
+        assert cursor.delete()
+        if part == "key":
+            transaction.put(bytes([key[0] ^ 1]) + key[1:], stored, db=table)
+        else:
+            transaction.put(key, bytes([stored[0] ^ 1]) + stored[1:], db=table)
+    machine.bookie._storage.scrubber.run_once()
+    stats = machine.bookie.stats().ledger_storage.scrub
+    assert (stats.directories[0].bad_ledgers, stats.lacking) == (1, 1)
+    outcome = machine.bookie.read(LedgerId(2), EntryId(29), EntryId(29), stride=1, max_bytes=MIB)
+    assert outcome.status is BookieStatus.IO_ERROR
+    assert machine.bookie.list_entries(LedgerId(2)) == [] and list(machine.held(4)) == [*range(5)]
+    machine.bookie._storage.compactor.run_once(full=True, paced=False)
+    for first, size in ((0, 40), (10, 600), (20, 40)):
+        ids = range(first, first + 10)
+        assert machine.add(2, ids, size=size, recovery=True) is BookieStatus.OK
+    machine.flush()
+    machine.bookie.lacking.refetched(machine.bookie.lacking.of(LedgerId(2)))
+    machine.bookie._storage.compactor.run_once(full=True, paced=False)
+    machine.close()
+    again = opened(root)
+    assert len(again.held(2)) == 30 and len(again.held(4)) == 5
+    again.bookie._storage.scrubber.run_once()
+    assert again.bookie.stats().ledger_storage.scrub.bad == 0
+    again.close()

@@ -13,7 +13,7 @@ from bookie_server.core.disk_space import DirectoryState, Space
 from bookie_server.core.read_only import Cause
 from bookie_server.service import admin
 from bookie_server.service.guard.log_bound import LogBound
-from bookie_server.service.metrics import Histogram, KeeperFigures, ServiceMetrics
+from bookie_server.service.metrics import Histogram, KeeperFigures, RepairFigures, ServiceMetrics
 from bookie_server.service.prometheus import exposition
 from bookie_server.storage.disks import DiskStates
 from bookie_server.storage.journal.waiting import JournalStats
@@ -215,3 +215,15 @@ def test_every_figure_of_the_keeper_is_exported() -> None:
     assert sorted(values) == sorted(map(float, figures))
     assert "bookie_keeper_reclaimable_bytes 11.0" in text
     assert "bookie_keeper_recovered_ledgers_total 14.0" in text
+
+
+def test_every_figure_of_repair_is_exported() -> None:
+    metrics = ServiceMetrics()
+    figures = RepairFigures(*range(1, len(RepairFigures._fields) + 1))
+    metrics.repair = lambda: figures
+    text = exposition(metrics, stats(), up=True, read_only=()).decode()
+    shown = [line for line in text.splitlines() if line.startswith("bookie_repair")]
+    values = [float(line.split()[1]) for line in shown if "_created" not in line]
+    assert sorted(values) == sorted(map(float, figures))
+    assert "bookie_repair_marked_ledgers 5.0" in text
+    assert "bookie_repair_copied_bytes_total 12.0" in text

@@ -86,15 +86,18 @@ def test_copy_that_is_not_as_the_others_is_told(
 
 
 def test_what_metadata_do_not_name_is_told() -> None:
+    """Before the first ledger that they name, and between two."""
+
     async def test(world: World) -> None:
-        writer = await written(world, b"a")
-        await writer.close()
-        await (await written(world, b"b")).close()
+        writers = [await written(world, b"a") for _ledger in range(4)]
+        for writer in writers:
+            await writer.close()
         store = MemoryMetadataStore(world.tree)
-        await store.delete(ledger_path(LedgerId(writer.ledger_id)))
+        for writer in writers[::2]:
+            await store.delete(ledger_path(LedgerId(writer.ledger_id)))
         verified = await found(world)
         assert not verified.is_well and not verified.faults
-        assert [each.left_ledgers for each in verified.bookies.values()] == [1, 1, 1]
+        assert [each.left_ledgers for each in verified.bookies.values()] == [2, 2, 2]
 
     run_virtually(test)
 

@@ -25,11 +25,12 @@ from tests.unit.spark_ledger.client.world import World
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_control_c_while_an_item_is_awaited_closes_the_iterator(attempt: int) -> None:
-    closed = threading.Event()
+    asked, closed = threading.Event(), threading.Event()
 
     async def endless() -> AsyncIterator[int]:
         try:
             yield attempt
+            asked.set()
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
@@ -41,15 +42,20 @@ def test_control_c_while_an_item_is_awaited_closes_the_iterator(attempt: int) ->
     main = threading.main_thread().ident
     assert main is not None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
+
+    def press() -> None:
+        assert asked.wait(60)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    presser = threading.Thread(target=press)
     try:
         items = BlockingPortal.get().iterate(endless())
         assert next(items) == attempt
-        timer.start()
+        presser.start()
         with pytest.raises(KeyboardInterrupt):
             next(items)
+        presser.join()
     finally:
-        timer.cancel()
         signal.signal(signal.SIGINT, before)
     assert closed.is_set()
 

@@ -9,7 +9,7 @@ import pytest
 from spark_ledger.errors import NotFoundError
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import leaving_path
-from spark_ledger.repair.decommission import decommission, stay
+from spark_ledger.repair.decommission import Named, decommission, drain, stay
 from spark_ledger.repair.nodes import leaving
 from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.worker import WorkerConfig
@@ -66,3 +66,43 @@ def test_decommission_that_nobody_can_take_over_waits_and_can_be_cancelled() -> 
         await client.store.create(leaving_path(LEFT), b"")
 
     run_virtually(test, bookies=3)
+
+
+def test_drained_bookie_is_named_by_nothing_and_stays_in_the_cluster() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        closed = [await filled(client) for _ in range(4)]
+        for writer in closed:
+            await writer.close()
+        named = [w for w in closed if LEFT in all_names(await client.ledger_metadata(w.ledger_id))]
+        told: list[Named] = []
+        await drain(await world.client(), LEFT, CONFIG, told=told.append)
+        assert told[0] == (len(named), 30 * len(named)) and told[-2:] == [(0, 0)] * 2
+        assert named
+        for writer in closed:
+            assert LEFT not in all_names(await client.ledger_metadata(writer.ledger_id))
+            assert await lacking(world, client, writer.ledger_id) == []
+        assert LEFT in await BookieRegistry(client.store).list_cookies()
+        assert await leaving(client.store) == {LEFT}, "until the operator undoes it"
+        assert await stay(client, LEFT)
+
+    run_virtually(test, bookies=5)
+
+
+def test_drain_that_is_cut_off_says_what_is_left_and_goes_on() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        told: list[Named] = []
+        slow = WorkerConfig(bytes_per_s=20.0, open_grace_s=5.0, despite_losses=True)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(12.0):
+                await drain(await world.client(), LEFT, slow, told=told.append)
+        assert len(told) >= 2 and min(told) == (1, 30), "it is said while copies are made"
+        await drain(await world.client(), LEFT, CONFIG, told=told.append)
+        assert LEFT not in all_names(await client.ledger_metadata(writer.ledger_id))
+
+    run_virtually(test, bookies=4)

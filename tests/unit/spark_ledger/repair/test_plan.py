@@ -7,8 +7,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.repair.plan import LaneCopy, missing
-from spark_ledger.types import BookieId
+from spark_ledger.repair.plan import LaneCopy, bytes_on, missing
+from spark_ledger.types import (
+    BookieId,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+)
 
 SOURCES = (BookieId("b1"),)
 
@@ -48,3 +56,22 @@ def test_missing_of_a_long_lane_takes_a_step_for_each_range_and_not_for_each_ent
         LaneCopy(0, 4, 1, SOURCES),
         LaneCopy(2**60 - 2, 2**60, 1, SOURCES),
     ]
+
+
+def test_bytes_on_bookies_are_their_shares_of_closed_stripes() -> None:
+    names = [BookieId(f"b{i}") for i in range(6)]
+    striped = LedgerMetadata(
+        LedgerId(1),
+        Quorums(5, 3, 2),
+        (Fragment(EntryId(0), tuple(names[:5])), Fragment(EntryId(50), tuple(names[1:]))),
+        state=LedgerState.CLOSED,
+        last_entry_id=EntryId(99),
+        length=1000,
+    )
+    shares = [bytes_on(striped, [name]) for name in names]
+    assert shares == [300, 600, 600, 600, 600, 300] and sum(shares) == 3 * striped.length
+    assert bytes_on(striped, names[:2]) == 900
+    still_open = LedgerMetadata(
+        LedgerId(1), Quorums(5, 3, 2), (Fragment(EntryId(0), tuple(names[:5])),)
+    )
+    assert bytes_on(still_open, names) == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bookie_server.repair_figures import read_repair_figures
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import FencedError, LedgerError
@@ -397,3 +398,25 @@ def test_deleted_ledger_loses_its_mark() -> None:
         assert await marked(world) == {}
 
     run_virtually(test)
+
+
+def test_figures_of_repair_say_what_is_marked_and_what_was_done() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        name = min(await names(client, writer.ledger_id))
+        await lose(world, name)
+        cared = await crew(world)
+        for _ in range(12):
+            cared.clock.now += 10
+            await cared.auditor.run_pass()
+        found = await read_repair_figures(client.store)
+        assert (found.marked, found.marked_at_one, found.failing) == (1, 0, 0)
+        assert (found.gone_bookies, found.lost_bookies, found.repaired) == (1, 1, 0)
+        await cared.passes(20)
+        found = await read_repair_figures(client.store)
+        assert (found.marked, found.repaired, found.copied_entries) == (0, 1, 20)
+
+    run_virtually(test, bookies=5)
