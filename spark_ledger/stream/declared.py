@@ -13,7 +13,7 @@ from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.stream import KEYS_FILTERED_MAX
 from spark_ledger.stream.format.arrow_types import ArrowArray, ArrowField
 from spark_ledger.stream.model import StreamConfig
-from spark_ledger.stream.statistics import Bounds, EntryFacts, key_hash
+from spark_ledger.stream.statistics import Bounds, EntryFacts, KeyPart, key_hash
 
 MICROS_PER_DAY: Final = 24 * 3600 * 1_000_000
 
@@ -118,7 +118,7 @@ def _hashes(columns: list[ArrowArray]) -> frozenset[int] | None:
     sizes = [len(part) for part in parts]
     if max(sizes) > KEYS_FILTERED_MAX + 1 or math.prod(sizes) >= 2**62:  # one may be null
         return None
-    numbers: Any = pa.repeat(pa.scalar(0, pa.int64()), len(columns[0]))
+    numbers: ArrowArray = pa.repeat(pa.scalar(0, pa.int64()), len(columns[0]))
     for column, part in zip(columns, parts, strict=True):
         place = pc.index_in(column, value_set=part).cast(pa.int64())
         numbers = pc.add(pc.multiply(numbers, pa.scalar(len(part), pa.int64())), place)
@@ -126,8 +126,9 @@ def _hashes(columns: list[ArrowArray]) -> frozenset[int] | None:
         if len(distinct) > len(parts) * (KEYS_FILTERED_MAX + 1):
             return None
     keys = []
-    for number in distinct.to_pylist():
-        key: list[Any] = []
+    codes = [number or 0 for number in distinct.to_pylist()]
+    for number in codes:
+        key: list[KeyPart] = []
         for part in reversed(parts):
             number, nth = divmod(number, len(part))
             key.insert(0, part[nth].as_py())
