@@ -114,7 +114,7 @@ def _check_ledgers(
         return Checked(role, 0, 0, 0, [Finding("index", str(error))])
     with closing(index):
         checked = _verify(files, directory, role, index, told)
-    if repair and any(each.what == "block" for each in checked.findings):
+    if repair and any(each.ledger_id >= 0 for each in checked.findings):
         with closing(LmdbIndex(path, map_bytes=_INDEX_MAP_BYTES)) as index:
             reader = EntryLogReader(files, directory)
 

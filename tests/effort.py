@@ -92,6 +92,9 @@ RANDOM_STREAMS: Final = Share(1, 20)
 PACKED_STREAMS: Final = Share(1, 20)
 """Streams that are optimized while anything happens to them, thirty times, a second each."""
 
+LAB_SEEDS: Final = Share(1, 100)
+"""Seeds of the replication lab, each of which kills servers at random under three protocols."""
+
 MUTANTS: Final = Share(24, ALL)
 """Mutants that are put in again and have to be found where they were found before: one of each
 file, and a few more. That each fits the sources and was found once is looked at for all of them in

@@ -46,6 +46,7 @@ GROUPS: Final = {
     "streams": "Create, read, truncate and delete streams; say how much is kept.",
     "keeper": "Run the keeper, which ends what dead writers leave, or see how it is.",
     "autorecovery": "Make the copies of lost bookies again, or see how far that is.",
+    "lab": "Compare ways to replicate a log on simulated servers.",
 }
 
 # The first class that fits says what to do next; an empty text means that the message does.

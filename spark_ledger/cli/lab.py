@@ -1,0 +1,112 @@
+"""``ledger lab``: ways to replicate a log, side by side on simulated servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_ledger.cli.arguments.settings import Settings, common_options
+from spark_ledger.cli.show.output import print_json, print_table, progress
+from spark_ledger.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from spark_ledger.lab.runs import Outcome
+
+
+@click.group()
+def group() -> None:
+    """Compare ways to replicate a log on simulated servers."""
+
+
+def _names(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+_protocols = click.option(
+    "--protocols",
+    default="",
+    callback=_names,
+    metavar="NAME,...",
+    help="Only these (else all).",
+)
+_seed = click.option("--seed", type=int, default=1, show_default=True, help="Decides everything.")
+
+
+@group.command()
+@click.argument("scenario")
+@_protocols
+@_seed
+@common_options
+@click.pass_obj
+def run(settings: Settings, scenario: str, protocols: tuple[str, ...], seed: int) -> None:
+    """Run one scenario for every protocol."""
+    _compare(settings, (scenario,), protocols, seed)
+
+
+@group.command()
+@click.option(
+    "--scenario", default="", callback=_names, metavar="NAME,...", help="Only these (else all)."
+)
+@_protocols
+@_seed
+@common_options
+@click.pass_obj
+def compare(
+    settings: Settings, scenario: tuple[str, ...], protocols: tuple[str, ...], seed: int
+) -> None:
+    """Run every scenario for every protocol."""
+    _compare(settings, scenario, protocols, seed)
+
+
+def _compare(
+    settings: Settings, scenarios: tuple[str, ...], protocols: tuple[str, ...], seed: int
+) -> None:
+    from spark_ledger.lab.runs import PROTOCOLS, run
+    from spark_ledger.lab.scenarios import SCENARIOS
+
+    wanted = _known("scenario", scenarios, tuple(SCENARIOS))
+    compared = _known("protocol", protocols, tuple(PROTOCOLS))
+    outcomes = []
+    with progress("running", len(wanted) * len(compared)) as advance:
+        for name in wanted:
+            for protocol in compared:
+                outcomes.append(run(SCENARIOS[name], protocol, seed)[0])
+                advance()
+    if settings.as_json:
+        for outcome in outcomes:
+            print_json(outcome._asdict())
+        return
+    for name in wanted:
+        click.echo(f"{name}: {SCENARIOS[name].what} (seed {seed})")
+        _show([outcome for outcome in outcomes if outcome.scenario == name])
+        click.echo()
+
+
+def _known(kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(f"no {kind} {name!r}: choose from {', '.join(known)}")
+    return names or known
+
+
+def _show(outcomes: list[Outcome]) -> None:
+    numbers = "acked# lost# doubled# reordered# p50_ms# p99_ms# gap_ms# messages#"
+    print_table(
+        ("protocol", *numbers.split(), "decisions"),
+        (
+            (
+                each.protocol,
+                each.acknowledged,
+                each.lost,
+                each.doubled,
+                each.reordered,
+                each.p50_ms,
+                each.p99_ms,
+                each.longest_gap_ms,
+                each.messages_per_entry,
+                ", ".join(f"{kind} {count}" for kind, count in each.decisions.items()),
+            )
+            for each in outcomes
+        ),
+    )

@@ -1,0 +1,386 @@
+"""Kafka's replication: a leader, followers that fetch, in-sync replicas, and a controller.
+
+After the replication design in Kafka's documentation, KIP-101 and KIP-279 (leader epochs instead
+of truncation by high watermark) and KIP-497 (changes of the in-sync set through the controller:
+until one is confirmed, the high watermark waits for the members of both sets). The controller is
+one server that does not fail, with one partition. Times are scaled down.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from spark_ledger.lab.machines import (
+    Effect,
+    Entry,
+    Event,
+    Note,
+    Produce,
+    Produced,
+    Received,
+    Refused,
+    Send,
+    Store,
+    Sync,
+    Synced,
+    Tick,
+)
+
+CONTROLLER: Final = "controller"
+HEARTBEAT_S: Final = 0.1
+WRITE_BACK_S: Final = 5.0
+"""How often the kernel writes the page cache to the disk, if nobody asks for it sooner."""
+SESSION_S: Final = 1.0
+"""A broker that is silent for so long is dead to the controller."""
+BATCH_MAX: Final = 200
+
+
+class KafkaOptions(NamedTuple):
+    """A topic's settings, by Kafka's names."""
+
+    acks_all: bool = True
+    min_insync_replicas: int = 2
+    replica_lag_time_max_s: float = 1.0
+    unclean_leader_election: bool = False
+    flush_each: bool = False
+    """``flush.messages=1``: an entry counts when it is synced, not when it is in the page cache."""
+    truncate_by_epoch: bool = True
+    """False: followers cut their log at their high watermark, as before KIP-101."""
+
+
+class Heartbeat(NamedTuple):
+    """A broker lives. ``incarnation`` is another one after each start."""
+
+    incarnation: float
+
+
+class LeaderAndIsr(NamedTuple):
+    """The partition's state, from the controller. ``version`` grows with each change of it."""
+
+    epoch: int
+    leader: str
+    isr: tuple[str, ...]
+    version: int
+
+
+class AlterIsr(NamedTuple):
+    """The leader asks for another in-sync set."""
+
+    epoch: int
+    isr: tuple[str, ...]
+    version: int
+
+
+class OffsetForEpoch(NamedTuple):
+    """A follower asks where its last epoch ends in the leader's log."""
+
+    epoch: int
+    of: int
+
+
+class EndOffset(NamedTuple):
+    """The largest epoch up to the one asked for, and where it ends."""
+
+    epoch: int
+    of: int
+    end: int
+
+
+class Fetch(NamedTuple):
+    """A follower has everything below ``offset``. ``number`` comes back with the answer."""
+
+    epoch: int
+    offset: int
+    number: int
+
+
+class Fetched(NamedTuple):
+    """The entries from ``offset`` on, and the leader's high watermark."""
+
+    epoch: int
+    offset: int
+    entries: tuple[Entry, ...]
+    high_watermark: int
+    number: int
+
+
+class Controller:
+    """Elects leaders from the in-sync set, and stores that set."""
+
+    def __init__(self, brokers: tuple[str, ...], options: KafkaOptions) -> None:
+        self._options = options
+        self._brokers = brokers
+        self._seen: dict[str, tuple[float, float]] = {}
+        """When a broker was last heard, and its incarnation."""
+        self.state = LeaderAndIsr(1, brokers[0], brokers, 1)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Received(source, Heartbeat(incarnation)):
+                known = self._seen.get(source)
+                self._seen[source] = (now, incarnation)
+                effects: list[Effect] = []
+                if known is not None and known[1] != incarnation:
+                    effects = self._lost(source, now)  # it died and came back: its tail may be gone
+                return [*effects, Send(source, self.state), *self._elect_if_needed(now)]
+            case Received(source, AlterIsr(epoch, isr, version)):
+                current = (epoch, version) == (self.state.epoch, self.state.version)
+                if current and source == self.state.leader:
+                    return self._change(isr=isr)
+                return [Send(source, self.state)]
+            case Tick():
+                effects = []
+                for broker in self._brokers:
+                    if broker in self._seen and not self._is_live(broker, now):
+                        effects += self._lost(broker, now)
+                return effects
+            case _:
+                return []
+
+    def _is_live(self, broker: str, now: float) -> bool:
+        seen = self._seen.get(broker)
+        return seen is not None and now - seen[0] < SESSION_S
+
+    def _lost(self, broker: str, now: float) -> list[Effect]:
+        state = self.state
+        left = tuple(member for member in state.isr if member != broker)
+        if broker in state.isr and left:  # the last member stays: nobody else has it all
+            effects = self._change(isr=left, leader="" if broker == state.leader else None)
+        elif broker == state.leader:
+            effects = self._change(leader="")
+        else:
+            return []
+        return [*effects, *self._elect_if_needed(now)]
+
+    def _elect_if_needed(self, now: float) -> list[Effect]:
+        if self.state.leader:
+            return []
+        live = [broker for broker in self.state.isr if self._is_live(broker, now)]
+        if live:
+            return [Note("leader"), *self._change(leader=live[0])]
+        others = [broker for broker in self._brokers if self._is_live(broker, now)]
+        if self._options.unclean_leader_election and others:
+            change = self._change(leader=others[0], isr=(others[0],))
+            return [Note("unclean election"), *change]
+        return []
+
+    def _change(
+        self, *, isr: tuple[str, ...] | None = None, leader: str | None = None
+    ) -> list[Effect]:
+        state = self.state
+        self.state = LeaderAndIsr(
+            state.epoch + (leader is not None),
+            state.leader if leader is None else leader,
+            state.isr if isr is None else isr,
+            state.version + 1,
+        )
+        assert self.state.isr, "The in-sync set is never empty."
+        return [Send(broker, self.state) for broker in self._brokers]
+
+
+class Broker:
+    """One broker. ``high_watermark`` entries are on every in-sync replica, as far as it knows."""
+
+    def __init__(self, name: str, store: Store, options: KafkaOptions, now: float) -> None:
+        self.name, self.store, self._options = name, store, options
+        self.high_watermark = 0
+        self.state = LeaderAndIsr(0, "", (), 0)
+        self._incarnation = now
+        self._heartbeat_at = 0.0
+        self._offsets: dict[str, int] = {}
+        self._caught_up: dict[str, float] = {}
+        self._parked: dict[str, Fetch] = {}
+        """Fetches that wait for an entry, by follower."""
+        self._waiting: dict[int, str] = {}
+        self._altering: tuple[str, ...] = ()
+        self._fetch_due = 0.0
+        self._fetches = 0
+        self._is_fetching = False
+        """One question is open at a time: an answer to an earlier one asks nothing more."""
+        self._write_back_at = now + WRITE_BACK_S
+        self._truncated = False
+
+    @property
+    def is_leader(self) -> bool:
+        return self.state.leader == self.name
+
+    @property
+    def end(self) -> int:
+        """The log end offset that counts."""
+        return self.store.synced if self._options.flush_each else len(self.store.log)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Tick():
+                return self._on_tick(now)
+            case Synced():
+                return self._on_grown(now) if self._options.flush_each else []
+            case Received(_, LeaderAndIsr() as state):
+                return self._on_state(state, now)
+            case Received(source, Produce(value)):
+                return self._on_produce(source, value, now)
+            case Received(source, Fetch() as fetch):
+                is_mine = self.is_leader and fetch.epoch == self.state.epoch
+                return self._on_fetch(source, fetch, now) if is_mine else []
+            case Received(source, OffsetForEpoch(epoch, of)):
+                if not self.is_leader or epoch != self.state.epoch:
+                    return []
+                return [Send(source, EndOffset(epoch, *self._end_of(of)))]
+            case Received(_, EndOffset() as answer):
+                return self._on_end_offset(answer, now)
+            case Received(_, Fetched() as answer):
+                return self._on_fetched(answer, now)
+            case _:
+                return []
+
+    # -- leadership --------------------------------------------------------------------------------
+
+    def _on_state(self, state: LeaderAndIsr, now: float) -> list[Effect]:
+        if state.version <= self.state.version:
+            return []
+        is_new_epoch = state.epoch != self.state.epoch
+        self.state, self._altering = state, ()
+        if not is_new_epoch:
+            return self._advance() if self.is_leader else []
+        self._waiting.clear()
+        self._parked.clear()
+        if self.is_leader:
+            self._offsets = dict.fromkeys(state.isr, 0)
+            self._caught_up = dict.fromkeys(state.isr, now)
+            return self._advance()
+        if not state.leader:
+            return []
+        effects: list[Effect] = []
+        self._truncated = not self._options.truncate_by_epoch
+        if self._truncated:
+            effects.append(Note("truncated", self.store.truncate(self.high_watermark)))
+        return [*effects, *self._ask(now)]
+
+    def _end_of(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch up to this one, and where it ends in this log (KIP-279)."""
+        log = self.store.log
+        end = len(log)
+        while end and log[end - 1].epoch > epoch:
+            end -= 1
+        return (log[end - 1].epoch if end else 0), end
+
+    def _ask(self, now: float) -> list[Effect]:
+        """What a follower asks its leader: first where to cut, then for entries."""
+        self._fetch_due = now + 5 * HEARTBEAT_S
+        self._fetches += 1
+        self._is_fetching = True
+        state, log = self.state, self.store.log
+        if self._truncated or not log:
+            self._truncated = True
+            return [Send(state.leader, Fetch(state.epoch, self.end, self._fetches))]
+        return [Send(state.leader, OffsetForEpoch(state.epoch, log[-1].epoch))]
+
+    def _on_end_offset(self, answer: EndOffset, now: float) -> list[Effect]:
+        if answer.epoch != self.state.epoch or self._truncated:
+            return []
+        epoch, end = self._end_of(answer.of)
+        gone = self.store.truncate(min(end, answer.end))
+        self.high_watermark = min(self.high_watermark, len(self.store.log))
+        self._truncated = epoch == answer.of or not self.store.log
+        return [Note("truncated", gone), *self._ask(now)] if gone else self._ask(now)
+
+    def _on_fetched(self, answer: Fetched, now: float) -> list[Effect]:
+        log = self.store.log
+        if answer.epoch != self.state.epoch or answer.number != self._fetches:
+            return []
+        assert not self.is_leader, "The leader of an epoch fetches nothing in it."
+        assert answer.offset <= len(log), "A follower asks for what comes next."
+        self._is_fetching = False
+        new = answer.entries[len(log) - answer.offset :]
+        log.extend(new)
+        self.high_watermark = max(self.high_watermark, min(answer.high_watermark, len(log)))
+        if not new:
+            return self._ask(now)
+        return [Sync()] if self._options.flush_each else self._ask(now)
+
+    # -- the leader --------------------------------------------------------------------------------
+
+    def _on_produce(self, source: str, value: int, now: float) -> list[Effect]:
+        options = self._options
+        if not self.is_leader:
+            return [Send(source, Refused(value, self.state.leader))]
+        if options.acks_all and len(self.state.isr) < options.min_insync_replicas:
+            return [Send(source, Refused(value, self.name))]
+        self.store.log.append(Entry(self.state.epoch, value))
+        self._waiting[len(self.store.log)] = source
+        return [Sync()] if options.flush_each else self._on_grown(now)
+
+    def _on_grown(self, now: float) -> list[Effect]:
+        """The log that counts is longer: answer those who wait for it."""
+        if not self.is_leader:
+            is_free = self._truncated and not self._is_fetching
+            return self._ask(now) if self.state.leader and is_free else []
+        parked, self._parked = self._parked, {}
+        fetched = [self._fetched(follower, at) for follower, at in parked.items()]
+        if not self._options.acks_all:
+            return [*self._answer(self.end), *fetched, *self._advance()]
+        return [*fetched, *self._advance()]
+
+    def _on_fetch(self, source: str, fetch: Fetch, now: float) -> list[Effect]:
+        offset = fetch.offset
+        self._offsets[source] = offset
+        if offset >= self.end:
+            self._caught_up[source] = now
+        effects = self._advance()
+        if source not in self.state.isr and offset >= self.high_watermark:
+            effects += self._alter((*self.state.isr, source))
+        if offset >= self.end:
+            self._parked[source] = fetch
+            return effects
+        return [*effects, self._fetched(source, fetch)]
+
+    def _fetched(self, follower: str, fetch: Fetch) -> Send:
+        offset = fetch.offset
+        entries = tuple(self.store.log[offset : min(self.end, offset + BATCH_MAX)])
+        answer = Fetched(self.state.epoch, offset, entries, self.high_watermark, fetch.number)
+        return Send(follower, answer)
+
+    def _advance(self) -> list[Effect]:
+        """The high watermark is the least end of the in-sync replicas, asked for ones included."""
+        members = {*self.state.isr, *self._altering} - {self.name}
+        least = min([self.end, *(self._offsets.get(each, 0) for each in members)])
+        self.high_watermark = max(self.high_watermark, least)
+        return self._answer(self.high_watermark) if self._options.acks_all else []
+
+    def _answer(self, up_to: int) -> list[Effect]:
+        """Tell clients whose entries count now. Entries stand in the order of their offsets."""
+        effects: list[Effect] = []
+        while self._waiting and (first := next(iter(self._waiting))) <= up_to:
+            value = self.store.log[first - 1].value
+            effects.append(Send(self._waiting.pop(first), Produced(value)))
+        return effects
+
+    def _alter(self, isr: tuple[str, ...]) -> list[Effect]:
+        if self._altering:
+            return []
+        self._altering = isr
+        return [Send(CONTROLLER, AlterIsr(self.state.epoch, isr, self.state.version))]
+
+    def _on_tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if now >= self._write_back_at:
+            self._write_back_at = now + WRITE_BACK_S
+            effects.append(Sync())
+        if now >= self._heartbeat_at:
+            self._heartbeat_at = now + HEARTBEAT_S
+            effects.append(Send(CONTROLLER, Heartbeat(self._incarnation)))
+            for follower, at in self._parked.items():  # they learn the high watermark
+                effects.append(self._fetched(follower, at))
+            self._parked.clear()
+            if self._altering and self.is_leader:
+                wanted, self._altering = self._altering, ()
+                effects += self._alter(wanted)
+        if self.is_leader:
+            lag = self._options.replica_lag_time_max_s
+            late = {each for each in self.state.isr if each != self.name}
+            late = {each for each in late if now - self._caught_up.get(each, 0.0) > lag}
+            if late:
+                effects += self._alter(tuple(m for m in self.state.isr if m not in late))
+        elif self.state.leader and now >= self._fetch_due:
+            effects += self._ask(now)
+        return effects

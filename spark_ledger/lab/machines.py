@@ -1,0 +1,178 @@
+"""What every machine of the lab gets and gives: events, effects, and the log on its disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+
+class Entry(NamedTuple):
+    """One entry of a replicated log. ``epoch``: the term or leader epoch in which it was added."""
+
+    epoch: int
+    value: int
+
+
+NO_VALUE = -1
+"""What a leader writes for itself: no application added it."""
+
+
+@dataclass(slots=True)
+class Store:
+    """The disk of one server: a log, of which a power cut leaves the first ``synced`` entries.
+
+    ``meta`` (term, vote) is small and seldom changes: it counts as synced at once, and so does a
+    truncation.
+    """
+
+    log: list[Entry] = field(default_factory=list)
+    synced: int = 0
+    meta: dict[str, int] = field(default_factory=dict)
+    cuts: int = 0
+    """How often it was truncated: a sync that began before says nothing of what came since."""
+
+    def truncate(self, length: int) -> int:
+        """Cut the log to a length. Returns how many entries are gone."""
+        gone = max(0, len(self.log) - length)
+        del self.log[length:]
+        self.cuts += gone > 0
+        self.synced = min(self.synced, length)
+        return gone
+
+    def lose_power(self) -> None:
+        """What was not synced is gone."""
+        del self.log[self.synced :]
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+class Received(NamedTuple):
+    """A message came."""
+
+    source: str
+    message: object
+
+
+class Synced(NamedTuple):
+    """The first ``length`` entries of the log are on the disk."""
+
+    length: int
+
+
+class Load(NamedTuple):
+    """The application adds a value; only clients get this."""
+
+    value: int
+
+
+class Tick(NamedTuple):
+    """Time passed."""
+
+
+Event = Received | Synced | Load | Tick
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+class Send(NamedTuple):
+    """Send a message."""
+
+    target: str
+    message: object
+
+
+class Sync(NamedTuple):
+    """Sync the log; ``Synced`` follows."""
+
+
+class Acknowledge(NamedTuple):
+    """Tell the application that its value is stored; only clients do this."""
+
+    value: int
+
+
+class Note(NamedTuple):
+    """Something that whoever looks at the run wants to know: an election, a truncation."""
+
+    kind: str
+    times: int = 1
+
+
+Effect = Send | Sync | Acknowledge | Note
+
+
+class Machine(Protocol):
+    """A server or a client: a pure value. No clock, no network, no disk but its ``Store``."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take in one event; the effects, in order."""
+
+
+# -- what clients and servers say to each other, in every protocol with a leader -------------------
+
+
+class Produce(NamedTuple):
+    """Add a value."""
+
+    value: int
+
+
+class Produced(NamedTuple):
+    """The value is stored as the protocol promises."""
+
+    value: int
+
+
+class Refused(NamedTuple):
+    """The value was not taken. ``leader``: who may take it, or an empty name."""
+
+    value: int
+    leader: str
+
+
+class Producer:
+    """A client of a protocol with a leader: asks one server after the other who takes its values.
+
+    It sends a value again after a refusal or silence, so a log may hold a value twice.
+    """
+
+    def __init__(self, servers: tuple[str, ...], *, timeout_s: float, retry_s: float) -> None:
+        self._servers = servers
+        self._timeout_s, self._retry_s = timeout_s, retry_s
+        self._target = servers[0]
+        self._due: dict[int, float] = {}
+        self._sent: set[int] = set()
+        """Values that were sent and not answered at all."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Load(value):
+                return self._send(value, now)
+            case Received(_, Produced(value)):
+                return [Acknowledge(value)] if self._due.pop(value, None) is not None else []
+            case Received(source, Refused(value, leader)):
+                if value in self._due:
+                    self._due[value] = now + self._retry_s
+                    self._sent.discard(value)
+                    self._turn_from(source, leader)
+                return []
+            case Tick():
+                late = [value for value, due in self._due.items() if due <= now]
+                if any(value in self._sent for value in late):
+                    self._turn_from(self._target, "")  # silence: it may be dead
+                return [effect for value in late for effect in self._send(value, now)]
+            case _:
+                return []
+
+    def _send(self, value: int, now: float) -> list[Effect]:
+        self._due[value] = now + self._timeout_s
+        self._sent.add(value)
+        return [Send(self._target, Produce(value))]
+
+    def _turn_from(self, server: str, leader: str) -> None:
+        if leader:
+            self._target = leader
+        elif server == self._target:
+            place = self._servers.index(server)
+            self._target = self._servers[(place + 1) % len(self._servers)]

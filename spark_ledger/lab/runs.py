@@ -1,0 +1,236 @@
+"""One protocol in one scenario: builds the world, runs it, and says what came of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from spark_ledger.lab.bookkeeper import METADATA, Add, Bookie, LedgerProducer, Metadata
+from spark_ledger.lab.kafka import CONTROLLER, Broker, Controller, KafkaOptions
+from spark_ledger.lab.machines import NO_VALUE, Entry, Producer, Store
+from spark_ledger.lab.raft import RaftNode
+from spark_ledger.lab.scenarios import EVERY_S, FROM_S, LOAD_S, UNTIL_S, Scenario
+from spark_ledger.lab.world import CLIENT, World
+from spark_ledger.protocol.ensemble import fragment_of
+from spark_ledger.protocol.quorum import write_set
+from spark_ledger.types import EntryId, LedgerMetadata, Quorums
+
+CLIENT_TIMEOUT_S: Final = 1.0
+CLIENT_RETRY_S: Final = 0.05
+
+
+class Outcome(NamedTuple):
+    """What was measured. Times are milliseconds of the simulated clock."""
+
+    scenario: str
+    protocol: str
+    seed: int
+    sent: int
+    acknowledged: int
+    lost: int
+    """Acknowledged, and not in the log at the end."""
+    doubled: int
+    reordered: int
+    """Acknowledged values that stand behind a later one."""
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    longest_gap_ms: float
+    """The longest time without an acknowledgement, while values were added."""
+    messages_per_entry: float
+    truncated: int
+    decisions: dict[str, int]
+    """Elections, ensemble changes, and the like."""
+
+
+class System(NamedTuple):
+    """A protocol that was set up in a world."""
+
+    servers: tuple[str, ...]
+    final_log: Callable[[], list[int]]
+    check: Callable[[], None]
+
+
+class History:
+    """The entries that were committed, in order: no later state may differ from them."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def note(self, log: list[Entry], committed: int) -> None:
+        """A server takes so many entries of its log for committed."""
+        known = self.entries
+        # What lies far back was compared before; a machine asserts that it never truncates it.
+        for place in range(max(0, min(committed, len(known)) - 50), committed):
+            if place < len(known):
+                assert log[place] == known[place], f"Entry {place + 1} is committed twice."
+            else:
+                known.append(log[place])
+
+
+def set_up_raft(world: World) -> System:
+    """Three servers."""
+    names = ("n0", "n1", "n2")
+    draws = {name: world.random_for(name) for name in names}
+    for name in names:
+        peers = tuple(each for each in names if each != name)
+        world.add(name, partial(_raft_node, name, peers, draws[name]))
+    history, leaders = History(), dict[int, str]()
+
+    def nodes() -> list[RaftNode]:
+        hosts = [world.hosts[name] for name in names]
+        machines = [host.machine for host in hosts if host.process.alive]
+        return [node for node in machines if isinstance(node, RaftNode)]
+
+    def check() -> None:
+        for node in nodes():
+            if node.role == "leader":
+                other = leaders.setdefault(node.term, node.name)
+                assert other == node.name, f"Term {node.term} has two leaders (election safety)."
+            history.note(node.store.log, node.commit)
+
+    def final() -> list[int]:
+        node = max(nodes(), key=lambda node: node.commit)
+        return [entry.value for entry in node.store.log[: node.commit] if entry.value != NO_VALUE]
+
+    _produce(world, names)
+    return System(names, final, check)
+
+
+def _raft_node(
+    name: str, peers: tuple[str, ...], draw: random.Random, store: Store, now: float
+) -> RaftNode:
+    return RaftNode(name, peers, store, draw, now)
+
+
+def set_up_kafka(options: KafkaOptions, world: World) -> System:
+    """Three brokers and a controller."""
+    names = ("n0", "n1", "n2")
+    controller = Controller(names, options)
+    world.add(CONTROLLER, lambda _store, _now: controller)
+    for name in names:
+        world.add(name, partial(_broker, name, options))
+
+    def check() -> None:
+        assert controller.state.isr, "The in-sync set is never empty."
+
+    def final() -> list[int]:
+        leader = controller.state.leader or controller.state.isr[0]
+        return [entry.value for entry in world.hosts[leader].store.log]
+
+    _produce(world, names)
+    return System(names, final, check)
+
+
+def _broker(name: str, options: KafkaOptions, store: Store, now: float) -> Broker:
+    return Broker(name, store, options, now)
+
+
+def set_up_bookkeeper(quorums: Quorums, world: World) -> System:
+    """Five bookies and ZooKeeper; the client is the ledgers' writer."""
+    names = ("n0", "n1", "n2", "n3", "n4")
+    metadata = Metadata()
+    world.add(METADATA, lambda _store, _now: metadata)
+    journals: dict[str, list[Add]] = {name: [] for name in names}
+    for name in names:
+        world.add(name, partial(_bookie, journals[name]))
+    world.add(CLIENT, lambda _store, _now: LedgerProducer(names, quorums))
+
+    def final() -> list[int]:
+        return [
+            value
+            for ledger, _version in metadata.nodes.values()
+            for value in _entries(world, ledger)
+        ]
+
+    return System(names, final, lambda: None)
+
+
+def _bookie(records: list[Add], store: Store, _now: float) -> Bookie:
+    return Bookie(store, records)
+
+
+def _entries(world: World, ledger: LedgerMetadata) -> Iterator[int]:
+    """The values of a ledger: up to its end, or to the first entry that no member has."""
+    entry = EntryId(0)
+    while not ledger.is_closed or entry <= ledger.last_entry_id:
+        bookies = fragment_of(ledger, entry).bookies
+        members = (world.hosts[bookies[i]].machine for i in write_set(entry, ledger.quorums))
+        held = (m.entries.get((ledger.ledger_id, entry)) for m in members if isinstance(m, Bookie))
+        found = next((each for each in held if each is not None), None)
+        if found is None:
+            return
+        yield found.value
+        entry = EntryId(entry + 1)
+
+
+def _produce(world: World, names: tuple[str, ...]) -> None:
+    client = Producer(names, timeout_s=CLIENT_TIMEOUT_S, retry_s=CLIENT_RETRY_S)
+    world.add(CLIENT, lambda _store, _now: client)
+
+
+PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
+    "bookkeeper-3-3-2": partial(set_up_bookkeeper, Quorums(3, 3, 2)),
+    "bookkeeper-3-3-3": partial(set_up_bookkeeper, Quorums(3, 3, 3)),
+    "bookkeeper-2-2-2": partial(set_up_bookkeeper, Quorums(2, 2, 2)),
+    "bookkeeper-striped-5-3-2": partial(set_up_bookkeeper, Quorums(5, 3, 2)),
+    "raft": set_up_raft,
+    "kafka": partial(set_up_kafka, KafkaOptions()),
+    "kafka-acks-1": partial(set_up_kafka, KafkaOptions(acks_all=False)),
+    "kafka-flush": partial(set_up_kafka, KafkaOptions(flush_each=True)),
+    "kafka-unclean": partial(
+        set_up_kafka, KafkaOptions(min_insync_replicas=1, unclean_leader_election=True)
+    ),
+    "kafka-by-high-watermark": partial(set_up_kafka, KafkaOptions(truncate_by_epoch=False)),
+}
+"""Every protocol with its settings, by the name that the command takes."""
+
+
+def run(scenario: Scenario, protocol: str, seed: int) -> tuple[Outcome, World]:
+    """Run one protocol in one scenario. Raises AssertionError if it breaks a promise of its own."""
+    world = World(seed)
+    system = PROTOCOLS[protocol](world)
+    world.check = system.check
+    scenario.begin(world, system.servers)
+    world.run(from_s=FROM_S, load_s=LOAD_S, every_s=EVERY_S, until_s=UNTIL_S)
+    return judge(world, scenario.name, protocol, system.final_log()), world
+
+
+def judge(world: World, scenario: str, protocol: str, log: list[int]) -> Outcome:
+    """Compare what was acknowledged with what is there."""
+    places: dict[int, int] = {}
+    for place, value in enumerate(log):
+        places.setdefault(value, place)
+    kept = sorted(value for value in world.acknowledged if value in places)
+    furthest, reordered = -1, 0
+    for value in kept:
+        reordered += places[value] < furthest
+        furthest = max(furthest, places[value])
+    waits = sorted(at - world.sent[value] for value, at in world.acknowledged.items())
+    times = sorted(at for at in world.acknowledged.values() if at <= LOAD_S)
+    edges = [FROM_S, *times, LOAD_S]
+    notes = dict(world.notes)
+    return Outcome(
+        scenario=scenario,
+        protocol=protocol,
+        seed=world.seed,
+        sent=len(world.sent),
+        acknowledged=len(waits),
+        lost=len(waits) - len(kept),
+        doubled=len(log) - len(places),
+        reordered=reordered,
+        p50_ms=_ms(waits[len(waits) // 2]) if waits else 0.0,
+        p99_ms=_ms(waits[len(waits) * 99 // 100]) if waits else 0.0,
+        max_ms=_ms(waits[-1]) if waits else 0.0,
+        longest_gap_ms=_ms(max(b - a for a, b in pairwise(edges))),
+        messages_per_entry=round(world.messages / max(1, len(waits)), 1),
+        truncated=notes.pop("truncated", 0),
+        decisions={kind: count for kind, count in notes.items() if count},
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 1)

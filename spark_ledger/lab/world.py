@@ -1,0 +1,210 @@
+"""The machines of one run on simulated servers: network, disks, deaths, and what is measured."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from spark_ledger.lab.machines import (
+    Acknowledge,
+    Effect,
+    Event,
+    Load,
+    Machine,
+    Note,
+    Received,
+    Send,
+    Store,
+    Sync,
+    Synced,
+    Tick,
+)
+from spark_ledger.lab.simulation.loop import Process, SimulatedLoop
+from spark_ledger.lab.simulation.network import Direction, Network
+
+CLIENT: Final = "client"
+MESSAGE_S: Final = 0.0005
+"""About the time that a message takes: half to one and a half of it."""
+SYNC_S: Final = 0.002
+"""What one sync of a disk takes. What is written meanwhile goes with the next one."""
+TICK_S: Final = 0.01
+_CALLBACKS_MAX: Final = 20_000_000
+
+
+class Links(NamedTuple):
+    """The network's options: the lab's scenarios cut and slow links themselves."""
+
+    loss: float = 0.0
+    duplicates: float = 0.0
+    corruption: float = 0.0
+    delay: str = "even"
+
+
+Make = Callable[[Store, float], Machine]
+"""Makes a machine at a start: on its disk, at a time."""
+
+
+class Host:
+    """One server or client: its process, its disk, and the machine that runs there."""
+
+    def __init__(self, name: str, make: Make) -> None:
+        self.name, self.make = name, make
+        self.store = Store()
+        self.slowness = 1.0
+        self.starts = 0
+        self.process = Process(name)
+        self.machine: Machine
+        self.is_syncing = False
+        self.wants_sync = False
+
+
+class World:
+    """All hosts of a run. ``check`` is called after each tick: what the protocol promises."""
+
+    healing = False
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.options = Links()
+        self.loop = SimulatedLoop(self.random_for("loop"), shuffle=False)  # type: ignore[abstract]
+        self.loop.on_error = self._on_error
+        self.network = Network(self)
+        self.hosts: dict[str, Host] = {}
+        self.acknowledged: dict[int, float] = {}
+        self.sent: dict[int, float] = {}
+        self.notes: Counter[str] = Counter()
+        self.events: list[tuple[float, str, str]] = []
+        """When, who, what: elections and faults, for people."""
+        self.messages = 0
+        self.check: Callable[[], None] = lambda: None
+        self.error: BaseException | None = None
+        self._directions: dict[tuple[str, str], Direction] = {}
+        self._delays = self.random_for("delays")
+        self._factor = 1.0
+
+    # -- what the network asks for -----------------------------------------------------------------
+
+    def random_for(self, name: str, /) -> random.Random:
+        """A generator for one purpose."""
+        return random.Random(f"{name} {self.seed}")  # noqa: S311 - a simulation repeats itself
+
+    def delay(self) -> float:
+        """Seconds that one message takes."""
+        return MESSAGE_S * (0.5 + self._delays.random()) * self._factor
+
+    def fault(self, kind: str, detail: str, /) -> None:
+        """Record a fault."""
+        self.events.append((self.loop.now, detail, kind))
+
+    # -- hosts -------------------------------------------------------------------------------------
+
+    def add(self, name: str, make: Make) -> None:
+        """Start a server or client."""
+        host = self.hosts[name] = Host(name, make)
+        self._start(host)
+
+    def _start(self, host: Host) -> None:
+        host.starts += 1
+        host.process = Process(f"{host.name}#{host.starts}")
+        host.is_syncing = host.wants_sync = False
+        host.machine = host.make(host.store, self.loop.now)
+        self.loop.later(0.0, host.process, self._tick, host)
+
+    def kill(self, name: str, *, power: bool) -> None:
+        """End a process; with ``power`` its machine too, and with it what was not synced."""
+        host = self.hosts[name]
+        self.loop.bury(host.process)
+        if power:
+            host.store.lose_power()
+        else:
+            host.store.synced = len(host.store.log)  # the kernel lives, and writes it
+        self.fault("power cut" if power else "killed", name)
+
+    def restart(self, name: str) -> None:
+        """Start a dead server again, on its disk."""
+        self.fault("started again", name)
+        self._start(self.hosts[name])
+
+    def slow(self, name: str, factor: float) -> None:
+        """Make a server's disk and links slower by a factor."""
+        self.hosts[name].slowness = factor
+        self.fault(f"{factor:g} times as slow", name)
+
+    # -- events and effects ------------------------------------------------------------------------
+
+    def _tick(self, host: Host) -> None:
+        self.give(host, Tick())
+        self.loop.later(TICK_S, host.process, self._tick, host)
+
+    def give(self, host: Host, event: Event) -> None:
+        """Let a machine take in an event, and perform what follows."""
+        for effect in host.machine.handle(event, self.loop.now):
+            self._perform(host, effect)
+
+    def _perform(self, host: Host, effect: Effect) -> None:
+        match effect:
+            case Send(target, message):
+                self._send(host, self.hosts[target], message)
+            case Sync():
+                self._sync(host)
+            case Acknowledge(value):
+                self.acknowledged.setdefault(value, self.loop.now)
+            case Note(kind, count):
+                self.notes[kind] += count
+                if count:
+                    self.events.append((self.loop.now, host.name, kind))
+
+    def _send(self, source: Host, target: Host, message: object) -> None:
+        self.messages += 1
+        key = (source.process.name, target.process.name)
+        direction = self._directions.get(key)
+        if direction is None or direction.broken:  # what is sent next goes over a new connection
+            direction = self._directions[key] = Direction()
+        self._factor = max(source.slowness, target.slowness)
+        arrived = Received(source.name, message)
+        self.network.send(source.name, target.process, direction, self.give, target, arrived)
+
+    def _sync(self, host: Host) -> None:
+        if host.is_syncing:
+            host.wants_sync = True
+            return
+        host.is_syncing = True
+        length, cuts, delay_s = len(host.store.log), host.store.cuts, SYNC_S * host.slowness
+        self.loop.later(delay_s, host.process, self._synced, host, length, cuts)
+
+    def _synced(self, host: Host, length: int, cuts: int) -> None:
+        store = host.store
+        if cuts == store.cuts:
+            store.synced = max(store.synced, length)
+        else:
+            host.wants_sync = True
+        host.is_syncing = False
+        if host.wants_sync:
+            host.wants_sync = False
+            self._sync(host)
+        self.give(host, Synced(store.synced))
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def run(self, *, from_s: float, load_s: float, every_s: float, until_s: float) -> None:
+        """Add values at an even rate from ``from_s`` up to ``load_s``; go on to ``until_s``."""
+        self.loop.at(from_s, None, self._load, 0, load_s, every_s)
+        self._watch()
+        self.loop.run(lambda: self.error is not None, until_s=until_s, callbacks_max=_CALLBACKS_MAX)
+        if self.error is not None:
+            raise self.error
+
+    def _load(self, value: int, load_s: float, every_s: float) -> None:
+        self.sent[value] = self.loop.now
+        self.give(self.hosts[CLIENT], Load(value))
+        if self.loop.now + every_s < load_s:
+            self.loop.later(every_s, None, self._load, value + 1, load_s, every_s)
+
+    def _watch(self) -> None:
+        self.check()
+        self.loop.later(TICK_S, None, self._watch)
+
+    def _on_error(self, error: BaseException | None, text: str) -> None:
+        self.error = self.error or error or AssertionError(text)

@@ -1,0 +1,90 @@
+"""The replication lab: each protocol keeps what it promises, and loses what it is known to lose."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+
+from spark_ledger.cli.app import main
+from spark_ledger.lab.runs import PROTOCOLS, Outcome, run
+from spark_ledger.lab.scenarios import SCENARIOS, Scenario
+from spark_ledger.lab.world import World
+from tests.effort import LAB_SEEDS, in_shares
+
+SAFE = ("bookkeeper-3-3-2", "raft", "kafka-flush")
+"""They sync before they acknowledge."""
+
+
+def outcome(scenario: str, protocol: str, seed: int = 1) -> Outcome:
+    return run(SCENARIOS[scenario], protocol, seed)[0]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_protocol_with_nothing_wrong_keeps_each_value_once(protocol: str) -> None:
+    result = outcome("steady", protocol)
+    assert result.acknowledged == result.sent
+    assert (result.lost, result.doubled) == (0, 0)
+
+
+@pytest.mark.parametrize("protocol", SAFE)
+def test_power_cut_with_synced_acknowledgements_loses_nothing(protocol: str) -> None:
+    assert outcome("power-cut", protocol).lost == 0
+
+
+def test_power_cut_with_acknowledgements_from_the_page_cache_loses_values() -> None:
+    assert outcome("power-cut", "kafka").lost > 0
+
+
+def test_slow_replica_is_waited_for_by_an_ack_quorum_of_all_only() -> None:
+    assert outcome("slow-replica", "bookkeeper-3-3-2").p99_ms < 10
+    assert outcome("slow-replica", "bookkeeper-3-3-3").p99_ms > 100
+    assert outcome("slow-replica", "raft").p99_ms < 10
+
+
+def test_two_copies_with_one_server_lost_go_on_elsewhere() -> None:
+    """A majority of three stops when two are away; ledgers take other bookies."""
+    assert outcome("two-die", "bookkeeper-2-2-2").longest_gap_ms < 3_000
+    assert outcome("two-die", "raft").longest_gap_ms > 4_500
+
+
+def random_deaths(world: World, servers: tuple[str, ...]) -> None:
+    """Servers die one at a time, with or without power, and come back."""
+    draw, at = world.random_for("deaths"), 2.0
+    while at < 11.0:
+        name = draw.choice(servers)
+        at += draw.uniform(0.2, 1.5)
+        world.loop.at(at, None, partial(world.kill, name, power=draw.random() < 0.5))
+        at += draw.uniform(0.05, 2.0)
+        world.loop.at(at, None, world.restart, name)
+        at += 0.5
+
+
+@pytest.mark.parametrize("protocol", SAFE)
+@pytest.mark.parametrize("seed", in_shares(range(LAB_SEEDS.proof), LAB_SEEDS))
+def test_deaths_of_one_server_at_a_time_lose_nothing(protocol: str, seed: int) -> None:
+    result = run(Scenario("deaths", "", random_deaths), protocol, seed)[0]
+    assert (result.acknowledged, result.lost) == (result.sent, 0), f"seed {seed}"
+
+
+def test_lab_with_one_seed_gives_the_same_figures_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(["lab", "run", "leader-dies", "--protocols", "raft", "--json"])
+        assert not ended.value.code
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert json.loads(texts[0])["decisions"]["election"] >= 2
+
+
+def test_lab_with_an_unknown_scenario_names_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["lab", "run", "earthquake"])
+    assert ended.value.code == 2
+    assert "slow-replica" in capsys.readouterr().err
