@@ -80,6 +80,7 @@ async def write_more(client: Client, connected: LedgerClient, writer: LedgerWrit
                 write_quorum=quorums.write_quorum,
                 ack_quorum=quorums.ack_quorum,
             )
+            world.invariants.of(writer.ledger_id).untold = True
             if since >= 0:
                 world.counts["ledgers made beside a known liar"] += 1
                 fences.check_new_ledger(client, writer, since)

@@ -39,6 +39,8 @@ class LedgerTruth:
     deleted: bool = False
     of_stream: bool = False
     """A stream's writer has made it, which says nothing of what was confirmed."""
+    untold: bool = False
+    """So it is with one whose writer tells nobody: nothing of it is in the history."""
     disturbed: bool = False
     """ZooKeeper was restored to a time at which the ledger was not closed, see ``restoring``."""
 
@@ -95,7 +97,7 @@ class Invariants(Witness):
     def told(self, node: BookieNode, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
         """Check I6: no bookie returns a LAC beyond what was confirmed."""
         truth = self.of(ledger_id)
-        if truth.disturbed or truth.of_stream:
+        if truth.disturbed or truth.of_stream or truth.untold:
             return
         proved = truth.confirmed
         if truth.metadata is not None and truth.metadata.is_closed:

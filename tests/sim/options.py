@@ -150,6 +150,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many make the copies of bookies again that were gone for a moment."""
     scrubs: bool = False
     """Whether bookies verify all that they store after each flush."""
+    together: bool = False
+    """Whether sinks commit to two streams at once, of which one is truncated or deleted."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -212,7 +214,19 @@ def draw_options(seed: int) -> Options:
         races=draw.random() < 0.8,
         repairers=int(draw.random() < 0.1),
         scrubs=draw.random() < 0.25 and rot in ("flip", "everywhere"),
+        together=draw.random() < 0.4 and stream is not None,
     )
+    options = _with_keepers(options)
+    if options.ledger_stalls:  # else the write cache is hardly ever full
+        options = msgspec.structs.replace(options, write_cache_bytes=8192)
+    if options.false_fences or options.lonely_tails:
+        return _all_well(options)
+    return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
+
+
+def _with_keepers(options: Options) -> Options:
+    """A stream whose rows are dropped needs a keeper, and so does one that is audited."""
+    stream = options.stream
     if options.audits:
         options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
     if options.drops:  # keepers drop what retention allows
@@ -221,11 +235,9 @@ def draw_options(seed: int) -> Options:
         options = msgspec.structs.replace(options, stream=more, keepers=max(1, options.keepers))
     else:
         options = msgspec.structs.replace(options, races=False)
-    if options.ledger_stalls:  # else the write cache is hardly ever full
-        options = msgspec.structs.replace(options, write_cache_bytes=8192)
-    if options.false_fences or options.lonely_tails:
-        return _all_well(options)
-    return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
+    if options.drops:  # what those streams lose nobody counts
+        options = msgspec.structs.replace(options, together=False)
+    return options
 
 
 _HARMLESS_TO_BOOKIES: Final = frozenset(

@@ -201,6 +201,9 @@ class _Run:
             self.final[ledger_id] = await self._recover(judge, client, ledger_id)
         if self.world.options.stream is None:
             return
+        if self.world.pairs is not None:
+            self.world.pairs.check()
+            await self.world.pairs.judge(client)
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(1.0)  # as below: a bookie may be restarting

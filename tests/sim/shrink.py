@@ -108,6 +108,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("lonely_tails", False),
         ("drops", False),
         ("races", False),
+        ("together", False),
         ("flush_s", 30.0),
         ("chunk_bytes", 1 << 20),
         ("write_cache_bytes", 65536),

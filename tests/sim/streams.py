@@ -280,7 +280,7 @@ async def judge_stream(client: LedgerClient) -> FinalStream:
         stream = await StreamCatalog(client).open(NAME)
         head = await stream.head()
         commits = await stream.commits(head.earliest_commit, head.next_commit)
-        found = [await _judge_commit(stream, commit) for commit in commits]
+        found = [await judge_commit(stream, commit) for commit in commits]
         misplaced = await _misplaced(client, head.next_commit)
         if misplaced:
             return FinalStream(NAME, unreadable=misplaced)
@@ -304,7 +304,8 @@ async def _misplaced(client: LedgerClient, next_commit: int) -> str:
     return f"{root.sealed} of {next_commit} commits are sealed, and {numbers} have nodes"
 
 
-async def _judge_commit(stream: Stream, commit: Commit) -> FinalCommit:
+async def judge_commit(stream: Stream, commit: Commit) -> FinalCommit:
+    """A commit with its rows."""
     ranges = ranges_between([commit], Dlsn(commit.first_segment), Dlsn(commit.end_segment))
     texts: list[str] = []
     batches: Any = stream.read_ranges(ranges)

@@ -30,6 +30,7 @@ from tests.sim.repairing import CONFIG, RepairClient
 from tests.sim.restoring import Owners
 from tests.sim.strangers import StrangerClient
 from tests.sim.streams import AppendClient, Checkpoint, SinkClient, StreamReaderClient
+from tests.sim.together import Pairs
 from tests.sim.zookeeper import SimZookeeper
 
 _NANOSECONDS = 1_000_000_000
@@ -47,6 +48,7 @@ class World(SimBase):
         if options.restores:
             self.invariants.owners = Owners()
         self.drops = Drops(self) if options.drops else None
+        self.pairs: Pairs | None = None
         self.marks: Marks | None = None
         if options.repairers:
             bookies = [BookieId(f"b{number}") for number in range(options.bookies)]
@@ -103,6 +105,8 @@ class World(SimBase):
             self.collections = Collections(self)
 
     def _populate_stream(self, plan: StreamPlan) -> None:
+        if self.options.together:
+            self.pairs = Pairs(self, plan)
         for number in range(plan.sinks):
             checkpoint = Checkpoint(f"sink{number}", plan.transactions)
             self.start_sink(checkpoint, plan)
@@ -129,6 +133,8 @@ class World(SimBase):
             self.drops.observe(path, data)
         if self.marks is not None:
             self.marks.observe(path, data)
+        if self.pairs is not None:
+            self.pairs.observe(path, data)
 
     def start_sink(self, checkpoint: Checkpoint, plan: StreamPlan) -> None:
         """Start one more driver of a sink."""

@@ -86,5 +86,5 @@ def test_lab_with_an_unknown_scenario_names_those_there_are(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["lab", "run", "earthquake"])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert "slow-replica" in capsys.readouterr().err
