@@ -5,6 +5,7 @@ the others are looked at one by one (rules T29 and T30). Pure.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 
