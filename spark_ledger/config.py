@@ -43,10 +43,17 @@ class ClientConfig:
     """How long metadata operations are tried while ZooKeeper cannot be reached."""
     session_timeout_s: float = SESSION_TIMEOUT_S
     """ZooKeeper session timeout."""
+    rack: str = ""
+    """Where this process is, as ``/region/rack``: nearer bookies are read first. Empty: where a
+    bookie on its host is."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "rack":
+                if not isinstance(value, str) or (value and value[0] != "/"):
+                    raise ConfigurationError(f"rack = {value!r}: a path such as /eu/r1")
+                continue
             if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
                 raise ConfigurationError(f"{field.name} = {value!r}: must be a number above 0")
         if self.bytes_in_flight_max < 64 * KIB:

@@ -102,7 +102,8 @@ class ClientContext:
     def distances(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
         """How far bookies are from this process, as far as that is known."""
         known = [self.directory.get(bookie_id) for bookie_id in bookies]
-        return distances([info for info in known if info is not None], self.directory.all())
+        wanted = [info for info in known if info is not None]
+        return distances(wanted, self.directory.all(), self.config.rack)
 
     @property
     def is_strict(self) -> bool:

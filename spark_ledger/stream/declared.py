@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.stream import KEYS_FILTERED_MAX
 from spark_ledger.stream.format.arrow_types import ArrowArray, ArrowField
 from spark_ledger.stream.model import StreamConfig
-from spark_ledger.stream.statistics import Bounds, EntryFacts, key_hash
+from spark_ledger.stream.statistics import Bounds, EntryFacts, KeyPart, key_hash
 
 MICROS_PER_DAY: Final = 24 * 3600 * 1_000_000
 
@@ -110,10 +111,27 @@ def _bounds(values: ArrowArray) -> Bounds | None:
 
 def _hashes(columns: list[ArrowArray]) -> frozenset[int] | None:
     """A hash for each key without null; None if there are too many."""
-    names = [str(nth) for nth in range(len(columns))]
-    rows = pa.Table.from_arrays(columns, names=names)
-    distinct = rows.group_by(names, use_threads=False).aggregate([])
-    if distinct.num_rows > KEYS_FILTERED_MAX:
+    import pyarrow.compute as pc
+
+    # No group_by: it takes Arrow's threads, and this runs in forked workers of Spark.
+    parts = [column.unique() for column in columns]
+    sizes = [len(part) for part in parts]
+    if max(sizes) > KEYS_FILTERED_MAX + 1 or math.prod(sizes) >= 2**62:  # one may be null
         return None
-    keys = zip(*(distinct.column(name).to_pylist() for name in names), strict=True)
-    return frozenset(key_hash(key) for key in keys if None not in key)
+    numbers: ArrowArray = pa.repeat(pa.scalar(0, pa.int64()), len(columns[0]))
+    for column, part in zip(columns, parts, strict=True):
+        place = pc.index_in(column, value_set=part).cast(pa.int64())
+        numbers = pc.add(pc.multiply(numbers, pa.scalar(len(part), pa.int64())), place)
+        distinct = numbers.unique()
+        if len(distinct) > len(parts) * (KEYS_FILTERED_MAX + 1):
+            return None
+    keys = []
+    codes = [number or 0 for number in distinct.to_pylist()]
+    for number in codes:
+        key: list[KeyPart] = []
+        for part in reversed(parts):
+            number, nth = divmod(number, len(part))
+            key.insert(0, part[nth].as_py())
+        if None not in key:
+            keys.append(key_hash(key))
+    return frozenset(keys) if len(keys) <= KEYS_FILTERED_MAX else None

@@ -58,7 +58,8 @@ class RowFilter:
         """Which rows of a batch, in the columns as they are stored, are wanted. None is null."""
         import pyarrow.compute as pc
 
-        wanted, tests = self._where, []
+        wanted = self._where
+        tests: list[ArrowArray] = []
         if wanted.start_us is not None or wanted.end_us is not None:
             assert self._time is not None, "checked when it was made"
             times = times_us(batch.column(self._time))
