@@ -104,9 +104,10 @@ class DirectoryScrub:
         )
 
     def is_due(self, interval_s: float) -> bool:
-        """Whether a pass is to begin, or to go on."""
-        position = self.position
-        return position.is_running or time.time() - position.ended_at >= interval_s
+        """Whether a pass is to begin, or to go on. A clock that was ahead at the end of the last
+        one does not put the next one off."""
+        position, since_s = self.position, time.time() - self.position.ended_at
+        return position.is_running or not 0 <= since_s < interval_s
 
     def begin_anew(self) -> None:
         """Have the next pass read everything, also what an unfinished one has read."""

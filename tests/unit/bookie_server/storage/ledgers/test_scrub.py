@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,17 @@ def test_scrub_of_good_blocks_counts_them_and_says_when_it_ended(machine: Machin
     machine.close()
     again = Machine(files_of(machine), CONFIG)
     assert again.bookie.stats().ledger_storage.scrub.ended_at == stats.ended_at
+
+
+def test_pass_that_ended_by_a_clock_that_was_ahead_puts_off_no_other(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scrub(machine)
+    directory = machine.bookie._storage.scrubber._scrubs[0]
+    ended_at = directory.position.ended_at
+    for now, is_due in ((1, False), (3_599, False), (3_600, True), (-1, True)):
+        monkeypatch.setattr(time, "time", lambda now=now: ended_at + now)
+        assert directory.is_due(3_600) is is_due, now
 
 
 @pytest.mark.parametrize("number", [1, 3], ids=["entry log", "run log"])
