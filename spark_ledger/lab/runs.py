@@ -12,6 +12,7 @@ from spark_ledger.lab.bookkeeper import METADATA, Add, Bookie, LedgerProducer, M
 from spark_ledger.lab.kafka import CONTROLLER, Broker, Controller, KafkaOptions
 from spark_ledger.lab.machines import NO_VALUE, Entry, Producer, Store
 from spark_ledger.lab.raft import RaftNode
+from spark_ledger.lab.rocketmq import OPERATOR, Operator, RocketBroker, RocketOptions
 from spark_ledger.lab.scenarios import EVERY_S, FROM_S, LOAD_S, UNTIL_S, Scenario
 from spark_ledger.lab.world import CLIENT, World
 from spark_ledger.protocol.ensemble import fragment_of
@@ -129,6 +130,38 @@ def _broker(name: str, options: KafkaOptions, store: Store, now: float) -> Broke
     return Broker(name, store, options, now)
 
 
+def set_up_rocketmq(options: RocketOptions, world: World) -> System:
+    """A master, two slaves, and an operator."""
+    names = ("n0", "n1", "n2")
+    operator = Operator(names)
+    world.add(OPERATOR, lambda _store, _now: operator)
+    for name in names:
+        world.add(name, partial(_rocket_broker, name, options))
+
+    def brokers() -> dict[str, RocketBroker]:
+        hosts = [world.hosts[name] for name in names]
+        machines = [host.machine for host in hosts if host.process.alive]
+        return {each.name: each for each in machines if isinstance(each, RocketBroker)}
+
+    def check() -> None:
+        live = brokers()
+        for broker in live.values():
+            master, log = live.get(broker.role.master), broker.store.log
+            if broker.follows and log and master is not None and master.role == broker.role:
+                place = len(log)
+                assert master.store.log[place - 1 : place] == log[-1:], "A slave's log differs."
+
+    def final() -> list[int]:
+        return [entry.value for entry in world.hosts[operator.role.master].store.log]
+
+    _produce(world, names)
+    return System(names, final, check)
+
+
+def _rocket_broker(name: str, options: RocketOptions, store: Store, now: float) -> RocketBroker:
+    return RocketBroker(name, store, options, now)
+
+
 def set_up_bookkeeper(quorums: Quorums, world: World) -> System:
     """Five bookies and ZooKeeper; the client is the ledgers' writer."""
     names = ("n0", "n1", "n2", "n3", "n4")
@@ -185,6 +218,12 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
         set_up_kafka, KafkaOptions(min_insync_replicas=1, unclean_leader_election=True)
     ),
     "kafka-by-high-watermark": partial(set_up_kafka, KafkaOptions(truncate_by_epoch=False)),
+    "rocketmq": partial(set_up_rocketmq, RocketOptions()),
+    "rocketmq-flush": partial(set_up_rocketmq, RocketOptions(sync_flush=True)),
+    "rocketmq-sync": partial(set_up_rocketmq, RocketOptions(sync_replication=True)),
+    "rocketmq-sync-flush": partial(
+        set_up_rocketmq, RocketOptions(sync_replication=True, sync_flush=True)
+    ),
 }
 """Every protocol with its settings, by the name that the command takes."""
 

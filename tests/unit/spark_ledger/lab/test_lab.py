@@ -16,6 +16,8 @@ from tests.effort import LAB_SEEDS, in_shares
 SAFE = ("bookkeeper-3-3-2", "raft", "kafka-flush")
 """They sync before they acknowledge."""
 
+ROCKET_SETTINGS = ("", "-flush", "-sync", "-sync-flush")
+
 
 def outcome(scenario: str, protocol: str, seed: int = 1) -> Outcome:
     return run(SCENARIOS[scenario], protocol, seed)[0]
@@ -47,6 +49,34 @@ def test_two_copies_with_one_server_lost_go_on_elsewhere() -> None:
     """A majority of three stops when two are away; ledgers take other bookies."""
     assert outcome("two-die", "bookkeeper-2-2-2").longest_gap_ms < 3_000
     assert outcome("two-die", "raft").longest_gap_ms > 4_500
+
+
+def test_master_dies_with_asynchronous_replication_loses_the_tail() -> None:
+    for protocol in ("rocketmq", "rocketmq-flush"):
+        result = outcome("leader-dies", protocol)
+        assert 0 < result.lost <= 10, protocol  # what came since the transfer last woke up
+        assert result.decisions == {"fail-over by hand": 1}
+
+
+def test_master_dies_with_synchronous_replication_loses_nothing() -> None:
+    for protocol in ("rocketmq-sync", "rocketmq-sync-flush"):
+        result = outcome("leader-dies", protocol)
+        assert (result.acknowledged, result.lost) == (result.sent, 0), protocol
+        assert result.longest_gap_ms > 2_500, "a person is slower than a program"
+
+
+def test_power_cut_of_master_and_slaves_loses_what_was_not_flushed() -> None:
+    lost = [outcome("power-cut", f"rocketmq{each}").lost for each in ROCKET_SETTINGS]
+    assert [each > 0 for each in lost] == [True, False, True, False]
+
+
+def test_synchronous_replication_without_slaves_refuses_values() -> None:
+    assert outcome("two-die", "rocketmq-sync").longest_gap_ms > 4_500
+    assert outcome("two-die", "rocketmq").longest_gap_ms < 100
+
+
+def test_former_master_with_a_tail_of_its_own_is_copied_anew() -> None:
+    assert outcome("leader-dies", "rocketmq-flush").truncated > 0
 
 
 def random_deaths(world: World, servers: tuple[str, ...]) -> None:
