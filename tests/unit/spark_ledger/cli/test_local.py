@@ -24,6 +24,7 @@ RUNNING = ClusterStatus(
 def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Path, int, int | None]] = []
     delays: list[float] = []
+    racks_asked: list[int] = []
 
     def up(
         directory: Path,
@@ -31,8 +32,10 @@ def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         *,
         zookeeper_heap_bytes: int | None,
         lost_bookie_delay_s: float,
+        racks: int,
     ) -> ClusterStatus:
         delays.append(lost_bookie_delay_s)
+        racks_asked.append(racks)
         asked.append((directory, bookies, zookeeper_heap_bytes))
         return RUNNING
 
@@ -47,6 +50,8 @@ def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked[-1][2] == 512 * 2**20
     assert run("local", "up", "--lost-bookie-delay", "10s").status == 0
     assert delays[0] == 300 and delays[-1] == 10
+    assert run("local", "up", "--bookies", "9", "--racks", "3").status == 0
+    assert racks_asked[0] == 0 and racks_asked[-1] == 3
     monkeypatch.setenv("SPARK_LEDGER_ZOOKEEPER_HEAP", "1g")
     assert run("local", "up").status == 0 and asked[-1][2] == 2**30
     outcome = run("local", "up", "--zookeeper-heap", "1k")
