@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -57,6 +58,48 @@ def compare(
 ) -> None:
     """Run every scenario for every protocol."""
     _compare(settings, scenario, protocols, seed)
+
+
+@group.command()
+@click.option(
+    "--write", "path", default="", metavar="FILE", help="Write the page of all claims here."
+)
+@common_options
+@click.pass_obj
+def claims(settings: Settings, path: str) -> None:
+    """Test what is said about these protocols. Exit 1: a run refutes something."""
+    from spark_ledger.lab.claims import CLAIMS, page
+
+    figures = [(claim, figure) for claim in CLAIMS for figure in claim.figures]
+    with progress("running", len(figures)) as advance:
+        for _, figure in figures:
+            figure.measure()
+            advance()
+    if path:
+        try:
+            Path(path).write_text(page(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+    elif settings.as_json:
+        for claim in CLAIMS:
+            print_json({"claim": claim.statement, "holds": claim.holds(), "source": claim.source})
+    else:
+        print_table(
+            ("claim...", "scenario", "protocol", "claimed", "measured#", "holds"),
+            (
+                (
+                    claim.statement if figure is claim.figures[0] else "",
+                    figure.scenario,
+                    figure.protocol,
+                    figure.expected,
+                    f"{figure.measure():g}",
+                    "yes" if figure.holds() else "NO",
+                )
+                for claim, figure in figures
+            ),
+        )
+    if not all(claim.holds() for claim in CLAIMS):
+        click.get_current_context().exit(1)
 
 
 def _compare(

@@ -79,6 +79,13 @@ def test_former_master_with_a_tail_of_its_own_is_copied_anew() -> None:
     assert outcome("leader-dies", "rocketmq-flush").truncated > 0
 
 
+def test_recovery_with_questions_open_at_its_end_asks_nothing_more() -> None:
+    """Bookies come and go while a striped ledger, which has no spare one, is recovered."""
+    result = outcome("last-dies", "bookkeeper-striped-5-3-2")
+    assert (result.acknowledged, result.lost) == (result.sent, 0)
+    assert result.decisions["recovery"] >= 2
+
+
 def random_deaths(world: World, servers: tuple[str, ...]) -> None:
     """Servers die one at a time, with or without power, and come back."""
     draw, at = world.random_for("deaths"), 2.0
