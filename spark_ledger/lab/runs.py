@@ -249,6 +249,7 @@ def judge(world: World, scenario: str, protocol: str, log: list[int]) -> Outcome
     for place, value in enumerate(log):
         places.setdefault(value, place)
     kept = sorted(value for value in world.acknowledged if value in places)
+    world.lost = frozenset(world.acknowledged.keys() - places.keys())
     furthest, reordered = -1, 0
     for value in kept:
         reordered += places[value] < furthest
