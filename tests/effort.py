@@ -95,6 +95,9 @@ PACKED_STREAMS: Final = Share(1, 20)
 LAB_SEEDS: Final = Share(1, 100)
 """Seeds of the replication lab, each of which kills servers at random under three protocols."""
 
+LAB_CLAIMS: Final = Share(6, 21)
+"""Claims about replication, each with up to four runs of the lab, a sixth of a second each."""
+
 MUTANTS: Final = Share(24, ALL)
 """Mutants that are put in again and have to be found where they were found before: one of each
 file, and a few more. That each fits the sources and was found once is looked at for all of them in
@@ -133,6 +136,7 @@ ONLY_IN_PROOF: Final = (
     "tests/spark/test_streaming_write.py::test_two_sinks_on_one_stream_both_commit",
     "tests/spark/test_streaming_write.py::"
     "test_driver_on_copy_of_the_checkpoint_one_batch_behind_is_refused",
+    "tests/unit/spark_ledger/lab/test_claims.py::test_page_of_claims_is_up_to_date",
     "tests/unit/test_coverage.py::test_every_branch_is_passed",
 )
 """The slowest tests. A neighbour of each stays in ``make test``:
@@ -147,6 +151,7 @@ ONLY_IN_PROOF: Final = (
 - two sinks: ``integration/test_streams.py`` has several processes that commit to one stream;
 - an outage of bookies under a raw ledger: under a stream's query;
 - killed workers and drivers, so that tasks are repeated, and clusters of processes with them;
+- the page of claims: ``tests/style`` has each claim on it, and the first claims are run;
 - the measure of branches: the tests that it measures."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -37,11 +38,16 @@ _seed = click.option("--seed", type=int, default=1, show_default=True, help="Dec
 @click.argument("scenario")
 @_protocols
 @_seed
+@click.option(
+    "--picture", default="", metavar="FILE", help="Draw each value's wait and loss here (SVG)."
+)
 @common_options
 @click.pass_obj
-def run(settings: Settings, scenario: str, protocols: tuple[str, ...], seed: int) -> None:
+def run(
+    settings: Settings, scenario: str, protocols: tuple[str, ...], seed: int, picture: str
+) -> None:
     """Run one scenario for every protocol."""
-    _compare(settings, (scenario,), protocols, seed)
+    _compare(settings, (scenario,), protocols, seed, picture)
 
 
 @group.command()
@@ -59,20 +65,70 @@ def compare(
     _compare(settings, scenario, protocols, seed)
 
 
+@group.command()
+@click.option(
+    "--write", "path", default="", metavar="FILE", help="Write the page of all claims here."
+)
+@common_options
+@click.pass_obj
+def claims(settings: Settings, path: str) -> None:
+    """Test what is said about these protocols. Exit 1: a run refutes something."""
+    from spark_ledger.lab.claims import CLAIMS, page
+
+    figures = [(claim, figure) for claim in CLAIMS for figure in claim.figures]
+    with progress("running", len(figures)) as advance:
+        for _, figure in figures:
+            figure.measure()
+            advance()
+    if path:
+        _write(path, page())
+    elif settings.as_json:
+        for claim in CLAIMS:
+            print_json({"claim": claim.statement, "holds": claim.holds(), "source": claim.source})
+    else:
+        print_table(
+            ("claim...", "scenario", "protocol", "claimed", "measured#", "holds"),
+            (
+                (
+                    claim.statement if figure is claim.figures[0] else "",
+                    figure.scenario,
+                    figure.protocol,
+                    figure.expected,
+                    f"{figure.measure():g}",
+                    "yes" if figure.holds() else "NO",
+                )
+                for claim, figure in figures
+            ),
+        )
+    if not all(claim.holds() for claim in CLAIMS):
+        click.get_current_context().exit(1)
+
+
 def _compare(
-    settings: Settings, scenarios: tuple[str, ...], protocols: tuple[str, ...], seed: int
+    settings: Settings,
+    scenarios: tuple[str, ...],
+    protocols: tuple[str, ...],
+    seed: int,
+    path: str = "",
 ) -> None:
+    from spark_ledger.lab.pictures import picture
     from spark_ledger.lab.runs import PROTOCOLS, run
     from spark_ledger.lab.scenarios import SCENARIOS
 
     wanted = _known("scenario", scenarios, tuple(SCENARIOS))
     compared = _known("protocol", protocols, tuple(PROTOCOLS))
-    outcomes = []
+    runs = []
     with progress("running", len(wanted) * len(compared)) as advance:
         for name in wanted:
             for protocol in compared:
-                outcomes.append(run(SCENARIOS[name], protocol, seed)[0])
+                outcome, world = run(SCENARIOS[name], protocol, seed)
+                # A picture is of one scenario; else its world is not kept.
+                runs.append((outcome, world if path else None))
                 advance()
+    outcomes = [outcome for outcome, _ in runs]
+    if path:
+        drawn = [(outcome, world) for outcome, world in runs if world is not None]
+        _write(path, picture(f"{wanted[0]}: {SCENARIOS[wanted[0]].what} (seed {seed})", drawn))
     if settings.as_json:
         for outcome in outcomes:
             print_json(outcome._asdict())
@@ -81,6 +137,13 @@ def _compare(
         click.echo(f"{name}: {SCENARIOS[name].what} (seed {seed})")
         _show([outcome for outcome in outcomes if outcome.scenario == name])
         click.echo()
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _known(kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:

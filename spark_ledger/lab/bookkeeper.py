@@ -344,7 +344,8 @@ class LedgerProducer:
         late = [key for key, due in self._asked.items() if due <= self._now]
         away = BookieStatus.UNAVAILABLE
         for kind, index, lane in late:
-            self._asked.pop((kind, index, lane), None)
+            if self._asked.pop((kind, index, lane), None) is None:
+                continue  # what came before ended this recovery
             if kind == "last":
                 effects += self._feed(p.LastConfirmedAnswer(index, away, EntryId(-1)))
             elif kind == "read":
@@ -396,6 +397,7 @@ class LedgerProducer:
                 ]  # no reader follows here: nobody has to be told
                 return [effect for each in told for effect in self._feed(each)]
             case p.Failed():
+                self._asked.clear()
                 self._machine, self._retry_at = None, self._now + TIMEOUT_S / 5
             case p.Done(metadata, _):
                 return self._on_recovered(metadata)
@@ -455,6 +457,7 @@ class LedgerProducer:
 
     def _on_recovered(self, metadata: LedgerMetadata) -> list[Effect]:
         """The ledger is closed at its true end: what is in it counts, the rest is added again."""
+        self._asked.clear()
         last = int(metadata.last_entry_id)
         found = [Acknowledge(self._values[entry]) for entry in range(self._confirmed + 1, last + 1)]
         rest = [self._values[entry] for entry in sorted(self._values) if entry > last]

@@ -142,8 +142,8 @@ class Producer:
         self._timeout_s, self._retry_s = timeout_s, retry_s
         self._target = servers[0]
         self._due: dict[int, float] = {}
-        self._sent: set[int] = set()
-        """Values that were sent and not answered at all."""
+        self._sent: dict[int, str] = {}
+        """Values that were sent and not answered at all, and to whom."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -154,20 +154,21 @@ class Producer:
             case Received(source, Refused(value, leader)):
                 if value in self._due:
                     self._due[value] = now + self._retry_s
-                    self._sent.discard(value)
+                    self._sent.pop(value, None)
                     self._turn_from(source, leader)
                 return []
             case Tick():
                 late = [value for value, due in self._due.items() if due <= now]
-                if any(value in self._sent for value in late):
-                    self._turn_from(self._target, "")  # silence: it may be dead
+                # Silence: it may be dead. What was sent to an earlier one says nothing of this one.
+                if any(self._sent.get(value) == self._target for value in late):
+                    self._turn_from(self._target, "")
                 return [effect for value in late for effect in self._send(value, now)]
             case _:
                 return []
 
     def _send(self, value: int, now: float) -> list[Effect]:
         self._due[value] = now + self._timeout_s
-        self._sent.add(value)
+        self._sent[value] = self._target
         return [Send(self._target, Produce(value))]
 
     def _turn_from(self, server: str, leader: str) -> None:

@@ -43,6 +43,8 @@ class Outcome(NamedTuple):
     """The longest time without an acknowledgement, while values were added."""
     messages_per_entry: float
     truncated: int
+    second_holds: int
+    """Entries on the second server's disk at the end."""
     decisions: dict[str, int]
     """Elections, ensemble changes, and the like."""
 
@@ -72,9 +74,9 @@ class History:
                 known.append(log[place])
 
 
-def set_up_raft(world: World) -> System:
-    """Three servers."""
-    names = ("n0", "n1", "n2")
+def set_up_raft(world: World, *, servers: int = 3) -> System:
+    """Some servers."""
+    names = tuple(f"n{i}" for i in range(servers))
     draws = {name: world.random_for(name) for name in names}
     for name in names:
         peers = tuple(each for each in names if each != name)
@@ -107,9 +109,9 @@ def _raft_node(
     return RaftNode(name, peers, store, draw, now)
 
 
-def set_up_kafka(options: KafkaOptions, world: World) -> System:
-    """Three brokers and a controller."""
-    names = ("n0", "n1", "n2")
+def set_up_kafka(options: KafkaOptions, world: World, *, servers: int = 3) -> System:
+    """Some brokers and a controller."""
+    names = tuple(f"n{i}" for i in range(servers))
     controller = Controller(names, options)
     world.add(CONTROLLER, lambda _store, _now: controller)
     for name in names:
@@ -211,9 +213,12 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
     "bookkeeper-2-2-2": partial(set_up_bookkeeper, Quorums(2, 2, 2)),
     "bookkeeper-striped-5-3-2": partial(set_up_bookkeeper, Quorums(5, 3, 2)),
     "raft": set_up_raft,
+    "raft-2": partial(set_up_raft, servers=2),
     "kafka": partial(set_up_kafka, KafkaOptions()),
+    "kafka-2": partial(set_up_kafka, KafkaOptions(), servers=2),
     "kafka-acks-1": partial(set_up_kafka, KafkaOptions(acks_all=False)),
     "kafka-flush": partial(set_up_kafka, KafkaOptions(flush_each=True)),
+    "kafka-min-1": partial(set_up_kafka, KafkaOptions(min_insync_replicas=1)),
     "kafka-unclean": partial(
         set_up_kafka, KafkaOptions(min_insync_replicas=1, unclean_leader_election=True)
     ),
@@ -244,6 +249,7 @@ def judge(world: World, scenario: str, protocol: str, log: list[int]) -> Outcome
     for place, value in enumerate(log):
         places.setdefault(value, place)
     kept = sorted(value for value in world.acknowledged if value in places)
+    world.lost = frozenset(world.acknowledged.keys() - places.keys())
     furthest, reordered = -1, 0
     for value in kept:
         reordered += places[value] < furthest
@@ -267,6 +273,7 @@ def judge(world: World, scenario: str, protocol: str, log: list[int]) -> Outcome
         longest_gap_ms=_ms(max(b - a for a, b in pairwise(edges))),
         messages_per_entry=round(world.messages / max(1, len(waits)), 1),
         truncated=notes.pop("truncated", 0),
+        second_holds=len(world.hosts["n1"].store.log),
         decisions={kind: count for kind, count in notes.items() if count},
     )
 

@@ -51,6 +51,58 @@ def _two_die(world: World, servers: tuple[str, ...]) -> None:
         _down(world, server, 3.0, 8.0, power=True)
 
 
+def _partition(world: World, servers: tuple[str, ...]) -> None:
+    for other in servers[1:]:
+        _apart(world, servers[0], other, 3.0, 8.0)
+
+
+def _rolling(world: World, servers: tuple[str, ...]) -> None:
+    for place, server in enumerate(servers):
+        _down(world, server, 3.0 + place * 1.5, 3.5 + place * 1.5, power=False)
+
+
+def _last_dies(world: World, servers: tuple[str, ...]) -> None:
+    for server in servers[1:3]:
+        _down(world, server, 3.0, 7.0, power=True)
+    _down(world, servers[0], 6.0, 10.0, power=False)
+
+
+def _in_turn(world: World, servers: tuple[str, ...]) -> None:
+    # 3.005: what was added at 3.0 s is acknowledged, and followers have not heard of that
+    _down(world, servers[0], 3.005, 8.0, power=False)
+    _down(world, servers[1], 4.5, 8.0, power=False)
+    for other in servers[2:3]:
+        _apart(world, servers[1], other, 3.005, 8.0)
+
+
+def _disk_lost(world: World, servers: tuple[str, ...]) -> None:
+    _dies(world, servers)
+    store = world.hosts[servers[1]].store
+
+    def replace() -> None:
+        store.truncate(0)
+        store.meta.clear()
+        world.fault("has a new disk", servers[1])
+
+    world.loop.at(7.0, None, replace)
+
+
+def _apart(world: World, one: str, other: str, from_s: float, to_s: float) -> None:
+    """Two servers do not hear each other; everybody else hears both."""
+
+    def cut() -> None:
+        for source, target in ((one, other), (other, one)):
+            world.network.cut(source, target, holds=False)
+        world.fault("apart", f"{one} {other}")
+
+    def mend() -> None:
+        for source, target in ((one, other), (other, one)):
+            world.network.mend(source, target)
+
+    world.loop.at(from_s, None, cut)
+    world.loop.at(to_s, None, mend)
+
+
 def _down(world: World, name: str, at_s: float, back_s: float, *, power: bool) -> None:
     def kill() -> None:
         world.kill(name, power=power)
@@ -68,5 +120,29 @@ SCENARIOS: Final = {
         Scenario("leader-dies", "the first server has no power from 3 s to 8 s", _leader_dies),
         Scenario("two-die", "the second and third servers have no power from 3 s to 8 s", _two_die),
         Scenario("power-cut", "no server has power from 3 s to 5 s", _power),
+        Scenario(
+            "partition",
+            "from 3 s to 8 s the first server and the other servers do not hear each other; "
+            "clients, controller and operator hear all",
+            _partition,
+        ),
+        Scenario("rolling-restart", "one server after the other is away for 0.5 s", _rolling),
+        Scenario(
+            "disk-lost",
+            "the second server dies at 3 s, and comes back at 8 s with an empty disk",
+            _disk_lost,
+        ),
+        Scenario(
+            "last-dies",
+            "the second and third servers have no power from 3 s to 7 s, the first one is killed "
+            "at 6 s and back at 10 s",
+            _last_dies,
+        ),
+        Scenario(
+            "die-in-turn",
+            "the first server is killed at 3.005 s, the second at 4.5 s, and the second and third "
+            "do not hear each other meanwhile; all are back at 8 s",
+            _in_turn,
+        ),
     )
 }

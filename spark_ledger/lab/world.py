@@ -74,6 +74,8 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.acknowledged: dict[int, float] = {}
         self.sent: dict[int, float] = {}
+        self.lost: frozenset[int] = frozenset()
+        """What was acknowledged and is not in the log: known when the run is over."""
         self.notes: Counter[str] = Counter()
         self.events: list[tuple[float, str, str]] = []
         """When, who, what: elections and faults, for people."""

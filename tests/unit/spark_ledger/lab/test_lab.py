@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -51,6 +53,13 @@ def test_two_copies_with_one_server_lost_go_on_elsewhere() -> None:
     assert outcome("two-die", "raft").longest_gap_ms > 4_500
 
 
+def test_client_of_a_dead_leader_stays_with_the_new_one() -> None:
+    """What the dead one never answered says nothing about the one that is asked now."""
+    result = outcome("leader-dies", "raft")
+    assert result.p99_ms < 2_000
+    assert result.messages_per_entry < 10
+
+
 def test_master_dies_with_asynchronous_replication_loses_the_tail() -> None:
     for protocol in ("rocketmq", "rocketmq-flush"):
         result = outcome("leader-dies", protocol)
@@ -77,6 +86,13 @@ def test_synchronous_replication_without_slaves_refuses_values() -> None:
 
 def test_former_master_with_a_tail_of_its_own_is_copied_anew() -> None:
     assert outcome("leader-dies", "rocketmq-flush").truncated > 0
+
+
+def test_recovery_with_questions_open_at_its_end_asks_nothing_more() -> None:
+    """Bookies come and go while a striped ledger, which has no spare one, is recovered."""
+    result = outcome("last-dies", "bookkeeper-striped-5-3-2")
+    assert (result.acknowledged, result.lost) == (result.sent, 0)
+    assert result.decisions["recovery"] >= 2
 
 
 def random_deaths(world: World, servers: tuple[str, ...]) -> None:
@@ -109,6 +125,33 @@ def test_lab_with_one_seed_gives_the_same_figures_twice(
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert json.loads(texts[0])["decisions"]["election"] >= 2
+
+
+def test_lab_with_a_picture_draws_what_each_protocol_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "leader-dies.svg"
+    names = "rocketmq,rocketmq-sync"
+    with pytest.raises(SystemExit) as ended:
+        main(["lab", "run", "leader-dies", "--protocols", names, "--picture", str(path)])
+    assert not ended.value.code, capsys.readouterr().err
+    root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+    paths = root.findall("{http://www.w3.org/2000/svg}path")
+    strokes = [str(each.get("d")).count("M") for each in paths]
+    assert strokes == [1001 - 9, 9, 1001], "kept and lost of one, kept of the other"
+    events = [each.text for each in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert "3.000 s: n0 power cut" in events
+    assert sum("fail-over by hand" in str(event) for event in events) == 2
+
+
+def test_lab_with_a_picture_that_cannot_be_written_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nowhere" / "x.svg"
+    with pytest.raises(SystemExit) as ended:
+        main(["lab", "run", "steady", "--protocols", "rocketmq", "--picture", str(path)])
+    assert ended.value.code
+    assert f"cannot write {path}: No such file or directory" in capsys.readouterr().err
 
 
 def test_lab_with_an_unknown_scenario_names_those_there_are(

@@ -1,0 +1,41 @@
+"""What is said about replication holds in the lab, and its page says what was measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spark_ledger.cli.app import main
+from spark_ledger.lab import claims
+from spark_ledger.lab.claims import CLAIMS, Claim, Figure, page
+from tests.effort import LAB_CLAIMS, in_shares
+from tests.style.sources import ROOT
+
+# What loses something first: these are the claims that `make test` runs.
+_ORDER = sorted(range(len(CLAIMS)), key=lambda at: -sum(f.name == "lost" for f in CLAIMS[at][2]))
+
+
+@pytest.mark.parametrize("number", in_shares(_ORDER, LAB_CLAIMS))
+def test_claim_holds_in_each_of_its_runs(number: int) -> None:
+    for figure in CLAIMS[number].figures:
+        assert figure.holds(), f"{figure}: {figure.measure()}"
+
+
+def test_page_of_claims_is_up_to_date() -> None:
+    written = (ROOT / "docs/replication.md").read_text(encoding="utf-8")
+    assert page() == written, "run: ledger lab claims --write docs/replication.md"
+
+
+def test_claim_that_a_run_refutes_is_shown_and_ends_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = Figure("power-cut", "kafka", "lost", "=", 0)
+    monkeypatch.setattr(claims, "CLAIMS", (Claim("Kafka loses nothing.", "nobody", (figure,)),))
+    for arguments in ([], ["--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["lab", "claims", *arguments])
+        assert ended.value.code == 1
+    table, _, document = capsys.readouterr().out.partition("{")
+    assert "NO" in table
+    assert json.loads("{" + document)["holds"] is False
