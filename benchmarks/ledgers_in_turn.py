@@ -10,22 +10,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from typing import NamedTuple
 
 import psutil
 
 from benchmarks.cases import KIB
+from benchmarks.rows import Round
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.local import LocalCluster
 
-_BOOKIES = 3
+BOOKIES = 3
+IN_FLIGHT = 2_000
 _CREATED_AT_ONCE = 100
 _PAYLOAD = bytes(range(256)) * (KIB // 256)
 
 
-def _bookies_s(cluster: LocalCluster) -> float:
-    """Processor seconds of the bookies until now."""
-    times = [psutil.Process(cluster.bookie_pid(index)).cpu_times() for index in range(_BOOKIES)]
+def bookies_s(cluster: LocalCluster) -> float:
+    """Processor seconds of the bookies until now, added up."""
+    times = [psutil.Process(cluster.bookie_pid(index)).cpu_times() for index in range(BOOKIES)]
     return sum(each.user + each.system for each in times)
 
 
@@ -44,7 +47,19 @@ async def _append(writers: list[LedgerWriter], in_flight: int, seconds: float) -
     return appended
 
 
-async def _measure(cluster: LocalCluster, ledgers: int, in_flight: int, seconds: float) -> None:
+class InTurn(NamedTuple):
+    """One round, and the microseconds of a processor that each of its entries took."""
+
+    round: Round
+    client_us: float
+    bookie_us: float
+
+
+async def rounds(
+    cluster: LocalCluster, ledgers: int, in_flight: int, seconds: float
+) -> list[InTurn]:
+    """Three rounds on ledgers that are made first, after a short one that is not counted."""
+    found: list[InTurn] = []
     async with await LedgerClient.connect(cluster.uri) as client:
         writers: list[LedgerWriter] = []
         while len(writers) < ledgers:
@@ -55,27 +70,31 @@ async def _measure(cluster: LocalCluster, ledgers: int, in_flight: int, seconds:
             began, used, used_there = (
                 time.perf_counter(),
                 time.process_time(),
-                _bookies_s(cluster),
+                bookies_s(cluster),
             )
             entries = await _append(writers, in_flight, seconds)
             seconds_taken, used = time.perf_counter() - began, time.process_time() - used
-            used_there = (_bookies_s(cluster) - used_there) / _BOOKIES
-            print(
-                f"  {entries / seconds_taken:9,.0f} entries/s, "
-                f"{1e6 * used / entries:6.1f} us of the client each, "
-                f"{1e6 * used_there / entries:6.1f} us of a bookie"
-            )
+            used_there = (bookies_s(cluster) - used_there) / BOOKIES
+            result = Round("append", entries, seconds_taken)
+            found.append(InTurn(result, 1e6 * used / entries, 1e6 * used_there / entries))
+    return found
 
 
 def main() -> None:
     """Print three rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ledgers", type=int, default=1_000)
-    parser.add_argument("--in-flight", type=int, default=2_000)
+    parser.add_argument("--in-flight", type=int, default=IN_FLIGHT)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each round")
     options = parser.parse_args()
-    with LocalCluster(bookies=_BOOKIES) as cluster:
-        asyncio.run(_measure(cluster, options.ledgers, options.in_flight, options.seconds))
+    with LocalCluster(bookies=BOOKIES) as cluster:
+        each = rounds(cluster, options.ledgers, options.in_flight, options.seconds)
+        for found in asyncio.run(each):
+            print(
+                f"  {found.round.per_second:9,.0f} entries/s, "
+                f"{found.client_us:6.1f} us of the client each, "
+                f"{found.bookie_us:6.1f} us of a bookie"
+            )
 
 
 if __name__ == "__main__":

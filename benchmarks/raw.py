@@ -43,7 +43,12 @@ def steps(*, quick: bool, peers: bool, limit: bool = False) -> Iterator[Step]:
             yield Step(f"{system.name}: {work}", measure)
         if limit:
             yield Step(f"bare gRPC: {work}", partial(bare.throughput_rows, case))
-    for system in systems:
+    yield from other_steps(quick=quick, peers=peers)
+
+
+def other_steps(*, quick: bool, peers: bool) -> Iterator[Step]:
+    """Those that are no cases of throughput: failover, import, planning."""
+    for system in (_OURS, *_PEERS) if peers else (_OURS,):
         measure_gap = partial(_failover, system, failover_case(quick=quick))
         yield Step(f"{system.name}: failover", measure_gap)
     yield Step(f"{OURS}: import", _import)

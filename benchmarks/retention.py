@@ -4,7 +4,8 @@
 threads on a loop, as its process does, and writes to eight ledgers at once at full speed. Once so
 much is alive, closed ledgers are deleted, mostly the oldest ones and some at random, so that logs
 die in part. The first fill, without a deletion, is what the rest is compared with: the same
-load, with deletion and compaction beside it.
+load, with deletion and compaction beside it. ``--bookies 3`` measures a stream with retention on
+real bookies instead (``benchmarks.retention_cluster``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import retention_cluster
 from benchmarks.many_ledgers import _NoKeys
+from benchmarks.percentiles import p99_ms
 from bookie_server.bookie import Bookie
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
@@ -159,12 +162,6 @@ class Load:
         }
 
 
-def p99_ms(latencies: list[float]) -> float:
-    """The 99th percentile in milliseconds; 0 of nothing."""
-    ordered = sorted(latencies)
-    return round(ordered[len(ordered) * 99 // 100] * 1000, 1) if ordered else 0.0
-
-
 async def measure(
     directory: Path, seconds: float, live_bytes: int, seed: int, bytes_per_s: int | None
 ) -> dict[str, Any]:
@@ -203,18 +200,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compaction-bytes-per-s", type=int, help="0: whole logs only")
     parser.add_argument("--directory", type=Path, help="where to store; a temporary one if missing")
+    parser.add_argument("--bookies", type=int, help="real ones, and a stream with retention")
+    parser.add_argument("--steady", action="store_true", help="with --bookies: a keeper throughout")
+    parser.add_argument("--json", action="store_true", help="for scripts")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        figures = asyncio.run(
-            measure(
-                Path(directory),
-                options.minutes * 60,
-                options.live_mb * 10**6,
-                options.seed,
-                options.compaction_bytes_per_s,
-            )
+    seconds, live_bytes = options.minutes * 60, options.live_mb * 10**6
+    if options.bookies:
+        figures = retention_cluster.measure(
+            options.bookies, live_bytes, seconds, steady=options.steady
         )
-    print(json.dumps(figures, indent=1))
+    else:
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            rate = options.compaction_bytes_per_s
+            figures = asyncio.run(measure(Path(directory), seconds, live_bytes, options.seed, rate))
+    if options.json:
+        print(json.dumps(figures, indent=1))
+    else:
+        for name, value in figures.items():
+            print(f"{name.replace('_', ' '):40} {value}")
 
 
 if __name__ == "__main__":

@@ -42,15 +42,24 @@ class Row(
     """import, plan, trigger: the time it took."""
     commits: int | None = None
     """plan (from nothing) and trigger (what is new): how many commits were planned."""
+    ledgers: int | None = None
+    """To how many ledgers entries were appended in turn, where it is not one."""
     of: str | None = None
     """cpu-share: the op whose CPU time is divided."""
     cpu_share: dict[str, float] | None = None
     """cpu-share: each component's part of the CPU seconds; they add up to 1."""
 
     @property
-    def work(self) -> tuple[str, str, int, int, str]:
+    def work(self) -> tuple[str, str, int, int, int, str]:
         """What a row measures; rows with equal values are compared."""
-        return self.bench, self.op, self.entry_bytes or 0, self.in_flight or 0, self.of or ""
+        return (
+            self.bench,
+            self.op,
+            self.entry_bytes or 0,
+            self.in_flight or 0,
+            self.ledgers or 0,
+            self.of or "",
+        )
 
 
 class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +85,7 @@ def row_of_rounds(
     entry_bytes: int | None = None,
     in_flight: int | None = None,
     ensemble: tuple[int, int, int] | None = None,
+    ledgers: int | None = None,
 ) -> Row:
     """The row of one case: the median round of Python, the best round of a peer. A peer runs
     on a JVM that is still warming up in its first rounds; its best is what it can do."""
@@ -91,6 +101,7 @@ def row_of_rounds(
         entry_bytes=entry_bytes,
         in_flight=in_flight,
         ensemble=ensemble,
+        ledgers=ledgers,
         per_second=rounded(speed),
         mb_per_second=rounded(speed * entry_bytes / 1e6) if speed and entry_bytes else None,
         p50_ms=rounded(chosen.p50_ms),

@@ -46,12 +46,14 @@ def _order(row: Row) -> tuple[object, ...]:
         ops.index(row.op),
         row.entry_bytes or 0,
         -(row.in_flight or 0),
+        row.ledgers or 0,
         systems.index(row.system),
     )
 
 
 def _cells(row: Row, *, repeat: bool) -> list[str]:
-    work = [row.bench, row.op, size_text(row.entry_bytes), str(row.in_flight or "")]
+    in_flight = str(row.in_flight or "") + (f", {row.ledgers} ledgers" if row.ledgers else "")
+    work = [row.bench, row.op, size_text(row.entry_bytes), in_flight]
     if repeat:
         work = [""] * len(work)
     unit = _UNITS[row.bench]

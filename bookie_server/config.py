@@ -30,6 +30,7 @@ from spark_ledger.limits.keeper import (
     AUDIT_S,
     DROPPED_GRACE_S,
     KEEPER_PASS_S,
+    OPTIMIZE_S,
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
 )
@@ -79,6 +80,7 @@ class KeeperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """0: records of sinks are never removed."""
 
     audit_s: Annotated[float, msgspec.Meta(ge=0)] = AUDIT_S
+    optimize_s: Annotated[float, msgspec.Meta(ge=0)] = OPTIMIZE_S
 
 
 class AutorecoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

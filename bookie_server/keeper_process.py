@@ -52,6 +52,7 @@ def command(config: BookieConfig) -> list[str]:
         *("--dropped-grace", str(keeper.dropped_grace_s)),
         *("--interval", str(keeper.interval_s)),
         *("--audit-interval", str(keeper.audit_s)),
+        *("--optimize-interval", str(keeper.optimize_s)),
         *(["--sink-records", f"{keeper.sink_records_s}s"] if keeper.sink_records_s else []),
         *_autorecovery(config.autorecovery),
     ]

@@ -35,6 +35,7 @@ async def read_repair_figures(store: MetadataStore) -> RepairFigures:
         marked=counts.marked,
         marked_at_one=counts.marked_at_one,
         failing=counts.failing,
+        misplaced=counts.misplaced,
         checked_at=check.ended_ms / 1000,
         with_holes=check.with_holes,
         repaired=done.ledgers,

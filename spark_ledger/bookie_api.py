@@ -10,7 +10,7 @@ because of them (rule P14).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -58,10 +58,18 @@ class LedgerEnd(NamedTuple):
         return cls(status, NO_ENTRY, NO_ENTRY, False, message)
 
 
+class Held(Protocol):
+    """A ledger of which a bookie holds something."""
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        """Its id."""
+
+
 class BookieApi(Protocol):
     """A bookie without its network.
 
-    Methods are called on the service's loop, except ``read`` and ``list_entries``, which are
+    Methods are called on the service's loop, except ``read`` and those that list, which are
     thread-safe and run in a pool. ``done`` and watch callbacks come on the loop.
     """
 
@@ -117,6 +125,13 @@ class BookieApi(Protocol):
 
     def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
         """Ranges, both ends included, of the entries held; None for an unknown ledger.
+
+        Raises OSError or CorruptionError if that cannot be read.
+        """
+
+    def held_ledgers(self, after: int, limit: int) -> Sequence[Held]:
+        """Ledgers with ids above ``after``, ascending, at most so many. What no flush has stored
+        yet may be missing.
 
         Raises OSError or CorruptionError if that cannot be read.
         """

@@ -72,6 +72,9 @@ network would meet fewer kinds of faults than the test asks for."""
 ENDURANCE_SECONDS: Final = Share(0, 300)
 """How long a query is watched whose workers are killed one after the other. By hand: an hour."""
 
+LOSSES_SECONDS: Final = Share(0, 180)
+"""How long a stranger takes bookies away from writers. By hand: ten minutes."""
+
 FULL_DISK_LAYOUTS: Final = Share(2, 5)
 """Layouts of a bookie's directories on disks that fill up: all on one, and the journal alone."""
 

@@ -37,6 +37,7 @@ from spark_ledger.limits.bookie import (
     BOOKIE_ANSWER_BYTES_MAX,
     BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
     BOOKIE_HELD_BYTES_MAX,
+    BOOKIE_LEDGERS_PER_ANSWER,
     BOOKIE_RANGES_PER_MESSAGE,
     BOOKIE_READ_THREADS,
     BOOKIE_RECEIVE_SHORT_S,
@@ -317,15 +318,18 @@ class BookieService:
         )
 
     async def list_entries(self, request: pb.ListEntriesRequest, context: CallContext) -> None:
-        """Ranges of the entries held here."""
+        """Ranges of the entries held here of a ledger, or the ledgers from one on."""
         with self._limits.admitted(Kind.LIST, context.peer()) as busy:
             refusal = busy or self._refusal(context, _ledger_error(request.ledger_id))
+            if refusal is None and request.ledgers:
+                await self._list_ledgers(request.ledger_id, context)
+                return
             found = refusal or await self._entry_ranges(LedgerId(request.ledger_id))
             if isinstance(found, Refusal):
                 status, message = found
-                await context.write(
-                    pb.ListEntriesResponse(status=status_to_wire(status), message=message)
-                )
+                response = pb.ListEntriesResponse(status=status_to_wire(status), message=message)
+                response.has_ledgers = request.ledgers
+                await context.write(response)
                 return
             for start in range(0, len(found), BOOKIE_RANGES_PER_MESSAGE):
                 await self._answers.reserve()
@@ -334,6 +338,21 @@ class BookieService:
                     response.ranges.add(first_entry=first, last_entry=last)
                 with self._answers.hold(response.ByteSize(), context.peer()):
                     await context.write(response)
+
+    async def _list_ledgers(self, first: int, context: CallContext) -> None:
+        loop, response = asyncio.get_running_loop(), pb.ListEntriesResponse(has_ledgers=True)
+        await self._answers.reserve()
+        try:
+            found = await loop.run_in_executor(
+                self._pool, self._bookie.held_ledgers, first - 1, BOOKIE_LEDGERS_PER_ANSWER
+            )
+        except (OSError, CorruptionError) as error:
+            response.status = status_to_wire(BookieStatus.IO_ERROR)
+            response.message = str(error)
+        else:
+            response.ledger_ids.extend(each.ledger_id for each in found)
+        with self._answers.hold(response.ByteSize(), context.peer()):
+            await context.write(response)
 
     async def describe(
         self, _request: pb.DescribeRequest, context: CallContext

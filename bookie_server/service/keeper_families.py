@@ -46,6 +46,7 @@ _REPAIR_GAUGES: Final = {
     "bookie_repair_marked_ledgers": ("marked", "Ledgers that lack copies."),
     "bookie_repair_marked_ledgers_at_one": ("marked_at_one", "Of these, one copy or none left."),
     "bookie_repair_failing_ledgers": ("failing", "Ledgers whose last repair failed."),
+    "bookie_repair_misplaced_ledgers": ("misplaced", "Found in wrong racks by the last audit."),
     "bookie_repair_checked_at_seconds": ("checked_at", "When the last check ended, since 1970."),
     "bookie_repair_ledgers_with_holes": ("with_holes", "Ledgers that it found lacking entries."),
 }

@@ -82,6 +82,8 @@ class RepairFigures(NamedTuple):
     marked: int = 0
     marked_at_one: int = 0
     failing: int = 0
+    misplaced: int = 0
+    """As the last look at all ledgers found them."""
     checked_at: float = 0.0
     with_holes: int = 0
     """What the last check found."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from spark_ledger.cli.arguments.settings import Settings, common_options
-from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text, time_text
+from spark_ledger.cli.show.output import JsonArray, age_text, print_table, size_text, time_text
 from spark_ledger.limits.keeper import UNNAMED_GRACE_S
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 
 if TYPE_CHECKING:
-    from spark_ledger.keeper.audit import Finding
+    from spark_ledger.keeper.audit_pages import Finding
     from spark_ledger.keeper.nodes import AuditState
+
+_COLUMNS: Final = ("ledger#", "stream", "state", "user data#", "noted for", "due")
 
 
 @click.command()
@@ -40,16 +43,7 @@ def audit(settings: Settings, dry_run: bool, unnamed_grace: float) -> None:
         asyncio.run(_ask(uri))
         click.echo("the keeper begins an audit within some passes: see `ledger keeper status`")
         return
-    findings = asyncio.run(_look(uri, unnamed_grace))
-    if settings.as_json:
-        from spark_ledger.keeper.audit import finding_fields
-
-        print_json([finding_fields(each) for each in findings])
-        return
-    print_table(
-        ("ledger#", "stream", "state", "user data#", "noted for", "due"),
-        (_cells(each) for each in findings),
-    )
+    asyncio.run(_look(uri, unnamed_grace, as_json=settings.as_json))
 
 
 def _cells(finding: Finding) -> tuple[object, ...]:
@@ -86,13 +80,28 @@ async def _ask(uri: str) -> None:
         await store.close()
 
 
-async def _look(uri: str, grace_s: float) -> list[Finding]:
+async def _look(uri: str, grace_s: float, *, as_json: bool) -> None:
+    """Print what is found, a page at a time: former versions may have left a million ledgers."""
     from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.keeper.audit_pages import finding_fields
     from spark_ledger.keeper.keeper import Keeper, KeeperConfig
 
     config = KeeperConfig(dry_run=True, unnamed_grace_s=grace_s)
-    async with await LedgerClient.connect(uri) as client:
-        return await Keeper(client, config).audit()
+    array, is_empty = JsonArray(), True
+    async with (
+        await LedgerClient.connect(uri) as client,
+        aclosing(Keeper(client, config).audit()) as pages,
+    ):
+        async for found in pages:
+            is_empty = is_empty and not found
+            if as_json:
+                array.print(map(finding_fields, found))
+            elif found:
+                print_table(_COLUMNS, map(_cells, found))
+    if as_json:
+        array.end()
+    elif is_empty:
+        print_table(_COLUMNS, ())
 
 
 def audit_fields(state: AuditState | None) -> dict[str, object] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -10,6 +11,7 @@ from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import print_json, print_table, progress, size_text
 
 if TYPE_CHECKING:
+    from spark_ledger.cli.safety import Standing
     from spark_ledger.cli.usage import Held, Usage
 
 
@@ -123,6 +125,29 @@ def usage(settings: Settings, verify: bool) -> None:
 
 
 @group.command()
+@common_options
+@click.pass_obj
+def status(settings: Settings) -> None:
+    """Show how many confirmed entries are at WQ, at AQ, below AQ, or cannot be read now.
+
+    Asks every bookie what it holds of every ledger: three questions or so for each. Reads no entry
+    (see usage --verify) and changes nothing. Exit status 1 if a copy that repair has to make is
+    missing, or a ledger does not adhere to the placement policy; 3 if entries have fewer than AQ
+    copies on the bookies that answer.
+    """
+    from spark_ledger.cli.inspection import survey_cluster
+    from spark_ledger.cli.safety import exit_status, fields
+
+    with progress("asking bookies what they hold", None) as advance:
+        found = survey_cluster(settings.uri(), advance)
+    if settings.as_json:
+        print_json(fields(found))
+    else:
+        _print_standing(found)
+    click.get_current_context().exit(exit_status(found))
+
+
+@group.command()
 @click.option("--min-racks", type=_PLACES, help="Racks that hold the copies of an entry.")
 @click.option("--min-regions", type=_PLACES, help="Regions that hold the copies of an entry.")
 @click.option(
@@ -145,8 +170,8 @@ def usage(settings: Settings, verify: bool) -> None:
 def placement(settings: Settings, /, **wanted: int | bool | None) -> None:
     """Show over how many racks and regions the copies of new entries are spread, or change it.
 
-    Clients that are connected hear of a change within a minute. What is there already stays where
-    it is.
+    Clients that are connected hear of a change within a minute. Repair moves closed ledgers that
+    do not adhere to it, as far as there are bookies in other racks.
     """
     from dataclasses import asdict
 
@@ -160,6 +185,32 @@ def placement(settings: Settings, /, **wanted: int | bool | None) -> None:
     for name, value in policy.items():
         shown = ("yes" if value else "no") if isinstance(value, bool) else value
         click.echo(f"{name:<27}{shown}")
+
+
+def _print_standing(found: Standing) -> None:
+    rows = [(zone.value, found.zones[zone]) for zone in found.zones]
+    print_table(
+        ("zone", "ledgers#", "entries#", "user data#"),
+        (
+            (name, each.ledgers, each.entries, size_text(each.user_bytes))
+            for name, each in (*rows, ("not where the placement policy wants it", found.misplaced))
+        ),
+    )
+    click.echo("")
+    click.echo(
+        f"ledgers    {found.ledgers}, {found.open} of them open; each counts once, where its"
+    )
+    click.echo("           worst confirmed entry is. What open ledgers hold is not in the bytes")
+    states = Counter(found.bookies.values())
+    click.echo("bookies    " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+    for bookie_id, why in sorted(found.silent.items()):
+        click.echo(f"silent     {bookie_id} does not answer ({why}): its copies are not counted")
+    if found.under_way:
+        click.echo(f"under way  {found.under_way} entries below WQ that writers are at")
+    if found.lacking:
+        click.echo(f"lacking    {found.lacking} entries: see ledger autorecovery status")
+    for ledger_id, safety in found.worst:
+        click.echo(f"at risk    ledger {ledger_id}: {safety.value}; see ledger ledgers show")
 
 
 def _verify(settings: Settings, uri: str) -> None:
@@ -217,6 +268,9 @@ def _known(size_bytes: int | None) -> str:
 
 def _say_the_rest(found: Usage) -> None:
     click.echo(f"unnamed    {found.unnamed} ledgers that no commit has named yet")
+    click.echo(
+        f"dropped    {size_text(found.dropped_bytes)} of user data that the keeper is to give back"
+    )
     nodes = "?" if found.metadata_nodes is None else found.metadata_nodes
     size = _known(found.metadata_bytes) or "a size that the server does not tell"
     click.echo(f"metadata   {nodes} nodes, {size} (all of the ZooKeeper server)")
@@ -226,6 +280,8 @@ def _say_the_rest(found: Usage) -> None:
         return
     rate = f"{size_text(int(found.rate_bytes_s * 86_400))} a day"
     click.echo(f"rate       {rate}, by the closed ledgers of the last {hours:.1f} hours")
+    if full := sum(each.is_at_its_limit for each in found.streams.values()):
+        click.echo(f"           without {full} streams whose retention drops as much as comes")
     left = "no growth" if found.days_left is None else f"{found.days_left:.1f} days"
     click.echo(f"disks      {left} at that rate, {size_text(found.free_bytes)} free")
 
@@ -244,6 +300,7 @@ def _usage_fields(found: Usage) -> dict[str, object]:
             for bookie_id, bookie in sorted(found.bookies.items())
         ],
         "unnamed_ledgers": found.unnamed,
+        "dropped_bytes": found.dropped_bytes,
         "metadata_nodes": found.metadata_nodes,
         "metadata_bytes": found.metadata_bytes,
         "rate_bytes_s": found.rate_bytes_s,

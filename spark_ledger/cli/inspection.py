@@ -27,6 +27,7 @@ from spark_ledger.types import (
 
 if TYPE_CHECKING:
     from spark_ledger.cli.restoring import Restored
+    from spark_ledger.cli.safety import Standing
     from spark_ledger.cli.usage import Usage
     from spark_ledger.cli.verify import Verified
     from spark_ledger.metadata.base import MetadataStore, SizedStore
@@ -229,6 +230,18 @@ def measure_usage(uri: str, advance: Callable[[int], None]) -> Usage:
 
         async with _store(uri) as store, _transport(store) as transport:
             return await measure(store, transport, advance)
+
+    return asyncio.run(run())
+
+
+def survey_cluster(uri: str, advance: Callable[[int], None]) -> Standing:
+    """See ``safety.survey``."""
+
+    async def run() -> Standing:
+        from spark_ledger.cli.safety import survey
+
+        async with _store(uri) as store, _transport(store) as transport:
+            return await survey(store, transport, advance)
 
     return asyncio.run(run())
 

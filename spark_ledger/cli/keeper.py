@@ -19,6 +19,7 @@ from spark_ledger.limits.keeper import (
     AUDIT_S,
     DROPPED_GRACE_S,
     KEEPER_PASS_S,
+    OPTIMIZE_S,
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
 )
@@ -102,6 +103,15 @@ group.add_command(audit)
     metavar="SECONDS",
     help="From one audit to the next; 0: only when `ledger keeper audit` asks for one.",
 )
+@click.option(
+    "--optimize-interval",
+    type=click.FloatRange(min=0),
+    default=OPTIMIZE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="From one look for small commits to the next, in streams that were optimized before; "
+    "0: never.",
+)
 @common_options
 @click.pass_obj
 def run(
@@ -119,6 +129,7 @@ def run(
     open_ledger_grace: float,
     repair_rate: float,
     audit_interval: float,
+    optimize_interval: float,
 ) -> None:
     """Run as the keeper of the cluster until SIGTERM; wait while another one runs.
 
@@ -133,6 +144,7 @@ def run(
         dropped_grace_s=dropped_grace,
         sink_records_s=sink_records or 0.0,
         audit_s=audit_interval,
+        optimize_s=optimize_interval,
         dry_run=dry_run,
     )
     uri = settings.uri()

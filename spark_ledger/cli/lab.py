@@ -56,13 +56,111 @@ def run(
 )
 @_protocols
 @_seed
+@click.option(
+    "--pictures",
+    default="",
+    metavar="DIRECTORY",
+    help="Draw each scenario here (SVG), as run does.",
+)
 @common_options
 @click.pass_obj
 def compare(
-    settings: Settings, scenario: tuple[str, ...], protocols: tuple[str, ...], seed: int
+    settings: Settings,
+    scenario: tuple[str, ...],
+    protocols: tuple[str, ...],
+    seed: int,
+    pictures: str,
 ) -> None:
     """Run every scenario for every protocol."""
-    _compare(settings, scenario, protocols, seed)
+    if pictures:
+        try:
+            Path(pictures).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {pictures}: {error.strerror}") from error
+    _compare(settings, scenario, protocols, seed, str(Path(pictures, "{}.svg")) if pictures else "")
+
+
+@group.command()
+@click.argument("scenario")
+@click.option("--protocol", default="bookkeeper-3-3-2", show_default=True, metavar="NAME")
+@_seed
+@click.option("--step", is_flag=True, help="Wait for the return key after each step.")
+@common_options
+@click.pass_obj
+def explain(settings: Settings, scenario: str, protocol: str, seed: int, step: bool) -> None:
+    """Tell one run step by step: each fault and decision, and what every server knew then."""
+    from spark_ledger.lab.explanation import moments
+    from spark_ledger.lab.runs import PROTOCOLS
+    from spark_ledger.lab.scenarios import DRAWN, SCENARIOS
+
+    scenarios = {**SCENARIOS, DRAWN.name: DRAWN}
+    _known("scenario", (scenario,), tuple(scenarios))
+    _known("protocol", (protocol,), tuple(PROTOCOLS))
+    found, outcome = moments(scenarios[scenario], protocol, seed)
+    if settings.as_json:
+        for moment in found:
+            hosts = [host._asdict() for host in moment.hosts]
+            print_json({**moment._asdict(), "hosts": hosts})
+        return
+    click.echo(f"{scenario}: {scenarios[scenario].what}; {protocol}, seed {seed}\n")
+    for moment in found:
+        what = ", ".join(moment.what)
+        click.echo(f"{moment.at:6.3f} s  {what} ({moment.acknowledged} values acknowledged)")
+        print_table(
+            ("server", "entries#", "synced#", "knows..."),
+            (
+                (each.name, each.entries, each.synced, each.knows if each.alive else "down")
+                for each in moment.hosts
+            ),
+        )
+        if step:
+            click.pause("return: next step")
+        click.echo()
+    click.echo(
+        f"{outcome.acknowledged} of {outcome.sent} values were acknowledged, {outcome.lost} of "
+        f"these are lost; the longest time without an acknowledgement was "
+        f"{outcome.longest_gap_ms:g} ms"
+    )
+
+
+@group.command()
+@click.option("--schedules", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--first", type=int, default=1, show_default=True, help="The first seed.")
+@_protocols
+@common_options
+@click.pass_obj
+def explore(settings: Settings, schedules: int, first: int, protocols: tuple[str, ...]) -> None:
+    """Run protocols with faults drawn from many seeds. Exit 1: a promise did not hold."""
+    from spark_ledger.lab import exploration
+    from spark_ledger.lab.runs import LOSE_NOTHING, PROTOCOLS
+
+    compared = _known("protocol", protocols, tuple(PROTOCOLS))
+    seeds = range(first, first + schedules)
+    with progress("running", len(compared) * schedules) as advance:
+        found = [exploration.explore(name, seeds, advance) for name in compared]
+    if settings.as_json:
+        for each in found:
+            print_json({**each._asdict(), "holds": each.holds})
+    else:
+        columns = ["schedules#", "lost_in#", "most_lost#", "first_seed#", "unacked#"]
+        print_table(
+            ("protocol", "promises", *columns, "holds..."),
+            (
+                (
+                    each.protocol,
+                    "nothing is lost" if each.protocol in LOSE_NOTHING else "",
+                    each.schedules,
+                    each.lost_in,
+                    each.most_lost,
+                    "" if each.first_seed is None else each.first_seed,
+                    each.unacknowledged,
+                    "yes" if each.holds else f"NO {each.broken[0] if each.broken else ''}",
+                )
+                for each in found
+            ),
+        )
+    if not all(each.holds for each in found):
+        click.get_current_context().exit(1)
 
 
 @group.command()
@@ -111,24 +209,26 @@ def _compare(
     seed: int,
     path: str = "",
 ) -> None:
+    """Run and show. ``path`` of the pictures: {} in it is the scenario's name."""
     from spark_ledger.lab.pictures import picture
     from spark_ledger.lab.runs import PROTOCOLS, run
     from spark_ledger.lab.scenarios import SCENARIOS
 
     wanted = _known("scenario", scenarios, tuple(SCENARIOS))
     compared = _known("protocol", protocols, tuple(PROTOCOLS))
-    runs = []
+    outcomes: list[Outcome] = []
     with progress("running", len(wanted) * len(compared)) as advance:
         for name in wanted:
+            drawn = []
             for protocol in compared:
                 outcome, world = run(SCENARIOS[name], protocol, seed)
-                # A picture is of one scenario; else its world is not kept.
-                runs.append((outcome, world if path else None))
+                outcomes.append(outcome)
+                if path:  # else its world is not kept
+                    drawn.append((outcome, world))
                 advance()
-    outcomes = [outcome for outcome, _ in runs]
-    if path:
-        drawn = [(outcome, world) for outcome, world in runs if world is not None]
-        _write(path, picture(f"{wanted[0]}: {SCENARIOS[wanted[0]].what} (seed {seed})", drawn))
+            if path:
+                title = f"{name}: {SCENARIOS[name].what} (seed {seed})"
+                _write(path.format(name), picture(title, drawn))
     if settings.as_json:
         for outcome in outcomes:
             print_json(outcome._asdict())

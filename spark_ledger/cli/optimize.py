@@ -50,7 +50,8 @@ def optimize(
 ) -> None:
     """Copy small commits into large entries, so that they are read faster.
 
-    Rows, positions and commits stay as they are. The keeper deletes the former ledgers later.
+    Rows, positions and commits stay as they are. The keeper deletes the former ledgers later, and
+    once an hour it packs what has come since.
     """
     with (
         settings.connect_streams() as client,

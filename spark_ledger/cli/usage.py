@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from spark_ledger.errors import LedgerError, NoSuchStreamError, NotFoundError
+from spark_ledger.keeper.nodes import read_swept
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.metadata.base import MetadataStore, SizedStore
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -56,6 +57,8 @@ class StreamUsage:
     exists: bool = True
     commits: int = 0
     """Those that were not dropped."""
+    is_at_its_limit: bool = False
+    """Retention has begun to drop rows: as much goes as comes, so it takes no more of the disks."""
     held: Held = field(default_factory=Held)
 
 
@@ -82,11 +85,14 @@ class Usage:
     """Ledgers that applications made for themselves."""
     bookies: dict[BookieId, BookieUsage] = field(default_factory=dict)
     unnamed: int = 0
+    dropped_bytes: int = 0
+    """User data that streams have dropped, and of which ledgers are there as of the keeper's last
+    sweep."""
     metadata_nodes: int | None = None
     metadata_bytes: int | None = None
     rate_bytes_s: float | None = None
     """Replicated bytes that closed ledgers of the window have brought, by second; None: not known
-    yet. What was deleted since does not count."""
+    yet. What was deleted since does not count, nor do streams that are at their limit."""
     rate_window_s: float = 0.0
     """The time that the rate was measured over."""
 
@@ -135,6 +141,8 @@ async def measure(
     await _add_ledgers(store, usage, advance, int(now_s() * 1000))
     async for page in pages(store, UNNAMED_PATH):
         usage.unnamed += len(page.ids)
+    swept = await read_swept(store)
+    usage.dropped_bytes = 0 if swept is None else swept.value.reclaimable_bytes
     size = await store.size()
     usage.metadata_nodes, usage.metadata_bytes = size.nodes, size.bytes
     return usage
@@ -143,11 +151,13 @@ async def measure(
 async def _add_streams(store: MetadataStore, usage: Usage) -> None:
     for name in await store.children(STREAMS_ROOT):
         try:
-            head = (await StreamNodes(store, name).head()).value
+            nodes = StreamNodes(store, name)
+            head, config = (await nodes.head()).value, (await nodes.config()).value
         except NoSuchStreamError:
             continue  # deleted since it was listed
         live = head.next_commit - head.earliest_commit
-        usage.streams[head.stream_id] = StreamUsage(name, True, live)
+        is_at_its_limit = head.earliest_commit > 0 and not config.retention.is_for_ever
+        usage.streams[head.stream_id] = StreamUsage(name, True, live, is_at_its_limit)
 
 
 async def _add_bookies(store: MetadataStore, transport: Transport, usage: Usage) -> None:
@@ -185,10 +195,10 @@ async def _add_ledgers(
             for ledger in await asyncio.gather(*(_read(store, each) for each in part)):
                 if ledger is None:
                     continue
-                copies = _add(ledger, usage)
+                growth = _add(ledger, usage)
                 if ledger.creation_time_ms:
                     oldest_ms = min(oldest_ms, ledger.creation_time_ms)
-                    recent_bytes += copies * (ledger.creation_time_ms >= since_ms)
+                    recent_bytes += growth * (ledger.creation_time_ms >= since_ms)
             advance(len(part))
     usage.rate_window_s = min(RATE_WINDOW_S, (now_ms - oldest_ms) / 1000)
     if usage.rate_window_s >= RATE_WINDOW_S_MIN:
@@ -204,12 +214,13 @@ async def _read(store: MetadataStore, ledger_id: LedgerId) -> LedgerMetadata | N
 
 
 def _add(ledger: LedgerMetadata, usage: Usage) -> int:
-    """Add a ledger to the sums; its replicated bytes."""
+    """Add a ledger to the sums; the replicated bytes by which the disks are fuller for good."""
     tags = ledger.custom_metadata
-    held = usage.raw
+    held, stays = usage.raw, True
     if stream_id := tags.get(TAG_STREAM_ID, ""):
         gone = StreamUsage(tags.get(TAG_STREAM_NAME, ""), exists=False)
-        held = usage.streams.setdefault(stream_id, gone).held
+        stream = usage.streams.setdefault(stream_id, gone)
+        held, stays = stream.held, not stream.is_at_its_limit
     copies = ledger.length * ledger.quorums.write_quorum if ledger.is_closed else 0
     held.ledgers += 1
     held.open += not ledger.is_closed
@@ -217,7 +228,7 @@ def _add(ledger: LedgerMetadata, usage: Usage) -> int:
     held.replicated_bytes += copies
     if copies:
         _spread(ledger, copies, usage)
-    return copies
+    return copies if stays else 0
 
 
 def _spread(ledger: LedgerMetadata, copies: int, usage: Usage) -> None:

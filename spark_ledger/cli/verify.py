@@ -1,23 +1,27 @@
 """Compares what bookies hold with what metadata name, byte for byte; see ``ledger cluster usage``.
 
-Each copy of each closed ledger is read and compared with its checksum and with the other copies. A
-ledger that changes meanwhile is left out. Of one with a password only the ids are compared.
+Each copy of each closed ledger is read and compared with its checksum and with the other copies,
+some thousand entries at a time. A ledger that changes meanwhile is left out. Of one with a password
+only the ids are compared. Then each bookie lists what it holds, and that is compared with the lists
+of the metadata. What no flush of a bookie has stored yet is not in its list.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from spark_ledger.errors import LedgerError, NotFoundError
+from spark_ledger.keeper.unlisted import IDS_PER_PAGE
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
-from spark_ledger.metadata.unsettled import pages
+from spark_ledger.metadata.unsettled import one_page, pages
 from spark_ledger.protocol.quorum import in_write_set
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId, LedgerMetadata, Versioned
@@ -32,6 +36,9 @@ BUSY_ATTEMPTS_MAX: Final = 300
 
 QUESTIONS_AT_ONCE: Final = 8
 """To one bookie, whether it holds a ledger: it serves others as well."""
+
+ENTRIES_AT_ONCE: Final = 10_000
+"""Entries of one ledger that are compared at a time: their sums take two megabytes."""
 
 LEDGERS_AT_ONCE: Final = 4
 """Ledgers whose copies are read at once: reads of others go on beside it."""
@@ -106,16 +113,12 @@ class _Comparison:
 
     async def run(self) -> Verified:
         await self._ask_all()
-        looked_to = 0
         async for page in pages(self._store, LEDGERS_PATH):
             for part in _parts(page.ids, LEDGERS_AT_ONCE):
                 await asyncio.gather(*map(self._compare, part))
                 self._advance(len(part))
-            assert not page.ids or page.ids[0] >= looked_to, "pages come in order"
-            for ledger_id in page.ids:
-                await self._look_for_others(looked_to, ledger_id)
-                looked_to = ledger_id + 1
-        await self._look_for_others(looked_to, self._end)
+        for bookie_id in self._asked():
+            await self._look_for_others(bookie_id)
         return self._found
 
     async def _ask_all(self) -> None:
@@ -168,35 +171,39 @@ class _Comparison:
     async def _copies_of(
         self, ledger: LedgerMetadata
     ) -> tuple[dict[BookieId, BookieCopies], list[str]]:
-        found: dict[BookieId, BookieCopies] = {}
-        sums: dict[EntryId, tuple[int, int]] = {}
-        faults: list[str] = []
+        copies: dict[BookieId, _Copy] = {}
         for bookie_id in self._asked():
-            expected = set(_expected(ledger, bookie_id))
             held = await self._held(bookie_id, ledger.ledger_id)
-            if held is None:
-                continue
-            copies = found[bookie_id] = BookieCopies(ledgers=int(bool(expected)))
-            ids = {each for first, last in held for each in range(first, last + 1)}
-            copies.entries = len(ids & expected)
-            copies.missing, copies.beyond = len(expected - ids), len(ids - expected)
-            if copies.missing:
-                faults.append(
-                    f"ledger {ledger.ledger_id}: bookie {bookie_id} lacks {copies.missing} of "
-                    f"{len(expected)} entries, the first is {min(expected - ids)}"
+            if held is not None:
+                copies[bookie_id] = _Copy(ledger, bookie_id, deque(held))
+        faults: list[str] = []
+        entries = length = 0
+        for start in range(0, ledger.last_entry_id + 1, ENTRIES_AT_ONCE):
+            end = min(start + ENTRIES_AT_ONCE, ledger.last_entry_id + 1)
+            sums: dict[EntryId, tuple[int, int]] = {}
+            for copy in copies.values():
+                held_here = copy.look(start, end)
+                if not ledger.has_password:
+                    for stretch in held_here:
+                        await self._compare_bytes(copy, stretch, sums, faults)
+            entries += len(sums)
+            length += sum(size for size, _ in sums.values())
+        for copy in copies.values():
+            copy.end()
+            if copy.found.missing:
+                _tell(
+                    faults,
+                    f"ledger {ledger.ledger_id}: bookie {copy.bookie_id} lacks "
+                    f"{copy.found.missing} of {copy.expected_count} entries, the first is "
+                    f"{copy.first_missing}",
                 )
-            if not ledger.has_password:
-                for first, last in held:
-                    await self._compare_bytes(
-                        ledger, bookie_id, (first, last), expected, sums, copies, faults
-                    )
-        length = sum(size for size, _ in sums.values())
-        if len(sums) == ledger.last_entry_id + 1 and length != ledger.length:
-            faults.append(
+        if entries == ledger.last_entry_id + 1 and length != ledger.length:
+            _tell(
+                faults,
                 f"ledger {ledger.ledger_id}: its entries have {length} bytes, and the metadata say "
-                f"{ledger.length}"
+                f"{ledger.length}",
             )
-        return found, faults
+        return {bookie_id: copy.found for bookie_id, copy in copies.items()}, faults
 
     async def _held(
         self, bookie_id: BookieId, ledger_id: LedgerId
@@ -216,23 +223,20 @@ class _Comparison:
 
     async def _compare_bytes(
         self,
-        ledger: LedgerMetadata,
-        bookie_id: BookieId,
-        held: tuple[EntryId, EntryId],
-        expected: Collection[EntryId],
+        copy: _Copy,
+        held: tuple[int, int],
         sums: dict[EntryId, tuple[int, int]],
-        copies: BookieCopies,
         faults: list[str],
     ) -> None:
-        """Read a stretch of entries, as far as they are named; compare each with its checksum and
-        with the copy that was read first."""
-        first, last = int(held[0]), min(held[1], ledger.last_entry_id)
+        """Read a stretch of entries; compare each that is named with its checksum and with the copy
+        that was read first."""
+        (first, last), ledger, bookie_id = held, copy.ledger, copy.bookie_id
         access_key, digest_key = derive_keys(b"", ledger.ledger_id, ledger.incarnation)
         digest = digest_for(ledger.digest_type, digest_key)
 
         def damaged(entry_id: int, why: str) -> None:
-            copies.damaged += 1
-            faults.append(f"ledger {ledger.ledger_id} entry {entry_id} on {bookie_id}: {why}")
+            copy.found.damaged += 1
+            _tell(faults, f"ledger {ledger.ledger_id} entry {entry_id} on {bookie_id}: {why}")
 
         before, refused = first - 1, 0
         while before < first <= last:
@@ -256,13 +260,13 @@ class _Comparison:
                     break
                 entries, error = open_run(digest, chunk.run)
                 for entry in entries:
-                    if entry.entry_id not in expected:
+                    if entry.entry_id not in copy.expected:
                         continue
                     known = len(entry.payload), zlib.crc32(entry.payload)
                     if sums.setdefault(entry.entry_id, known) != known:
                         damaged(entry.entry_id, "it differs from another copy")
                     else:
-                        copies.user_bytes += len(entry.payload)
+                        copy.found.user_bytes += len(entry.payload)
                 first = chunk.run.last_entry + 1
                 if error is not None:
                     first = chunk.run.first_entry + len(entries) + 1
@@ -271,11 +275,55 @@ class _Comparison:
 
     # -- ledgers that they do not name -------------------------------------------------------------
 
-    async def _look_for_others(self, first: int, end: int) -> None:
-        """Ask every bookie for the ids from ``first`` up to ``end``, which is left out."""
-        for part in _parts(range(first, end), QUESTIONS_AT_ONCE):
-            for bookie_id in self._asked():
-                await asyncio.gather(*(self._look_for(bookie_id, each) for each in part))
+    async def _look_for_others(self, bookie_id: BookieId) -> None:
+        """Have a bookie list its ledgers, and look up those that the metadata do not list."""
+        first, number = 0, -1
+        listed: frozenset[LedgerId] = frozenset()
+        while True:
+            status, held = await self._list(bookie_id, LedgerId(first))
+            if status is BookieStatus.BAD_REQUEST:
+                return await self._ask_for_each(bookie_id)
+            if status is not BookieStatus.OK:
+                self._found.bookies[bookie_id].silent = f"it answered {status.name.lower()}"
+                return None
+            if not held:
+                return None
+            others: list[LedgerId] = []
+            for ledger_id in held:
+                if ledger_id // IDS_PER_PAGE != number:
+                    number = ledger_id // IDS_PER_PAGE
+                    page = await one_page(self._store, LEDGERS_PATH, number)
+                    listed = frozenset(page.ids)
+                if ledger_id not in listed:
+                    others.append(ledger_id)
+            await self._look_for_all(bookie_id, others)
+            first = held[-1] + 1
+
+    async def _ask_for_each(self, bookie_id: BookieId) -> None:
+        """The same for a bookie of a former version, which cannot list: id by id."""
+        for start in range(0, self._end, IDS_PER_PAGE):
+            page = await one_page(self._store, LEDGERS_PATH, start // IDS_PER_PAGE)
+            listed = frozenset(page.ids)
+            ids = map(LedgerId, range(start, min(start + IDS_PER_PAGE, self._end)))
+            await self._look_for_all(bookie_id, [each for each in ids if each not in listed])
+
+    async def _look_for_all(self, bookie_id: BookieId, ledger_ids: Sequence[LedgerId]) -> None:
+        for part in _parts(ledger_ids, QUESTIONS_AT_ONCE):
+            if self._found.bookies[bookie_id].silent:
+                return
+            await asyncio.gather(*(self._look_for(bookie_id, each) for each in part))
+
+    async def _list(
+        self, bookie_id: BookieId, first: LedgerId
+    ) -> tuple[BookieStatus, list[LedgerId]]:
+        for _ in range(BUSY_ATTEMPTS_MAX):
+            status, held = await self._transport.list_ledgers(
+                bookie_id, first, timeout_s=ANSWER_TIMEOUT_S
+            )
+            if status is not BookieStatus.TOO_MANY_REQUESTS:
+                break
+            await asyncio.sleep(BUSY_PAUSE_S)
+        return status, held
 
     async def _look_for(self, bookie_id: BookieId, ledger_id: LedgerId) -> None:
         if not await self._held(bookie_id, ledger_id):
@@ -284,15 +332,66 @@ class _Comparison:
             self._found.bookies[bookie_id].left_ledgers += 1
 
 
-def _expected(ledger: LedgerMetadata, bookie_id: BookieId) -> Iterator[EntryId]:
-    """The entries of a closed ledger that a bookie has to hold, by its fragments."""
+class _Copy:
+    """What one bookie holds of one ledger, looked at a stretch of entries at a time."""
+
+    def __init__(
+        self, ledger: LedgerMetadata, bookie_id: BookieId, held: deque[tuple[EntryId, EntryId]]
+    ) -> None:
+        self.ledger = ledger
+        self.bookie_id = bookie_id
+        self._held = held
+        self.found = BookieCopies()
+        self.expected: frozenset[EntryId] = frozenset()
+        """What it has to hold of the stretch."""
+        self.expected_count = 0
+        self.first_missing: EntryId | None = None
+
+    def look(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Go to the stretch from ``start`` up to ``end``, which is left out; what is held of it,
+        both ends included."""
+        self.expected = frozenset(_expected(self.ledger, self.bookie_id, start, end))
+        held: list[tuple[int, int]] = []
+        while self._held and self._held[0][0] < end:
+            first, last = self._held[0]
+            held.append((max(first, start), min(last, end - 1)))
+            if last >= end:
+                break
+            self._held.popleft()
+        ids = {each for first, last in held for each in range(first, last + 1)}
+        missing = self.expected - ids
+        self.expected_count += len(self.expected)
+        self.found.entries += len(self.expected) - len(missing)
+        self.found.missing += len(missing)
+        self.found.beyond += len(ids - self.expected)
+        if missing and self.first_missing is None:
+            self.first_missing = min(missing)
+        return held
+
+    def end(self) -> None:
+        """All stretches were looked at: what is held besides is behind the end."""
+        behind = self.ledger.last_entry_id + 1
+        self.found.beyond += sum(last + 1 - max(first, behind) for first, last in self._held)
+        self.found.ledgers = int(bool(self.expected_count))
+
+
+def _expected(
+    ledger: LedgerMetadata, bookie_id: BookieId, start: int, end: int
+) -> Iterator[EntryId]:
+    """The entries from ``start`` up to ``end`` that a bookie has to hold, by the fragments."""
     ends = [each.first_entry for each in ledger.fragments[1:]] + [ledger.last_entry_id + 1]
-    for fragment, end in zip(ledger.fragments, ends, strict=True):
+    for fragment, fragment_end in zip(ledger.fragments, ends, strict=True):
         for index, member in enumerate(fragment.bookies):
             if member == bookie_id:
-                for entry_id in range(fragment.first_entry, end):
+                for entry_id in range(max(fragment.first_entry, start), min(fragment_end, end)):
                     if in_write_set(index, entry_id, ledger.quorums):
                         yield EntryId(entry_id)
+
+
+def _tell(faults: list[str], fault: str) -> None:
+    """Keep a fault, if it is not one too many."""
+    if len(faults) < FAULTS_TOLD_MAX:
+        faults.append(fault)
 
 
 def _add(total: BookieCopies, more: BookieCopies) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -46,7 +46,7 @@ from spark_ledger.protocol.events import (
     WriteMetadata,
 )
 from spark_ledger.protocol.placement import preferred, shortage
-from spark_ledger.protocol.racks import Placed, faults, place
+from spark_ledger.protocol.racks import Placed, faults, moves, place
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId, LedgerId, Quorums
 
@@ -163,6 +163,23 @@ class ClientContext:
             async for bookie_id in answering:
                 found[back[bookie_id]] = bookie_id
         return BookiesChosen(found, frozenset(command.silent).difference(found))
+
+    def moves(
+        self, bookies: Sequence[BookieId], quorums: Quorums, exclude: Collection[BookieId]
+    ) -> dict[int, BookieId]:
+        """Who has to be replaced so that a final fragment adheres to the policy, and by whom; none
+        if it does, if that cannot be, or while a member is not there (rule R15)."""
+        members = [self.directory.get(each) for each in bookies]
+        racks = [info.rack for info in members if info is not None]
+        if len(racks) < len(members) or not faults(racks, quorums, self.directory.policy):
+            return {}
+        usable = preferred(
+            self.directory.writable(),
+            exclude=frozenset(bookies) | frozenset(exclude) | self.suspects.now(),
+            load=self.load,
+            shuffle=self.random.shuffle,
+        )
+        return moves(racks, usable, quorums, self.directory.policy)
 
     async def _place(
         self,

@@ -129,10 +129,10 @@ class Prover:
             untried = [proof for proof in round_.proofs if proof not in tried]
             if untried:
                 tried.add(untried[0])
-                proved, status = await self._try(untried[0])
+                proved = await self._try(untried[0])
                 if proved is not None:
                     round_.prove(proved)
-                elif not status.is_denial:
+                else:
                     unread.append(untried[0].bookie_index)
             elif unread:
                 # Only now: another one may have proved what this one says.
@@ -140,15 +140,15 @@ class Prover:
             else:
                 return
 
-    async def _try(self, proof: Proof) -> tuple[EntryId | None, BookieStatus]:
-        """Read an entry, more than once if need be. Who denies what it says it has is a liar; of
-        every other answer nobody knows whether the bookie lies or its copy is damaged."""
+    async def _try(self, proof: Proof) -> EntryId | None:
+        """What an entry proves, read more than once if need be. None if it cannot be had: the
+        bookie lies or its copy is damaged, and neither is an answer."""
         tries = 0
         while True:
             proved, status = await self._read(proof)
             tries += 1
             if proved is not None or status not in _TRIED_AGAIN or tries == PROOF_TRIES:
-                return proved, status
+                return proved
             await asyncio.sleep(tries * PROOF_PAUSE_S)
 
     async def _read(self, proof: Proof) -> tuple[EntryId | None, BookieStatus]:

@@ -13,8 +13,9 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
@@ -27,11 +28,14 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     UnauthorizedError,
 )
-from spark_ledger.keeper.audit import Audit, Finding
+from spark_ledger.keeper.audit import Audit
+from spark_ledger.keeper.audit_pages import Finding
 from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, read_state
+from spark_ledger.keeper.optimizing import StreamOptimizer
+from spark_ledger.keeper.seen import Failed, Pass
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
     AUDIT_S,
@@ -73,33 +77,10 @@ class KeeperConfig:
     """Records of sinks that have committed nothing for so long are removed; 0: never."""
     audit_s: float = AUDIT_S
     """From one audit to the next, in time of a keeper's work; 0: only those that are asked for."""
+    optimize_s: float = 0.0
+    """From one look for small commits to the next (rule K10); 0: never."""
     dry_run: bool = False
     """Say what would be done, and do nothing."""
-
-
-@dataclass(slots=True)
-class _Pass:
-    """What one pass has seen so far."""
-
-    now: float
-    listed: frozenset[str]
-    """Owners in the list. Who is in it lives; who is not is looked up (rule K2)."""
-    owners: dict[str, float | None] = field(default_factory=dict)
-    """For how long each was seen to be gone; None: it lives."""
-    streams: dict[str, bool] = field(default_factory=dict)
-    """By id, whether it exists."""
-    counts: Counter[str] = field(default_factory=Counter)
-    ledgers: set[LedgerId] = field(default_factory=set)
-    plan: list[tuple[Verdict, LedgerId]] = field(default_factory=list)
-    recoveries: set[asyncio.Task[None]] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Failed:
-    """A ledger that could not be recovered."""
-
-    again_at: float
-    pause_s: float
 
 
 class Keeper:
@@ -136,6 +117,9 @@ class Keeper:
             deletes_per_s=self._config.deletes_per_s,
             dry_run=self._config.dry_run,
         )
+        self._optimizer = StreamOptimizer(
+            client, clock=self._clock, interval_s=self._config.optimize_s
+        )
         self._gone = self._new_count({})
         self._state: Versioned[KeeperState] | None = None
         self.done: Counter[str] = Counter()
@@ -144,7 +128,7 @@ class Keeper:
         self._owner_of: dict[LedgerId, str] = {}
         """Owners of the listed ledgers: an owner that lives costs no read."""
         self._locked: set[LedgerId] = set()
-        self._failed: dict[LedgerId, _Failed] = {}
+        self._failed: dict[LedgerId, Failed] = {}
         self._worked_before_s = 0.0
         """For how long keepers had worked when this one took over."""
         self._began = self._clock()
@@ -164,8 +148,9 @@ class Keeper:
             while not stop.is_set():
                 await self._election.win()
                 await self._tenure(stop)
+                await self._optimizer.stop()
         finally:
-            await self._audit.drop()
+            await self._optimizer.stop()
             await self._election.resign()
 
     async def _tenure(self, stop: asyncio.Event) -> None:
@@ -195,6 +180,11 @@ class Keeper:
         """Whether this one is at work as the elected keeper, for all that it knows."""
         return self._state is not None
 
+    @property
+    def packed(self) -> int:
+        """How many packs this one has made (rule K10)."""
+        return self._optimizer.packed
+
     async def elect(self) -> bool:
         """Be elected if nobody is, and take over what the one before knew."""
         won = await self._election.win(wait=False)
@@ -208,16 +198,19 @@ class Keeper:
         self._gone = self._new_count({} if state is None else state.value.gone_s)
         return await self.run_pass()
 
-    async def audit(self) -> list[Finding]:
-        """One audit that does nothing: what no index lists and nothing names (rule K9)."""
+    async def audit(self) -> AsyncGenerator[list[Finding], None]:
+        """One audit that does nothing: what no index lists and nothing names, page by page (rule
+        K9)."""
         state = await read_state(self._store)
         self._worked_before_s = 0.0 if state is None else state.value.worked_s
-        return await self._audit.look()
+        async with aclosing(self._audit.look()) as pages:
+            async for found in pages:
+                yield found
 
     # -- what it knows -----------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
-        await self._audit.drop()
+        self._audit.check_again()
         before = await read_state(self._store)
         me = self._election.me
         if before is None:
@@ -275,9 +268,10 @@ class Keeper:
         Raises what the store raises: then the rest is left to the next pass (rule K6).
         """
         if self._store.restored:
+            self._audit.drop()
             raise MetadataRestoredError(self._store.restored)
         listed = frozenset(await self._store.children(OWNERS_PATH))
-        work = _Pass(self._clock(), listed)
+        work = Pass(self._clock(), listed)
         try:
             await self._each(OPEN_PATH, work, self._look_at_open)
             await self._each(UNNAMED_PATH, work, self._look_at_unnamed)
@@ -299,18 +293,28 @@ class Keeper:
         return work.plan
 
     async def _care_for_streams(self, *, is_sweep: bool) -> None:
+        failed: LedgerError | None = None
         if is_sweep:
             try:
-                await self._stream_keeper.sweep()
-            finally:
-                for what in ("reclaimed", "streams"):
-                    self.done[what] += self._stream_keeper.done.pop(what, 0)
-            self._last_error = self._stream_keeper.last_error or self._last_error
+                await self._sweep()
+            except LedgerError as error:  # a sweep that fails each time holds up no audit
+                failed = error
+        self._optimizer.go_on()
         await self._audit.go_on(may_begin=is_sweep)
         self.done["audited"] = self._audit.deleted
+        if failed is not None:
+            raise failed
+
+    async def _sweep(self) -> None:
+        try:
+            await self._stream_keeper.sweep()
+        finally:
+            for what in ("reclaimed", "streams"):
+                self.done[what] += self._stream_keeper.done.pop(what, 0)
+        self._last_error = self._stream_keeper.last_error or self._last_error
 
     async def _each(
-        self, root: str, work: _Pass, look: Callable[[_Pass, LedgerId], Awaitable[None]]
+        self, root: str, work: Pass, look: Callable[[Pass, LedgerId], Awaitable[None]]
     ) -> None:
         before: Page | None = None
         async for page in pages(self._store, root):
@@ -327,14 +331,14 @@ class Keeper:
             with contextlib.suppress(ConflictError, NotFoundError):
                 await self._store.delete(page.path)
 
-    def _forget(self, work: _Pass) -> None:
+    def _forget(self, work: Pass) -> None:
         """Keep nothing of ledgers and owners that were not listed any more."""
         self._owner_of = {i: owner for i, owner in self._owner_of.items() if i in work.ledgers}
         self._failed = {i: failed for i, failed in self._failed.items() if i in work.ledgers}
         self._locked &= work.ledgers
         self._gone.keep_only(work.owners.keys())
 
-    async def _gone_s(self, work: _Pass, owner: str) -> float | None:
+    async def _gone_s(self, work: Pass, owner: str) -> float | None:
         """For how long an owner was seen to be gone; None if it lives (rule K2)."""
         if owner not in work.owners:
             if owner in work.listed or await is_alive(self._store, owner):
@@ -351,7 +355,7 @@ class Keeper:
         except NoSuchLedgerError:
             return None
 
-    async def _look_at_open(self, work: _Pass, ledger_id: LedgerId) -> None:
+    async def _look_at_open(self, work: Pass, ledger_id: LedgerId) -> None:
         work.counts["open"] += 1
         if self._owner_of.get(ledger_id, "") in work.listed or ledger_id in self._locked:
             return
@@ -377,7 +381,7 @@ class Keeper:
         else:
             await self._begin_recovery(work, ledger_id)
 
-    async def _look_at_unnamed(self, work: _Pass, ledger_id: LedgerId) -> None:
+    async def _look_at_unnamed(self, work: Pass, ledger_id: LedgerId) -> None:
         work.counts["unnamed"] += 1
         if self._owner_of.get(ledger_id, "") in work.listed:
             return
@@ -404,7 +408,7 @@ class Keeper:
         else:
             await self._delete(ledger)
 
-    async def _has_stream(self, work: _Pass, ledger: LedgerMetadata) -> bool:
+    async def _has_stream(self, work: Pass, ledger: LedgerMetadata) -> bool:
         """Whether the stream that a ledger was made for exists; true for one of no stream."""
         tags = ledger.custom_metadata
         name, stream_id = tags.get(TAG_STREAM_NAME), tags.get(TAG_STREAM_ID)
@@ -447,7 +451,7 @@ class Keeper:
         """A transaction that fails once another keeper was elected (rule K5)."""
         await self._store.transaction([self._election.check, *operations])
 
-    async def _begin_recovery(self, work: _Pass, ledger_id: LedgerId) -> None:
+    async def _begin_recovery(self, work: Pass, ledger_id: LedgerId) -> None:
         while len(work.recoveries) >= RECOVERIES_AT_ONCE:
             await asyncio.wait(work.recoveries, return_when=asyncio.FIRST_COMPLETED)
         task = asyncio.get_running_loop().create_task(self._recover(ledger_id))
@@ -472,7 +476,7 @@ class Keeper:
             before = self._failed.get(ledger_id)
             pause_s = FAILED_AGAIN_S if before is None else 2 * before.pause_s
             pause_s = min(pause_s, FAILED_AGAIN_S_MAX)
-            self._failed[ledger_id] = _Failed(self._clock() + pause_s, pause_s)
+            self._failed[ledger_id] = Failed(self._clock() + pause_s, pause_s)
             self._last_error = f"ledger {ledger_id}: {error}"
             logger.warning("ledger %d is not recovered yet: %s", ledger_id, error)
         else:

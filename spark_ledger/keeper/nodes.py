@@ -14,6 +14,8 @@
 | keeper/audit | format_version, how far the audit of now is, and what the last one found |
 | keeper/audit/<page> | format_version, and since when which ledgers of ten thousand ids are |
 | | noted, in seconds of work |
+| keeper/names | format_version, and up to where the audit of now has read which streams |
+| keeper/names/<page> | format_version, and which of ten thousand ids it has found named |
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ CLOCK_PATH: Final = "keeper/clock"
 DROPPED_PATH: Final = "keeper/dropped"
 SWEPT_PATH: Final = "keeper/swept"
 AUDIT_PATH: Final = "keeper/audit"
+NAMES_PATH: Final = "keeper/names"
 
 
 class Elected(Node, frozen=True, kw_only=True):
@@ -149,6 +152,34 @@ class AuditPage(Node, frozen=True, kw_only=True):
     looks: tuple[tuple[Seconds, tuple[Count, ...]], ...]
 
 
+class StreamRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How far an audit has read one stream (rule K9)."""
+
+    stream_id: str
+    name: str
+    behind: Count
+    """What the commits below name is in the pages of names."""
+    is_whole: bool
+    """Its manifests and packs are there as well: nothing is left to read."""
+
+
+class AuditNames(Node, frozen=True, kw_only=True):
+    """How far the audit of now has read what streams name (rule K9)."""
+
+    begun_s: Seconds | None = None
+    """Which audit it is; None: of none."""
+    streams: tuple[StreamRead, ...] = ()
+    pages: tuple[Count, ...] = ()
+    """All pages of names. Without one of them the rest is worth nothing."""
+
+
+class NamedPage(Node, frozen=True, kw_only=True):
+    """Which ids of one page are named."""
+
+    begun_s: Seconds
+    ids: bytes
+
+
 async def read_elected(store: MetadataStore) -> Elected | None:
     """Who is the keeper now, or None if nobody is."""
     try:
@@ -202,6 +233,21 @@ def audit_page_path(number: int) -> str:
 async def read_audit_page(store: MetadataStore, number: int) -> Versioned[AuditPage] | None:
     """What audits have found on a page of ids, or None if that is nothing."""
     return await read_node(store, AuditPage, audit_page_path(number))
+
+
+def named_page_path(number: int) -> str:
+    """The node of what an audit has found named on one page of ids."""
+    return f"{NAMES_PATH}/{number:06d}"
+
+
+async def read_audit_names(store: MetadataStore) -> Versioned[AuditNames] | None:
+    """How far the audit of now has read what streams name, or None before the first."""
+    return await read_node(store, AuditNames, NAMES_PATH)
+
+
+async def read_named_page(store: MetadataStore, number: int) -> Versioned[NamedPage] | None:
+    """What an audit has found named on a page of ids, or None if that is nothing."""
+    return await read_node(store, NamedPage, named_page_path(number))
 
 
 async def ask_for_audit(store: MetadataStore) -> None:

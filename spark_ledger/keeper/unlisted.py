@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -19,6 +20,8 @@ class NamedIds:
 
     def __init__(self) -> None:
         self._pages: dict[int, bytearray] = {}
+        self.changed: set[int] = set()
+        """Pages that were added to since somebody emptied this."""
 
     def add(self, ledger_ids: Iterable[LedgerId]) -> None:
         for each in ledger_ids:
@@ -27,11 +30,32 @@ class NamedIds:
             if page is None:
                 page = self._pages[number] = bytearray(IDS_PER_PAGE // 8)
             page[low >> 3] |= 1 << (low & 7)
+            self.changed.add(number)
 
     def __contains__(self, ledger_id: LedgerId) -> bool:
         number, low = divmod(ledger_id, IDS_PER_PAGE)
         page = self._pages.get(number)
         return page is not None and bool(page[low >> 3] & (1 << (low & 7)))
+
+    def numbers(self) -> list[int]:
+        """The pages that have an id."""
+        return sorted(self._pages)
+
+    def packed(self, number: int) -> bytes:
+        """One page, in as few bytes as its ids take."""
+        return zlib.compress(self._pages[number])
+
+    def unpack(self, number: int, data: bytes) -> bool:
+        """Have a page be as ``packed`` gave it; False if these bytes are no page."""
+        unpacker = zlib.decompressobj()
+        try:
+            page = bytearray(unpacker.decompress(data, IDS_PER_PAGE // 8))
+        except zlib.error:
+            return False
+        if not unpacker.eof or len(page) != IDS_PER_PAGE // 8:
+            return False
+        self._pages[number] = page
+        return True
 
 
 class Noted:

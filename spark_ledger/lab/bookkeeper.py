@@ -123,6 +123,15 @@ class Metadata:
     def __init__(self) -> None:
         self.nodes: dict[int, tuple[LedgerMetadata, int]] = {}
 
+    def knows(self) -> str:
+        ledger, _version = self.nodes[max(self.nodes)] if self.nodes else (None, 0)
+        if ledger is None:
+            return "no ledger"
+        fragments = "; ".join(
+            f"from {each.first_entry}: {' '.join(each.bookies)}" for each in ledger.fragments
+        )
+        return f"ledger {ledger.ledger_id} {ledger.state.name.lower()}, {fragments}"
+
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Received(source, WriteNode(metadata, version)):
@@ -150,6 +159,10 @@ class Bookie:
         self._owed: deque[tuple[int, Send]] = deque()
         for record in records:
             self._apply(record)
+
+    def knows(self) -> str:
+        fenced = ", ".join(map(str, sorted(self._fenced)))
+        return f"{len(self.entries)} entries" + (f", fenced: ledger {fenced}" if fenced else "")
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -219,6 +232,14 @@ class LedgerProducer:
         self._retry_at = 0.0
         self._last: LedgerMetadata | None = None
         self._version = 0
+
+    def knows(self) -> str:
+        work = "recovers" if isinstance(self._machine, RecoveryMachine) else "writes"
+        waiting = len(self._queue) + len(self._confirms)
+        return (
+            f"{work} ledger {self._ledger}, last add confirmed {self._confirmed}, "
+            f"{waiting} values wait"
+        )
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = now

@@ -114,6 +114,12 @@ class Controller:
         """When a broker was last heard, and its incarnation."""
         self.state = LeaderAndIsr(1, brokers[0], brokers, 1)
 
+    def knows(self) -> str:
+        state = self.state
+        return (
+            f"epoch {state.epoch}, leader {state.leader or 'none'}, in sync {' '.join(state.isr)}"
+        )
+
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Received(source, Heartbeat(incarnation)):
@@ -208,6 +214,10 @@ class Broker:
     def end(self) -> int:
         """The log end offset that counts."""
         return self.store.synced if self._options.flush_each else len(self.store.log)
+
+    def knows(self) -> str:
+        role = "leader" if self.is_leader else f"follower of {self.state.leader or '?'}"
+        return f"{role} in epoch {self.state.epoch}, high watermark {self.high_watermark}"
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:

@@ -108,6 +108,9 @@ class Machine(Protocol):
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event; the effects, in order."""
 
+    def knows(self) -> str:
+        """What it takes for true now, for people who follow a run."""
+
 
 # -- what clients and servers say to each other, in every protocol with a leader -------------------
 
@@ -165,6 +168,9 @@ class Producer:
                 return [effect for value in late for effect in self._send(value, now)]
             case _:
                 return []
+
+    def knows(self) -> str:
+        return f"sends to {self._target}, {len(self._due)} values wait"
 
     def _send(self, value: int, now: float) -> list[Effect]:
         self._due[value] = now + self._timeout_s

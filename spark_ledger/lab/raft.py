@@ -95,6 +95,9 @@ class RaftNode:
     def term(self) -> int:
         return self.store.meta.get("term", 0)
 
+    def knows(self) -> str:
+        return f"{self.role} in term {self.term}, leader {self.leader or '?'}, commit {self.commit}"
+
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Tick():

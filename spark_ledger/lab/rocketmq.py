@@ -87,6 +87,9 @@ class Operator:
         self._seen: dict[str, tuple[float, Alive]] = {}
         """When a broker was last heard, and what it said."""
 
+    def knows(self) -> str:
+        return f"epoch {self.role.epoch}, master {self.role.master}"
+
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Received(source, Alive() as alive):
@@ -136,6 +139,11 @@ class RocketBroker:
     @property
     def is_master(self) -> bool:
         return self.role.master == self.name
+
+    def knows(self) -> str:
+        master = self.role.master
+        role = "master" if master == self.name else f"slave of {master or '?'}"
+        return f"{role} in epoch {self.role.epoch}"
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:

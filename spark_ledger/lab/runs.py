@@ -232,10 +232,33 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
 }
 """Every protocol with its settings, by the name that the command takes."""
 
+LOSE_NOTHING: Final = frozenset(
+    {
+        "bookkeeper-3-3-2",
+        "bookkeeper-3-3-3",
+        "bookkeeper-2-2-2",
+        "bookkeeper-striped-5-3-2",
+        "raft",
+        "raft-2",
+        "kafka-flush",
+        "rocketmq-sync-flush",
+    }
+)
+"""Those that promise to keep what they acknowledged, whichever server dies, and if all lose power:
+they sync on enough servers first. The others are known to lose something then."""
 
-def run(scenario: Scenario, protocol: str, seed: int) -> tuple[Outcome, World]:
-    """Run one protocol in one scenario. Raises AssertionError if it breaks a promise of its own."""
+
+def run(
+    scenario: Scenario,
+    protocol: str,
+    seed: int,
+    follow: Callable[[World], None] = lambda _world: None,
+) -> tuple[Outcome, World]:
+    """Run one protocol in one scenario; ``follow`` is called after each of its events.
+
+    Raises AssertionError if it breaks a promise of its own."""
     world = World(seed)
+    world.on_event = partial(follow, world)
     system = PROTOCOLS[protocol](world)
     world.check = system.check
     scenario.begin(world, system.servers)

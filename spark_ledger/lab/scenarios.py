@@ -87,16 +87,44 @@ def _disk_lost(world: World, servers: tuple[str, ...]) -> None:
     world.loop.at(7.0, None, replace)
 
 
-def _apart(world: World, one: str, other: str, from_s: float, to_s: float) -> None:
-    """Two servers do not hear each other; everybody else hears both."""
+def _drawn(world: World, servers: tuple[str, ...]) -> None:
+    """One server at a time dies, is slow or is cut off, or all lose power, for a while that is
+    drawn."""
+    draw, at = world.random_for("faults"), FROM_S
+    while (at := at + draw.uniform(0.1, 1.5)) < LOAD_S:
+        server, until = draw.choice(servers), at + draw.choice((0.2, 1.0, 4.0)) * draw.random()
+        match draw.choice(("killed", "power", "power of all", "slow", "apart", "one way")):
+            case "killed":
+                _down(world, server, at, until, power=False)
+            case "power":
+                _down(world, server, at, until, power=True)
+            case "power of all":
+                for each in servers:
+                    _down(world, each, at, until, power=True)
+            case "slow":
+                world.loop.at(at, None, world.slow, server, draw.choice((10.0, 100.0)))
+                world.loop.at(until, None, world.slow, server, 1.0)
+            case kind:
+                for other in servers:
+                    if other != server:
+                        _apart(world, server, other, at, until, one_way=kind == "one way")
+        at = until + 0.5  # by then it has everything again, or another one would be a second
+
+
+def _apart(
+    world: World, one: str, other: str, from_s: float, to_s: float, *, one_way: bool = False
+) -> None:
+    """Two servers do not hear each other, or only the second not the first; everybody else hears
+    both."""
+    directions = ((one, other),) if one_way else ((one, other), (other, one))
 
     def cut() -> None:
-        for source, target in ((one, other), (other, one)):
+        for source, target in directions:
             world.network.cut(source, target, holds=False)
-        world.fault("apart", f"{one} {other}")
+        world.fault("unheard" if one_way else "apart", f"{one} {other}")
 
     def mend() -> None:
-        for source, target in ((one, other), (other, one)):
+        for source, target in directions:
             world.network.mend(source, target)
 
     world.loop.at(from_s, None, cut)
@@ -146,3 +174,10 @@ SCENARIOS: Final = {
         ),
     )
 }
+
+DRAWN: Final = Scenario(
+    "drawn",
+    "one server at a time dies, is slow or is cut off, or all lose power, as the seed draws it",
+    _drawn,
+)
+"""Not one of ``SCENARIOS``: each seed is another one."""

@@ -81,6 +81,8 @@ class World:
         """When, who, what: elections and faults, for people."""
         self.messages = 0
         self.check: Callable[[], None] = lambda: None
+        self.on_event: Callable[[], None] = lambda: None
+        """Called after each of ``events``, for who follows the run."""
         self.error: BaseException | None = None
         self._directions: dict[tuple[str, str], Direction] = {}
         self._delays = self.random_for("delays")
@@ -98,7 +100,11 @@ class World:
 
     def fault(self, kind: str, detail: str, /) -> None:
         """Record a fault."""
-        self.events.append((self.loop.now, detail, kind))
+        self._note(detail, kind)
+
+    def _note(self, who: str, what: str) -> None:
+        self.events.append((self.loop.now, who, what))
+        self.on_event()
 
     # -- hosts -------------------------------------------------------------------------------------
 
@@ -126,8 +132,8 @@ class World:
 
     def restart(self, name: str) -> None:
         """Start a dead server again, on its disk."""
-        self.fault("started again", name)
         self._start(self.hosts[name])
+        self.fault("started again", name)
 
     def slow(self, name: str, factor: float) -> None:
         """Make a server's disk and links slower by a factor."""
@@ -156,7 +162,7 @@ class World:
             case Note(kind, count):
                 self.notes[kind] += count
                 if count:
-                    self.events.append((self.loop.now, host.name, kind))
+                    self._note(host.name, kind)
 
     def _send(self, source: Host, target: Host, message: object) -> None:
         self.messages += 1

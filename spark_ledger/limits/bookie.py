@@ -96,6 +96,9 @@ BOOKIE_READ_THREADS: Final = 4
 BOOKIE_RANGES_PER_MESSAGE: Final = 10_000
 """About 100 KB of the answer that lists a ledger's entries."""
 
+BOOKIE_LEDGERS_PER_ANSWER: Final = 10_000
+"""Ids in an answer that lists ledgers: 50 KB, and some milliseconds of the index."""
+
 # -- memory, and clients that hold it --------------------------------------------------------------
 
 BOOKIE_MEMORY_BYTES: Final = 512 * MIB

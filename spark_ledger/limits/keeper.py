@@ -77,3 +77,25 @@ half an hour, and nobody notices."""
 
 AUDIT_LEDGERS_PER_STEP: Final = 200
 """Ledgers whose metadata are read in one step, of those that nothing names: 100 a second."""
+
+AUDIT_SAVED_STEPS: Final = 50
+"""Steps after which an audit writes down which names it has read: fifty thousand commits, read in
+less than two minutes, are read again by a keeper that takes over."""
+
+AUDIT_SAVED_STREAMS: Final = 1000
+"""Streams whose place it writes down, those with the most commits: 100 KB in one node."""
+
+AUDIT_ATTEMPTS: Final = 30
+"""Attempts, one a pass, to read on in a stream, before an audit leaves its ledgers alone: five
+minutes in which its bookies may be away. The next audit tries again."""
+
+AUDIT_ATTEMPTS_LOST: Final = 3
+"""The same where a part of the stream is lost or damaged: only an operator brings that back."""
+
+OPTIMIZE_S: Final = 3600.0
+"""From the end of one look for small commits to the next. Each look reads what the commits of a
+stream are that are in no pack, and makes one pack: a copy of a gigabyte at most."""
+
+OPTIMIZED_ENTRIES_MIN: Final = 20_000
+"""Small entries that are worth a pack to the keeper, which comes again: with a commit a second that
+is a pack in five hours, and a stream reaches its bound of five thousand packs after three years."""

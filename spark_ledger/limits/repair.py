@@ -69,6 +69,20 @@ answers ten times as many beside its work."""
 CHECK_PASS_S: Final = 60.0
 """A keeper looks this often whether a check is due."""
 
+CLOSED_PASS_S: Final = 30.0
+"""A keeper looks this often which ledgers were closed. Until then an entry that reached the ack
+quorum only may have a copy less than it should."""
+
+CLOSED_PAGES: Final = 10
+"""Pages of ten thousand ids that such a look lists: an id that was given out earlier, and a ledger
+that was made and closed with it between two looks, are left to the weekly check."""
+
+CLOSED_AT_FIRST_MAX: Final = 10_000
+"""Ids that the first such look of a cluster takes for new: five minutes of questions."""
+
+CLOSED_SILENT_MAX: Final = 10_000
+"""Closed ledgers that are kept in memory to be checked again, since a bookie did not answer."""
+
 LOST_LOOKED_UP_S: Final = 1.0
 """Ledgers that a worker begins within this time share one look at who is registered: a bookie that
 comes back meanwhile is copied from, and copied once for nothing."""

@@ -80,6 +80,7 @@ def write_config(
     keeper: bool,
     lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
     rack: str = DEFAULT_RACK,
+    collection_interval_s: float = COLLECTION_INTERVAL_S,
 ) -> Path:
     """Write the config file; its path."""
     config = directory / CONFIG_NAME
@@ -99,7 +100,7 @@ def write_config(
         "\n[autorecovery]\n"
         f"lost_bookie_delay_s = {lost_bookie_delay_s}\n"
         "\n[collection]\n"
-        f"interval_s = {COLLECTION_INTERVAL_S}\n"
+        f"interval_s = {collection_interval_s}\n"
         f"pause_s = {COLLECTION_PAUSE_S}\n"
         "\n[storage]\n"
         f"journal_directory = {_quoted('journal')}\n"

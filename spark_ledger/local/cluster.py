@@ -58,7 +58,8 @@ class LocalCluster:
 
     ``lost_bookie_delay_s``: with a keeper, the copies of a bookie that is gone for so long are made
     again on others. ``racks``: deal the bookies out to so many racks, /rack-0, /rack-1, ...; with 0
-    each is where it was the last time.
+    each is where it was the last time. ``collection_interval_s``: bookies give the space of deleted
+    ledgers back so often.
 
     No process outlives the caller, even one that is killed. Thread-safe, but start and stop one
     bookie from one thread at a time. Raises ConfigurationError if Java, pyspark or the bookie's
@@ -74,6 +75,7 @@ class LocalCluster:
         zookeeper_heap_bytes: int | None = None,
         lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
         racks: int = 0,
+        collection_interval_s: float = bookie.COLLECTION_INTERVAL_S,
         _daemon: bool = False,
     ) -> None:
         if not isinstance(bookies, int) or bookies < 0:
@@ -87,6 +89,7 @@ class LocalCluster:
         self._keeper = keeper
         self._lost_bookie_delay_s = lost_bookie_delay_s
         self._racks = racks
+        self._collection_interval_s = collection_interval_s
         self._processes = Processes(self.directory, remove=temporary, daemon=_daemon)
         self._zookeeper = _Server(ZOOKEEPER, self.directory / ZOOKEEPER)
         self._bookies: list[_Server] = []
@@ -315,6 +318,7 @@ class LocalCluster:
             keeper=self._keeper,
             lost_bookie_delay_s=self._lost_bookie_delay_s,
             rack=self._rack(server),
+            collection_interval_s=self._collection_interval_s,
         )
         bookie.ready_file(server.directory).unlink(missing_ok=True)
         argv, env = bookie.command(sys.executable, server.directory, config)

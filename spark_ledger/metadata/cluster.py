@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Final
 
+import msgspec
+
 from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import MetadataStore
@@ -13,6 +15,23 @@ from spark_ledger.metadata.json_nodes import decode_node, encode_node
 from spark_ledger.types import PlacementPolicy, Versioned
 
 CLUSTER_PATH: Final = "cluster"
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    """What a cluster's node says in every format."""
+
+    cluster_id: str
+
+
+def cluster_identity(data: bytes) -> bytes:
+    """What tells this cluster's node from another cluster's. Its policy changes, and its format.
+
+    A node that names no cluster is only the same as itself.
+    """
+    try:
+        return msgspec.json.decode(data, type=_Identity).cluster_id.encode()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return data
 
 
 async def read_cluster(store: MetadataStore) -> str:

@@ -51,9 +51,28 @@ async def pages(store: MetadataStore, root: str) -> AsyncGenerator[Page, None]:
 
     Not a snapshot. An error in any part is raised.
     """
-    for high in await store.children(root):
-        for middle in await store.children(f"{root}/{high}"):
-            yield await one_page(store, root, int(high + middle))
+    for number in await page_numbers(store, root):
+        yield await one_page(store, root, number)
+
+
+async def page_numbers(store: MetadataStore, root: str) -> list[int]:
+    """The numbers of the pages that are there, ascending."""
+    return [
+        int(high + middle)
+        for high in await store.children(root)
+        for middle in await store.children(f"{root}/{high}")
+    ]
+
+
+async def newest_pages(store: MetadataStore, root: str, count: int) -> list[Page]:
+    """The last ``count`` pages below ``root``, ascending: where the ids that were given out lately
+    are."""
+    numbers: list[int] = []
+    for high in sorted(await store.children(root), reverse=True):
+        if len(numbers) < count:
+            middles = await store.children(f"{root}/{high}")
+            numbers += sorted((int(high + middle) for middle in middles), reverse=True)
+    return [await one_page(store, root, number) for number in reversed(numbers[:count])]
 
 
 async def one_page(store: MetadataStore, root: str, number: int) -> Page:

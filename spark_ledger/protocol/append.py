@@ -184,9 +184,7 @@ class AppendMachine:
         self._event = None
         # Here, once: the shell asks for these numbers several times after each event.
         held = self.held_by_all = self._replication.held_by_all_live()
-        settled = min(held, self._last_add_confirmed)
-        self.bytes_in_flight = self._lengths.newest - self._lengths.at(settled)
-        self._lengths.forget_below(settled)
+        self.bytes_in_flight = self._lengths.above(min(held, self._last_add_confirmed))
         return commands
 
     def _on_event(self, event: Event, now: float) -> list[Command]:

@@ -189,9 +189,9 @@ class LastConfirmedRead:
         self.conclude()
 
     def fail(self, bookie_index: int) -> None:
-        """A bookie's proof cannot be had, because it cannot be reached, or its copy is damaged: it
-        counts as one that has not answered (rule P13). Else an end that was confirmed long ago
-        could stay unseen."""
+        """A bookie's proof cannot be had, because it cannot be reached, its copy is damaged, or it
+        lies: it counts as one that has not answered (rule P13). Else an end that was confirmed long
+        ago could stay unseen."""
         if self._error is not None or not self._claims.fail(bookie_index):
             return
         self._known.discard(bookie_index)

@@ -23,6 +23,7 @@ class Lengths:
     def __init__(self) -> None:
         self._base = -1
         self._at = [0]
+        self._settled, self._settled_length = -1, 0
 
     def extend(self, sizes: Sequence[int]) -> None:
         """Entries of these payload sizes follow."""
@@ -41,7 +42,14 @@ class Lengths:
         assert entry_id < self._base + len(self._at), "The length of an entry that does not exist."
         return self._at[entry_id - self._base]
 
-    def forget_below(self, entry_id: int) -> None:
+    def above(self, settled: int) -> int:
+        """The bytes of the entries above ``settled``; nobody asks about those below any more."""
+        if settled != self._settled:  # most events of a writer settle nothing
+            self._settled, self._settled_length = settled, self.at(settled)
+            self._forget_below(settled)
+        return self._at[-1] - self._settled_length
+
+    def _forget_below(self, entry_id: int) -> None:
         """Nobody asks about entries below ``entry_id`` any more."""
         count = entry_id - self._base
         assert count < len(self._at), "An entry is forgotten before it exists."

@@ -14,7 +14,7 @@ on whether they are neighbours on the ring. So the write sets are walked, never 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,6 +38,21 @@ def entries_of_index(bookie_index: int, first: int, last: int, quorums: Quorums)
     if quorums.ensemble_size == quorums.write_quorum:
         return range(first, last + 1)
     return [e for e in range(first, last + 1) if in_write_set(bookie_index, e, quorums)]
+
+
+def ranges_of_index(
+    bookie_index: int, first: int, last: int, quorums: Quorums
+) -> Iterator[tuple[int, int]]:
+    """The same as ranges, both ends included: WQ neighbours, then a gap, on a ring of E."""
+    e, wq = quorums.ensemble_size, quorums.write_quorum
+    if e == wq and first <= last:
+        yield first, last
+        return
+    begin = first - (first - (bookie_index - wq + 1)) % e
+    for start in range(begin, last + 1, e):
+        low, high = max(start, first), min(start + wq - 1, last)
+        if low <= high:
+            yield low, high
 
 
 def last_entry_of_index(bookie_index: int, last: int, quorums: Quorums) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from spark_ledger.limits.client import PLACEMENT_STEPS_MAX
@@ -90,6 +91,28 @@ def place(
     chosen = {i: queues[found[i]].pop() for i, rack in enumerate(racks) if rack is None}
     assert len(set(chosen.values())) == wanted, "A bookie stands at one index."
     return Placed(chosen, faults(found, quorums, policy))
+
+
+def moves(
+    racks: Sequence[str],
+    preferred: Sequence[BookieInfo],
+    quorums: Quorums,
+    policy: PlacementPolicy,
+) -> dict[int, BookieId]:
+    """The fewest members of an ensemble to replace so that it adheres to the policy, and by whom;
+    none if it does, or if no replacement brings that (rule R15).
+
+    ``preferred``: usable bookies outside the ensemble, the best first.
+    """
+    if not faults(racks, quorums, policy):
+        return {}
+    for count in range(1, min(len(racks), len(preferred)) + 1):
+        for leaving in combinations(range(len(racks)), count):
+            kept = [None if index in leaving else rack for index, rack in enumerate(racks)]
+            placed = place(kept, preferred, quorums, policy)
+            if placed is not None and not placed.faults:
+                return placed.bookies
+    return {}
 
 
 class _Search:

@@ -48,8 +48,8 @@ from spark_ledger.repair.nodes import (
     mark,
     mark_root,
 )
-from spark_ledger.repair.plan import all_names, bytes_on, copies_left
-from spark_ledger.types import BookieId, BookieState, LedgerId
+from spark_ledger.repair.plan import all_names, bytes_on, copies_left, final_fragments
+from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, PlacementPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Auditor:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._store: MetadataStore = client.store
+        self._context = client.context
         self._config = config or AuditorConfig()
         self._clock = clock or asyncio.get_running_loop().time
         self._ledgers = LedgerStore(self._store)
@@ -85,6 +86,9 @@ class Auditor:
         self._audited_at: float | None = None
         self.named_bytes = 0
         """What lost bookies have to hold of the ledgers that name them, as of the last audit."""
+        self.misplaced = 0
+        """Ledgers that it marked since they can be placed as the policy wants, and are not."""
+        self._places: object = None
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
         """Audit while elected, until ``stop`` is set. Outages are waited out."""
@@ -134,7 +138,8 @@ class Auditor:
             logger.error("%s", found.stopped)
         audit_time_ms = state.audit_time_ms
         audited_at = now if self._audited_at is None else self._audited_at
-        due = not found.stopped and now - audited_at > self._config.audit_interval_s
+        due = now - audited_at > self._config.audit_interval_s or self._places_changed()
+        due = due and not found.stopped
         if found.lost - audited or due:
             await self.audit(found.lost, known)
             audited, self._audited_at = found.lost | audited, now
@@ -155,6 +160,13 @@ class Auditor:
         await self._count(len(audited | found.lost))
         return found
 
+    def _places_changed(self) -> bool:
+        """Whether there is another policy, or other racks to place copies in, than before."""
+        directory = self._context.directory
+        places = directory.policy, frozenset(info.rack for info in directory.writable())
+        before, self._places = self._places, places
+        return directory.policy != PlacementPolicy() and places != before
+
     async def _count(self, lost: int) -> None:
         """Write down how much is marked, if that has changed."""
         by_copies = [await _count_ids(self._store, mark_root(copies)) for copies in PRIORITIES]
@@ -163,6 +175,7 @@ class Auditor:
             marked=sum(by_copies),
             marked_at_one=sum(by_copies[:2]),
             failing=await _count_ids(self._store, FAILED_PATH),
+            misplaced=self.misplaced,
         )
         known = await read_node(self._store, RepairCounts, COUNTS_PATH)
         if known is None or known.value != counts:
@@ -188,7 +201,7 @@ class Auditor:
         is lost as well. Page by page, at a bounded rate: never all at once.
         """
         marked, gone = 0, frozenset(lost)
-        self.named_bytes = 0
+        self.named_bytes = self.misplaced = 0
         logger.info("all ledgers are looked at; lost or leaving: %s", ", ".join(sorted(gone)))
         async for page in pages(self._store, LEDGERS_PATH):
             for start in range(0, len(page.ids), METADATA_READS_IN_FLIGHT_MAX):
@@ -210,10 +223,18 @@ class Auditor:
             lost |= all_names(ledger).difference(known)
         named = all_names(ledger) & lost
         if not named:
+            if self._is_to_be_moved(ledger, lost):
+                self.misplaced += 1
+                await mark(self._store, ledger_id, named, ledger.quorums.write_quorum)
             return False
         self.named_bytes += bytes_on(ledger, named)
         await mark(self._store, ledger_id, named, copies_left(ledger, lost))
         return True
+
+    def _is_to_be_moved(self, ledger: LedgerMetadata, lost: frozenset[BookieId]) -> bool:
+        """Whether a final fragment does not adhere to the policy, and can (rule R15)."""
+        moves, quorums = self._context.moves, ledger.quorums
+        return any(moves(each.bookies, quorums, lost) for each in final_fragments(ledger))
 
 
 async def _count_ids(store: MetadataStore, path: str) -> int:

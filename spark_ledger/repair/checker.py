@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
@@ -25,6 +26,7 @@ from spark_ledger.limits.repair import (
     CHECK_INTERVAL_S,
     CHECK_PASS_S,
     CHECKED_MEMBERS_PER_S,
+    CLOSED_PASS_S,
 )
 from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
@@ -44,6 +46,18 @@ class CheckerConfig:
     """From the end of one check to the next; 0: none is made."""
     members_per_s: float = CHECKED_MEMBERS_PER_S
     pass_s: float = CHECK_PASS_S
+    closed_pass_s: float = CLOSED_PASS_S
+    """How often ledgers that were closed are looked for (rule R14)."""
+
+
+class Checked(NamedTuple):
+    """What a check of one ledger saw."""
+
+    is_closed: bool
+    """Or it is gone. Of an open ledger the last fragment was not looked at."""
+    lacks: bool = False
+    silent: bool = False
+    """A member did not answer."""
 
 
 class Checker:
@@ -59,6 +73,7 @@ class Checker:
         """``clock``: time of day, since the next keeper goes by it too."""
         self._store = client.store
         self._transport = client.context.transport
+        self._moves = client.context.moves
         self._timeout_s = client.context.config.read_timeout_s
         self._ledgers = LedgerStore(self._store)
         self._config = config or CheckerConfig()
@@ -101,7 +116,7 @@ class Checker:
             for ledger_id in todo:
                 if not is_elected():
                     return False
-                holes += await self.check(ledger_id)
+                holes += (await self.check(ledger_id)).lacks
             state = CheckState(
                 begun_ms=state.begun_ms,
                 ended_ms=state.ended_ms,
@@ -121,33 +136,39 @@ class Checker:
         )
         return True
 
-    async def check(self, ledger_id: LedgerId) -> bool:
-        """Mark a ledger of which a bookie that answers lacks entries; whether one does."""
+    async def check(self, ledger_id: LedgerId) -> Checked:
+        """Mark a ledger of which a bookie that answers lacks entries, or that does not adhere to
+        the placement policy and can (rule R15)."""
         try:
             ledger = (await self._ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
-            return False
-        poor = 0
+            return Checked(is_closed=True)
+        poor, silent = 0, False
         for fragment in final_fragments(ledger):
             if fragment.last < fragment.first:
                 continue
             lacking = 0
             for index in range(len(fragment.bookies)):
-                lacking += await self._lacks(ledger, fragment, index)
+                lacks = await self._lacks(ledger, fragment, index)
+                silent = silent or lacks is None
+                lacking += lacks is True
                 await asyncio.sleep(1.0 / self._config.members_per_s)
             poor = max(poor, lacking)
-        if poor:
+        quorums, members = ledger.quorums, [each.bookies for each in final_fragments(ledger)]
+        if poor or any(self._moves(each, quorums, ()) for each in members):
             copies = max(0, ledger.quorums.write_quorum - poor)
             await mark(self._store, ledger_id, frozenset(), copies)
-        return poor > 0
+        return Checked(ledger.is_closed, poor > 0, silent)
 
-    async def _lacks(self, ledger: LedgerMetadata, fragment: FinalFragment, index: int) -> bool:
-        """Whether a member says that it has not all that it should have. Silence says nothing."""
+    async def _lacks(
+        self, ledger: LedgerMetadata, fragment: FinalFragment, index: int
+    ) -> bool | None:
+        """Whether a member says that it has not all that it should have; None: it says nothing."""
         status, held = await self._transport.list_entries(
             fragment.bookies[index], ledger.ledger_id, timeout_s=self._timeout_s
         )
         if not status.is_denial and status is not BookieStatus.OK:
-            return False
+            return None
         known = [] if status.is_denial else held
         lanes = lane_copies(ledger, fragment, index, lost=())
         return any(missing(lane, known) for lane in lanes)

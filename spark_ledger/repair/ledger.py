@@ -61,6 +61,9 @@ class LedgerRepair:
         self._copier = Copier(context, ledger.value.ledger_id, access, throttles, counts)
         self.changed = False
         """Whether the metadata name other bookies now, or a copy was made."""
+        self.unknown: set[BookieId] = set()
+        """Members that are not lost and may lack entries still: they did not say what they hold,
+        or did not take a copy."""
 
     async def run(self, lost: frozenset[BookieId]) -> Versioned[LedgerMetadata]:
         """Bring each final fragment to WQ copies, on bookies that are not lost; the metadata then.
@@ -70,7 +73,7 @@ class LedgerRepair:
         """
         errors: list[LedgerError] = []
         for fragment in final_fragments(self._ledger.value):
-            for step in (self._replace_lost, self._refill_others):
+            for step in (self._replace_lost, self._refill_others, self._spread):
                 try:
                     await step(fragment, lost)
                 except (NoSuchEntryError, NotEnoughBookiesError, BookieUnavailableError) as error:
@@ -91,6 +94,24 @@ class LedgerRepair:
         if replacements:
             await self._rename(fragment, replacements)
 
+    async def _spread(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
+        """Move copies so that the fragment adheres to the placement policy, if that can be. The
+        fewest move, and each is named where it was until it is synced elsewhere (rule R15)."""
+        if lost.intersection(fragment.bookies):
+            return  # these were replaced a moment ago, in good racks
+        quorums = self._ledger.value.quorums
+        targets = self._context.moves(fragment.bookies, quorums, lost)
+        for index, target in targets.items():
+            for lane in lane_copies(self._ledger.value, fragment, index, lost=lost):
+                try:
+                    await self._copy(lane, target)
+                except TargetFailedError as error:
+                    logger.info("ledger %d: %s", self._ledger.value.ledger_id, error)
+                    self.unknown.add(target)
+                    return
+        if targets:
+            await self._rename(fragment, targets)
+
     async def _refill(self, fragment: FinalFragment, index: int, lost: frozenset[BookieId]) -> None:
         """Bring a member that is there what it lacks (rule R8)."""
         target = fragment.bookies[index]
@@ -105,13 +126,15 @@ class LedgerRepair:
         if status.is_denial:
             held = []
         elif status is not BookieStatus.OK:
-            return  # it may hold all: nothing is known of it now
+            self.unknown.add(target)  # it may hold all
+            return
         for lane in lanes:
             for part in missing(lane, held):
                 try:
                     await self._copy(part, target)
                 except TargetFailedError as error:
                     logger.info("%s", error)
+                    self.unknown.add(target)
                     return
 
     async def _replace(

@@ -10,6 +10,7 @@
 | repair/done | format_version, what workers have done, for people |
 | repair/counts | format_version, how much is marked and fails, for metrics |
 | repair/check | format_version, how far the periodic check is, and what the last one found |
+| repair/closed | format_version, up to where ledgers were checked once they were closed |
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ STATE_PATH: Final = "repair/state"
 DONE_PATH: Final = "repair/done"
 CHECK_PATH: Final = "repair/check"
 COUNTS_PATH: Final = "repair/counts"
+CLOSED_PATH: Final = "repair/closed"
 
 PRIORITIES: Final = (0, 1, 2, 3)
 """By copies that the worst entry has left; 3 stands for more. Fewest first."""
@@ -78,6 +80,13 @@ class CheckState(Node, frozen=True, kw_only=True):
     with_holes: Count = 0
 
 
+class ClosedState(Node, frozen=True, kw_only=True):
+    """How far the check of ledgers that were closed is."""
+
+    after: Count = 0
+    """Ledgers up to this one are open, or were checked."""
+
+
 class RepairCounts(Node, frozen=True, kw_only=True):
     """What the auditor counted last. Only people and metrics read it."""
 
@@ -87,6 +96,9 @@ class RepairCounts(Node, frozen=True, kw_only=True):
     marked_at_one: Count = 0
     """Of these, those of which the worst entry had one copy left, or none."""
     failing: Count = 0
+    misplaced: Count = 0
+    """Ledgers that the last look at all of them found where the placement policy does not want
+    them, and that can be moved."""
 
 
 class RepairDone(Node, frozen=True, kw_only=True):

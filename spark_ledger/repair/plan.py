@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from spark_ledger.protocol.ensemble import replace_bookies
 from spark_ledger.protocol.quorum import lanes
-from spark_ledger.types import BookieId, Fragment, LedgerMetadata
+from spark_ledger.protocol.racks import faults
+from spark_ledger.types import BookieId, Fragment, LedgerMetadata, PlacementPolicy
 
 
 class FinalFragment(NamedTuple):
@@ -89,6 +90,28 @@ def copies_left(ledger: LedgerMetadata, lost: Collection[BookieId]) -> int:
         for fragment in ledger.fragments
         for lane in lanes(ledger.quorums)
     )
+
+
+def misplaced(
+    ledger: LedgerMetadata,
+    racks: Mapping[BookieId, str],
+    policy: PlacementPolicy,
+    confirmed: int,
+) -> list[FinalFragment]:
+    """The fragments whose bookies do not adhere to the placement policy (rule P21); of an open
+    ledger the last one as well, up to the ``confirmed`` entry.
+
+    A bookie whose rack is not known may be in any.
+    """
+    found = final_fragments(ledger)
+    if not ledger.is_closed:
+        last = ledger.last_fragment
+        found.append(FinalFragment(last.first_entry, confirmed, tuple(last.bookies)))
+    return [
+        fragment
+        for fragment in found
+        if faults([racks.get(each) for each in fragment.bookies], ledger.quorums, policy)
+    ]
 
 
 def lane_copies(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
 from spark_ledger.repair.checker import Checker, CheckerConfig
+from spark_ledger.repair.closed import ClosedCheck
 from spark_ledger.repair.worker import Worker, WorkerConfig
 
 
@@ -28,7 +29,10 @@ async def run_repair(
     is_elected: Callable[[], bool] = lambda: True,
 ) -> None:
     """Repair until ``stop`` is set; audit and check while elected. On the loop of the client."""
+    checker = Checker(client, config.checker)
+    closed = ClosedCheck(client, checker, config.checker)
     async with asyncio.TaskGroup() as group:
         group.create_task(Auditor(client, config.auditor).run(stop, is_elected))
-        group.create_task(Checker(client, config.checker).run(stop, is_elected))
+        group.create_task(checker.run(stop, is_elected))
+        group.create_task(closed.run(stop, is_elected))
         group.create_task(Worker(client, config.worker).run(stop))

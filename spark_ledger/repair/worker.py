@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
+    BookieUnavailableError,
     ConflictError,
     LedgerClosedError,
     LedgerError,
@@ -109,6 +110,8 @@ class Worker:
         self._clock = clock or asyncio.get_running_loop().time
         self._throttles = Throttles(self._config.bytes_per_s, self._config.source_bytes_per_s)
         self._paused: dict[LedgerId, _Pause] = {}
+        self._here: frozenset[BookieId] = frozenset()
+        """The writable bookies at the last pass."""
         self._gone: frozenset[BookieId] = frozenset()
         """Those that the last look found lost, and when that was."""
         self._looked_at = float("-inf")
@@ -141,6 +144,7 @@ class Worker:
         state = await read_node(self._store, AuditState, STATE_PATH)
         if state is not None and state.value.stopped and not self._config.despite_losses:
             return 0  # rule R9
+        self._end_pauses()
         running: set[asyncio.Task[None]] = set()
         counting = asyncio.get_running_loop().create_task(self._keep_counting())
         try:
@@ -194,6 +198,14 @@ class Worker:
                 ),
             )
 
+    def _end_pauses(self) -> None:
+        """A bookie that has come may be what failed ledgers wait for: they are tried at once."""
+        directory = self._client.context.directory
+        here = frozenset(info.bookie_id for info in directory.writable())
+        if here - self._here:
+            self._paused.clear()
+        self._here = here
+
     def _is_paused(self, ledger_id: LedgerId) -> bool:
         pause = self._paused.get(ledger_id)
         return pause is not None and self._clock() < pause.again_at
@@ -240,6 +252,11 @@ class Worker:
         ledger = await repair.run(lost)
         if unauthorized is not None:
             raise unauthorized
+        if repair.unknown and not marked.value.bookies:  # then holes are what it was marked for
+            raise BookieUnavailableError(
+                f"ledger {ledger_id}: {', '.join(sorted(repair.unknown))} may lack entries, and "
+                "did not answer or take them"
+            )
         # What was marked since is not done: the mark has another version then (rule R7).
         if not all_names(ledger.value) & lost:
             self._uncounted["ledgers"] += repair.changed

@@ -155,6 +155,12 @@ class Transport(Protocol):
     ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
         """Ranges, both ends included, of the entries that this bookie holds."""
 
+    async def list_ledgers(
+        self, bookie_id: BookieId, first: LedgerId, *, timeout_s: float
+    ) -> tuple[BookieStatus, list[LedgerId]]:
+        """Ledgers that this bookie holds, from this id on, ascending, as many as fit an answer;
+        none: there are no more. BAD_REQUEST from a bookie that cannot list them."""
+
     async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
         """What the bookie says of itself. Raises BookieUnavailableError if it does not answer."""
 

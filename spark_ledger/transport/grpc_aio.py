@@ -279,6 +279,31 @@ class GrpcTransport:
             call.cancel()
         return BookieStatus.OK, ranges
 
+    async def list_ledgers(
+        self, bookie_id: BookieId, first: LedgerId, *, timeout_s: float
+    ) -> tuple[BookieStatus, list[LedgerId]]:
+        connection = self._connection(bookie_id)
+        if connection is None:
+            return BookieStatus.UNAVAILABLE, []
+        request = pb.ListEntriesRequest(ledger_id=first, ledgers=True)
+        call = connection.list_entries(request, timeout=timeout_s, metadata=connection.metadata)
+        try:
+            async for answer in call:
+                if answer is None:
+                    return _malformed(bookie_id).status, []
+                if answer.has_ledgers:
+                    return _ledgers_of(bookie_id, first, answer)
+                break  # it lists entries, or knows no such ledger
+        except grpc.RpcError as error:
+            return _failure(bookie_id, error).status, []
+        except asyncio.CancelledError:
+            if _is_cancelled_by_caller():
+                raise
+            return BookieStatus.UNAVAILABLE, []
+        finally:
+            call.cancel()
+        return BookieStatus.BAD_REQUEST, []
+
     async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
         answer = await self._ask(
             bookie_id, lambda calls: calls.describe, pb.DescribeRequest(), timeout_s
@@ -406,6 +431,21 @@ class _Failure(NamedTuple):
 def _failure(bookie_id: BookieId, error: grpc.RpcError) -> _Failure:
     status, message = failure_of(error)
     return _Failure(status, _about(bookie_id, message))
+
+
+def _ledgers_of(
+    bookie_id: BookieId, first: LedgerId, answer: pb.ListEntriesResponse
+) -> tuple[BookieStatus, list[LedgerId]]:
+    """What an answer lists. Ids that do not ascend would have a caller ask for ever."""
+    if answer.status != pb.OK:
+        return status_from_wire(answer.status), []
+    found = [LedgerId(each) for each in answer.ledger_ids]
+    before = first - 1
+    for each in found:
+        if each <= before:
+            return _malformed(bookie_id).status, []
+        before = each
+    return BookieStatus.OK, found
 
 
 def _malformed(bookie_id: BookieId) -> _Failure:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from spark_ledger.bookie_api import BookieApi, refuse_reader
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
+from spark_ledger.limits.bookie import BOOKIE_LEDGERS_PER_ANSWER
 from spark_ledger.limits.entries import (
     LONG_POLL_S_MAX,
     READ_CHUNK_BYTES_TARGET,
@@ -284,6 +285,16 @@ class MemoryTransport:
         if answered[0] is None:
             return BookieStatus.NO_SUCH_LEDGER, []
         return BookieStatus.OK, answered[0]
+
+    async def list_ledgers(
+        self, bookie_id: BookieId, first: LedgerId, *, timeout_s: float
+    ) -> tuple[BookieStatus, list[LedgerId]]:
+        def answer(bookie: BookieApi, reply: Callable[[list[LedgerId]], None]) -> None:
+            held = bookie.held_ledgers(first - 1, BOOKIE_LEDGERS_PER_ANSWER)
+            reply([each.ledger_id for each in held])
+
+        answered = await self._call(bookie_id, answer, timeout_s)
+        return (answered, []) if isinstance(answered, BookieStatus) else (BookieStatus.OK, answered)
 
     async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
         def answer(bookie: BookieApi, reply: Callable[[BookieDescription], None]) -> None:

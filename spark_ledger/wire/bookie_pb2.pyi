@@ -179,12 +179,14 @@ class WriteLastConfirmedResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., more: _Optional[_Iterable[_Union[Status, str]]] = ...) -> None: ...
 
 class ListEntriesRequest(_message.Message):
-    __slots__ = ("ledger_id", "access_key")
+    __slots__ = ("ledger_id", "access_key", "ledgers")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ACCESS_KEY_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     access_key: bytes
-    def __init__(self, ledger_id: _Optional[int] = ..., access_key: _Optional[bytes] = ...) -> None: ...
+    ledgers: bool
+    def __init__(self, ledger_id: _Optional[int] = ..., access_key: _Optional[bytes] = ..., ledgers: _Optional[bool] = ...) -> None: ...
 
 class EntryRange(_message.Message):
     __slots__ = ("first_entry", "last_entry")
@@ -195,14 +197,18 @@ class EntryRange(_message.Message):
     def __init__(self, first_entry: _Optional[int] = ..., last_entry: _Optional[int] = ...) -> None: ...
 
 class ListEntriesResponse(_message.Message):
-    __slots__ = ("status", "message", "ranges")
+    __slots__ = ("status", "message", "ranges", "ledger_ids", "has_ledgers")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_IDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_LEDGERS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
     ranges: _containers.RepeatedCompositeFieldContainer[EntryRange]
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., ranges: _Optional[_Iterable[_Union[EntryRange, _Mapping]]] = ...) -> None: ...
+    ledger_ids: _containers.RepeatedScalarFieldContainer[int]
+    has_ledgers: bool
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., ranges: _Optional[_Iterable[_Union[EntryRange, _Mapping]]] = ..., ledger_ids: _Optional[_Iterable[int]] = ..., has_ledgers: _Optional[bool] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -52,7 +52,7 @@ _FIELDS_MAX: Final = 32
 them is newer, or wants us to be busy."""
 
 _SMALL_BYTES_MAX: Final = 16 * KIB
-"""An append request that protobuf may decode by itself: what a hostile one can make of so few bytes
+"""An add that protobuf may encode and decode by itself: what a hostile one can make of so few bytes
 is no danger, and copies of them cost nothing."""
 
 _NUMBER_BYTES_MAX: Final = 10 + 5
@@ -92,16 +92,46 @@ def status_to_wire(status: BookieStatus) -> pb.Status:
 
 
 def encode_append_request(adds: Iterable[AddCommand]) -> bytes:
-    """An AppendRequest; each run's frames are copied once."""
+    """An AppendRequest; the frames of each large run are copied once.
+
+    The fields of a message may come in parts, each encoded by itself. Protobuf copies frames more
+    often than is needed, but of small adds it encodes two while Python code encodes one.
+    """
     parts: list[bytes] = []
-    for tag, access_key, recovery, run in adds:
-        fields = pb.AddRun(tag=tag, access_key=access_key, recovery=recovery).SerializeToString()
-        run_fields, run_bytes = _run_fields(run)
-        run_size = _varint(run_bytes)
-        add_bytes = len(fields) + 1 + len(run_size) + run_bytes
-        parts += (b"%c" % _REQUEST_ADDS, _varint(add_bytes), fields)
-        parts += (b"%c" % _ADD_RUN, run_size, run_fields, run.frames)
+    small = pb.AppendRequest()
+    for add in adds:
+        if len(add.run.frames) <= _SMALL_BYTES_MAX:
+            _fill(small.adds.add(), add)
+        else:
+            parts.append(small.SerializeToString())  # in order: a bookie takes runs as they come
+            small.Clear()
+            parts += _large_add(add)
+    parts.append(small.SerializeToString())
     return b"".join(parts)
+
+
+def _fill(message: pb.AddRun, add: AddCommand) -> None:
+    message.tag = add.tag
+    message.access_key = add.access_key
+    message.recovery = add.recovery
+    run, fields = add.run, message.run
+    fields.ledger_id = run.ledger_id
+    fields.first_entry = run.first_entry
+    if run.entry_ids is not None:
+        fields.entry_ids.extend(run.entry_ids)
+    fields.sizes.extend(run.sizes)
+    fields.frames = run.frames
+
+
+def _large_add(add: AddCommand) -> tuple[bytes, ...]:
+    """An add of an AppendRequest, in parts."""
+    tag, access_key, recovery, run = add
+    fields = pb.AddRun(tag=tag, access_key=access_key, recovery=recovery).SerializeToString()
+    run_fields, run_bytes = _run_fields(run)
+    run_size = _varint(run_bytes)
+    add_size = _varint(len(fields) + 1 + len(run_size) + run_bytes)
+    keys = b"%c" % _REQUEST_ADDS, b"%c" % _ADD_RUN
+    return keys[0], add_size, fields, keys[1], run_size, run_fields, run.frames
 
 
 def decode_append_request(data: bytes) -> Iterator[ReceivedAdd]:
@@ -111,46 +141,47 @@ def decode_append_request(data: bytes) -> Iterator[ReceivedAdd]:
     Raises MalformedMessageError, where it comes to it, if the bytes are not an AppendRequest, or
     hold more adds than one may have.
     """
-    small = _decode_small(data) if len(data) <= _SMALL_BYTES_MAX else None
-    if small is not None:
-        yield from small
-        return
     try:
         for number, (key, start, end) in enumerate(_fields(data, 0, len(data))):
             if number == APPEND_MESSAGE_ADDS_MAX:
                 raise ValueError(f"more than {APPEND_MESSAGE_ADDS_MAX} adds")  # noqa: TRY301 - here
-            if key != _REQUEST_ADDS:
-                continue  # a field from a newer version
-            rest, run_range = _cut_field(data, start, end, _ADD_RUN)
-            if _length(rest) > ADD_FIELDS_BYTES_MAX:
-                raise ValueError("the fields of an add are too long")  # noqa: TRY301 - as below
-            add = pb.AddRun.FromString(_joined(data, rest))
-            run, problem = _checked(*_cut_frames(data, *run_range))
-            yield ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem)
+            if key == _REQUEST_ADDS:  # else a field from a newer version
+                small = _decode_small(data[start:end]) if end - start <= _SMALL_BYTES_MAX else None
+                yield small or _decode_add(data, start, end)
     except (DecodeError, IndexError, ValueError) as error:
         raise MalformedMessageError(
             f"an append request of {len(data)} bytes is malformed: {error}"
         ) from error
 
 
-def _decode_small(data: bytes) -> list[ReceivedAdd] | None:
-    """The adds of a message of a few entries, by protobuf alone: a lone append waits for this.
+def _decode_add(data: bytes, start: int, end: int) -> ReceivedAdd:
+    """The add in this range; its frames are copied once.
+
+    Raises DecodeError, IndexError or ValueError if it is none.
+    """
+    rest, run_range = _cut_field(data, start, end, _ADD_RUN)
+    if _length(rest) > ADD_FIELDS_BYTES_MAX:
+        raise ValueError("the fields of an add are too long")
+    add = pb.AddRun.FromString(_joined(data, rest))
+    run, problem = _checked(*_cut_frames(data, *run_range))
+    return ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem)
+
+
+def _decode_small(data: bytes) -> ReceivedAdd | None:
+    """An add of few bytes, by protobuf alone: of many ledgers each add comes by itself.
 
     None if anything about it is unusual: then each field is looked at, and what is wrong is named.
     """
     try:
-        request = pb.AppendRequest.FromString(data)
+        add = pb.AddRun.FromString(data)
     except DecodeError:
         return None
-    if not request.adds or request.ByteSize() != len(data):  # as with a field that is there twice
+    if add.ByteSize() != len(data):  # as with a field that is there twice
         return None
-    received: list[ReceivedAdd] = []
-    for add in request.adds:
-        run, problem = _checked(add.run, add.run.frames)
-        if problem or len(add.access_key) > ADD_FIELDS_BYTES_MAX // 2:
-            return None
-        received.append(ReceivedAdd(add.tag, add.access_key, add.recovery, run, ""))
-    return received
+    run, problem = _checked(add.run, add.run.frames)
+    if problem or len(add.access_key) > ADD_FIELDS_BYTES_MAX // 2:
+        return None
+    return ReceivedAdd(add.tag, add.access_key, add.recovery, run, "")
 
 
 def encode_read_response(run: EntryRun) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from bookie_server.storage.index.base import HeldLedger
 from spark_ledger.bookie_api import Done, LedgerEnd, ReadOutcome
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
@@ -154,6 +155,10 @@ class ScriptedBookie:
             else:
                 ranges.append((EntryId(entry_id), EntryId(entry_id)))
         return ranges
+
+    def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
+        held = sorted(each for each in self.ledgers if each > after)
+        return [HeldLedger(each, b"") for each in held[:limit]]
 
     def stats(self) -> ScriptedStats:
         return ScriptedStats(ledgers=len(self.ledgers))

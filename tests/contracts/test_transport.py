@@ -331,6 +331,8 @@ async def test_ranges_held_are_listed(world: World) -> None:
     await until(lambda: acknowledged(world) == 8, "the adds")
     listed = await world.transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
     assert listed == (OK, [(0, 2), (7, 8)])
+    for first, ledgers in ((LedgerId(0), [LEDGER]), (LedgerId(LEDGER + 1), [])):
+        assert await world.transport.list_ledgers(BOOKIE, first, timeout_s=5) == (OK, ledgers)
 
 
 @on_both
@@ -447,6 +449,7 @@ async def test_a_dead_bookie_is_unavailable_to_every_call(world: World) -> None:
     assert status is BookieStatus.UNAVAILABLE
     status, _ = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
     assert status is BookieStatus.UNAVAILABLE
+    assert (await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5))[0] is status
     with pytest.raises(BookieUnavailableError, match="bookie-1"):
         await transport.describe(BOOKIE, timeout_s=5)
 

@@ -120,6 +120,8 @@ def _example(kind: type) -> bytes:
             message.ranges.add(first_entry=0, last_entry=4)
         elif field.name == "more":
             message.more.add(ledger_id=3, last_add_confirmed=4, access_key=b"key")
+        elif field.name == "ledger_ids":
+            message.ledger_ids.extend([3, 4])
         elif field.type == field.TYPE_BYTES:
             setattr(message, field.name, b"key")
         elif field.type == field.TYPE_STRING:

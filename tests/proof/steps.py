@@ -47,7 +47,9 @@ STEPS: Final = (
 CHECKS: Final = (
     ("-m", "pytest", "-m", "proof", "-q"),
     ("-m", "tests.sim", "--determinism", str(effort.SIMULATED_TWICE.proof)),
+    ("-m", "tests.losses", "--minutes", f"{effort.LOSSES_SECONDS.proof / 60:g}"),
     ("-m", "tests.endurance", "--minutes", f"{effort.ENDURANCE_SECONDS.proof / 60:g}"),
 )
 """What has no figures: the tests that ``make test`` leaves out, seeds that have to give the same
-trace twice, and what piles up beside a query that loses workers. Arguments of Python."""
+trace twice, bookies that a stranger takes away, and what piles up beside a query that loses
+workers. Arguments of Python."""

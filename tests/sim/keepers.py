@@ -26,6 +26,7 @@ CONFIG: Final = KeeperConfig(
 _GRACES_S: Final = (0.0, 0.0, 1.0)
 _GRACES_OF_RACES_S: Final = (0.0, 1.0)
 _AUDIT_S: Final = 0.2
+_OPTIMIZE_S: Final = 0.2
 
 
 def config_of(world: World) -> KeeperConfig:
@@ -34,7 +35,8 @@ def config_of(world: World) -> KeeperConfig:
     graces_s = _GRACES_OF_RACES_S if world.options.races else _GRACES_S
     grace_s = world.random_for("grace of dropped rows").choice(graces_s)
     audit_s = _AUDIT_S if world.options.audits else 0.0
-    return replace(CONFIG, dropped_grace_s=grace_s, audit_s=audit_s)
+    optimize_s = _OPTIMIZE_S if world.options.packs else 0.0
+    return replace(CONFIG, dropped_grace_s=grace_s, audit_s=audit_s, optimize_s=optimize_s)
 
 
 class KeeperClient(ServiceClient):
@@ -54,3 +56,4 @@ class KeeperClient(ServiceClient):
         counts["ledgers that a keeper deleted"] += done["deleted"]
         counts["ledgers that a keeper recovered"] += done["recovered"]
         counts["ledgers that an audit deleted"] += done["audited"]
+        counts["packs that a keeper made"] += self._keeper.packed

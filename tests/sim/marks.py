@@ -103,7 +103,8 @@ class Marks:
             self._marked[path] = _Marked(self._world.loop.now, bookies)
             versions = self._versions.get(ledger_id, ())
             possible = {_copies(version, bookies) for version in versions}
-            if before is None and possible and copies not in possible:
+            # A mark of holes (no bookie is lost) goes by what bookies hold, not by the metadata.
+            if before is None and bookies and possible and copies not in possible:
                 text = (
                     f"ledger {ledger_id} without {', '.join(sorted(bookies))} has "
                     f"{' or '.join(map(str, sorted(possible)))} copies left, and is marked as if "

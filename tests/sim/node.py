@@ -16,7 +16,7 @@ from bookie_server.bookie import Bookie
 from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.fs.vfs import FileSystem
-from bookie_server.storage.index.base import IndexRow
+from bookie_server.storage.index.base import HeldLedger, IndexRow
 from bookie_server.storage.index.memory_index import MemoryIndex
 from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
@@ -475,3 +475,8 @@ class BookieNode:
         """See ``Bookie.list_entries``."""
         assert self.bookie is not None, "a dead process hears nothing"
         return self.bookie.list_entries(ledger_id)
+
+    def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
+        """See ``Bookie.held_ledgers``."""
+        assert self.bookie is not None, "a dead process hears nothing"
+        return self.bookie.held_ledgers(after, limit)

@@ -152,6 +152,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether bookies verify all that they store after each flush."""
     together: bool = False
     """Whether sinks commit to two streams at once, of which one is truncated or deleted."""
+    packs: bool = False
+    """Whether keepers pack small commits of the stream, and delete their former ledgers."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -215,6 +217,7 @@ def draw_options(seed: int) -> Options:
         repairers=int(draw.random() < 0.1),
         scrubs=draw.random() < 0.25 and rot in ("flip", "everywhere"),
         together=draw.random() < 0.4 and stream is not None,
+        packs=draw.random() < 0.5 and stream is not None,
     )
     options = _with_keepers(options)
     if options.ledger_stalls:  # else the write cache is hardly ever full
@@ -227,7 +230,9 @@ def draw_options(seed: int) -> Options:
 def _with_keepers(options: Options) -> Options:
     """A stream whose rows are dropped needs a keeper, and so does one that is audited."""
     stream = options.stream
-    if options.audits:
+    if options.drops:  # who judges deletions there knows no packs
+        options = msgspec.structs.replace(options, packs=False)
+    if options.audits or options.packs:
         options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
     if options.drops:  # keepers drop what retention allows
         assert stream is not None, "there is something to drop"

@@ -11,6 +11,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.repair.auditor import AuditorConfig
+from spark_ledger.repair.checker import CheckerConfig
 from spark_ledger.repair.plan import FinalFragment, final_fragments, lane_copies
 from spark_ledger.repair.service import RepairConfig, run_repair
 from spark_ledger.repair.worker import WorkerConfig
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 CONFIG: Final = RepairConfig(
     AuditorConfig(lost_bookie_delay_s=0.1, pass_s=0.1, reads_per_s=1e4, mass_loss_share=0.8),
     WorkerConfig(bytes_per_s=1e6, pass_s=0.1, open_grace_s=1.0),
+    CheckerConfig(members_per_s=1e4, closed_pass_s=0.3),
 )
 _CHANGES_ITS_MIND: Final = 0.05
 

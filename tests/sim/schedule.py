@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
-from spark_ledger.keeper import keeper
+from spark_ledger.keeper import keeper, optimizing
 from spark_ledger.lab.simulation.loop import Deadlock, current_process
 from spark_ledger.stream import nodes
 from spark_ledger.stream.commit import commit_nodes, committer, sealer
@@ -327,13 +327,15 @@ def _adjusted(options: Options) -> Iterator[None]:
             "COMMITS_KEPT_AS_NODES": 1,
             "SEAL_EVERY": bucket // 3,
         }
-    if options.drops or options.audits:
+    if options.packs:
+        values["OPTIMIZED_ENTRIES_MIN"] = 2
+    if options.drops or options.audits or options.packs:
         values["STREAM_SWEEP_PASSES"] = 2
     if options.audits:
         values["LEDGERS_NAMED_BY_COMMIT_MAX"] = 1
     places = [
         (module, name)
-        for module in (commit_nodes, committer, frame, keeper, nodes, sealer, tree)
+        for module in (commit_nodes, committer, frame, keeper, nodes, optimizing, sealer, tree)
         for name in values
         if hasattr(module, name)
     ]

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import ConflictError, LedgerError, NotFoundError, OutcomeUnknownError
+from spark_ledger.limits import KIB
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.stream.model import Commit, Segment
@@ -72,9 +73,11 @@ class StreamClient(Client):
                     ensemble_size=size,
                     write_quorum=write,
                     ack_quorum=ack,
-                    entry_bytes=1024,
+                    entry_bytes=64 * KIB if self.world.options.packs else KIB,
                     exist_ok=True,
                 )
+                if self.world.options.packs:
+                    await stream.retention.allow_packs()
             except LedgerError as error:
                 self.world.say(f"{self.name} cannot open the stream: {type(error).__name__}")
                 await asyncio.sleep(0.1)

@@ -12,6 +12,7 @@ from typing import Any
 from spark_ledger.errors import BookieUnavailableError, CorruptionError, LedgerClosedError
 from spark_ledger.lab.simulation.loop import Handle, Process
 from spark_ledger.lab.simulation.network import Direction, Network
+from spark_ledger.limits.bookie import BOOKIE_LEDGERS_PER_ANSWER
 from spark_ledger.limits.entries import LONG_POLL_S_MAX, READ_REQUEST_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
@@ -348,6 +349,16 @@ class SimTransport:
         if told[0] is None:
             return BookieStatus.NO_SUCH_LEDGER, []
         return BookieStatus.OK, told[0]
+
+    async def list_ledgers(
+        self, bookie_id: BookieId, first: LedgerId, *, timeout_s: float
+    ) -> tuple[BookieStatus, list[LedgerId]]:
+        def serve(node: BookieNode, reply: Callable[[list[LedgerId]], None]) -> None:
+            held = node.held_ledgers(first - 1, BOOKIE_LEDGERS_PER_ANSWER)
+            reply([each.ledger_id for each in held])
+
+        told = await self._call("list_ledgers", bookie_id, serve, timeout_s)
+        return (told, []) if isinstance(told, BookieStatus) else (BookieStatus.OK, told)
 
     async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
         def serve(node: BookieNode, reply: Callable[[BookieDescription], None]) -> None:

@@ -112,6 +112,7 @@ class LedgerStorage:
         assert flush_interval_s > 0, f"a checkpoint every {flush_interval_s} s"
         # Any thread: never changed, or with locks of their own.
         self._stores = tuple(stores)
+        self._store_count = len(stores)
         self._journal = journal
         self._active_bytes_max = write_cache_bytes // 2 // len(stores)
         self._flush_interval_s = flush_interval_s
@@ -148,11 +149,11 @@ class LedgerStorage:
 
     def store_of(self, ledger_id: LedgerId) -> DirectoryStore:
         """The directory a ledger lives in."""
-        return self._stores[self.number_of(ledger_id)]
+        return self._stores[ledger_id % self._store_count]
 
     def number_of(self, ledger_id: LedgerId) -> int:
         """The number of that directory in the configuration, from 0."""
-        return ledger_id % len(self._stores)
+        return ledger_id % self._store_count
 
     @property
     def failure(self) -> str | None:

@@ -17,6 +17,7 @@ MARKS: Final = {
     Safety.WRITE_QUORUM: ("█", "green"),
     Safety.ACK_QUORUM: ("▓", "yellow"),
     Safety.BELOW_ACK_QUORUM: ("!", "red"),
+    Safety.UNREADABLE: ("X", "bold red"),
     Safety.UNCONFIRMED: ("░", "dim"),
 }
 

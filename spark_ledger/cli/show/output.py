@@ -22,6 +22,24 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str))
 
 
+class JsonArray:
+    """One JSON array on one line, printed as its elements come: they need not fit in memory."""
+
+    def __init__(self) -> None:
+        self._lead = "["
+
+    def print(self, values: Iterable[object]) -> None:
+        """Print these behind those of before."""
+        for value in values:
+            text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
+            click.echo(self._lead + text, nl=False)
+            self._lead = ","
+
+    def end(self) -> None:
+        """Print the end of it."""
+        click.echo("[]" if self._lead == "[" else "]")
+
+
 _ANY_WIDTH: Final = 2000
 """Of output that no terminal shows: longer than each line that there is."""
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from spark_ledger.types import BookieId, Fragment, LedgerMetadata
+from spark_ledger.protocol.quorum import ranges_of_index
+from spark_ledger.types import BookieId, Fragment, LedgerMetadata, Quorums
 
 EntryRange = tuple[int, int]
 """First and last entry, both included."""
@@ -18,6 +19,7 @@ class Safety(Enum):
     WRITE_QUORUM = "committed at WQ"
     ACK_QUORUM = "committed at AQ"
     BELOW_ACK_QUORUM = "committed, fewer than AQ copies found"
+    UNREADABLE = "committed, no copy found"
     UNCONFIRMED = "unconfirmed"
 
 
@@ -38,13 +40,13 @@ def safety_zones(
     """Zones in entry order, from entry 0 to the last one confirmed or held by a bookie.
 
     ``holdings`` has the bookies that answered; a copy counts only where its bookie belongs to the
-    fragment of the entry.
+    write set of the entry: readers ask no other.
     """
     highest_held = max((last for ranges in holdings.values() for _, last in ranges), default=-1)
     end = max(last_add_confirmed, -1 if metadata.is_closed else highest_held)
     zones: list[Zone] = []
     for fragment, first, last in fragments_with_ends(metadata, end):
-        for start, stop, copies in _copies(fragment, first, last, holdings):
+        for start, stop, copies in _copies(metadata.quorums, fragment, first, last, holdings):
             for zone in _split(metadata, last_add_confirmed, start, stop, copies):
                 _append(zones, zone)
     return zones
@@ -65,14 +67,18 @@ def fragments_with_ends(metadata: LedgerMetadata, end: int) -> list[tuple[Fragme
 
 
 def _copies(
-    fragment: Fragment, first: int, last: int, holdings: Mapping[BookieId, Sequence[EntryRange]]
+    quorums: Quorums,
+    fragment: Fragment,
+    first: int,
+    last: int,
+    holdings: Mapping[BookieId, Sequence[EntryRange]],
 ) -> list[tuple[int, int, int]]:
     """(first, last, copies) covering ``first..last``: a sweep over where ranges start and end."""
     change: dict[int, int] = {}
-    for bookie_id in fragment.bookies:
+    for index, bookie_id in enumerate(fragment.bookies):
         for range_first, range_last in holdings.get(bookie_id, ()):
-            low, high = max(first, range_first), min(last, range_last)
-            if low <= high:
+            start, end = max(first, range_first), min(last, range_last)
+            for low, high in ranges_of_index(index, start, end, quorums):
                 change[low] = change.get(low, 0) + 1
                 change[high + 1] = change.get(high + 1, 0) - 1
     pieces: list[tuple[int, int, int]] = []
@@ -99,8 +105,10 @@ def _split(
             safety = Safety.WRITE_QUORUM
         elif copies >= metadata.quorums.ack_quorum:
             safety = Safety.ACK_QUORUM
-        else:
+        elif copies:
             safety = Safety.BELOW_ACK_QUORUM
+        else:
+            safety = Safety.UNREADABLE
         zones.append(Zone(first, confirmed_last, safety, copies))
     if last > last_add_confirmed:
         start = max(first, last_add_confirmed + 1)

@@ -44,7 +44,7 @@ from spark_ledger.metadata.base import (
     check_size,
     parent_of,
 )
-from spark_ledger.metadata.cluster import CLUSTER_PATH
+from spark_ledger.metadata.cluster import CLUSTER_PATH, cluster_identity
 from spark_ledger.metadata.notices import read_notice
 from spark_ledger.metadata.uri import ZooKeeperAddress
 from spark_ledger.metadata.zookeeper.errors import LOST, translated, unknown
@@ -77,7 +77,7 @@ class ZooKeeperStore:
     ) -> None:
         """Use ``connect``."""
         self.address = address
-        self._identity = StoreIdentity(address, CLUSTER_PATH)
+        self._identity = StoreIdentity(address, CLUSTER_PATH, cluster_identity)
         self._session = Session(
             address,
             self._identity,

@@ -15,22 +15,34 @@ from spark_ledger.stream.packs.store import read_packs
 from spark_ledger.types import LedgerId
 
 
+class Names(NamedTuple):
+    """A part of what a stream names."""
+
+    behind: int
+    """Of the commits that were asked for, those below are read."""
+    ledgers: set[LedgerId]
+
+
 async def names_of(
     nodes: StreamNodes, log: CommitLog, head: Head, first: int = 0
-) -> AsyncGenerator[set[LedgerId], None]:
+) -> AsyncGenerator[Names, None]:
     """The ledgers that commits ``first`` .. ``head.next_commit - 1`` name, a thousand commits at a
     time, and then those of all pages of manifests and the packs, no older than that. Those that
     packed commits named before are among them, also when they are gone (rule T25).
+
+    What a commit names never changes, so one may go on behind a part, also much later. Pages and
+    packs do change: they are read at the end of each call.
 
     All of what is not dropped, or an error: DataLossError if it cannot be read, NoSuchStreamError.
     What dropped commits name, as far as they can be read.
     """
     root = await log.manifests.read_root(latest=True)
     for numbers in _parts(root, max(first, root.dropped), head.next_commit, head.earliest_commit):
-        yield await _named_by(nodes, log, numbers)
+        yield Names(numbers.stop, await _named_by(nodes, log, numbers))
     await log.manifests.read_root(latest=True)
-    yield await _pages(nodes, log)
-    yield {pack.ledger_id for pack in (await read_packs(nodes)).value.packs}
+    yield Names(head.next_commit, await _pages(nodes, log))
+    packs = (await read_packs(nodes)).value.packs
+    yield Names(head.next_commit, {pack.ledger_id for pack in packs})
 
 
 class LedgerCounts(NamedTuple):

@@ -268,11 +268,11 @@ class Reclaimer:
             if ledger is not None and ledger.value.is_closed:
                 free.append(ledger)
 
-        async def named(_: Collection[LedgerId]) -> set[LedgerId]:
+        async def named(listed: Collection[LedgerId]) -> set[LedgerId]:
             head = (await self._nodes.head(latest=True)).value
             found: set[LedgerId] = set()
-            async for each in names_of(self._nodes, self._log, head, end):
-                found |= each
+            async for part in names_of(self._nodes, self._log, head, end):
+                found |= part.ledgers.intersection(listed)
             return found
 
         if free:

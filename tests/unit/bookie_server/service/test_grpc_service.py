@@ -283,16 +283,18 @@ async def test_drain_ends_streams_and_answers_long_polls(f: Fixture) -> None:
 @pytest.mark.parametrize(
     "error", [CorruptionError("index /l is damaged"), OSError("disk /l is gone")]
 )
-def test_list_entries_that_cannot_be_read_answers_io_error(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["list_entries", "held_ledgers"])
+def test_list_that_cannot_be_read_answers_io_error(
+    method: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(_bookie: ScriptedBookie, _ledger_id: LedgerId) -> None:
+    def unreadable(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(ScriptedBookie, "list_entries", unreadable)
+    monkeypatch.setattr(ScriptedBookie, method, unreadable)
 
     async def ask(f: Fixture) -> None:
-        call = f.stub.ListEntries(pb.ListEntriesRequest(ledger_id=1), timeout=5, metadata=HERE)
+        request = pb.ListEntriesRequest(ledger_id=1, ledgers=method == "held_ledgers")
+        call = f.stub.ListEntries(request, timeout=5, metadata=HERE)
         (answer,) = [response async for response in call]
         assert (answer.status, answer.message) == (pb.IO_ERROR, str(error))
         assert await call.code() is grpc.StatusCode.OK, "statuses travel inside messages"

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger.cli import inspection, usage
 from spark_ledger.cli.usage import BookieUsage, Held, Usage, measure
+from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import BookieUnavailableError
+from spark_ledger.keeper.nodes import SWEPT_PATH, SweptNode
 from spark_ledger.limits import GIB, MIB
 from spark_ledger.metadata.base import StoreSize
 from spark_ledger.metadata.bookies import COOKIES_PATH, BookieRegistry
@@ -22,11 +26,17 @@ from spark_ledger.metadata.collection import (
     encode,
 )
 from spark_ledger.metadata.cookies import BookieCookie, encode_cookie
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.metadata.zookeeper.size import parse_size
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.format.codec import encode_head
 from spark_ledger.stream.ledgers import ledger_tags
+from spark_ledger.stream.model import Retention
+from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.transport.base import BookieDescription
+from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import (
     BookieId,
     BookieInfo,
@@ -150,6 +160,38 @@ def test_disks_of_bookies_that_are_read_only_last_nobody() -> None:
     for name, state in (("a", "readonly"), ("b", "writable")):
         found.bookies[BookieId(name)] = BookieUsage(state, free_bytes=86_400)
     assert found.free_bytes == 86_400 and found.days_left == 1.0
+
+
+async def _stream_that_drops(tree: MemoryTree, *, retention: Retention) -> str:
+    """A stream that has dropped its first commit; its id."""
+    store = MemoryMetadataStore(tree)
+    async with await LedgerClient.over(store, MemoryTransport({})) as client:
+        stream = await StreamCatalog(client).create(
+            "orders", pa.schema([("n", pa.int64())]), retention=retention
+        )
+        nodes, config = StreamNodes(store, "orders"), stream.config
+        head = await nodes.head()
+        after = replace(head.value, next_commit=3, next_segment=3, earliest_commit=1)
+        await store.put(nodes.head_path, encode_head(after), head.version)
+        await stream.close()
+        return config.stream_id
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_stream_whose_retention_drops_rows_fills_no_disk(is_limited: bool) -> None:
+    """It was told to fill the disks within days, when it took the same for months."""
+    store = MemoryMetadataStore(MemoryTree())
+    retention = Retention(size_bytes=1000) if is_limited else Retention()
+    stream_id = asyncio.run(_stream_that_drops(store.tree, retention=retention))
+    tags = ledger_tags("orders", stream_id, "segments")
+    made = ledger(1, 5 * MIB, hours_ago=12).with_changes(custom_metadata=tags)
+    asyncio.run(store.create(SWEPT_PATH, encode_node(SweptNode(reclaimable_bytes=7))))
+    found = measured(made, ledger(2, 50, hours_ago=12), store=store)
+    assert found.streams[stream_id].is_at_its_limit is is_limited
+    assert found.streams[stream_id].held.replicated_bytes == 10 * MIB
+    growth = 100 if is_limited else 100 + 10 * MIB
+    assert found.rate_bytes_s == pytest.approx(growth / (12 * 3600))
+    assert found.dropped_bytes == 7
 
 
 def test_metadata_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,12 @@ from tests.unit.spark_ledger.client.world import run as run_in_world
 B0, B1, B2 = BookieId("b0"), BookieId("b1"), BookieId("b2")
 
 
+@pytest.fixture(autouse=True, params=[2, 10_000])
+def entries_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the stretches are in which a ledger is compared."""
+    monkeypatch.setattr("spark_ledger.cli.verify.ENTRIES_AT_ONCE", request.param)
+
+
 async def found(world: World) -> Verified:
     read: list[int] = []
     transport = MemoryTransport(world.alive)
@@ -98,6 +104,86 @@ def test_what_metadata_do_not_name_is_told() -> None:
         verified = await found(world)
         assert not verified.is_well and not verified.faults
         assert [each.left_ledgers for each in verified.bookies.values()] == [2, 2, 2]
+
+    run_virtually(test)
+
+
+def test_ids_that_no_bookie_holds_are_not_asked_for() -> None:
+    """A cluster that ran for years has given millions of ids, and holds thousands of ledgers."""
+    asked: list[int] = []
+
+    class Counted(MemoryTransport):
+        async def list_entries(self, bookie_id: BookieId, ledger_id: LedgerId, **more: Any) -> Any:
+            asked.append(ledger_id)
+            return await super().list_entries(bookie_id, ledger_id, **more)
+
+        async def list_ledgers(self, bookie_id: BookieId, first: LedgerId, **more: Any) -> Any:
+            asked.append(-1)
+            return await super().list_ledgers(bookie_id, first, **more)
+
+        async def describe(self, bookie_id: BookieId, **more: Any) -> Any:
+            words = await super().describe(bookie_id, **more)
+            return words._replace(next_ledger_id=50_000)
+
+    async def test(world: World) -> None:
+        writers = [await written(world, b"a") for _ledger in range(4)]
+        for writer in writers:
+            await writer.close()
+        await MemoryMetadataStore(world.tree).delete(ledger_path(LedgerId(writers[1].ledger_id)))
+        for bookie in world.bookies.values():  # one that was made ten thousand ids later
+            bookie.ledgers[LedgerId(43_210)] = bookie.ledgers[LedgerId(writers[2].ledger_id)]
+        transport = Counted(world.alive)
+        verified = await verify(MemoryMetadataStore(world.tree), transport, lambda _: None)
+        assert [each.left_ledgers for each in verified.bookies.values()] == [2, 2, 2]
+        assert asked.count(-1) == 2 * 3, "a list, and that nothing is behind it"
+        assert len(asked) - asked.count(-1) == (3 + 2) * 3
+        await transport.close()
+
+    run_virtually(test)
+
+
+def test_bookie_of_a_former_version_is_asked_id_by_id() -> None:
+    end = 0
+
+    class Former(MemoryTransport):
+        async def list_ledgers(self, *_: Any, **__: Any) -> Any:
+            return BookieStatus.BAD_REQUEST, []
+
+        async def describe(self, bookie_id: BookieId, **more: Any) -> Any:
+            words = await super().describe(bookie_id, **more)
+            return words._replace(next_ledger_id=end)
+
+    async def test(world: World) -> None:
+        nonlocal end
+        writers = [await written(world, b"a") for _ledger in range(3)]
+        for writer in writers:
+            await writer.close()
+        end = writers[-1].ledger_id + 2
+        await MemoryMetadataStore(world.tree).delete(ledger_path(LedgerId(writers[1].ledger_id)))
+        transport = Former(world.alive)
+        verified = await verify(MemoryMetadataStore(world.tree), transport, lambda _: None)
+        assert [each.left_ledgers for each in verified.bookies.values()] == [1, 1, 1]
+        await transport.close()
+
+    run_virtually(test)
+
+
+def test_entries_behind_the_end_are_counted_and_copies_of_all_stretches_compared() -> None:
+    async def test(world: World) -> None:
+        writer = await written(world, *(b"%d" % number for number in range(7)))
+        await writer.close()
+        ledger_id = LedgerId(writer.ledger_id)
+        entries = world.bookies[B0].ledgers[ledger_id].entries
+        for number in (7, 8, 12):
+            entries[number] = entries[0]
+        for number in (3, 5, 6):
+            del world.bookies[B1].ledgers[ledger_id].entries[number]
+        change(world, ledger_id)
+        verified = await found(world)
+        first, second = verified.bookies[B0], verified.bookies[B1]
+        assert (first.beyond, first.missing, first.entries) == (3, 0, 7)
+        assert (second.missing, second.damaged, second.entries) == (3, 1, 4)
+        assert any("lacks 3 of 7 entries, the first is 3" in fault for fault in verified.faults)
 
     run_virtually(test)
 

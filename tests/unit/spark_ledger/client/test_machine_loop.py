@@ -11,7 +11,7 @@ import pytest
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import LedgerClosedError
-from spark_ledger.limits.client import LOOP_LATE_S
+from spark_ledger.limits.client import LOOP_LATE_S, MACHINE_TICK_S_MAX
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
@@ -214,6 +214,38 @@ def test_tick_of_a_loop_that_is_always_late_comes_all_the_same() -> None:
             stand_still(2 * LOOP_LATE_S)
             await asyncio.sleep(0)
         assert Tick() in f.machine.events
+        await f.loop.stop()
+
+    run_in_virtual_time(main())
+
+
+def test_machine_whose_deadline_has_moved_is_ticked_at_the_new_one() -> None:
+    async def main() -> None:
+        f = Fixture()
+        f.is_busy, f.machine.next_deadline = True, 1.0
+        f.loop.keep_ticking()
+        f.machine.next_deadline = 2.0  # as by an entry that was added meanwhile
+        await asyncio.sleep(1.9)
+        assert f.machine.events == []
+        await asyncio.sleep(0.2)
+        assert Tick() in f.machine.events
+        await f.loop.stop()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("due", [None, 1000.0])
+def test_machine_that_names_no_deadline_or_a_late_one_is_ticked_all_the_same(
+    due: float | None,
+) -> None:
+    """What it forgot to name is late, and not lost."""
+
+    async def main() -> None:
+        f = Fixture()
+        f.is_busy, f.machine.next_deadline = True, due
+        f.loop.keep_ticking()
+        await asyncio.sleep(2.5 * MACHINE_TICK_S_MAX)
+        assert f.machine.events == [Tick(), Tick()]
         await f.loop.stop()
 
     run_in_virtual_time(main())

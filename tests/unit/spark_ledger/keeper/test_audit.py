@@ -15,6 +15,7 @@ from spark_ledger.errors import (
     NoSuchLedgerError,
     NotFoundError,
 )
+from spark_ledger.keeper.audit_pages import PageLook, UnnamedPages
 from spark_ledger.keeper.decisions import Verdict
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import AUDIT_PATH, AuditState, ask_for_audit, read_audit
@@ -204,13 +205,13 @@ def test_commit_between_the_audit_and_the_deletion_keeps_its_ledger(
         clock = Clock()
         cared = await elected(world, clock)
         await passes(cared, clock, AUDIT_S)
-        delete_of = cared._audit._delete_of
+        delete_of = UnnamedPages._delete_of
 
-        async def committed_first(*words: Any) -> int:
+        async def committed_first(pages: UnnamedPages, *words: Any) -> int:
             await stream.commit_segments(lost)
-            return await delete_of(*words)
+            return await delete_of(pages, *words)
 
-        monkeypatch.setattr(cared._audit, "_delete_of", committed_first)
+        monkeypatch.setattr(UnnamedPages, "_delete_of", committed_first)
         await passes(cared, clock, AUDIT_S)
         assert await read(stream) == [1, 2, 3, 4]
         assert await ledgers(world) == await live_ledgers(stream) | await raw_ledgers(world)
@@ -332,7 +333,7 @@ def test_audit_that_is_asked_for_begins_soon_and_a_dry_run_does_nothing() -> Non
         await passes(cared, clock, 10)
         await cared._save()
         looking = await keeper(world, clock, dry_run=True, unnamed_grace_s=50.0)
-        (finding,) = await looking.audit()
+        (finding,) = [each async for page in looking.audit() for each in page]
         assert finding.ledger.value.ledger_id == lost
         assert finding.verdict is Verdict.DELETE
         assert await audited(cared) == state
@@ -364,13 +365,13 @@ def test_audit_of_a_keeper_that_died_is_ended_by_the_next_where_it_was(
         await first._client.close()
         second = await elected(world, clock, audit_s=0.0)
         looked: list[int] = []
-        look_at = second._audit._look_at
+        begin = UnnamedPages._begin
 
-        def counted(run: Any, page: Any, found: Any) -> Any:
-            looked.append(page.number)
-            return look_at(run, page, found)
+        async def counted(pages: UnnamedPages, number: int) -> PageLook:
+            looked.append(number)
+            return await begin(pages, number)
 
-        monkeypatch.setattr(second._audit, "_look_at", counted)
+        monkeypatch.setattr(UnnamedPages, "_begin", counted)
         await passes(second, clock, AUDIT_S)
         state = await audited(second)
         assert state.begun_s is None and state.last.ledgers == 1

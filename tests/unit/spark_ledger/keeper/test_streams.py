@@ -69,7 +69,7 @@ async def closed_commits(world: World, stream: Stream, count: int) -> None:
     """Commits of one row each, by workers that close their ledgers."""
     for _ in range(count):
         number = (await stream._watch.read()).next_commit
-        await stream.commit_segments(await task(world, number))
+        await stream.commit_segments(await task(world, number, name=stream.name))
 
 
 @pytest.mark.parametrize("manifests", [False, True])

@@ -14,3 +14,11 @@ def test_rack_of_the_last_start_stays(tmp_path: Path) -> None:
         tmp_path, "bookie-1", "zk://h:1/x", bookie.Ports(1, 2), keeper=False, rack="/rack-1"
     )
     assert load(path).rack == "/rack-1" == bookie.read_rack(tmp_path)
+
+
+def test_collection_interval_is_the_one_of_the_cluster(tmp_path: Path) -> None:
+    ports = bookie.Ports(1, 2)
+    path = bookie.write_config(
+        tmp_path, "bookie-1", "zk://h:1/x", ports, keeper=False, collection_interval_s=2.5
+    )
+    assert load(path).collection.interval_s == 2.5

@@ -10,7 +10,10 @@ import pytest
 
 from spark_ledger.errors import ConfigurationError, OutcomeUnknownError
 from spark_ledger.metadata.cluster import CLUSTER_PATH
+from spark_ledger.metadata.codec import ClusterNode
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
+from spark_ledger.types import PlacementPolicy
 from tests.unit.spark_ledger.metadata.fake_zookeeper import (
     LONG_S,
     SHORT_S,
@@ -186,6 +189,27 @@ def test_new_session_of_another_store_is_refused_until_the_old_one_is_back(run: 
             client.expire()
             client.connect()
             assert await store.children("n") == []
+
+    run(scenario)
+
+
+def test_new_session_finds_the_cluster_again_whose_placement_policy_was_changed(run: Run) -> None:
+    """Every client that had read the node before the change was refused for ever."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        before = ClusterNode(cluster_id="c1")
+        await store.create(CLUSTER_PATH, encode_node(before))
+        await store.get(CLUSTER_PATH)
+        await store.put(CLUSTER_PATH, encode_node(before.with_policy(PlacementPolicy(2))), 0)
+        client.expire()
+        client.connect()
+        assert await store.children("n") == []
+        server.set(IDENTITY, encode_node(ClusterNode(cluster_id="c2")))
+        client.expire()
+        client.connect()
+        with pytest.raises(ConfigurationError, match=r"no longer holds the cluster"):
+            await store.children("n")
 
     run(scenario)
 

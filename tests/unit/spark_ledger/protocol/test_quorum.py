@@ -68,6 +68,8 @@ def test_entries_of_an_index(quorums: Quorums) -> None:
             for last in range(first - 1, 3 * quorums.ensemble_size):
                 mine = [e for e in range(first, last + 1) if bookie_index in copies(e, quorums)]
                 assert list(quorum.entries_of_index(bookie_index, first, last, quorums)) == mine
+                ranges = quorum.ranges_of_index(bookie_index, first, last, quorums)
+                assert [e for low, high in ranges for e in range(low, high + 1)] == mine
         for last in range(3 * quorums.ensemble_size):
             mine = [e for e in range(last + 1) if bookie_index in copies(e, quorums)]
             found = quorum.last_entry_of_index(bookie_index, last, quorums)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.protocol import racks as racks_module
 from spark_ledger.protocol.quorum import write_set
-from spark_ledger.protocol.racks import faults, place, region_of
+from spark_ledger.protocol.racks import faults, moves, place, region_of
 from spark_ledger.types import BookieId, BookieInfo, PlacementPolicy, Quorums
 
 RACKS = ("/eu/r1", "/eu/r2", "/us/r1", "/asia/r1")
@@ -173,3 +173,28 @@ def test_region_is_the_first_of_several_parts(rack: str, region: str) -> None:
 def test_policy_refuses_what_is_no_number_from_one_on(value: object) -> None:
     with pytest.raises(ConfigurationError, match="min_racks"):
         PlacementPolicy(min_racks=value)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(quorums_of(), POLICIES, st.lists(st.sampled_from(RACKS), min_size=0, max_size=5), st.data())
+def test_moves_are_the_fewest_that_make_an_ensemble_adhere(
+    quorums: Quorums, policy: PlacementPolicy, others: list[str], data: st.DataObject
+) -> None:
+    e = quorums.ensemble_size
+    members = [data.draw(st.sampled_from(RACKS)) for _ in range(e)]
+    candidates = bookies(*others)
+    rack_of = {bookie.bookie_id: bookie.rack for bookie in candidates}
+    found = moves(members, candidates, quorums, policy)
+    after = [rack_of[found[i]] if i in found else rack for i, rack in enumerate(members)]
+    assert len(set(found.values())) == len(found)
+    if found:
+        assert adheres(after, quorums, policy) and not adheres(members, quorums, policy)
+    fewer = min(len(found) or e + 1, len(others) + 1)
+    for count in range(1, min(fewer, 3)):
+        for leaving in combinations(range(e), count):
+            for chosen in permutations(others, count):
+                tried = list(members)
+                for index, rack in zip(leaving, chosen, strict=True):
+                    tried[index] = rack
+                if not adheres(members, quorums, policy):
+                    assert not adheres(tried, quorums, policy), "fewer would have done"

@@ -6,9 +6,12 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.unsettled import Page, newest_pages
 from spark_ledger.repair.checker import Checker, CheckerConfig
-from spark_ledger.repair.nodes import CHECK_PATH, CheckState
+from spark_ledger.repair.closed import ClosedCheck
+from spark_ledger.repair.nodes import CHECK_PATH, CheckState, mark
 from spark_ledger.repair.status import look
 from spark_ledger.types import BookieId, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
@@ -111,5 +114,121 @@ def test_open_fragments_and_silent_bookies_are_not_marked() -> None:
         world.kill("b1")
         assert await Checking(client).check()
         assert await marked(world) == {}
+
+    run_virtually(test, bookies=4)
+
+
+# -- ledgers that were closed ----------------------------------------------------------------------
+
+
+class Closing(Checking):
+    """The check of what was closed, on the connection of a keeper."""
+
+    def __init__(self, client: LedgerClient) -> None:
+        super().__init__(client)
+        self.closed = ClosedCheck(client, self.checker, CheckerConfig(members_per_s=1e6))
+
+
+def test_hole_in_a_ledger_is_found_soon_after_it_was_closed() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        old = await closed(client)
+        wipe(world, "b0", old)
+        checking = Closing(await world.client())
+        assert await checking.closed.run_pass() == 1, "of a new cluster all are looked at"
+        await (await crew(world)).worker.run_pass()
+        writer = await client.create_ledger()
+        for number in range(20):
+            await writer.append(b"%d" % number)
+        wipe(world, writer.metadata.fragments[0].bookies[0], writer, 3)
+        short = await closed(client)
+        wipe(world, "b2", short)
+        assert await checking.closed.run_pass() == 1
+        assert await marked(world) == {short.ledger_id: 2}, "the other one is open"
+        await writer.close()
+        assert await checking.closed.run_pass() == 1
+        assert await checking.closed.run_pass() == 0, "once"
+        assert await marked(world) == {short.ledger_id: 2, writer.ledger_id: 2}
+        await (await crew(world)).worker.run_pass()
+        assert await marked(world) == {}
+        for ledger_id in (writer.ledger_id, short.ledger_id):
+            assert await lacking(world, client, ledger_id) == []
+
+    run_virtually(test, bookies=4)
+
+
+def test_next_keeper_checks_what_was_closed_between_the_two() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        first = Closing(await world.client())
+        await first.closed.run_pass()
+        writer = await client.create_ledger()
+        await writer.append(b"a")
+        assert await first.closed.run_pass() == 0
+        await writer.close()
+        wipe(world, writer.metadata.fragments[0].bookies[0], writer)
+        await closed(client)
+        assert await Closing(await world.client()).closed.run_pass() == 1
+        assert await marked(world) == {writer.ledger_id: 2}
+
+    run_virtually(test, bookies=4)
+
+
+def test_bookie_that_does_not_answer_is_asked_again_what_it_has_of_a_closed_ledger() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        checking = Closing(await world.client())
+        await checking.closed.run_pass()
+        writer = await closed(client)
+        wipe(world, "b1", writer)
+        world.kill("b1")
+        assert await checking.closed.run_pass() == 0
+        world.revive("b1")
+        assert await checking.closed.run_pass() == 1
+
+    run_virtually(test, bookies=4)
+
+
+def test_mark_of_a_hole_stays_until_the_member_has_answered() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await closed(client)
+        wipe(world, "b1", writer)
+        await mark(client.store, LedgerId(writer.ledger_id), frozenset(), 2)
+        world.kill("b1")
+        cared = await crew(world)
+        await cared.worker.run_pass()
+        assert await marked(world) == {writer.ledger_id: 2}
+        ((_, failed),) = (await look(client.store)).failed
+        assert "b1 may lack entries" in failed.reason
+        world.revive("b1")
+        cared.clock.now += 3600.0
+        await cared.worker.run_pass()
+        assert await marked(world) == {}
+        assert await lacking(world, client, writer.ledger_id) == []
+
+    run_virtually(test, bookies=4)
+
+
+def test_ledger_that_is_made_between_the_two_lists_is_checked_once_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        checking = Closing(await world.client())
+        await checking.closed.run_pass()
+        made: list[LedgerWriter] = []
+
+        async def slow(store: MetadataStore, root: str, count: int) -> list[Page]:
+            made.append(await client.create_ledger())
+            await made[0].append(b"a")
+            return await newest_pages(store, root, count)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("spark_ledger.repair.closed.newest_pages", slow)
+            await checking.closed.run_pass()
+        await made[0].close()
+        wipe(world, made[0].metadata.fragments[0].bookies[0], made[0])
+        assert await checking.closed.run_pass() == 1
 
     run_virtually(test, bookies=4)

@@ -16,6 +16,7 @@ from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.repair.copying import Copier
 from spark_ledger.repair.nodes import DONE_PATH, FAILED_PATH, FailedRepair, RepairDone, mark
 from spark_ledger.types import BookieId, BookieStatus, LedgerId
+from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.world import (
     contents,
@@ -420,3 +421,26 @@ def test_figures_of_repair_say_what_is_marked_and_what_was_done() -> None:
         assert (found.marked, found.repaired, found.copied_entries) == (0, 1, 20)
 
     run_virtually(test, bookies=5)
+
+
+def test_ledger_that_waits_is_tried_at_once_when_a_bookie_comes() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        cared = await crew(world)
+        await lose(world, min(await names(client, writer.ledger_id)))
+        await cared.passes(400)
+        ledger_ids = set(await marked(world))
+        assert ledger_ids == {writer.ledger_id}, "there is no other bookie"
+        cared.worker._paused[LedgerId(writer.ledger_id)].again_at += 3600.0
+        other = BookieId("b3")
+        world.bookies[other] = world.alive[other] = ScriptedBookie()
+        await world.register(other)
+        await cared.worker._client.context.directory.refresh()
+        await cared.worker.run_pass()
+        assert await marked(world) == {}
+        assert await lacking(world, client, writer.ledger_id) == []
+
+    run_virtually(test, bookies=3)

@@ -16,6 +16,7 @@ from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import SERVICE_NAME
 
 BOOKIE = BookieId("b")
@@ -23,9 +24,8 @@ LEDGER = LedgerId(7)
 
 
 @asynccontextmanager
-async def talking_nonsense() -> AsyncIterator[GrpcTransport]:
-    """A transport to a server that answers every call with bytes that are no message."""
-    nonsense = b"\xff\xff\xff"
+async def talking_nonsense(nonsense: bytes = b"\xff\xff\xff") -> AsyncIterator[GrpcTransport]:
+    """A transport to a server that answers every call with these bytes, which are no message."""
 
     async def stream(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         await context.write(nonsense)
@@ -76,8 +76,38 @@ def test_questions_answered_with_nonsense_are_io_errors() -> None:
             assert told is BookieStatus.IO_ERROR
             listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
             assert listed == (BookieStatus.IO_ERROR, [])
+            ledgers = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
+            assert ledgers == (BookieStatus.IO_ERROR, [])
             with pytest.raises(BookieUnavailableError, match="answer is malformed"):
                 await transport.describe(BOOKIE, timeout_s=5)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ids", [(8, 8), (9, 8), (LEDGER - 1,)])
+def test_ledgers_that_do_not_ascend_are_nonsense(ids: tuple[int, ...]) -> None:
+    """Whoever asks for those behind the last one would ask for ever."""
+    answer = pb.ListEntriesResponse(has_ledgers=True, ledger_ids=ids)
+
+    async def main() -> None:
+        async with talking_nonsense(answer.SerializeToString()) as transport:
+            listed = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
+            assert listed == (BookieStatus.IO_ERROR, [])
+
+    asyncio.run(main())
+
+
+def test_bookie_of_a_former_version_cannot_list_ledgers() -> None:
+    """It lists the entries of one ledger, or says that it has none of it."""
+
+    async def main() -> None:
+        for answer in (
+            pb.ListEntriesResponse(ranges=[pb.EntryRange(first_entry=0, last_entry=1)]),
+            pb.ListEntriesResponse(status=pb.NO_SUCH_LEDGER),
+        ):
+            async with talking_nonsense(answer.SerializeToString()) as transport:
+                listed = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
+                assert listed == (BookieStatus.BAD_REQUEST, [])
 
     asyncio.run(main())
 

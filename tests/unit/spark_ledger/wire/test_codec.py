@@ -203,6 +203,14 @@ def test_small_and_large_requests_are_decoded_alike(
     assert all(type(one.run.frames) is bytes and type(one.run.sizes) is list for one in found)
 
 
+def test_small_and_large_adds_of_one_request_keep_their_order() -> None:
+    """A bookie stores the runs of a ledger as they come: one that came early would be refused."""
+    sizes = [FRAME_BYTES_MIN, FRAME_BYTES_MIN + 17_000, FRAME_BYTES_MIN]
+    runs = [EntryRun(LedgerId(1), EntryId(i), None, [n], bytes(n)) for i, n in enumerate(sizes)]
+    sent = [AddCommand(1, b"", False, run) for run in runs]
+    assert [add.run for add in list_of(encode_append_request(sent))] == runs
+
+
 def test_field_that_is_there_twice_in_a_good_run_is_refused() -> None:
     """Protobuf takes the last one: what was checked must be what is stored."""
     run = pb.EntryRun(sizes=[40], frames=FRAME).SerializeToString()

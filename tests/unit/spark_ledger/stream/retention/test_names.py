@@ -20,7 +20,7 @@ async def named_by_all(world: World, stream: Stream) -> set[LedgerId]:
     log = CommitLog(await world.client(), stream._nodes, stream.config.stream_id)
     found: set[LedgerId] = set()
     async for part in names_of(stream._nodes, log, await stream.head()):
-        found |= part
+        found |= part.ledgers
     return found
 
 

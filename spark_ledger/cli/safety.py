@@ -1,0 +1,259 @@
+"""How safe what a cluster has confirmed is, from what bookies say they hold; see ``ledger cluster
+status``.
+
+All ledgers are looked at, page by page, and only sums are kept. A ledger that changes while it is
+looked at is looked at again: a copy that was moved meanwhile is not a copy that is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from spark_ledger.cli.show.zones import EntryRange, Safety, Zone, safety_zones
+from spark_ledger.errors import NotFoundError
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cluster import read_cluster_node
+from spark_ledger.metadata.codec import decode_ledger
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
+from spark_ledger.metadata.unsettled import pages
+from spark_ledger.repair.plan import all_names, misplaced
+from spark_ledger.transport.base import Transport
+from spark_ledger.types import (
+    BookieId,
+    BookieStatus,
+    LedgerId,
+    LedgerMetadata,
+    PlacementPolicy,
+    Versioned,
+)
+
+ANSWER_TIMEOUT_S: Final = 5.0
+"""A bookie that does not answer within this counts as silent, and is asked no more."""
+
+BUSY_PAUSE_S: Final = 0.1
+BUSY_ATTEMPTS_MAX: Final = 300
+"""A bookie that is busy decides nothing: it is asked again, for half a minute."""
+
+LEDGERS_AT_ONCE: Final = 32
+"""Ledgers that are looked at at once: some questions wait for each bookie, and it serves others."""
+
+LOOKS_MAX: Final = 5
+"""A ledger that changes during each of so many looks is counted as the last one found it."""
+
+WORST_TOLD_MAX: Final = 20
+"""Ledgers that are named, of those that are not as safe as they should be; all are counted."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over ledgers."""
+
+    ledgers: int = 0
+    entries: int = 0
+    user_bytes: int = 0
+    """Of closed ledgers, whose entries count as all of one size; an open one's are not known."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """A cluster."""
+
+    zones: dict[Safety, Tally] = field(default_factory=lambda: {each: Tally() for each in Safety})
+    """Entries by their safety. A ledger counts once, where its worst confirmed entry is."""
+    under_way: int = 0
+    """Confirmed entries below WQ in fragments that a writer still writes: their last copies are
+    on the way, or its next add has it replace the bookie (rule P9)."""
+    ledgers: int = 0
+    open: int = 0
+    misplaced: Tally = field(default_factory=Tally)
+    """Of fragments whose bookies do not adhere to the placement policy, as far as racks are
+    known."""
+    bookies: dict[BookieId, str] = field(default_factory=dict)
+    """Each bookie's state; "down": it is not registered."""
+    silent: dict[BookieId, str] = field(default_factory=dict)
+    """Bookies that gave no answer: their copies are not counted."""
+    worst: list[tuple[LedgerId, Safety]] = field(default_factory=list)
+    """The first ledgers with a confirmed entry below AQ."""
+
+    @property
+    def at_risk(self) -> int:
+        """Confirmed entries with fewer than AQ copies, or none."""
+        return self.zones[Safety.BELOW_ACK_QUORUM].entries + self.zones[Safety.UNREADABLE].entries
+
+    @property
+    def lacking(self) -> int:
+        """Confirmed entries below WQ whose copies nobody but repair will make."""
+        return self.zones[Safety.ACK_QUORUM].entries + self.at_risk - self.under_way
+
+
+async def survey(
+    store: MetadataStore, transport: Transport, advance: Callable[[int], None]
+) -> Standing:
+    """Ask all bookies what they hold of all ledgers. ``advance`` hears of ledgers looked at.
+
+    Raises what the metadata store raises.
+    """
+    return await _Survey(store, transport, advance).run()
+
+
+class _Survey:
+    def __init__(
+        self, store: MetadataStore, transport: Transport, advance: Callable[[int], None]
+    ) -> None:
+        self._store = store
+        self._transport = transport
+        self._advance = advance
+        self._found = Standing()
+        self._policy = PlacementPolicy()
+        self._racks: dict[BookieId, str] = {}
+
+    async def run(self) -> Standing:
+        self._policy = (await read_cluster_node(self._store)).value.policy
+        registry = BookieRegistry(self._store)
+        states = dict.fromkeys(await registry.list_cookies(), "down")
+        for info in await registry.list():
+            states[info.bookie_id] = info.state.value
+            self._racks[info.bookie_id] = info.rack
+        self._found.bookies = dict(sorted(states.items()))
+        async for page in pages(self._store, LEDGERS_PATH):
+            for start in range(0, len(page.ids), LEDGERS_AT_ONCE):
+                part = page.ids[start : start + LEDGERS_AT_ONCE]
+                await asyncio.gather(*map(self._look, part))
+                self._advance(len(part))
+        return self._found
+
+    async def _look(self, ledger_id: LedgerId) -> None:
+        ledger = await self._read(ledger_id)
+        for _ in range(LOOKS_MAX):
+            if ledger is None:
+                return  # deleted since it was listed
+            before = ledger
+            confirmed, zones = await self._zones(before.value)
+            if all(each.safety in _WELL for each in zones):
+                break  # whatever changed: the copies are there
+            ledger = await self._read(ledger_id)
+            if ledger is not None and ledger.version == before.version:
+                break
+        self._count(before.value, confirmed, zones)
+
+    async def _read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
+        path = ledger_path(ledger_id)
+        try:
+            node = await self._store.get(path)
+        except NotFoundError:
+            return None
+        return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
+
+    async def _zones(self, ledger: LedgerMetadata) -> tuple[int, list[Zone]]:
+        """The last confirmed entry that anybody knows of, and the zones up to it.
+
+        An open ledger's end is asked first: entries that are confirmed at that time are held by
+        their ack quorum when the bookies list what they hold.
+        """
+        names = sorted(all_names(ledger))
+        confirmed = ledger.last_entry_id if ledger.is_closed else await self._end(ledger)
+        lists = await asyncio.gather(*(self._held(each, ledger.ledger_id) for each in names))
+        held = {name: ranges for name, ranges in zip(names, lists, strict=True) if ranges}
+        return confirmed, safety_zones(ledger, confirmed, held)
+
+    async def _end(self, ledger: LedgerMetadata) -> int:
+        ends = await asyncio.gather(
+            *(
+                self._transport.read_last_confirmed(
+                    bookie_id, ledger.ledger_id, timeout_s=ANSWER_TIMEOUT_S
+                )
+                for bookie_id in ledger.last_fragment.bookies
+                if bookie_id not in self._found.silent
+            )
+        )
+        known = [each.last_add_confirmed for each in ends if each.status is BookieStatus.OK]
+        return max(known, default=ledger.last_fragment.first_entry - 1)
+
+    async def _held(self, bookie_id: BookieId, ledger_id: LedgerId) -> Sequence[EntryRange]:
+        for _ in range(BUSY_ATTEMPTS_MAX):
+            if bookie_id in self._found.silent:
+                return ()
+            status, ranges = await self._transport.list_entries(
+                bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S
+            )
+            if status is not BookieStatus.TOO_MANY_REQUESTS:
+                break
+            await asyncio.sleep(BUSY_PAUSE_S)
+        if status is BookieStatus.OK:
+            return ranges
+        if not status.is_denial and status is not BookieStatus.IO_ERROR:  # that is of this ledger
+            self._found.silent.setdefault(bookie_id, status.name.lower())
+        return ()
+
+    def _count(self, ledger: LedgerMetadata, confirmed: int, zones: Sequence[Zone]) -> None:
+        found = self._found
+        found.ledgers += 1
+        found.open += not ledger.is_closed
+        each_bytes = 0.0
+        if ledger.is_closed and ledger.last_entry_id >= 0:
+            each_bytes = ledger.length / (ledger.last_entry_id + 1)
+        entries: Counter[Safety] = Counter()
+        settled = confirmed if ledger.is_closed else ledger.last_fragment.first_entry - 1
+        for zone in zones:
+            entries[zone.safety] += zone.last_entry - zone.first_entry + 1
+            if zone.safety not in _WELL:
+                found.under_way += max(0, zone.last_entry - max(zone.first_entry - 1, settled))
+        for safety, count in entries.items():
+            found.zones[safety].entries += count
+            found.zones[safety].user_bytes += round(count * each_bytes)
+        worst = max((each for each in entries if each in _RANKS), key=_RANKS.index, default=None)
+        found.zones[worst or Safety.WRITE_QUORUM].ledgers += 1
+        if worst in _AT_RISK and len(found.worst) < WORST_TOLD_MAX:
+            found.worst.append((ledger.ledger_id, worst))
+        self._count_misplaced(ledger, confirmed, each_bytes)
+
+    def _count_misplaced(self, ledger: LedgerMetadata, confirmed: int, each_bytes: float) -> None:
+        wrong = misplaced(ledger, self._racks, self._policy, confirmed)
+        count = sum(max(0, each.last + 1 - each.first) for each in wrong)
+        self._found.misplaced.ledgers += bool(wrong)
+        self._found.misplaced.entries += count
+        self._found.misplaced.user_bytes += round(count * each_bytes)
+
+
+_RANKS: Final = (
+    Safety.WRITE_QUORUM,
+    Safety.ACK_QUORUM,
+    Safety.BELOW_ACK_QUORUM,
+    Safety.UNREADABLE,
+)
+"""What is confirmed, the worst last."""
+
+_WELL: Final = (Safety.WRITE_QUORUM, Safety.UNCONFIRMED)
+_AT_RISK: Final = (Safety.BELOW_ACK_QUORUM, Safety.UNREADABLE)
+
+
+def exit_status(found: Standing) -> int:
+    """For scripts: 3 is worse than 1, and 0 is well."""
+    if found.at_risk:
+        return 3
+    return 1 if found.lacking or found.misplaced.ledgers else 0
+
+
+def fields(found: Standing) -> Mapping[str, object]:
+    """For scripts."""
+    from dataclasses import asdict
+
+    return {
+        "ledgers": found.ledgers,
+        "open_ledgers": found.open,
+        "zones": {zone.name.lower(): asdict(tally) for zone, tally in found.zones.items()},
+        "under_way_entries": found.under_way,
+        "lacking_entries": found.lacking,
+        "misplaced": asdict(found.misplaced),
+        "bookies": found.bookies,
+        "silent": found.silent,
+        "worst": [
+            {"ledger_id": ledger_id, "safety": safety.name.lower()}
+            for ledger_id, safety in found.worst
+        ],
+    }

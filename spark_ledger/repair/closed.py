@@ -1,0 +1,112 @@
+"""Checks each ledger once, soon after it was closed.
+
+An entry needs AQ copies to be confirmed, and a bookie that failed meanwhile, or a writer that died,
+leaves some without the others (rule R14).
+
+What it remembers belongs to one keeper. The next one goes on at the node that says up to where
+ledgers are open or were checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import ConflictError, LedgerClosedError, LedgerError, NotFoundError
+from spark_ledger.limits.repair import CLOSED_AT_FIRST_MAX, CLOSED_PAGES, CLOSED_SILENT_MAX
+from spark_ledger.metadata.json_nodes import read_node, write_node
+from spark_ledger.metadata.ledgers import LEDGERS_PATH
+from spark_ledger.metadata.unsettled import OPEN_PATH, newest_pages, pages
+from spark_ledger.repair.checker import Checker, CheckerConfig
+from spark_ledger.repair.nodes import CLOSED_PATH, ClosedState
+from spark_ledger.types import LedgerId
+
+logger = logging.getLogger(__name__)
+
+
+class ClosedCheck:
+    """One over one connection. Belongs to the loop of the client."""
+
+    def __init__(self, client: LedgerClient, checker: Checker, config: CheckerConfig) -> None:
+        self._store = client.store
+        self._checker = checker
+        self._config = config
+        self._forget()
+
+    def _forget(self) -> None:
+        self._begun = False
+        self._open: set[LedgerId] = set()
+        """Open at the last look."""
+        self._due: set[LedgerId] = set()
+        """Closed, and not checked, or not by all members."""
+        self._seen: dict[str, frozenset[LedgerId]] = {}
+        """Ids that were there at the last look, of the newest pages."""
+        self._newest = 0
+
+    async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
+        """Check what was closed, while elected, until ``stop`` is set. Outages are waited out."""
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.closed_pass_s):
+                    await stop.wait()
+            try:
+                if not is_elected():
+                    self._forget()
+                elif not stop.is_set():
+                    await self.run_pass(is_elected)
+            except LedgerClosedError:
+                return
+            except LedgerError as error:
+                logger.warning("closed ledgers are checked later: %s", error)
+
+    async def run_pass(self, is_elected: Callable[[], bool] = lambda: True) -> int:
+        """Check the ledgers that were closed since the last pass; how many have holes.
+
+        Raises what the store raises: then the next pass goes on with the rest.
+        """
+        known = await read_node(self._store, ClosedState, CLOSED_PATH)
+        # Open ledgers are listed first: one that is made after that is new, and found to be open.
+        still_open = {each async for page in pages(self._store, OPEN_PATH) for each in page.ids}
+        new = await self._new_ids(None if known is None else known.value.after)
+        self._due |= (self._open | new) - still_open
+        self._open = still_open
+        with_holes, silent = 0, set[LedgerId]()
+        for ledger_id in sorted(self._due):
+            if not is_elected():
+                return with_holes
+            found = await self._checker.check(ledger_id)
+            with_holes += found.lacks
+            self._due.discard(ledger_id)
+            if not found.is_closed:
+                self._open.add(ledger_id)
+            elif found.silent and len(silent) < CLOSED_SILENT_MAX:
+                silent.add(ledger_id)
+        self._due = silent
+        after = ClosedState(after=max(0, min(self._open | self._due, default=self._newest + 1) - 1))
+        if known is None or known.value != after:
+            with contextlib.suppress(ConflictError, NotFoundError):  # of another keeper
+                await write_node(self._store, CLOSED_PATH, after, known)
+        return with_holes
+
+    async def _new_ids(self, after: int | None) -> set[LedgerId]:
+        """Ids that were not there at the last look; at the first one those above ``after``.
+
+        None: no keeper has looked yet. Of what is there already the newest are checked: in a new
+        cluster these are all, and in an old one the others are left to the weekly check.
+        """
+        found = {
+            page.path: frozenset(page.ids)
+            for page in await newest_pages(self._store, LEDGERS_PATH, CLOSED_PAGES)
+        }
+        ids = set[LedgerId]().union(*found.values())
+        self._newest = max(ids, default=0)
+        if self._begun:
+            new = ids.difference(*self._seen.values())
+        else:
+            above = self._newest - CLOSED_AT_FIRST_MAX if after is None else after
+            new = {each for each in ids if each > above}
+        self._begun, self._seen = True, found
+        return new
