@@ -19,7 +19,10 @@ from spark_ledger import errors
 from spark_ledger.cli.app import root
 from tests.style.sources import ROOT, sources
 
-FOLDERS = ("spark_ledger", "connector", "bookie_server", "benchmarks", "conf", "examples", "tests")
+FOLDERS = (
+    *("spark_ledger", "connector", "bookie_server"),
+    *("benchmarks", "conf", "docs", "examples", "tests"),
+)
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
