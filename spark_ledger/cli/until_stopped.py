@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable
 
 
 def stopped_by_signals() -> asyncio.Event:
@@ -16,16 +15,12 @@ def stopped_by_signals() -> asyncio.Event:
     return stop
 
 
-# Any in a coroutine's type: what it is sent and yields is between it and the event loop.
-
-
-async def run_until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+async def run_until_stopped(work: Awaitable[None], stop: asyncio.Event) -> None:
     """Run ``work`` until it ends or ``stop`` is set, which cuts it off. Raises what it raises.
 
     A pass that is cut off is as good as a kill: the next one goes on, and nobody waits for it.
     """
-    loop = asyncio.get_running_loop()
-    working, stopping = loop.create_task(work), loop.create_task(stop.wait())
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     working.cancel()
