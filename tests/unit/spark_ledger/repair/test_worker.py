@@ -12,9 +12,11 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import FencedError, LedgerError
 from spark_ledger.metadata.json_nodes import read_node
+from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.repair.copying import Copier
 from spark_ledger.repair.nodes import DONE_PATH, FAILED_PATH, FailedRepair, RepairDone, mark
+from spark_ledger.repair.plan import LaneCopy
 from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
@@ -320,6 +322,43 @@ def test_writers_and_repairs_changes_at_the_same_time_both_survive(
         assert len(await contents(client, writer.ledger_id)) == 23
 
     run_virtually(test, bookies=6)
+
+
+def test_bookie_that_gives_its_copy_back_meanwhile_is_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It changes the metadata before it deletes, so that repair asks it again (rule G9)."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        ledger_id = writer.ledger_id
+        first, *_ = sorted(await names(client, ledger_id))
+        await lose(world, first)
+        await mark(client.store, ledger_id, frozenset([BookieId(first)]), 2)
+        copy, gone = Copier.copy, list[BookieId]()
+
+        async def copy_and_give_back(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
+            await copy(copier, lane, target)
+            if not gone:
+                gone.append(target)
+                path = ledger_path(ledger_id)
+                node = await client.store.get(path)
+                await client.store.put(path, node.value, node.version)
+                del world.bookies[target].ledgers[ledger_id]
+
+        monkeypatch.setattr(Copier, "copy", copy_and_give_back)
+        cared = await crew(world)
+        await cared.worker.run_pass()
+        assert gone[0] not in await names(client, ledger_id)
+        assert await marked(world) == {ledger_id: 2}, "a later turn copies anew"
+        await cared.passes(60)
+        assert await marked(world) == {}
+        assert await lacking(world, client, ledger_id) == []
+
+    run_virtually(test, bookies=5)
 
 
 def test_ledger_that_is_marked_again_meanwhile_keeps_its_mark(
