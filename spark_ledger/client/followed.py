@@ -47,7 +47,8 @@ class SharedCall(Generic[T]):
     """
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:  # Any: nothing is sent into it
-        self._waiting: set[asyncio.Future[T]] = set()
+        self._waiting: dict[asyncio.Future[T], None] = {}
+        """In the order in which they came, and so they are told."""
         self._task = asyncio.get_running_loop().create_task(work)
         self._task.add_done_callback(self._give)
         self.is_over = False
@@ -56,11 +57,11 @@ class SharedCall(Generic[T]):
     def join(self, waiter: asyncio.Future[T]) -> None:
         """Give a future what comes."""
         assert not self.is_over, "What it brought has been given away, or nobody waited for it."
-        self._waiting.add(waiter)
+        self._waiting[waiter] = None
 
     async def leave(self, waiter: asyncio.Future[T]) -> None:
         """Wait no more; for each that has joined, also once it has got what came."""
-        self._waiting.discard(waiter)
+        self._waiting.pop(waiter, None)
         if not self._waiting and not self.is_over:
             self.is_over = True
             self._task.cancel()
