@@ -117,7 +117,7 @@ class FollowedLedger:
         self._failed_at: int | None = None
         """Where the last shared read failed."""
         self._kept: deque[tuple[list[Entry], int]] = deque()
-        """Consecutive entries, in batches with their sizes."""
+        """Batches, each of consecutive entries, with their sizes."""
         self._kept_end = 0
         """The entry behind the last that was kept."""
         self._kept_bytes = 0
@@ -169,7 +169,7 @@ class FollowedLedger:
         """Entries from ``first`` on, up to ``last`` at most; none if ``first`` is not kept."""
         for batch, _size in self._kept:
             start = batch[0].entry_id
-            if start <= first <= batch[-1].entry_id:
+            if start <= first <= min(last, batch[-1].entry_id):
                 return batch[first - start : last + 1 - start]
         return []
 
@@ -216,10 +216,7 @@ class FollowedLedger:
             raise
 
     def _keep(self, batch: list[Entry]) -> int:
-        """Keep entries instead of those that each tail has, or that are too many; their size."""
-        if batch[0].entry_id != self._kept_end:
-            self._kept.clear()
-            self._kept_bytes = 0
+        """Keep entries, and no more those that each tail has, or that are too many. Their size."""
         size = sum([len(entry.payload) for entry in batch]) + TAIL_ENTRY_BYTES * len(batch)
         self._kept.append((batch, size))
         self._kept_bytes += size

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bookie_server.service.read_path import merge_runs
 from spark_ledger.client import followed
 from spark_ledger.client.caches import cache_sizes
 from spark_ledger.client.ledger_client import LedgerClient
@@ -21,6 +22,7 @@ from spark_ledger.errors import (
     LedgerClosedError,
     LedgerError,
 )
+from spark_ledger.limits.client import TAIL_ENTRY_BYTES
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieStatus, EntryId
 from spark_ledger.wire.frame import HmacDigest
@@ -54,8 +56,10 @@ class Asked:
         """Long polls that have no answer yet."""
         self.reads: list[tuple[str, int]] = []
         self.read_room = asyncio.Event()
-        """Reads are answered while it is set."""
+        """Reads are answered while it is set, with chunks of three entries."""
         self.read_room.set()
+        self.stops_once = False
+        """Whether the next chunk is the last one for now."""
         self.broken: BookieStatus | None = None
         """What reads are answered instead of entries."""
         self._transport.read_last_confirmed = self.poll  # type: ignore[method-assign]
@@ -79,11 +83,16 @@ class Asked:
         if self.broken is not None:
             yield ReadChunk(self.broken, None, EntryId(first), "broken on purpose")
             return
-        async with aclosing(self._read(bookie_id, ledger_id, EntryId(first), *args, **options)) as (
-            chunks
-        ):
-            async for chunk in chunks:
-                yield chunk
+        wanted = bookie_id, ledger_id, EntryId(first)
+        async with aclosing(self._read(*wanted, *args, **options)) as chunks:
+            runs = [chunk.run async for chunk in chunks if chunk.run is not None]
+        for start in range(0, len(runs), 3):
+            await self.read_room.wait()
+            run = merge_runs(runs[start : start + 3])
+            yield ReadChunk(BookieStatus.OK, run, run.first_entry)
+            if self.stops_once:
+                self.stops_once = False
+                self.read_room.clear()
 
 
 class Following:
@@ -154,6 +163,8 @@ def test_tails_of_one_ledger_ask_and_read_once() -> None:
         assert len(asked.reads) == 3, "one for each entry, not one for each tail"
         assert len(asked.polls) <= 3 * 3, "of all bookies, once for each entry"
         assert client.counters.entries_shared - counted == 3 * TAILS
+        kept = [each.size_bytes for each in cache_sizes() if each.name == "tails"]
+        assert max(kept) < 2 * TAIL_ENTRY_BYTES, "only what came last: all have taken the rest"
         await end(writer, following, [b"0", b"1", b"2", b"3"])
 
     run(test)
@@ -206,6 +217,61 @@ def test_tail_that_is_cancelled_while_it_is_read_for_disturbs_no_other(leaving: 
             await each.has(2)
         assert len(asked.reads) == 1
         await end(writer, following, [b"0", b"1"])
+
+    run(test)
+
+
+def test_tail_that_is_cancelled_at_any_turn_disturbs_no_other() -> None:
+    """While the entry is read, and while it is given to each."""
+
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=2)
+        asked, found = Asked(client), [b"0"]
+        for turns in range(40):
+            leaver = Following(await client.open_ledger(writer.ledger_id), start=len(found))
+            await asyncio.sleep(0.1)
+            asked.read_room.clear()
+            asked.reads.clear()
+            payload = b"%d" % (turns + 1)
+            await writer.append(payload)
+            found.append(payload)
+            while not asked.reads:
+                await asyncio.sleep(0.001)
+            asked.read_room.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            leaver.task.cancel()
+            await asyncio.gather(leaver.task, return_exceptions=True)
+            for each in following:
+                await each.has(len(found))
+            await asyncio.sleep(0.1)
+        await end(writer, following, found)
+
+    run(test)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_tail_that_waits_again_while_the_others_leave_is_not_cancelled_with_them(
+    turns: int,
+) -> None:
+    async def test(world: World) -> None:
+        _client, writer, following = await begun(world)
+        stays = following.pop()
+        stays.goes_on.clear()
+        await writer.append(b"1")
+        await stays.has(2)
+        for each in following:
+            await each.has(2)
+        await asyncio.sleep(0.1)
+        for each in following:
+            each.task.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stays.goes_on.set()
+        await asyncio.gather(*[each.task for each in following], return_exceptions=True)
+        await writer.append(b"2")
+        await stays.has(3)
+        await end(writer, [stays], [b"0", b"1", b"2"])
 
     run(test)
 
@@ -307,6 +373,7 @@ def test_tail_that_stops_gets_the_rest_in_order_and_what_is_kept_for_it_is_bound
         stops.goes_on.set()
         await stops.has(len(payloads))
         assert asked.reads, "not all of it was kept"
+        assert not asked.polls, "it knows what the others know"
         await end(writer, following, payloads)
 
     run(test)
@@ -325,6 +392,35 @@ def test_tails_read_together_what_is_more_than_one_fetch(monkeypatch: pytest.Mon
             await each.has(21)
         assert len(asked.reads) <= 20, "each entry was read once"
         await end(writer, following, [b"%d" % number for number in range(21)])
+
+    run(test)
+
+
+def test_tail_is_given_what_its_own_reader_may_read_and_no_more() -> None:
+    """Three of four entries are kept, and their end is not told yet: one tail knows of two."""
+
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=3)
+        knows = following[0]
+        await knows.leave()
+        asked = Asked(client)
+        asked.stops_once = True
+        await asyncio.gather(*[writer.append_nowait(b"%d" % number) for number in range(1, 5)])
+        while asked.read_room.is_set():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        for last in (0, 2):
+            assert knows.reader.last_add_confirmed == 0
+            knows.reader.learn(EntryId(last))
+            again = Following(knows.reader, start=1)
+            await again.has(last)
+            await asyncio.sleep(0.1)
+            assert len(again.found) == last
+            await again.leave()
+        asked.read_room.set()
+        for each in following[1:]:
+            await each.has(5)
+        await end(writer, following[1:], [b"%d" % number for number in range(5)])
 
     run(test)
 
@@ -374,6 +470,7 @@ def test_entry_that_cannot_be_read_is_an_error_of_each_tail(
         for each in following:
             with pytest.raises(error):
                 await asyncio.wait_for(each.task, 10)
+        assert len(asked.reads) == 3 + 3 * 3, "three bookies for all, and then for each"
         asked.broken = None
         again = [Following(each.reader) for each in following]
         for each in again:
