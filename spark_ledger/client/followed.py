@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from spark_ledger.client.caches import watch_cache
 from spark_ledger.errors import LedgerError
@@ -46,7 +46,7 @@ class SharedCall(Generic[T]):
     it. Each waits for a future of its own. What the call brings, an error too, is given to all.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:  # Any: nothing is sent into it
+    def __init__(self, work: Coroutine[object, object, T]) -> None:
         self._waiting: dict[asyncio.Future[T], None] = {}
         """In the order in which they came, and so they are told."""
         self._task = asyncio.get_running_loop().create_task(work)
