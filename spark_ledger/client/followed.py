@@ -9,13 +9,14 @@ from contextlib import aclosing, suppress
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from spark_ledger.client.caches import watch_cache
+from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits.client import (
     TAIL_ENTRY_BYTES,
     TAIL_FETCH_BYTES_MAX,
     TAIL_KEPT_BYTES_MAX,
 )
-from spark_ledger.types import NO_ENTRY, Entry, EntryId, Fragment, LedgerMetadata
+from spark_ledger.types import NO_ENTRY, EntryId, Fragment, LedgerMetadata
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class Follower(Protocol):
     def wait_for_newer(self, wait_s: float, /) -> Awaitable[EntryId]: ...
     def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False
-    ) -> AsyncGenerator[list[Entry], None]: ...
+    ) -> AsyncGenerator[EntryBatch, None]: ...
 
 
 class SharedCall(Generic[T]):
@@ -116,7 +117,7 @@ class FollowedLedger:
         self._fetch: tuple[int, SharedCall[None]] | None = None
         self._failed_at: int | None = None
         """Where the last shared read failed."""
-        self._kept: deque[tuple[list[Entry], int]] = deque()
+        self._kept: deque[tuple[EntryBatch, int]] = deque()
         """Batches, each of consecutive entries, with their sizes."""
         self._kept_end = 0
         """The entry behind the last that was kept."""
@@ -165,29 +166,26 @@ class FollowedLedger:
 
     # -- entries -----------------------------------------------------------------------------------
 
-    def kept(self, first: int, last: int) -> list[Entry]:
-        """Entries from ``first`` on, up to ``last`` at most; none if ``first`` is not kept."""
+    def kept(self, first: int, last: int) -> EntryBatch | None:
+        """Entries from ``first`` on, up to ``last`` at most; None if ``first`` is not kept."""
         for batch, _size in self._kept:
-            start = batch[0].entry_id
-            if start <= first <= min(last, batch[-1].entry_id):
-                return batch[first - start : last + 1 - start]
-        return []
+            if batch.first_entry <= first <= min(last, batch.last_entry):
+                return batch.between(first, last)
+        return None
 
-    async def read(
-        self, tail: Follower, first: int, last: int
-    ) -> AsyncGenerator[list[Entry], None]:
+    async def read(self, tail: Follower, first: int, last: int) -> AsyncGenerator[EntryBatch, None]:
         """Entries that are confirmed, as ``LedgerReader.read_batches``. Of several tails that are
         at the end of what is kept one reads for all."""
         following = first
         while following <= last:
             batch = self.kept(following, last)
-            if not batch and self._is_shared_from(following):
+            if batch is None and self._is_shared_from(following):
                 with suppress(LedgerError):
                     await self._fetched(tail, following, last).result()
                 batch = self.kept(following, last)
-            if not batch:
+            if batch is None:
                 break
-            following = batch[-1].entry_id + 1
+            following = batch.last_entry + 1
             yield batch
         if following <= last:
             async with aclosing(tail.read_batches(following, last)) as batches:
@@ -215,15 +213,15 @@ class FollowedLedger:
             self._failed_at = first
             raise
 
-    def _keep(self, batch: list[Entry]) -> int:
+    def _keep(self, batch: EntryBatch) -> int:
         """Keep entries, and no more those that each tail has, or that are too many. Their size."""
-        size = sum([len(entry.payload) for entry in batch]) + TAIL_ENTRY_BYTES * len(batch)
+        size = batch.payload_bytes + TAIL_ENTRY_BYTES * len(batch)
         self._kept.append((batch, size))
         self._kept_bytes += size
-        self._kept_end = batch[-1].entry_id + 1
+        self._kept_end = batch.last_entry + 1
         taken = min((each.following for each in self._tails), default=self._kept_end)
         while self._kept and (
-            self._kept[0][0][-1].entry_id < taken or self._kept_bytes > TAIL_KEPT_BYTES_MAX
+            self._kept[0][0].last_entry < taken or self._kept_bytes > TAIL_KEPT_BYTES_MAX
         ):
             self._kept_bytes -= self._kept.popleft()[1]
         return size

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from spark_ledger.client.context import ClientContext
+from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.client.followed import FollowedKey, FollowedLedger
 from spark_ledger.client.last_confirmed import cancelled_at_exit
 from spark_ledger.errors import (
@@ -30,7 +31,7 @@ from spark_ledger.limits.client import (
 )
 from spark_ledger.limits.entries import LONG_POLL_S_MAX
 from spark_ledger.limits.metadata import METADATA_RETRY_DELAY_S
-from spark_ledger.types import NO_ENTRY, Entry, EntryId, LedgerId, LedgerMetadata
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata
 
 
 class Followed(Protocol):
@@ -47,7 +48,7 @@ class Followed(Protocol):
     def learn(self, confirmed: EntryId) -> None: ...
     def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False
-    ) -> AsyncGenerator[list[Entry], None]: ...
+    ) -> AsyncGenerator[EntryBatch, None]: ...
 
 
 class Tail:
@@ -88,7 +89,7 @@ class Tail:
 
     async def batches(
         self, start: int, idle_timeout: float | None
-    ) -> AsyncGenerator[list[Entry], None]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         """See ``LedgerReader.tail_batches``."""
         self.following = start
         self._changed.set()
@@ -107,7 +108,7 @@ class Tail:
                     end = self.last_add_confirmed
                     if kept := shared.kept(self.following, end):
                         self._context.counters.entries_shared += len(kept)
-                        self.following = kept[-1].entry_id + 1
+                        self.following = kept.last_entry + 1
                         yield kept
                         idle_since = self._loop.time()
                         continue
@@ -141,13 +142,13 @@ class Tail:
 
     async def _confirmed(
         self, shared: FollowedLedger, end: EntryId
-    ) -> AsyncGenerator[list[Entry], None]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         """What is known to be confirmed, as far as it can be had now."""
         known = self._reader.metadata
         try:
             async with aclosing(shared.read(self, self.following, end)) as batches:
                 async for batch in batches:
-                    self.following = batch[-1].entry_id + 1
+                    self.following = batch.last_entry + 1
                     yield batch
         except (NoSuchEntryError, BookieUnavailableError, DigestMismatchError):
             if not await self._learned_of_others(known):

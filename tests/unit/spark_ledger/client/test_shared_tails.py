@@ -111,7 +111,6 @@ class Following:
             async for batch in batches:
                 assert batch[-1].entry_id <= self.reader.last_add_confirmed, "not confirmed to it"
                 self.found += [entry.payload for entry in batch]
-                batch.clear()  # it is this tail's own
                 await self.goes_on.wait()
 
     async def has(self, count: int) -> None:
