@@ -189,7 +189,7 @@ def test_request_that_does_not_arrive_ends_its_call(monkeypatch: pytest.MonkeyPa
         stream = await hostile.call("Read", BOOKIE)
         await hostile.send(stream, message(READ, claimed=1000))
         await until(lambda: stream in hostile.ended)
-        assert f.metrics.calls["Read", "DEADLINE_EXCEEDED"] == 1
+        await until(lambda: f.metrics.calls["Read", "DEADLINE_EXCEEDED"] == 1)
         await hostile.close()
 
     run()
