@@ -99,7 +99,7 @@ RULES = {
         "spark_ledger.wire",
         "spark_ledger.transport",
         "spark_ledger.metadata",
-        libraries="msgspec",
+        libraries="msgspec pyarrow",
     ),
     # streams need the names of transactions (Check, Create, Put), never a store's implementation
     "spark_ledger.stream": rule(
