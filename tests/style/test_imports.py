@@ -125,6 +125,7 @@ RULES = {
         "spark_ledger.transport",
         "spark_ledger.metadata",
         "spark_ledger.keeper.gone",
+        "spark_ledger.keeper.passes",
         libraries="msgspec",
     ),
     # the watching of Spark's queries; reports are sent from the connector's tasks too
