@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import click
 from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
 from spark_ledger.cli.arguments.settings import Command, Settings, common_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
+from spark_ledger.cli.until_stopped import run_until_stopped, stopped_by_signals
 from spark_ledger.limits import KIB
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S, REPAIR_BYTES_PER_S
 
@@ -96,19 +96,9 @@ async def _serve(uri: str, config: RepairConfig) -> None:
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.repair.service import run_repair
 
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stopped_by_signals()
     async with await LedgerClient.connect(uri) as client:
-        working = loop.create_task(run_repair(client, config, stop))
-        stopping = loop.create_task(stop.wait())
-        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        # What is under way is cut off: that is as good as a kill, and nobody waits for it.
-        working.cancel()
-        (outcome,) = await asyncio.gather(working, return_exceptions=True)
-        if isinstance(outcome, Exception):
-            raise outcome
+        await run_until_stopped(run_repair(client, config, stop), stop)
 
 
 @group.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.audit import audit, audit_fields, audit_lines
 from spark_ledger.cli.autorecovery import repair_config, repair_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, time_text
+from spark_ledger.cli.until_stopped import run_until_stopped, stopped_by_signals
 from spark_ledger.limits.keeper import (
     AUDIT_S,
     DROPPED_GRACE_S,
@@ -189,24 +189,14 @@ async def _serve(
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.keeper.keeper import Keeper
 
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if until_input_ends:
-        loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written to it
+    stop = stopped_by_signals()
+    if until_input_ends:  # nothing is ever written to it
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
     async with await LedgerClient.connect(uri) as client:
         keeper = Keeper(client, config)
         if unless_elected and not await keeper.elect():
             return  # of two that look at the same time, too, one is elected and the other ends
-        working = loop.create_task(_work(client, keeper, repair, stop))
-        stopping = loop.create_task(stop.wait())
-        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        # A pass that is under way is cut off: that is as good as a kill, and nobody waits for it.
-        working.cancel()
-        (outcome,) = await asyncio.gather(working, return_exceptions=True)
-        if isinstance(outcome, Exception):
-            raise outcome
+        await run_until_stopped(_work(client, keeper, repair, stop), stop)
 
 
 async def _work(

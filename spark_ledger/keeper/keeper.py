@@ -35,6 +35,7 @@ from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, read_state
 from spark_ledger.keeper.optimizing import StreamOptimizer
+from spark_ledger.keeper.passes import pause
 from spark_ledger.keeper.seen import Failed, Pass
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
@@ -171,9 +172,7 @@ class Keeper:
             except LedgerError as error:
                 self._last_error = str(error)
                 logger.warning("the pass is broken off, the next one goes on: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.pass_s):
-                    await stop.wait()
+            await pause(stop, self._config.pass_s)
 
     @property
     def is_elected(self) -> bool:

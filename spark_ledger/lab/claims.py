@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import textwrap
 from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple
@@ -11,6 +12,9 @@ from spark_ledger.lab.runs import Outcome, run
 from spark_ledger.lab.scenarios import SCENARIOS
 
 SEED: Final = 1
+
+_TEXT_WIDTH: Final = 108
+"""Of the page, in characters."""
 
 _SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
@@ -305,5 +309,5 @@ def page() -> str:
             holds = "yes" if each.holds() else "NO"
             row = (f"`{each.scenario}`", f"`{each.protocol}`", each.expected)
             lines.append(f"| {' | '.join(row)} | {each.measure():g} | {holds} |")
-        lines += ["", f"Said in: {claim.source}."]
+        lines += ["", *textwrap.wrap(f"Said in: {claim.source}.", _TEXT_WIDTH)]
     return "\n".join(lines) + "\n"
