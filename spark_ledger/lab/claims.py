@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import textwrap
 from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple
@@ -11,6 +12,7 @@ from spark_ledger.lab.runs import Outcome, run
 from spark_ledger.lab.scenarios import SCENARIOS
 
 SEED: Final = 1
+LINE_MAX: Final = 100
 
 _SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
@@ -305,5 +307,5 @@ def page() -> str:
             holds = "yes" if each.holds() else "NO"
             row = (f"`{each.scenario}`", f"`{each.protocol}`", each.expected)
             lines.append(f"| {' | '.join(row)} | {each.measure():g} | {holds} |")
-        lines += ["", f"Said in: {claim.source}."]
+        lines += ["", *textwrap.wrap(f"Said in: {claim.source}.", LINE_MAX)]
     return "\n".join(lines) + "\n"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
-from spark_ledger.lab.claims import CLAIMS
+from spark_ledger.lab.claims import CLAIMS, LINE_MAX
 from tests.style.generated import OUTPUTS, generate
 from tests.style.sources import ROOT
 
@@ -22,7 +23,8 @@ def test_page_of_claims_has_each_claim_figure_and_source() -> None:
     text = (ROOT / "docs/replication.md").read_text(encoding="utf-8")
     rest = text
     for number, claim in enumerate(CLAIMS, 1):
-        wanted = [f"## {number}. {claim.statement}\n", f"Said in: {claim.source}.\n"]
+        source = textwrap.fill(f"Said in: {claim.source}.", LINE_MAX)
+        wanted = [f"## {number}. {claim.statement}\n", f"{source}\n"]
         wanted[1:1] = [
             f"| `{each.scenario}` | `{each.protocol}` | {each.expected} |" for each in claim.figures
         ]
