@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
 from spark_ledger.cli.arguments.settings import Command, Settings, common_options
+from spark_ledger.cli.serving import serve
 from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
 from spark_ledger.limits import KIB
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S, REPAIR_BYTES_PER_S
 
 if TYPE_CHECKING:
+    from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.repair.nodes import CheckState
     from spark_ledger.repair.service import RepairConfig
     from spark_ledger.repair.status import RepairStatus
@@ -85,30 +84,14 @@ def run(
 
     Killing it anywhere loses nothing: the next one finds the same marks.
     """
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
     config = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
-    asyncio.run(_serve(settings.uri(), config))
 
+    async def work(client: LedgerClient, stop: asyncio.Event) -> None:
+        from spark_ledger.repair.service import run_repair
 
-async def _serve(uri: str, config: RepairConfig) -> None:
-    from spark_ledger.client.ledger_client import LedgerClient
-    from spark_ledger.repair.service import run_repair
+        await run_repair(client, config, stop)
 
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with await LedgerClient.connect(uri) as client:
-        working = loop.create_task(run_repair(client, config, stop))
-        stopping = loop.create_task(stop.wait())
-        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        # What is under way is cut off: that is as good as a kill, and nobody waits for it.
-        working.cancel()
-        (outcome,) = await asyncio.gather(working, return_exceptions=True)
-        if isinstance(outcome, Exception):
-            raise outcome
+    serve(settings.uri(), work)
 
 
 @group.command()

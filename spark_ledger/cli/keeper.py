@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +11,7 @@ from spark_ledger.cli.arguments.amounts import DURATION_S
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.audit import audit, audit_fields, audit_lines
 from spark_ledger.cli.autorecovery import repair_config, repair_options
+from spark_ledger.cli.serving import serve
 from spark_ledger.cli.show.output import age_text, print_json, print_table, time_text
 from spark_ledger.limits.keeper import (
     AUDIT_S,
@@ -23,6 +21,7 @@ from spark_ledger.limits.keeper import (
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
 )
+from spark_ledger.tasks import cancel
 
 if TYPE_CHECKING:
     from spark_ledger.client.ledger_client import LedgerClient
@@ -135,7 +134,7 @@ def run(
 
     Killing it anywhere loses nothing: the next one finds the same work.
     """
-    from spark_ledger.keeper.keeper import KeeperConfig
+    from spark_ledger.keeper.keeper import Keeper, KeeperConfig
 
     config = KeeperConfig(
         pass_s=interval,
@@ -155,19 +154,15 @@ def run(
         else:
             print_table(("ledger#", "due"), ((ledger_id, due) for due, ledger_id in plan))
         return
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
     repair = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
-    asyncio.run(
-        _serve(
-            uri,
-            config,
-            repair if autorecovery else None,
-            unless_elected=unless_elected,
-            until_input_ends=until_input_ends,
-        )
-    )
+
+    async def work(client: LedgerClient, stop: asyncio.Event) -> None:
+        keeper = Keeper(client, config)
+        # Of two that look at the same time, too, one is elected and the other ends.
+        if not unless_elected or await keeper.elect():
+            await _work(client, keeper, repair if autorecovery else None, stop)
+
+    serve(uri, work, until_input_ends=until_input_ends)
 
 
 async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
@@ -176,37 +171,6 @@ async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
 
     async with await LedgerClient.connect(uri) as client:
         return [(due.value, ledger_id) for due, ledger_id in await Keeper(client, config).look()]
-
-
-async def _serve(
-    uri: str,
-    config: KeeperConfig,
-    repair: RepairConfig | None,
-    *,
-    unless_elected: bool,
-    until_input_ends: bool,
-) -> None:
-    from spark_ledger.client.ledger_client import LedgerClient
-    from spark_ledger.keeper.keeper import Keeper
-
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if until_input_ends:
-        loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written to it
-    async with await LedgerClient.connect(uri) as client:
-        keeper = Keeper(client, config)
-        if unless_elected and not await keeper.elect():
-            return  # of two that look at the same time, too, one is elected and the other ends
-        working = loop.create_task(_work(client, keeper, repair, stop))
-        stopping = loop.create_task(stop.wait())
-        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        # A pass that is under way is cut off: that is as good as a kill, and nobody waits for it.
-        working.cancel()
-        (outcome,) = await asyncio.gather(working, return_exceptions=True)
-        if isinstance(outcome, Exception):
-            raise outcome
 
 
 async def _work(
@@ -222,8 +186,7 @@ async def _work(
     try:
         await keeper.run(stop)
     finally:
-        repairing.cancel()
-        await asyncio.gather(repairing, return_exceptions=True)
+        await cancel(repairing)
 
 
 @group.command()
@@ -277,10 +240,9 @@ def status(settings: Settings) -> None:
 
 async def _status(uri: str) -> tuple[Elected | None, KeeperState | None, AuditState | None]:
     from spark_ledger.keeper.nodes import read_audit, read_elected, read_state
-    from spark_ledger.metadata.connect import open_store
+    from spark_ledger.metadata.connect import connected_store
 
-    store = await open_store(uri)
-    try:
+    async with connected_store(uri) as store:
         state, audited = await read_state(store), await read_audit(store)
         elected = await read_elected(store)
         return (
@@ -288,5 +250,3 @@ async def _status(uri: str) -> tuple[Elected | None, KeeperState | None, AuditSt
             None if state is None else state.value,
             None if audited is None else audited.value,
         )
-    finally:
-        await store.close()

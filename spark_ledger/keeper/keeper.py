@@ -57,6 +57,7 @@ from spark_ledger.metadata.owners import OWNERS_PATH, is_alive
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, Page, id_path, pages
 from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.tasks import wait_at_most
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
@@ -171,9 +172,7 @@ class Keeper:
             except LedgerError as error:
                 self._last_error = str(error)
                 logger.warning("the pass is broken off, the next one goes on: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.pass_s):
-                    await stop.wait()
+            await wait_at_most(stop, self._config.pass_s)
 
     @property
     def is_elected(self) -> bool:
