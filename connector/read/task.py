@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Protocol
 
 import pyarrow as pa
@@ -23,7 +22,6 @@ from connector.retry import RetryBudget
 from connector.schema import read_schema
 from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
 from spark_ledger.limits.connector import (
-    RAW_ENTRIES_PER_BATCH,
     RETRY_IN_TASK_S,
     SPARK_BATCH_BYTES_MAX,
     SPARK_BATCH_BYTES_TARGET,
@@ -31,7 +29,7 @@ from spark_ledger.limits.connector import (
 from spark_ledger.stream.format.arrow_types import ArrowArray, concat_batches, with_type
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN, PositionedBatch, ledger_array
 from spark_ledger.stream.model import SegmentRange
-from spark_ledger.types import Dlsn, Entry
+from spark_ledger.types import Dlsn
 
 logger = logging.getLogger(__name__)
 
@@ -245,34 +243,22 @@ class _LedgerRead:
         reader = sessions.ledger_reader(self._options.connection, ledger_id)
         if last > reader.last_add_confirmed:
             reader.refresh()
-        entries = reader.read(
+        batches = reader.read_batches(
             self._next_entry,
             last,
             # The driver's plan has only confirmed entries. This reader may know an older LAC.
             unconfirmed=not reader.is_closed,
             replica_hint=self._partition.reads.order or self._partition.replica_hint,
         )
-        while group := _next_group(entries):
+        for batch in batches:
             columns: dict[str, ArrowArray] = {
-                "ledger_id": pa.repeat(pa.scalar(ledger_id, pa.int64()), len(group)),
-                "entry_id": pa.array([entry.entry_id for entry in group], pa.int64()),
-                "payload": pa.array([entry.payload for entry in group], pa.binary()),
+                "ledger_id": pa.repeat(pa.scalar(ledger_id, pa.int64()), len(batch)),
+                "entry_id": pa.array(batch.entry_ids, pa.int64()),
+                "payload": batch.payloads(),
             }
             wanted = self._wanted
             yield pa.RecordBatch.from_arrays([columns[n] for n in wanted.names], schema=wanted)
-            self._next_entry = group[-1].entry_id + 1
-
-
-def _next_group(entries: Iterator[Entry]) -> list[Entry]:
-    """The next entries, up to the size of a batch; empty at the end."""
-    group: list[Entry] = []
-    size_bytes = 0
-    for entry in islice(entries, RAW_ENTRIES_PER_BATCH):
-        group.append(entry)
-        size_bytes += len(entry.payload)
-        if size_bytes >= SPARK_BATCH_BYTES_TARGET:
-            break
-    return group
+            self._next_entry = batch.last_entry + 1
 
 
 def _resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
 from spark_ledger.cli.arguments.settings import Command, Settings, common_options
-from spark_ledger.cli.serving import serve
 from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
+from spark_ledger.cli.until_stopped import run_until_stopped, stopped_by_signals
 from spark_ledger.limits import KIB
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S, REPAIR_BYTES_PER_S
 
 if TYPE_CHECKING:
-    from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.repair.nodes import CheckState
     from spark_ledger.repair.service import RepairConfig
     from spark_ledger.repair.status import RepairStatus
@@ -84,14 +85,20 @@ def run(
 
     Killing it anywhere loses nothing: the next one finds the same marks.
     """
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
     config = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
+    asyncio.run(_serve(settings.uri(), config))
 
-    async def work(client: LedgerClient, stop: asyncio.Event) -> None:
-        from spark_ledger.repair.service import run_repair
 
-        await run_repair(client, config, stop)
+async def _serve(uri: str, config: RepairConfig) -> None:
+    from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.repair.service import run_repair
 
-    serve(settings.uri(), work)
+    stop = stopped_by_signals()
+    async with await LedgerClient.connect(uri) as client:
+        await run_until_stopped(run_repair(client, config, stop), stop)
 
 
 @group.command()

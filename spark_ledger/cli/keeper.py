@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -11,8 +13,8 @@ from spark_ledger.cli.arguments.amounts import DURATION_S
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.audit import audit, audit_fields, audit_lines
 from spark_ledger.cli.autorecovery import repair_config, repair_options
-from spark_ledger.cli.serving import serve
 from spark_ledger.cli.show.output import age_text, print_json, print_table, time_text
+from spark_ledger.cli.until_stopped import run_until_stopped, stopped_by_signals
 from spark_ledger.limits.keeper import (
     AUDIT_S,
     DROPPED_GRACE_S,
@@ -134,7 +136,7 @@ def run(
 
     Killing it anywhere loses nothing: the next one finds the same work.
     """
-    from spark_ledger.keeper.keeper import Keeper, KeeperConfig
+    from spark_ledger.keeper.keeper import KeeperConfig
 
     config = KeeperConfig(
         pass_s=interval,
@@ -154,15 +156,19 @@ def run(
         else:
             print_table(("ledger#", "due"), ((ledger_id, due) for due, ledger_id in plan))
         return
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
     repair = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
-
-    async def work(client: LedgerClient, stop: asyncio.Event) -> None:
-        keeper = Keeper(client, config)
-        # Of two that look at the same time, too, one is elected and the other ends.
-        if not unless_elected or await keeper.elect():
-            await _work(client, keeper, repair if autorecovery else None, stop)
-
-    serve(uri, work, until_input_ends=until_input_ends)
+    asyncio.run(
+        _serve(
+            uri,
+            config,
+            repair if autorecovery else None,
+            unless_elected=unless_elected,
+            until_input_ends=until_input_ends,
+        )
+    )
 
 
 async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
@@ -171,6 +177,27 @@ async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
 
     async with await LedgerClient.connect(uri) as client:
         return [(due.value, ledger_id) for due, ledger_id in await Keeper(client, config).look()]
+
+
+async def _serve(
+    uri: str,
+    config: KeeperConfig,
+    repair: RepairConfig | None,
+    *,
+    unless_elected: bool,
+    until_input_ends: bool,
+) -> None:
+    from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.keeper.keeper import Keeper
+
+    stop = stopped_by_signals()
+    if until_input_ends:  # nothing is ever written to it
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
+    async with await LedgerClient.connect(uri) as client:
+        keeper = Keeper(client, config)
+        if unless_elected and not await keeper.elect():
+            return  # of two that look at the same time, too, one is elected and the other ends
+        await run_until_stopped(_work(client, keeper, repair, stop), stop)
 
 
 async def _work(

@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 
 from spark_ledger.client.blocking_writer import BlockingWriter
 from spark_ledger.client.counters import ClientCounters
+from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal, Work
 from spark_ledger.client.reader import LedgerReader
@@ -72,11 +73,21 @@ class BlockingReader:
         entry, DigestMismatchError if none has an undamaged one, BookieUnavailableError if none
         that may have it answers.
         """
-        self._reader.check_range(first, last, unconfirmed=unconfirmed)
-        batches = self._reader.read_batches(
-            first, last, unconfirmed=unconfirmed, replica_hint=replica_hint
+        return _flatten(
+            self.read_batches(first, last, unconfirmed=unconfirmed, replica_hint=replica_hint)
         )
-        return _flatten(self._portal.iterate(batches))
+
+    def read_batches(
+        self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
+    ) -> Iterator[EntryBatch]:
+        """The same in batches of about 1 MiB, whose ``payloads()`` are Arrow arrays: no object of
+        an entry is made unless it is asked for. Raises as ``read``."""
+        self._reader.check_range(first, last, unconfirmed=unconfirmed)
+        return self._portal.iterate(
+            self._reader.read_batches(
+                first, last, unconfirmed=unconfirmed, replica_hint=replica_hint
+            )
+        )
 
     def tail(self, start: int = 0, *, idle_timeout: float | None = None) -> Iterator[Entry]:
         """Entries from ``start`` on as they are confirmed, until the ledger is closed and read.
@@ -186,6 +197,6 @@ class LedgerConnection:
         self.close()
 
 
-def _flatten(batches: Iterator[list[Entry]]) -> Iterator[Entry]:
+def _flatten(batches: Iterator[EntryBatch]) -> Iterator[Entry]:
     for batch in batches:
         yield from batch

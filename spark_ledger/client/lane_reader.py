@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from spark_ledger.client.context import ClientContext
+from spark_ledger.client.entry_batch import EntryBatch, open_batch
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits.client import READ_CHUNKS_AHEAD_MAX, READ_PARK_S
@@ -31,18 +32,17 @@ from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import (
     BookieStatus,
-    Entry,
     EntryId,
     LedgerId,
     LedgerMetadata,
     ReplicaHint,
     Versioned,
 )
-from spark_ledger.wire.frame import Digest, open_run
+from spark_ledger.wire.frame import Digest
 
 
 class LaneReader:
-    """An iterator over lists of verified entries, in the lane's order."""
+    """An iterator over batches of verified entries, in the lane's order."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class LaneReader:
         )
         self._reads: dict[int, asyncio.Task[None]] = {}
         self._asked_last: int | None = None
-        self._fetched: dict[int, list[Entry]] = {}
+        self._fetched: dict[int, EntryBatch] = {}
         """What each replica brought last, until the machine says whether it is wanted."""
-        self._ready: deque[list[Entry]] = deque()
+        self._ready: deque[EntryBatch] = deque()
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         """Whether more is read ahead: not from when the bound is reached until half is taken."""
@@ -97,7 +97,7 @@ class LaneReader:
             crashed=self._on_crash,
         )
 
-    async def chunks(self) -> AsyncGenerator[list[Entry], None]:
+    async def chunks(self) -> AsyncGenerator[EntryBatch, None]:
         """The entries.
 
         Raises NoSuchEntryError if every replica denies one, BookieUnavailableError if a replica
@@ -154,12 +154,10 @@ class LaneReader:
         self._asked_last = bookie_index
 
     def _deliver(self, command: DeliverEntries) -> None:
-        entries = self._fetched[command.bookie_index]
-        if entries[0].entry_id != command.first or entries[-1].entry_id != command.last:
-            entries = [e for e in entries if command.first <= e.entry_id <= command.last]
+        entries = self._fetched[command.bookie_index].between(command.first, command.last)
         counters = self._context.counters
         counters.entries_read += len(entries)
-        counters.bytes_read += sum([len(entry.payload) for entry in entries])
+        counters.bytes_read += entries.payload_bytes
         self._ready.append(entries)
         if len(self._ready) >= READ_CHUNKS_AHEAD_MAX:
             self._room.clear()
@@ -194,13 +192,11 @@ class LaneReader:
                 entries, ended = verify_chunk(
                     self._ledger.ledger_id, self._digest, command, expected, chunk
                 )
-                if entries:
-                    last = entries[-1].entry_id
+                if entries is not None:
+                    last = entries.last_entry
                     expected = last + command.stride
                     self._fetched[command.bookie_index] = entries
-                    self._machine_loop.feed(
-                        EntriesRead(command.bookie_index, command.lane, EntryId(last))
-                    )
+                    self._machine_loop.feed(EntriesRead(command.bookie_index, command.lane, last))
                 if ended is not None or not await self._is_wanted_soon():
                     break
         # The call is over. A consumer that has stopped holds nothing at the bookie, however long;
@@ -228,8 +224,8 @@ class LaneReader:
 
 def verify_chunk(
     ledger_id: LedgerId, digest: Digest, command: ReadEntries, expected: int, chunk: ReadChunk
-) -> tuple[list[Entry], ReadEnded | None]:
-    """The good entries of a chunk, and the end of the read if it ends here.
+) -> tuple[EntryBatch | None, ReadEnded | None]:
+    """The good entries of a chunk if there are any, and the end of the read if it ends here.
 
     A reply is believed only if it brings the very entries asked for, in order, with digests that
     match; the first that is not so counts as damaged on that replica (IO_ERROR).
@@ -237,10 +233,10 @@ def verify_chunk(
     bookie_index, lane = command.bookie_index, command.lane
     run, ended = wanted_run(ledger_id, command, expected, chunk)
     if run is None:
-        return [], ended
-    entries, damage = open_run(digest, run)
+        return None, ended
+    entries, damage = open_batch(digest, run)
     if damage is not None:
-        at = EntryId(expected + len(entries) * command.stride)
+        at = EntryId(expected + (len(entries) if entries else 0) * command.stride)
         return entries, ReadEnded(bookie_index, lane, BookieStatus.IO_ERROR, at, str(damage))
     return entries, None
 
@@ -268,7 +264,8 @@ def _not_wanted(run: EntryRun, ledger_id: LedgerId, command: ReadEntries, expect
     Without a password the digests of another ledger's frames match as well.
     """
     wanted = range(expected, expected + run.count * command.stride, command.stride)
-    is_wanted = list(run.ids()) == list(wanted) and wanted[-1] <= command.last
+    ids = wanted if run.entry_ids is None else list(wanted)
+    is_wanted = run.ids() == ids and wanted[-1] <= command.last
     if is_wanted and run.ledger_id == ledger_id:
         return ""
     return (

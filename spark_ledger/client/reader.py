@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from spark_ledger.client.context import ClientContext
+from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.client.lane_reader import LaneReader
 from spark_ledger.client.last_confirmed import read_last_confirmed, wait_for_newer
 from spark_ledger.client.tail import Tail
@@ -108,8 +109,11 @@ class LedgerReader:
 
     async def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
-    ) -> AsyncGenerator[list[Entry], None]:
-        """The entries from ``first`` to ``last``, both included, in lists of about 1 MiB.
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """The entries from ``first`` to ``last``, both included, in batches of about 1 MiB.
+
+        A batch is a sequence of entries; its ``payloads()`` are an Arrow array, for which no object
+        of an entry is made.
 
         ``unconfirmed`` skips the check against the last add confirmed: only for a caller who knows
         from elsewhere (a stream's commit) that the range was confirmed. ``replica_hint`` chooses
@@ -125,7 +129,7 @@ class LedgerReader:
             try:
                 async with aclosing(self._read_known(following, last, replica_hint)) as batches:
                     async for batch in batches:
-                        following = batch[-1].entry_id + 1
+                        following = batch.last_entry + 1
                         yield batch
             except (NoSuchEntryError, BookieUnavailableError, DigestMismatchError):
                 if not await self._learns_of_others(known):
@@ -133,7 +137,7 @@ class LedgerReader:
 
     async def _read_known(
         self, first: int, last: int, hint: ReplicaHint
-    ) -> AsyncGenerator[list[Entry], None]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         """The entries from the bookies that the metadata at hand name."""
         for low, high, fragment in fragment_ranges(self.metadata, first, last):
             async with aclosing(self._read_fragment(fragment, low, high, hint)) as batches:
@@ -180,7 +184,7 @@ class LedgerReader:
         ):
             raise ConfigurationError(f"idle_timeout is seconds or None, not {idle_timeout!r}")
 
-    def _read_lane(self, wanted: LaneRange, hint: ReplicaHint) -> AsyncGenerator[list[Entry], None]:
+    def _read_lane(self, wanted: LaneRange, hint: ReplicaHint) -> AsyncGenerator[EntryBatch, None]:
         reader = LaneReader(
             self._context,
             self._ledger,
@@ -193,7 +197,7 @@ class LedgerReader:
 
     async def _read_fragment(
         self, fragment: Fragment, first: int, last: int, hint: ReplicaHint
-    ) -> AsyncGenerator[list[Entry], None]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         wanted = lane_ranges(self.metadata, fragment, first, last)
         stride = wanted[0].lane.stride
         if stride == 1:
@@ -224,8 +228,8 @@ class LedgerReader:
 
     async def tail_batches(
         self, start: int = 0, *, idle_timeout: float | None = None
-    ) -> AsyncGenerator[list[Entry], None]:
-        """Entries from ``start`` on in lists, as they are confirmed.
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Entries from ``start`` on in batches, as they are confirmed.
 
         Ends when the ledger is closed and all is delivered, or after ``idle_timeout`` seconds
         without a new entry (None: never). While the metadata cannot be read, it goes on with the
@@ -267,8 +271,8 @@ def _is_entry_id(value: object) -> bool:
 
 
 async def _merge(
-    iterators: dict[int, AsyncGenerator[list[Entry], None]], first: int, last: int, stride: int
-) -> AsyncIterator[list[Entry]]:
+    iterators: dict[int, AsyncGenerator[EntryBatch, None]], first: int, last: int, stride: int
+) -> AsyncIterator[EntryBatch]:
     """The lanes' entries in entry order; ``iterators`` by the entries' remainder."""
     merged: list[Entry] = []
     buffers: dict[int, list[Entry]] = {residue: [] for residue in iterators}
@@ -276,8 +280,8 @@ async def _merge(
         residue = entry_id % stride
         if not buffers[residue]:
             if merged:
-                yield merged
+                yield EntryBatch.of(merged)
                 merged = []
             buffers[residue] = (await anext(iterators[residue]))[::-1]
         merged.append(buffers[residue].pop())
-    yield merged
+    yield EntryBatch.of(merged)

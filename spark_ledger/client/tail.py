@@ -14,6 +14,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from spark_ledger.client.context import ClientContext
+from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.client.last_confirmed import cancelled_at_exit
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -29,7 +30,7 @@ from spark_ledger.limits.client import (
 )
 from spark_ledger.limits.entries import LONG_POLL_S_MAX
 from spark_ledger.limits.metadata import METADATA_RETRY_DELAY_S
-from spark_ledger.types import Entry, EntryId, LedgerId, LedgerMetadata
+from spark_ledger.types import EntryId, LedgerId, LedgerMetadata
 
 
 class Followed(Protocol):
@@ -43,7 +44,7 @@ class Followed(Protocol):
     def is_closed(self) -> bool: ...
     @property
     def last_add_confirmed(self) -> EntryId: ...
-    def read_batches(self, first: int, last: int) -> AsyncGenerator[list[Entry], None]: ...
+    def read_batches(self, first: int, last: int) -> AsyncGenerator[EntryBatch, None]: ...
 
 
 class Tail:
@@ -79,7 +80,7 @@ class Tail:
 
     async def batches(
         self, start: int, idle_timeout: float | None
-    ) -> AsyncGenerator[list[Entry], None]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         """See ``LedgerReader.tail_batches``."""
         self._following = start
         self._changed.set()
@@ -107,14 +108,14 @@ class Tail:
         finally:
             watch.cancel()
 
-    async def _confirmed(self) -> AsyncGenerator[list[Entry], None]:
+    async def _confirmed(self) -> AsyncGenerator[EntryBatch, None]:
         """What is known to be confirmed, as far as it can be had now."""
         known = self._reader.metadata
         end = self._reader.last_add_confirmed
         try:
             async with aclosing(self._reader.read_batches(self._following, end)) as batches:
                 async for batch in batches:
-                    self._following = batch[-1].entry_id + 1
+                    self._following = batch.last_entry + 1
                     yield batch
         except (NoSuchEntryError, BookieUnavailableError, DigestMismatchError):
             if not await self._learned_of_others(known):

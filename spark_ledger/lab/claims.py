@@ -12,7 +12,9 @@ from spark_ledger.lab.runs import Outcome, run
 from spark_ledger.lab.scenarios import SCENARIOS
 
 SEED: Final = 1
-LINE_MAX: Final = 100
+
+_TEXT_WIDTH: Final = 108
+"""Of the page, in characters."""
 
 _SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
@@ -307,5 +309,5 @@ def page() -> str:
             holds = "yes" if each.holds() else "NO"
             row = (f"`{each.scenario}`", f"`{each.protocol}`", each.expected)
             lines.append(f"| {' | '.join(row)} | {each.measure():g} | {holds} |")
-        lines += ["", *textwrap.wrap(f"Said in: {claim.source}.", LINE_MAX)]
+        lines += ["", *textwrap.wrap(f"Said in: {claim.source}.", _TEXT_WIDTH)]
     return "\n".join(lines) + "\n"

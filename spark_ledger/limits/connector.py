@@ -54,9 +54,6 @@ SPARK_BATCH_BYTES_TARGET: Final = 1 * MIB
 SPARK_BATCH_BYTES_MAX: Final = 4 * MIB
 """Larger Arrow batches are cut into slices of the target."""
 
-RAW_ENTRIES_PER_BATCH: Final = 4096
-"""Raw entries of a few bytes are given to Spark in Arrow batches of at most this many."""
-
 READS_LOGGED_MAX: Final = 20
 """Bookies that the log line of a task names: a line that people can read."""
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConflictError,
-    LedgerClosedError,
     LedgerError,
     MetadataRestoredError,
     NoSuchLedgerError,
     NotFoundError,
 )
 from spark_ledger.keeper.gone import GoneOwners
+from spark_ledger.keeper.passes import run_passes
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.limits.repair import (
     AUDIT_INTERVAL_S,
@@ -92,20 +92,18 @@ class Auditor:
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
         """Audit while elected, until ``stop`` is set. Outages are waited out."""
-        while not stop.is_set():
-            try:
-                if is_elected():
-                    await self.run_pass()
-                else:
-                    self._gone = None
-            except LedgerClosedError:
-                return
-            except LedgerError as error:
+
+        async def run_pass() -> None:
+            if is_elected():
+                await self.run_pass()
+            else:
                 self._gone = None
-                logger.warning("the audit is broken off, the next one goes on: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.pass_s):
-                    await stop.wait()
+
+        def on_error(error: LedgerError) -> None:
+            self._gone = None
+            logger.warning("the audit is broken off, the next one goes on: %s", error)
+
+        await run_passes(stop, self._config.pass_s, run_pass, on_error)
 
     async def run_pass(self) -> Losses:
         """Look who is gone; mark what that costs. Raises what the store raises."""

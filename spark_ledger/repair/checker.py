@@ -7,7 +7,6 @@ reached the ack quorum only (rule R12).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -17,11 +16,11 @@ from typing import NamedTuple
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConflictError,
-    LedgerClosedError,
     LedgerError,
     NoSuchLedgerError,
     NotFoundError,
 )
+from spark_ledger.keeper.passes import run_passes
 from spark_ledger.limits.repair import (
     CHECK_INTERVAL_S,
     CHECK_PASS_S,
@@ -81,19 +80,18 @@ class Checker:
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
         """Check when it is due, while elected, until ``stop`` is set. Outages are waited out."""
-        while not stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.pass_s):
-                    await stop.wait()
-            try:
-                if is_elected() and self._config.interval_s > 0 and not stop.is_set():
-                    await self.run_pass(is_elected)
-            except LedgerClosedError:
-                return
-            except (ConflictError, NotFoundError):
+
+        async def run_pass() -> None:
+            if is_elected() and self._config.interval_s > 0:
+                await self.run_pass(is_elected)
+
+        def on_error(error: LedgerError) -> None:
+            if isinstance(error, ConflictError | NotFoundError):
                 logger.info("another keeper goes on with the check")
-            except LedgerError as error:
+            else:
                 logger.warning("the check is broken off, and goes on later: %s", error)
+
+        await run_passes(stop, self._config.pass_s, run_pass, on_error, pauses_first=True)
 
     async def run_pass(self, is_elected: Callable[[], bool] = lambda: True) -> bool:
         """Check all ledgers if that is due, from where the last keeper stopped; whether it was."""

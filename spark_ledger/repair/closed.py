@@ -15,7 +15,8 @@ import logging
 from collections.abc import Callable
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import ConflictError, LedgerClosedError, LedgerError, NotFoundError
+from spark_ledger.errors import ConflictError, LedgerError, NotFoundError
+from spark_ledger.keeper.passes import run_passes
 from spark_ledger.limits.repair import CLOSED_AT_FIRST_MAX, CLOSED_PAGES, CLOSED_SILENT_MAX
 from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH
@@ -48,19 +49,18 @@ class ClosedCheck:
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
         """Check what was closed, while elected, until ``stop`` is set. Outages are waited out."""
-        while not stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.closed_pass_s):
-                    await stop.wait()
-            try:
-                if not is_elected():
-                    self._forget()
-                elif not stop.is_set():
-                    await self.run_pass(is_elected)
-            except LedgerClosedError:
-                return
-            except LedgerError as error:
-                logger.warning("closed ledgers are checked later: %s", error)
+
+        async def run_pass() -> None:
+            if is_elected():
+                await self.run_pass(is_elected)
+            else:
+                self._forget()
+
+        def on_error(error: LedgerError) -> None:
+            logger.warning("closed ledgers are checked later: %s", error)
+
+        pause_s = self._config.closed_pass_s
+        await run_passes(stop, pause_s, run_pass, on_error, pauses_first=True)
 
     async def run_pass(self, is_elected: Callable[[], bool] = lambda: True) -> int:
         """Check the ledgers that were closed since the last pass; how many have holes.

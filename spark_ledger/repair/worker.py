@@ -29,6 +29,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     UnauthorizedError,
 )
+from spark_ledger.keeper.passes import run_passes
 from spark_ledger.limits.repair import (
     LOST_LOOKED_UP_S,
     OPEN_LEDGER_GRACE_S,
@@ -123,16 +124,11 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until ``stop`` is set. Outages are waited out."""
-        while not stop.is_set():
-            try:
-                await self.run_pass()
-            except LedgerClosedError:
-                return
-            except LedgerError as error:
-                logger.warning("repair is broken off, the next pass goes on: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.pass_s):
-                    await stop.wait()
+
+        def on_error(error: LedgerError) -> None:
+            logger.warning("repair is broken off, the next pass goes on: %s", error)
+
+        await run_passes(stop, self._config.pass_s, self.run_pass, on_error)
 
     async def run_pass(self) -> int:
         """Repair whatever is marked and not paused; how many ledgers were tried.

@@ -56,7 +56,7 @@ class LedgerRange(Protocol):
 
     def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
-    ) -> AsyncGenerator[list[Entry], None]:
+    ) -> AsyncGenerator[Sequence[Entry], None]:
         """Entries first .. last in order, in lists of about one MiB."""
 
 

@@ -220,7 +220,7 @@ class RangeReader:
 
     async def _fetch(
         self, group: list[SegmentRange], options: _ReadOptions
-    ) -> AsyncGenerator[list[Entry], None]:
+    ) -> AsyncGenerator[Sequence[Entry], None]:
         """The entries of a group, in order, in lists as they arrive.
 
         A read that fails with metadata that were kept is tried again with fresh ones, because

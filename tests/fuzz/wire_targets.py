@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
+from spark_ledger.client.entry_batch import open_batch
 from spark_ledger.errors import MalformedMessageError
 from spark_ledger.runs import EntryRun, run_error
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -87,8 +88,8 @@ def _read_response(data: bytes) -> object:
     status_from_wire(response.status)
     if run is None or run_error(run) is not None:
         return ()
-    entries, _error = open_run(Crc32cDigest(), run)
-    return tuple(entries)
+    entries, _error = open_batch(Crc32cDigest(), run)
+    return tuple(entries or ())
 
 
 _WRITTEN = {

@@ -19,7 +19,6 @@ from rich.table import Table
 
 from tests.mutants import suites
 from tests.mutants.catalog import (
-    FOLDER,
     ROOT,
     Mutant,
     StaleError,
@@ -37,16 +36,10 @@ from tests.mutants.running import (
     run_all,
     without_false_kills,
 )
-from tests.mutants.suites import Kill
+from tests.mutants.suites import KILLS, kills_before
 
-KILLS: Final = FOLDER / "kills.json"
 HANGS_AFTER_S: Final = 1800.0
 REPLAY_HANGS_AFTER_S: Final = 240.0
-
-
-def kills_before() -> dict[str, Kill]:
-    """What killed each mutant at the last search."""
-    return msgspec.json.decode(KILLS.read_bytes(), type=dict[str, Kill])
 
 
 @click.command()

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from tests.mutants.catalog import Mutant, SuiteName
+from tests.mutants.catalog import FOLDER, Mutant, SuiteName
 
 
 class Kill(msgspec.Struct, frozen=True):
@@ -30,6 +30,14 @@ class Kill(msgspec.Struct, frozen=True):
     """Schedules (or scripts, scopes, files) up to and including the killing one."""
     seconds: float
     what: str
+
+
+KILLS: Final = FOLDER / "kills.json"
+
+
+def kills_before() -> dict[str, Kill]:
+    """What killed each mutant at the last search."""
+    return msgspec.json.decode(KILLS.read_bytes(), type=dict[str, Kill])
 
 
 Try = Callable[[], str]

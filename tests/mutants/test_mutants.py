@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from tests.effort import MUTANTS
-from tests.mutants.__main__ import kills_before
 from tests.mutants.catalog import ROOT, Mutant, load
 from tests.mutants.running import Verdict
+from tests.mutants.suites import kills_before
 
 AT_LEAST = {
     "protocol": 70,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.mutants.catalog import FOLDER, load
+from tests.mutants.suites import Kill, kills_before
 from tests.proof.page import BUGS
 from tests.proof.steps import STEPS
 from tests.proof.tables import Figures, figures_of, table
@@ -38,21 +39,14 @@ def counts_page() -> str:
 
 
 def mutants_page() -> str:
-    """The head of the page as it is, then every mutant and what killed it.
-
-    Raises FileNotFoundError if there are no figures.
-    """
-    (step,) = (step for step in STEPS if step.name == "mutants")
+    """The head of the page as it is, then every mutant and what killed it at the last search."""
     catalog = {mutant.name: mutant for mutant in load()}
-    kills = {
-        verdict["name"]: next((tried["kill"] for tried in verdict["tried"] if tried["kill"]), None)
-        for verdict in figures_of(step)
-    }
+    kills = kills_before()
     by_hand, mark, _ = MUTANTS_PAGE.read_text(encoding="utf-8").partition(_MADE_BELOW)
     parts = [by_hand + mark]
     for area in dict.fromkeys(mutant.area for mutant in catalog.values()):
         rows = [
-            (f"`{mutant.name}`", mutant.resembles, *_killed_by(kills.get(mutant.name)))
+            (f"`{mutant.name}`", mutant.resembles, *_killed_by(kills[mutant.name]))
             for mutant in catalog.values()
             if mutant.area == area and not mutant.equivalent
         ]
@@ -65,12 +59,9 @@ def mutants_page() -> str:
     return "\n".join(parts)
 
 
-def _killed_by(kill: Figures) -> tuple[str, str]:
+def _killed_by(kill: Kill) -> tuple[str, str]:
     """The suite that found a mutant, and its seed, script or test."""
-    if kill is None:
-        return "**survives**", ""
-    place = kill["seed"].removeprefix("tests/unit/") if kill["suite"] == "unit" else kill["seed"]
-    return kill["suite"], f"`{place}`"
+    return kill.suite, f"`{kill.seed.removeprefix('tests/unit/')}`"
 
 
 def _sim(figures: Figures) -> str:

@@ -20,14 +20,8 @@ from spark_ledger.cli.app import root
 from tests.style.sources import ROOT, sources
 
 FOLDERS = (
-    "spark_ledger",
-    "connector",
-    "bookie_server",
-    "benchmarks",
-    "conf",
-    "docs",
-    "examples",
-    "tests",
+    *("spark_ledger", "connector", "bookie_server"),
+    *("benchmarks", "conf", "docs", "examples", "tests"),
 )
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
@@ -145,8 +139,9 @@ def test_classes_that_are_named_exist(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_lines_of_text_are_short_enough_to_read_and_to_compare(document: Path) -> None:
     """Tables, headings and code are as long as they have to be."""
-    lines = prose(document).splitlines()
-    lines = [line for line in lines if not line.lstrip().startswith(("|", "#"))]
+    lines = [
+        line for line in prose(document).splitlines() if not line.lstrip().startswith(("|", "#"))
+    ]
     assert not [line for line in lines if len(line) > LINE_MAX and " " in line.strip("- ")]
 
 

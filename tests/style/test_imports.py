@@ -100,7 +100,7 @@ RULES = {
         "spark_ledger.wire",
         "spark_ledger.transport",
         "spark_ledger.metadata",
-        libraries="msgspec",
+        libraries="msgspec pyarrow",
     ),
     # streams need the names of transactions (Check, Create, Put), never a store's implementation
     "spark_ledger.stream": rule(
@@ -126,6 +126,7 @@ RULES = {
         "spark_ledger.transport",
         "spark_ledger.metadata",
         "spark_ledger.keeper.gone",
+        "spark_ledger.keeper.passes",
         libraries="msgspec",
     ),
     # the watching of Spark's queries; reports are sent from the connector's tasks too

@@ -20,6 +20,7 @@ from connector.read.partitions import LedgerPartition, StreamPartition
 from connector.read.task import _resized, ranges_after, read_partition
 from connector.read.watched import read_watched
 from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
+from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.errors import BookieUnavailableError, DataLossError, NoSuchStreamError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.connector import RETRY_IN_TASK_S
@@ -275,11 +276,11 @@ class FakeReader:
     def refresh(self) -> None:
         self.refreshed += 1
 
-    def read(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
+    def read_batches(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
         assert unconfirmed, "the driver vouches for them"
-        return (
-            Entry(LedgerId(5), EntryId(n), b"%d" % n, EntryId(n), n) for n in range(first, last + 1)
-        )
+        for low in range(first, last + 1, 3):
+            ids = map(EntryId, range(low, min(low + 3, last + 1)))
+            yield EntryBatch.of([Entry(LedgerId(5), n, b"%d" % n, n, n) for n in ids])
 
 
 class FlakyReader(FakeReader):
@@ -293,20 +294,23 @@ class FlakyReader(FakeReader):
         if self.refreshed % 2:
             raise BookieUnavailableError("all bookies are down")
 
-    def read(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
+    def read_batches(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
         budget = self._failures.pop(0) if self._failures else 1 << 30
-        for entry in super().read(first, last, unconfirmed=unconfirmed, replica_hint=replica_hint):
-            if budget == 0:
+        for batch in super().read_batches(
+            first, last, unconfirmed=unconfirmed, replica_hint=replica_hint
+        ):
+            if budget < len(batch):
+                if budget > 0:
+                    yield batch.between(batch.first_entry, batch.first_entry + budget - 1)
                 raise BookieUnavailableError("all replicas are down")
-            budget -= 1
-            yield entry
+            budget -= len(batch)
+            yield batch
 
 
 def raw_ids(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int | None]:
     reader = FlakyReader(failures)
     monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: reader)
     monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
-    monkeypatch.setattr(task, "RAW_ENTRIES_PER_BATCH", 3)
     options = read_options({"metadata": "zk://h/l", "ledgerId": "5"}, streaming=True)
     partition = LedgerPartition(LedgerId(5), EntryId(2), EntryId(11), 0)
     batches = read_partition(options, LEDGER_SCHEMA, partition)

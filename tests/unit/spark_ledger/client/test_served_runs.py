@@ -169,7 +169,7 @@ def test_a_reader_that_is_not_read_from_fetches_no_more() -> None:
         serving(client, bookie, counted)
         reader = await client.open_unconfirmed(ledger_id)
         batches = reader.read_batches(0, 39, unconfirmed=True)
-        got = await anext(batches)
+        got = list(await anext(batches))
         await asyncio.sleep(0.05)
         assert len(served) <= 8, "a few answers ahead of its consumer"
         async for batch in batches:
