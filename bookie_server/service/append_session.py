@@ -132,7 +132,7 @@ class AppendSession:
         self._aborts = False  # nothing is answered any more
         self._writer: asyncio.Task[None] | None = None
         self._draining = False
-        self._is_waiting = True  # for its client or for room, so that a drain may interrupt it
+        self._is_waiting = False  # for its client or for room, so that a drain may interrupt it
         self._was_interrupted = False
         self._malformed = 0  # adds
         self._reads_since = math.inf  # while nothing is read

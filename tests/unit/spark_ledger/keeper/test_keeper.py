@@ -346,6 +346,22 @@ def test_keeper_that_was_paused_deletes_nothing_once_another_is_elected() -> Non
     run(test)
 
 
+def test_keeper_that_stops_after_another_was_elected_leaves_it_elected() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        clock = Clock()
+        first, second = await keeper(world, clock), await keeper(world, clock)
+        await first.elect()
+        await client.store.delete(ELECTED_PATH)  # its session was lost, and it has not heard yet
+        assert await second.elect()
+        await first._election.resign()
+        assert await second._election.is_won()
+        await second._election.resign()
+        assert await read_elected(client.store) is None
+
+    run(test)
+
+
 def test_writer_that_was_taken_for_dead_is_fenced_and_loses_nothing() -> None:
     async def test(world: World) -> None:
         client = await world.client()
