@@ -11,7 +11,11 @@ from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
 from spark_ledger.limits import KIB
-from spark_ledger.limits.repair import REPAIR_BYTES_PER_S
+from spark_ledger.limits.repair import (
+    REBALANCE_TOLERANCE,
+    REPAIR_BYTES_PER_S,
+    REPAIR_SOURCE_BYTES_PER_S,
+)
 
 if TYPE_CHECKING:
     from spark_ledger.cli.inspection import BookieRow
@@ -205,6 +209,66 @@ def drain(
         click.echo(
             f"{bookie_id} is empty and read-only; ledger bookies drain {bookie_id} --undo ends that"
         )
+
+
+@group.command()
+@click.option("--dry-run", is_flag=True, help="Say what would move, and move nothing.")
+@click.option(
+    "--rate",
+    type=size_of(KIB),
+    default=str(REPAIR_BYTES_PER_S),
+    show_default="32m",
+    metavar="SIZE",
+    help="Bytes per second that are copied at most.",
+)
+@click.option(
+    "--source-rate",
+    type=size_of(KIB),
+    default=str(REPAIR_SOURCE_BYTES_PER_S),
+    show_default="16m",
+    metavar="SIZE",
+    help="Bytes per second that are read from one bookie at most.",
+)
+@click.option(
+    "--max-moves", type=click.IntRange(min=1), metavar="COUNT", help="Move so many copies at most."
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0.01, max=1),
+    default=REBALANCE_TOLERANCE,
+    show_default=True,
+    metavar="SHARE",
+    help="How far from the mean a bookie's used share may stay, in parts of the mean.",
+)
+@common_options
+@click.pass_obj
+def rebalance(
+    settings: Settings,
+    dry_run: bool,
+    rate: float,
+    source_rate: float,
+    max_moves: int | None,
+    tolerance: float,
+) -> None:
+    """Move copies of closed ledgers from the fullest bookies to the emptiest, for instance to one
+    that is new. Each copy stays named until the new one is synced; racks stay as they are.
+
+    May be stopped at any time: begun again, it goes on. Exit status 1 if bookies are not even then.
+    """
+    from spark_ledger.cli.rebalancing import even_out, show
+    from spark_ledger.repair.rebalance import RebalanceConfig
+
+    config = RebalanceConfig(
+        tolerance=tolerance,
+        moves_max=max_moves,
+        bytes_per_s=rate,
+        source_bytes_per_s=source_rate,
+        dry_run=dry_run,
+    )
+    done = even_out(settings.uri(), config)
+    show(done, dry_run=dry_run, as_json=settings.as_json)
+    if not done.is_even:
+        sys.exit(1)
 
 
 def _outcome(bookie_id: str, report: PassReport | None) -> tuple[object, ...]:

@@ -92,3 +92,7 @@ REFETCH_LOOK_S: Final = 15.0
 
 REFETCH_LEDGERS_AT_ONCE: Final = 200
 """Ledgers of one such look: a metadata read each, and a list of what is held."""
+
+REBALANCE_TOLERANCE: Final = 0.1
+"""A rebalance ends once the used share of each bookie is so near to the mean, in parts of it: where
+a half is used on average, from 45 % to 55 %. What is nearer is not worth a copy."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.errors import (
@@ -33,7 +34,7 @@ from spark_ledger.repair.plan import (
     renamed,
 )
 from spark_ledger.repair.throttle import Throttles
-from spark_ledger.types import BookieId, BookieStatus, LedgerMetadata, Versioned
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import derive_keys, digest_for
 from spark_ledger.wire.shown_keys import hash_as_key
 
@@ -100,17 +101,41 @@ class LedgerRepair:
         if lost.intersection(fragment.bookies):
             return  # these were replaced a moment ago, in good racks
         quorums = self._ledger.value.quorums
-        targets = self._context.moves(fragment.bookies, quorums, lost)
+        await self.move(fragment, self._context.moves(fragment.bookies, quorums, lost), lost)
+
+    async def move(
+        self,
+        fragment: FinalFragment,
+        targets: Mapping[int, BookieId],
+        lost: frozenset[BookieId] = frozenset(),
+    ) -> bool:
+        """Copy what these indexes have to hold to other bookies, and name those; whether they are
+        named. Raises as ``run``.
+
+        A new one is asked what it holds before it is named: the copy that it replaces is good, and
+        counts no more then (rule R16).
+        """
         for index, target in targets.items():
-            for lane in lane_copies(self._ledger.value, fragment, index, lost=lost):
-                try:
+            lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
+            try:
+                for lane in lanes:
                     await self._copy(lane, target)
-                except TargetFailedError as error:
-                    logger.info("ledger %d: %s", self._ledger.value.ledger_id, error)
-                    self.unknown.add(target)
-                    return
+                await self._refuse_holes(lanes, target)
+            except TargetFailedError as error:
+                logger.info("ledger %d: %s", self._ledger.value.ledger_id, error)
+                self.unknown.add(target)
+                return False
         if targets:
             await self._rename(fragment, targets)
+        return bool(targets)
+
+    async def _refuse_holes(self, lanes: Sequence[LaneCopy], target: BookieId) -> None:
+        """Raises TargetFailedError unless the bookie says that it holds all of this (rule R16)."""
+        if not lanes:
+            return
+        status, held = await self._entries_of(target)
+        if status is not BookieStatus.OK or any(missing(lane, held) for lane in lanes):
+            raise TargetFailedError(f"bookie {target} does not say that it holds its copies")
 
     async def _refill(self, fragment: FinalFragment, index: int, lost: frozenset[BookieId]) -> None:
         """Bring a member that is there what it lacks (rule R8)."""
@@ -118,11 +143,7 @@ class LedgerRepair:
         lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
         if not lanes:
             return
-        status, held = await self._context.transport.list_entries(
-            target,
-            self._ledger.value.ledger_id,
-            timeout_s=self._context.config.read_timeout_s,
-        )
+        status, held = await self._entries_of(target)
         if status.is_denial:
             held = []
         elif status is not BookieStatus.OK:
@@ -136,6 +157,16 @@ class LedgerRepair:
                     logger.info("%s", error)
                     self.unknown.add(target)
                     return
+
+    async def _entries_of(
+        self, bookie_id: BookieId
+    ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
+        """What a bookie says that it holds of the ledger."""
+        return await self._context.transport.list_entries(
+            bookie_id,
+            self._ledger.value.ledger_id,
+            timeout_s=self._context.config.read_timeout_s,
+        )
 
     async def _replace(
         self,
@@ -177,7 +208,7 @@ class LedgerRepair:
         await self._copier.copy(lane, target)
         self.changed = True
 
-    async def _rename(self, fragment: FinalFragment, replacements: dict[int, BookieId]) -> None:
+    async def _rename(self, fragment: FinalFragment, replacements: Mapping[int, BookieId]) -> None:
         """Let the metadata name the bookies that hold the copies now (rule R5)."""
         for _ in range(_CONFLICTS_MAX):
             wanted = renamed(self._ledger.value, fragment, replacements)

@@ -11,6 +11,7 @@
 | repair/counts | format_version, how much is marked and fails, for metrics |
 | repair/check | format_version, how far the periodic check is, and what the last one found |
 | repair/closed | format_version, up to where ledgers were checked once they were closed |
+| repair/rebalance | ephemeral: copies are moved from full bookies to empty ones |
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ DONE_PATH: Final = "repair/done"
 CHECK_PATH: Final = "repair/check"
 COUNTS_PATH: Final = "repair/counts"
 CLOSED_PATH: Final = "repair/closed"
+REBALANCE_PATH: Final = "repair/rebalance"
 
 PRIORITIES: Final = (0, 1, 2, 3)
 """By copies that the worst entry has left; 3 stands for more. Fewest first."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -43,12 +42,12 @@ from spark_ledger.limits.repair import (
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.json_nodes import encode_node, read_node, write_node
+from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.owners import is_alive
-from spark_ledger.metadata.repair_locks import RepairLock, lock_path
 from spark_ledger.metadata.unsettled import id_path, pages
 from spark_ledger.repair.ledger import LedgerRepair
+from spark_ledger.repair.locking import repair_lock
 from spark_ledger.repair.nodes import (
     FAILED_PATH,
     PRIORITIES,
@@ -64,8 +63,6 @@ from spark_ledger.repair.nodes import (
 from spark_ledger.repair.plan import all_names, waits_for_its_writer
 from spark_ledger.repair.throttle import Throttles
 from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, Versioned
-from spark_ledger.wire.frame import access_key_hash
-from spark_ledger.wire.shown_keys import COPY_SECRET_BYTES, copy_key
 
 logger = logging.getLogger(__name__)
 
@@ -210,22 +207,13 @@ class Worker:
 
     async def _try(self, ledger_id: LedgerId, copies: int) -> None:
         """Repair one ledger under its lock; what goes wrong is written down (rule R6)."""
-        lock, key = lock_path(ledger_id), copy_key(secrets.token_bytes(COPY_SECRET_BYTES))
-        holder = encode_node(RepairLock(key_hash=access_key_hash(key)))
-        try:
-            await self._store.create(lock, holder, ephemeral=True)
-        except ConflictError:
-            return  # another worker is at it
-        except LedgerError as error:
-            logger.warning("ledger %d is not locked: %s", ledger_id, error)
-            return
-        try:
-            await self._repair(ledger_id, id_path(mark_root(copies), ledger_id), key)
-        except LedgerError as error:
-            await self._failed(ledger_id, error)
-        finally:
-            with contextlib.suppress(LedgerError):
-                await self._store.delete(lock)
+        async with repair_lock(self._store, ledger_id) as key:
+            if key is None:
+                return  # another worker is at it
+            try:
+                await self._repair(ledger_id, id_path(mark_root(copies), ledger_id), key)
+            except LedgerError as error:
+                await self._failed(ledger_id, error)
 
     async def _repair(self, ledger_id: LedgerId, mark_path: str, key: bytes) -> None:
         marked = await read_node(self._store, Mark, mark_path)

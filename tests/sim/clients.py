@@ -427,16 +427,7 @@ class ReaderClient(Client):
             name = self.name_of(error)
             self.end(operation, failure(error), "tail", ledger_id=self.ledger_id, error=name)
             raise
-        self.end(
-            operation,
-            Phase.OK,
-            "tail",
-            ledger_id=self.ledger_id,
-            entry_id=following,
-            last_entry=following - 1,
-            last_add_confirmed=reader.last_add_confirmed,
-            closed=reader.is_closed,
-        )
+        self._delivered(operation, reader, following, [])
         return following
 
     def _await_news(self, following: int) -> int:

@@ -154,6 +154,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether sinks commit to two streams at once, of which one is truncated or deleted."""
     packs: bool = False
     """Whether keepers pack small commits of the stream, and delete their former ledgers."""
+    shared_tails: bool = False
+    """Whether clients that follow a ledger do so with several tails, which come, stop and leave."""
 
     @property
     def is_liar_one_of_several(self) -> bool:
@@ -218,6 +220,7 @@ def draw_options(seed: int) -> Options:
         scrubs=draw.random() < 0.25 and rot in ("flip", "everywhere"),
         together=draw.random() < 0.4 and stream is not None,
         packs=draw.random() < 0.5 and stream is not None,
+        shared_tails=draw.random() < 0.15,
     )
     options = _with_keepers(options)
     if options.ledger_stalls:  # else the write cache is hardly ever full

@@ -28,6 +28,7 @@ from tests.sim.options import Options, StreamPlan
 from tests.sim.racing import RaceClient
 from tests.sim.repairing import CONFIG, RepairClient
 from tests.sim.restoring import Owners
+from tests.sim.sharing import SharingClient
 from tests.sim.strangers import StrangerClient
 from tests.sim.streams import AppendClient, Checkpoint, SinkClient, StreamReaderClient
 from tests.sim.together import Pairs
@@ -168,9 +169,10 @@ class World(SimBase):
 
             self.loop.later(after_s, None, start)
 
+        follower = SharingClient if self.options.shared_tails else ReaderClient
         for index in range(plan.tailers):
             name = f"tailer{number}.{index}"
-            come(name, ReaderClient, after_s=draw.uniform(0, 0.5), tails=True)
+            come(name, follower, after_s=draw.uniform(0, 0.5), tails=True)
         for index in range(plan.readers):
             name = f"reader{number}.{index}"
             come(name, ReaderClient, after_s=draw.uniform(0, 2.0), tails=False)

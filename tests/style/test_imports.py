@@ -115,6 +115,9 @@ RULES = {
         libraries="msgspec",
     ),
     "spark_ledger.repair.plan": rule(*VALUES, "spark_ledger.protocol", banned=IMPURE),
+    "spark_ledger.repair.balance": rule(
+        *VALUES, "spark_ledger.protocol", "spark_ledger.repair.plan", banned=IMPURE
+    ),
     "spark_ledger.repair.holes": rule(*VALUES, "spark_ledger.repair.plan", banned=IMPURE),
     "spark_ledger.repair.lost": rule(*VALUES, banned=IMPURE),
     "spark_ledger.repair": rule(

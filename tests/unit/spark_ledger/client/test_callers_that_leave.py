@@ -117,6 +117,28 @@ def test_waiter_for_room_that_leaves_harms_no_other() -> None:
     run_quietly(test)
 
 
+def test_many_that_wait_for_room_go_on_as_there_is_room() -> None:
+    """Were all to go on at once, they would be far above the bound, and most refused."""
+
+    async def test(world: World) -> None:
+        client = await world.client(bytes_in_flight_max=4 * PART)
+        writer = await client.create_ledger()
+        hold(world)
+        appends = [asyncio.ensure_future(writer.append(bytes(PART))) for _ in range(100)]
+        await asyncio.sleep(0.01)
+        before = writer.last_add_pushed
+        assert before < 10
+        for bookie in world.bookies.values():
+            bookie.release()  # what they hold, and they hold what comes then
+        await asyncio.sleep(0.01)
+        assert before < writer.last_add_pushed <= before + 10
+        hold(world, False)
+        assert await asyncio.gather(*appends) == list(range(100))
+        await writer.close()
+
+    run_quietly(test)
+
+
 def test_waiter_for_room_is_told_when_the_ledger_fails() -> None:
     async def test(world: World) -> None:
         client = await world.client(bytes_in_flight_max=4 * PART)

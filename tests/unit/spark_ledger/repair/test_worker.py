@@ -354,6 +354,50 @@ def test_ledger_that_is_marked_again_meanwhile_keeps_its_mark(
     run_virtually(test, bookies=6)
 
 
+def test_lost_members_of_one_fragment_get_bookies_that_differ() -> None:
+    """Also if one bookie is the best for each of them."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client, ensemble_size=4, write_quorum=4, ack_quorum=4)
+        await writer.close()
+        members = sorted(await names(client, writer.ledger_id))
+        other, _best = sorted(set(world.bookies) - set(members))
+        cared = await crew(world)
+        cared.worker._client.context.use([BookieId(other)], +1)
+        for name in members[:2]:
+            await lose(world, name)
+        await cared.passes(150)
+        assert await names(client, writer.ledger_id) == {*world.alive}
+        assert await lacking(world, client, writer.ledger_id) == []
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=6)
+
+
+def test_writer_that_goes_on_has_its_grace_for_each_bookie_that_it_loses() -> None:
+    """It learns of a loss with its next entry, which comes late, and within the grace."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        cared = await crew(world)
+        for _ in range(3):
+            lost = writer.metadata.last_fragment.bookies[0]
+            await lose(world, lost)
+            await mark(client.store, writer.ledger_id, frozenset([lost]), 2)
+            for _ in range(15):
+                cared.clock.now += 10.0
+                await cared.worker.run_pass()
+            await writer.append(b"more")
+            assert lost not in writer.metadata.last_fragment.bookies
+        await writer.close()
+        assert len(await contents(client, writer.ledger_id)) == 23
+
+    run_virtually(test, bookies=8)
+
+
 def test_bookie_that_does_not_store_is_not_named() -> None:
     async def test(world: World) -> None:
         await give_cookies(world)
