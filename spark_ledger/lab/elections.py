@@ -8,6 +8,7 @@ depose a leader whom the others hear.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from typing import Final, NamedTuple
 
 from spark_ledger.lab.machines import Effect, Note, Send, Store
@@ -49,7 +50,7 @@ class PreVote(NamedTuple):
     granted: bool
 
 
-class Voter:
+class Voter(ABC):
     """One server: follower, candidate or leader of a term. Indexes count from 1."""
 
     def __init__(
@@ -84,13 +85,13 @@ class Voter:
 
     # -- what a log adds to elections --------------------------------------------------------------
 
+    @abstractmethod
     def _take_office(self, now: float) -> list[Effect]:
         """It is elected: what a leader does first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _leave_office(self) -> None:
         """It follows, perhaps in a new term: what a leader or follower knew of the old one goes."""
-        raise NotImplementedError
 
     # -- terms -------------------------------------------------------------------------------------
 
