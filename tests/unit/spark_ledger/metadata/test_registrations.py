@@ -218,3 +218,24 @@ def test_another_process_in_place_of_a_lost_session_is_told(
         assert tree.children("bookies/writable") == ["b"]
 
     asyncio.run(main())
+
+
+def test_another_process_that_came_while_the_session_was_lost_is_told_in_time() -> None:
+    """Its node may be that of our last session, which ends by itself within the timeout."""
+
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        store = tree.open_session()
+        registry = BookieRegistry(store, on_replaced=told.append, session_timeout_s=20)
+        await registry.register(bookie())
+        store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
+        store.expire()
+        await asyncio.sleep(1)
+        await leave_node(tree.open_session())
+        store.interpose = None
+        await asyncio.sleep(15)
+        assert not told and not registry.registered
+        await asyncio.sleep(25)
+        assert len(told) == 1 and "another process is registered as bookie 'b'" in told[0]
+
+    run_in_virtual_time(main())
