@@ -143,14 +143,11 @@ def status(settings: Settings) -> None:
 
 
 async def _look(uri: str) -> RepairStatus:
-    from spark_ledger.metadata.connect import open_store
+    from spark_ledger.metadata.connect import connected_store
     from spark_ledger.repair.status import look
 
-    store = await open_store(uri)
-    try:
+    async with connected_store(uri) as store:
         return await look(store)
-    finally:
-        await store.close()
 
 
 def _fields(found: RepairStatus) -> dict[str, object]:
